@@ -1,0 +1,56 @@
+"""The error tree of headrace, and the one place that says which errors are worth another try.
+
+Every error that crosses a public boundary is one of these; each message names what went wrong, where, and what to do.
+No message carries a password or another secret.
+"""
+
+from __future__ import annotations
+
+
+class HeadraceError(Exception):
+    """Base of every error raised by headrace."""
+
+
+class UsageError(HeadraceError, ValueError):
+    """The caller's fault: an option, argument or schema that cannot be honoured. Raised before anything is read."""
+
+
+class PeerError(HeadraceError):
+    """The other side's fault (a broker, a database): it refused, answered what the protocol forbids, or sent corrupt bytes."""
+
+
+class CorruptDataError(PeerError):
+    """Bytes from the other side failed a checksum or cannot be parsed. Names the place (for Kafka: topic, partition, offset)."""
+
+
+class AuthenticationError(PeerError):
+    """The other side refused our credentials or our rights. Trying again does not help."""
+
+
+class RetriableError(PeerError):
+    """A passing condition (no leader, timeout, lost connection): the same request may succeed later."""
+
+
+class DeadlineExceededError(PeerError):
+    """Retriable errors did not pass within the deadline. The message holds the last one; `__cause__` is it."""
+
+
+class FencedError(HeadraceError):
+    """A newer instance of ourselves has taken over; this one must stop and must not try again."""
+
+
+class DataLossError(HeadraceError):
+    """Records that were promised are gone (out of range, topic re-created, partition removed). Names the lost range."""
+
+
+class StateError(HeadraceError):
+    """A checkpoint cannot be read: written by a newer version, by another source, or damaged."""
+
+
+class ProtocolViolationError(HeadraceError):
+    """An event that the coordinator's transition table does not allow: a bug in a runner or connector, never in the input."""
+
+
+def is_retriable(error: BaseException) -> bool:
+    """The single classifier: True when the same operation may succeed if tried again."""
+    return isinstance(error, (RetriableError, ConnectionError, TimeoutError))
