@@ -1,0 +1,236 @@
+"""The Fetch response, parsed without copying: records stay memoryview slices of the receive buffer. Sans-IO.
+
+Our own parser because kafka-python's copies the records. It reads versions 4 to 18 (KIP-74 onwards; flexible from 12, topic
+ids from 13, KIP-516). Nothing here knows of sockets or of kafka-python.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from uuid import UUID
+
+from headrace.enumerator.errors import CorruptDataError
+
+__all__ = ["BatchSpan", "FetchAnswer", "PartitionAnswer", "parse_fetch_response", "span_of_batches"]
+
+MIN_VERSION = 4
+MAX_VERSION = 18
+_TOPIC_IDS_FROM = 13
+_FLEXIBLE_FROM = 12
+
+_INT32 = struct.Struct(">i")
+_TWO_INT64 = struct.Struct(">qq")
+_HEAD = struct.Struct(">ihi")  # throttle time, error, session id
+_PARTITION_V4 = struct.Struct(">ihqq")
+_PARTITION_V5 = struct.Struct(">ihqqq")
+_EPOCH_END = struct.Struct(">iq")
+_TWO_INT32 = struct.Struct(">ii")
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionAnswer:
+    """What a broker said about one partition. `records` may end in a cut-off batch, and may start before the asked offset.
+
+    `topic` is None from version 13 on, `topic_id` before it. `aborted` holds (producer id, first offset), and is None when the
+    isolation level was read_uncommitted. Numbers that the protocol writes as -1 when unknown are None.
+    """
+
+    topic: str | None
+    topic_id: UUID | None
+    partition: int
+    error: int
+    high_watermark: int | None
+    last_stable_offset: int | None
+    log_start_offset: int | None
+    aborted: list[tuple[int, int]] | None
+    preferred_replica: int | None
+    diverging: tuple[int, int] | None
+    leader: tuple[int, int] | None
+    records: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class FetchAnswer:
+    """A whole Fetch response: its own error code, the throttle time in ms (KIP-219), and the partitions."""
+
+    error: int
+    throttle_ms: int
+    partitions: list[PartitionAnswer]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSpan:
+    """The complete batches at the head of some records: their size in bytes, the offset after the last, its leader epoch."""
+
+    complete_bytes: int
+    next_offset: int
+    last_epoch: int | None
+
+
+def _or_none(value: int) -> int | None:
+    return None if value < 0 else value
+
+
+class _Cursor:
+    """A reading position in a frame, with the protocol's variable-length types."""
+
+    __slots__ = ("flexible", "pos", "view")
+
+    def __init__(self, view: memoryview, pos: int, version: int) -> None:
+        self.view, self.pos, self.flexible = view, pos, version >= _FLEXIBLE_FROM
+
+    def varint(self) -> int:
+        view, pos = self.view, self.pos
+        value = shift = 0
+        while True:
+            byte = view[pos]
+            pos += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                self.pos = pos
+                return value
+            shift += 7
+
+    def length(self) -> int:
+        """The length of an array, string or byte run; -1 is null."""
+        if self.flexible:
+            return self.varint() - 1
+        (value,) = _INT32.unpack_from(self.view, self.pos)
+        self.pos += 4
+        return int(value)
+
+    def topic_name(self) -> str:
+        if self.flexible:
+            size = self.varint() - 1
+        else:
+            size = int.from_bytes(self.view[self.pos : self.pos + 2], "big")
+            self.pos += 2
+        self.pos += size
+        return str(self.view[self.pos - size : self.pos], "utf-8")
+
+    def uuid(self) -> UUID:
+        self.pos += 16
+        return UUID(bytes=bytes(self.view[self.pos - 16 : self.pos]))
+
+    def tags(self) -> dict[int, memoryview]:
+        if not self.flexible:
+            return {}
+        found = {}
+        for _ in range(self.varint()):
+            tag, size = self.varint(), self.varint()
+            found[tag] = self.view[self.pos : self.pos + size]
+            self.pos += size
+        return found
+
+
+def parse_fetch_response(view: memoryview, version: int, pos: int = 0) -> FetchAnswer:
+    """Parse a response body of this version, starting at `pos` (after the response header).
+
+    Raises `CorruptDataError` when the bytes are no such response.
+    """
+    cursor = _Cursor(view, pos, version)
+    try:
+        return _parse_answer(cursor, version)
+    except (struct.error, IndexError, ValueError) as error:
+        raise CorruptDataError(f"a Fetch response (version {version}) of {len(view)} bytes cannot be parsed: {error}") from error
+
+
+def _parse_answer(cursor: _Cursor, version: int) -> FetchAnswer:
+    if version >= 7:
+        throttle, error, _session = _HEAD.unpack_from(cursor.view, cursor.pos)
+        cursor.pos += _HEAD.size
+    else:
+        (throttle,), error = _INT32.unpack_from(cursor.view, cursor.pos), 0
+        cursor.pos += 4
+    partitions = []
+    for _ in range(cursor.length()):
+        topic = cursor.topic_name() if version < _TOPIC_IDS_FROM else None
+        topic_id = cursor.uuid() if version >= _TOPIC_IDS_FROM else None
+        partitions += [_parse_partition(cursor, version, topic, topic_id) for _ in range(cursor.length())]
+        cursor.tags()
+    cursor.tags()
+    return FetchAnswer(error, throttle, partitions)
+
+
+def _parse_partition(cursor: _Cursor, version: int, topic: str | None, topic_id: UUID | None) -> PartitionAnswer:
+    view, start = cursor.view, -1
+    if version >= 5:
+        index, error, high, stable, start = _PARTITION_V5.unpack_from(view, cursor.pos)
+        cursor.pos += _PARTITION_V5.size
+    else:
+        index, error, high, stable = _PARTITION_V4.unpack_from(view, cursor.pos)
+        cursor.pos += _PARTITION_V4.size
+    aborted = _parse_aborted(cursor)
+    replica = -1
+    if version >= 11:
+        (replica,) = _INT32.unpack_from(view, cursor.pos)
+        cursor.pos += 4
+    size = max(cursor.length(), 0)
+    records = view[cursor.pos : cursor.pos + size]
+    if len(records) != size:
+        raise ValueError(f"the records of partition {index} run past the end")
+    cursor.pos += size
+    diverging = leader = None
+    tags = cursor.tags()
+    if 0 in tags:
+        diverging = _EPOCH_END.unpack_from(tags[0])
+    if 1 in tags:
+        leader = _TWO_INT32.unpack_from(tags[1])
+    return PartitionAnswer(
+        topic=topic,
+        topic_id=topic_id,
+        partition=index,
+        error=error,
+        high_watermark=_or_none(high),
+        last_stable_offset=_or_none(stable),
+        log_start_offset=_or_none(start),
+        aborted=aborted,
+        preferred_replica=_or_none(replica),
+        diverging=diverging if diverging and diverging[1] >= 0 else None,
+        leader=leader if leader and leader[0] >= 0 else None,
+        records=records,
+    )
+
+
+def _parse_aborted(cursor: _Cursor) -> list[tuple[int, int]] | None:
+    count = cursor.length()
+    if count < 0:
+        return None
+    aborted = []
+    for _ in range(count):
+        aborted.append(_TWO_INT64.unpack_from(cursor.view, cursor.pos))
+        cursor.pos += 16
+        cursor.tags()
+    return aborted
+
+
+_OFFSET_AND_SIZE = struct.Struct(">qi")
+_BATCH_HEAD = struct.Struct(">qiib4xhi")  # base offset, length, leader epoch, magic, (crc), attributes, last offset delta
+_ENTRY_OVERHEAD = 12
+
+
+def span_of_batches(records: memoryview) -> BatchSpan | None:
+    """Walk the batch headers (message format 2; of the old formats 0 and 1 each message counts as a batch).
+
+    None means that not one batch is complete: the fetch was too small, or there was nothing. The cost is one header per
+    batch, not per record. Raises `CorruptDataError` for a batch length that cannot be.
+    """
+    position = complete = 0
+    end = len(records)
+    last = -1
+    while position + _ENTRY_OVERHEAD <= end:
+        _, size = _OFFSET_AND_SIZE.unpack_from(records, position)
+        if size < 14:
+            raise CorruptDataError(f"a record batch claims a length of {size} bytes")
+        position += size + _ENTRY_OVERHEAD
+        if position > end:
+            break
+        last, complete = complete, position
+    if last < 0:
+        return None
+    magic = records[last + 16]
+    if magic < 2:
+        return BatchSpan(complete, _OFFSET_AND_SIZE.unpack_from(records, last)[0] + 1, None)
+    base, _, epoch, _, _, delta = _BATCH_HEAD.unpack_from(records, last)
+    return BatchSpan(complete, base + delta + 1, _or_none(epoch))

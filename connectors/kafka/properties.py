@@ -1,0 +1,463 @@
+"""Client configuration: the Java client's property names, as Spark users write them, turned into one typed value.
+
+`ClientConfig` is frozen, hashable and picklable, so it travels to worker processes. Its repr shows no secret. A property
+that cannot be honoured is refused by name with the reason; an unknown one is refused with the nearest known name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any
+
+from headrace.enumerator.errors import UsageError
+
+__all__ = ["ClientConfig", "Isolation", "SaslConfig", "TlsConfig", "parse_jaas"]
+
+_INT32_MAX = 2**31 - 1
+_MECHANISMS_WITH_PASSWORD = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+_MECHANISMS = (*_MECHANISMS_WITH_PASSWORD, "GSSAPI", "OAUTHBEARER", "AWS_MSK_IAM")
+_STORE_TYPES = ("PEM", "PKCS12", "JKS")
+_PROTOCOLS = ("TLSv1.2", "TLSv1.3")
+
+
+class Isolation(StrEnum):
+    """`isolation.level`: whether records of open and aborted transactions are seen."""
+
+    READ_UNCOMMITTED = "read_uncommitted"
+    READ_COMMITTED = "read_committed"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TlsConfig:
+    """How to speak TLS. With no trust store the system's certificate authorities are trusted.
+
+    A store is a file (`*_location`) or PEM text (`truststore_certificates`, `keystore_key` with `keystore_certificate_chain`;
+    KIP-651). Files are read when a connection is made, on the machine that makes it. A type of None means: look at the file.
+    """
+
+    truststore_location: str | None = None
+    truststore_type: str | None = None
+    truststore_password: str | None = field(default=None, repr=False)
+    truststore_certificates: str | None = field(default=None, repr=False)
+    keystore_location: str | None = None
+    keystore_type: str | None = None
+    keystore_password: str | None = field(default=None, repr=False)
+    keystore_key: str | None = field(default=None, repr=False)
+    keystore_certificate_chain: str | None = field(default=None, repr=False)
+    key_password: str | None = field(default=None, repr=False)
+    check_hostname: bool = True
+    enabled_protocols: tuple[str, ...] = _PROTOCOLS
+
+    def __post_init__(self) -> None:
+        """Raise `UsageError` for stores that contradict each other; reads no file."""
+        for kind, store_type in (("truststore", self.truststore_type), ("keystore", self.keystore_type)):
+            if store_type is not None and store_type not in _STORE_TYPES:
+                raise UsageError(f"ssl.{kind}.type must be one of {', '.join(_STORE_TYPES)}, not {store_type!r}")
+        if self.truststore_location and self.truststore_certificates:
+            raise UsageError("give ssl.truststore.location or ssl.truststore.certificates, not both")
+        if self.keystore_location and self.keystore_key:
+            raise UsageError("give ssl.keystore.location or ssl.keystore.key, not both")
+        if (self.keystore_key is None) != (self.keystore_certificate_chain is None):
+            raise UsageError("ssl.keystore.key and ssl.keystore.certificate.chain go together: give both or neither")
+        unknown = set(self.enabled_protocols) - set(_PROTOCOLS)
+        if unknown or not self.enabled_protocols:
+            raise UsageError(f"ssl.enabled.protocols may hold {' and '.join(_PROTOCOLS)}, not {sorted(unknown) or 'nothing'}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SaslConfig:
+    """Who we are. PLAIN and SCRAM need `username` and `password`; GSSAPI and AWS_MSK_IAM take theirs from the environment.
+
+    OAUTHBEARER needs `token_provider`: an object with `token() -> str` and optionally `extensions() -> dict[str, str]`, picklable
+    if the configuration is to travel to workers.
+    """
+
+    mechanism: str
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    kerberos_service_name: str = "kafka"
+    token_provider: Any = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """Raise `UsageError` for an unknown mechanism or missing credentials."""
+        if self.mechanism not in _MECHANISMS:
+            raise UsageError(f"sasl.mechanism must be one of {', '.join(_MECHANISMS)}, not {self.mechanism!r}")
+        if self.mechanism in _MECHANISMS_WITH_PASSWORD and (not self.username or self.password is None):
+            raise UsageError(f"sasl.mechanism {self.mechanism} needs a user name and a password, in sasl.jaas.config or in SaslConfig")
+        if self.mechanism == "OAUTHBEARER" and not callable(getattr(self.token_provider, "token", None)):
+            raise UsageError("sasl.mechanism OAUTHBEARER needs SaslConfig(token_provider=...), an object with a token() method")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClientConfig:
+    """Everything a Kafka client of ours can be told. Names, units and defaults are the Java client's unless noted.
+
+    `bootstrap` is `host:port`, several separated by commas. TLS is spoken if `tls` is given, SASL if `sasl` is.
+    Not the Java defaults: `max_partition_fetch_bytes` None shares a fetch among its partitions; `receive_buffer_bytes` and
+    `send_buffer_bytes` None let the operating system tune its buffers. Raises `UsageError` for a value out of range.
+    """
+
+    bootstrap: str
+    tls: TlsConfig | None = None
+    sasl: SaslConfig | None = None
+    client_id: str = "headrace"
+    client_rack: str | None = None
+    group_id: str | None = None
+    isolation: Isolation = Isolation.READ_UNCOMMITTED
+    request_timeout_ms: int = 30_000
+    default_api_timeout_ms: int = 60_000
+    socket_connection_setup_timeout_ms: int = 10_000
+    connections_max_idle_ms: int = 540_000
+    reconnect_backoff_ms: int = 50
+    reconnect_backoff_max_ms: int = 1_000
+    retry_backoff_ms: int = 100
+    retry_backoff_max_ms: int = 1_000
+    metadata_max_age_ms: int = 300_000
+    fetch_min_bytes: int = 1
+    fetch_max_bytes: int = 52_428_800
+    fetch_max_wait_ms: int = 500
+    max_partition_fetch_bytes: int | None = None
+    check_crcs: bool = True
+    receive_buffer_bytes: int | None = None
+    send_buffer_bytes: int | None = None
+    compression_type: str = "none"
+    max_request_size: int = 1_048_576
+    transaction_timeout_ms: int = 60_000
+
+    def __post_init__(self) -> None:
+        """Check every value and normalise `isolation`, so that a ClientConfig that exists is one that can be used."""
+        if not isinstance(self.bootstrap, str):
+            raise UsageError(f"bootstrap must be a string like 'host:9092,other:9092', not {type(self.bootstrap).__name__}")
+        _parse_addresses(self.bootstrap)
+        if self.isolation not in tuple(Isolation):
+            raise UsageError(f"isolation.level must be read_uncommitted or read_committed, not {self.isolation!r}")
+        object.__setattr__(self, "isolation", Isolation(self.isolation))
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is None and name in _OPTIONAL:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _INT32_MAX:
+                raise UsageError(f"{_JAVA_NAME[name]} must be a whole number from {least} to {_INT32_MAX}, not {value!r}")
+        if self.compression_type not in _COMPRESSIONS:
+            raise UsageError(f"compression.type must be one of {', '.join(_COMPRESSIONS)}, not {self.compression_type!r}")
+        if self.group_id is not None and not self.group_id:
+            raise UsageError("group.id must not be empty")
+
+    @property
+    def bootstrap_servers(self) -> tuple[tuple[str, int], ...]:
+        """The bootstrap addresses as (host, port)."""
+        return _parse_addresses(self.bootstrap)
+
+    @property
+    def security_protocol(self) -> str:
+        """PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL, as `tls` and `sasl` say."""
+        return ("SASL_" if self.sasl else "") + ("SSL" if self.tls else "PLAINTEXT")
+
+    @classmethod
+    def from_properties(cls, properties: Mapping[str, str]) -> ClientConfig:
+        """The configuration that Java client properties describe (names without Spark's `kafka.` prefix; case is ignored).
+
+        Raises `UsageError` naming the property that is missing, unknown, out of range or impossible here. The messages for
+        what Spark's own Kafka source refuses are Spark's.
+        """
+        given = {name.lower(): str(value).strip() for name, value in properties.items()}
+        for name, value in given.items():
+            _check_honourable(name, value)
+        if "bootstrap.servers" not in given:
+            raise UsageError("Option 'kafka.bootstrap.servers' must be specified for configuring Kafka consumer")
+        tls, sasl = _security(given)
+        plain = {field_name: parse(name, given[name]) for name, (field_name, parse) in _CLIENT.items() if name in given}
+        return cls(tls=tls, sasl=sasl, **plain)
+
+
+_COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
+_OPTIONAL = frozenset({"max_partition_fetch_bytes", "receive_buffer_bytes", "send_buffer_bytes"})
+_LEAST: dict[str, int] = {
+    "request_timeout_ms": 1,
+    "default_api_timeout_ms": 1,
+    "socket_connection_setup_timeout_ms": 1,
+    "connections_max_idle_ms": 1,
+    "reconnect_backoff_ms": 0,
+    "reconnect_backoff_max_ms": 0,
+    "retry_backoff_ms": 0,
+    "retry_backoff_max_ms": 0,
+    "metadata_max_age_ms": 0,
+    "fetch_min_bytes": 1,
+    "fetch_max_bytes": 1,
+    "fetch_max_wait_ms": 0,
+    "max_partition_fetch_bytes": 1,
+    "receive_buffer_bytes": 1,
+    "send_buffer_bytes": 1,
+    "max_request_size": 1,
+    "transaction_timeout_ms": 1,
+}
+
+Parser = Callable[[str, str], object]
+
+
+def _text(_name: str, value: str) -> str:
+    return value
+
+
+def _text_or_none(_name: str, value: str) -> str | None:
+    return value or None
+
+
+def _integer(name: str, value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise UsageError(f"{name} must be a whole number, not {value!r}") from None
+
+
+def _buffer_size(name: str, value: str) -> int | None:
+    return None if value == "-1" else _integer(name, value)  # Kafka writes "let the system decide" as -1
+
+
+def _boolean(name: str, value: str) -> bool:
+    if value.lower() not in ("true", "false"):
+        raise UsageError(f"{name} must be true or false, not {value!r}")
+    return value.lower() == "true"
+
+
+def _isolation(name: str, value: str) -> Isolation:
+    try:
+        return Isolation(value)
+    except ValueError:
+        raise UsageError(f"{name} must be read_uncommitted or read_committed, not {value!r}") from None
+
+
+def _upper(_name: str, value: str) -> str:
+    return value.upper()
+
+
+def _endpoint_check(name: str, value: str) -> bool:
+    if value.lower() not in ("", "https"):
+        raise UsageError(f"{name} must be https, or empty to skip the check of the host name, not {value!r}")
+    return value != ""
+
+
+def _protocols(_name: str, value: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+_CLIENT: dict[str, tuple[str, Parser]] = {
+    "bootstrap.servers": ("bootstrap", _text),
+    "client.id": ("client_id", _text),
+    "client.rack": ("client_rack", _text_or_none),
+    "group.id": ("group_id", _text),
+    "isolation.level": ("isolation", _isolation),
+    "request.timeout.ms": ("request_timeout_ms", _integer),
+    "default.api.timeout.ms": ("default_api_timeout_ms", _integer),
+    "socket.connection.setup.timeout.ms": ("socket_connection_setup_timeout_ms", _integer),
+    "connections.max.idle.ms": ("connections_max_idle_ms", _integer),
+    "reconnect.backoff.ms": ("reconnect_backoff_ms", _integer),
+    "reconnect.backoff.max.ms": ("reconnect_backoff_max_ms", _integer),
+    "retry.backoff.ms": ("retry_backoff_ms", _integer),
+    "retry.backoff.max.ms": ("retry_backoff_max_ms", _integer),
+    "metadata.max.age.ms": ("metadata_max_age_ms", _integer),
+    "fetch.min.bytes": ("fetch_min_bytes", _integer),
+    "fetch.max.bytes": ("fetch_max_bytes", _integer),
+    "fetch.max.wait.ms": ("fetch_max_wait_ms", _integer),
+    "max.partition.fetch.bytes": ("max_partition_fetch_bytes", _integer),
+    "check.crcs": ("check_crcs", _boolean),
+    "receive.buffer.bytes": ("receive_buffer_bytes", _buffer_size),
+    "send.buffer.bytes": ("send_buffer_bytes", _buffer_size),
+    "compression.type": ("compression_type", _text),
+    "max.request.size": ("max_request_size", _integer),
+    "transaction.timeout.ms": ("transaction_timeout_ms", _integer),
+}
+_JAVA_NAME = {field_name: name for name, (field_name, _) in _CLIENT.items()}
+
+_TLS: dict[str, tuple[str, Parser]] = {
+    "ssl.truststore.location": ("truststore_location", _text_or_none),
+    "ssl.truststore.type": ("truststore_type", _upper),
+    "ssl.truststore.password": ("truststore_password", _text),
+    "ssl.truststore.certificates": ("truststore_certificates", _text_or_none),
+    "ssl.keystore.location": ("keystore_location", _text_or_none),
+    "ssl.keystore.type": ("keystore_type", _upper),
+    "ssl.keystore.password": ("keystore_password", _text),
+    "ssl.keystore.key": ("keystore_key", _text_or_none),
+    "ssl.keystore.certificate.chain": ("keystore_certificate_chain", _text_or_none),
+    "ssl.key.password": ("key_password", _text),
+    "ssl.endpoint.identification.algorithm": ("check_hostname", _endpoint_check),
+    "ssl.enabled.protocols": ("enabled_protocols", _protocols),
+}
+
+_SECURITY = ("security.protocol", "sasl.mechanism", "sasl.jaas.config", "sasl.kerberos.service.name")
+
+# Accepted and without effect: each tunes machinery of the Java client that does not exist here, and none changes what is read or written.
+_HARMLESS = frozenset(
+    """max.poll.records max.poll.interval.ms session.timeout.ms heartbeat.interval.ms partition.assignment.strategy
+    group.instance.id auto.commit.interval.ms allow.auto.create.topics socket.connection.setup.timeout.max.ms
+    metrics.num.samples metrics.recording.level metrics.sample.window.ms auto.include.jmx.reporter enable.metrics.push
+    internal.leave.group.on.close metadata.recovery.strategy metadata.recovery.rebootstrap.trigger.ms ssl.protocol ssl.provider
+    ssl.trustmanager.algorithm ssl.keymanager.algorithm ssl.secure.random.implementation
+    sasl.login.connect.timeout.ms sasl.login.read.timeout.ms sasl.login.retry.backoff.ms sasl.login.retry.backoff.max.ms
+    sasl.login.refresh.buffer.seconds sasl.login.refresh.min.period.seconds sasl.login.refresh.window.factor
+    sasl.login.refresh.window.jitter sasl.kerberos.min.time.before.relogin sasl.kerberos.ticket.renew.jitter
+    sasl.kerberos.ticket.renew.window.factor batch.size linger.ms buffer.memory max.block.ms delivery.timeout.ms retries
+    max.in.flight.requests.per.connection metadata.max.idle.ms partitioner.availability.timeout.ms
+    partitioner.adaptive.partitioning.enable compression.gzip.level compression.lz4.level compression.zstd.level""".split()
+)
+
+# Honoured for these values only, which are what is always done here.
+_ONLY: dict[str, tuple[frozenset[str], str]] = {
+    "acks": (frozenset({"all", "-1"}), "records are always acknowledged by all in-sync replicas"),
+    "enable.idempotence": (frozenset({"true"}), "writing is always idempotent"),
+    "exclude.internal.topics": (frozenset({"true"}), "a pattern never matches internal topics; name them to read them"),
+    "client.dns.lookup": (frozenset({"use_all_dns_ips"}), "every address of a name is tried"),
+    "group.protocol": (frozenset({"classic", "consumer"}), "no group is joined"),
+}
+
+_SPARK_REFUSES: dict[str, str] = {
+    "auto.offset.reset": (
+        "Kafka option 'auto.offset.reset' is not supported.\n"
+        "Instead set the source option 'startingoffsets' to 'earliest' or 'latest'\n"
+        "to specify where to start. Structured Streaming manages which offsets are consumed\n"
+        "internally, rather than relying on the kafkaConsumer to do it. This will ensure that no\n"
+        "data is missed when new topics/partitions are dynamically subscribed. Note that\n"
+        "'startingoffsets' only applies when a new Streaming query is started, and\n"
+        "that resuming will always pick up from where the query left off. See the docs for more\n"
+        "details."
+    ),
+    "key.deserializer": (
+        "Kafka option 'key.deserializer' is not supported as keys are deserialized as byte arrays with "
+        "ByteArrayDeserializer. Use DataFrame operations to explicitly deserialize the keys."
+    ),
+    "value.deserializer": (
+        "Kafka option 'value.deserializer' is not supported as values are deserialized as byte arrays with "
+        "ByteArrayDeserializer. Use DataFrame operations to explicitly deserialize the values."
+    ),
+    "key.serializer": "Kafka option 'key.serializer' is not supported as keys are serialized with ByteArraySerializer.",
+    "value.serializer": "Kafka option 'value.serializer' is not supported as values are serialized with ByteArraySerializer.",
+    "enable.auto.commit": "Kafka option 'enable.auto.commit' is not supported",
+    "interceptor.classes": "Kafka option 'interceptor.classes' is not supported",
+}
+
+_CLASS = "it names a Java class, and no Java runs here"
+_OAUTH = "pass SaslConfig(mechanism='OAUTHBEARER', token_provider=...) from Python instead"
+_REFUSED: dict[str, str] = {
+    "transactional.id": "the exactly-once sink chooses transactional ids itself",
+    "metric.reporters": _CLASS,
+    "config.providers": _CLASS,
+    "security.providers": _CLASS,
+    "ssl.engine.factory.class": _CLASS,
+    "sasl.client.callback.handler.class": _CLASS,
+    "sasl.login.callback.handler.class": _CLASS,
+    "sasl.login.class": _CLASS,
+    "partitioner.class": _CLASS + "; give a partition column instead",
+    "partitioner.ignore.keys": "give a partition column instead",
+    "group.remote.assignor": "no group is joined",
+    "ssl.cipher.suites": "suite names are Java's; the system's OpenSSL policy decides",
+    "sasl.kerberos.kinit.cmd": "run kinit, or keep the ticket fresh with k5start, outside",
+    "sasl.oauthbearer.token.endpoint.url": _OAUTH,
+    "sasl.oauthbearer.jwks.endpoint.url": _OAUTH,
+    "sasl.oauthbearer.scope.claim.name": _OAUTH,
+    "sasl.oauthbearer.sub.claim.name": _OAUTH,
+    "sasl.oauthbearer.client.credentials.client.id": _OAUTH,
+    "sasl.oauthbearer.client.credentials.client.secret": _OAUTH,
+    "sasl.oauthbearer.scope": _OAUTH,
+}
+
+_KNOWN = frozenset({*_CLIENT, *_TLS, *_SECURITY, *_HARMLESS, *_ONLY, *_SPARK_REFUSES, *_REFUSED})
+
+
+def _check_honourable(name: str, value: str) -> None:
+    if name in _SPARK_REFUSES:
+        raise UsageError(_SPARK_REFUSES[name])
+    if name in _REFUSED:
+        raise UsageError(f"Kafka option '{name}' is not supported: {_REFUSED[name]}")
+    if name in _ONLY:
+        allowed, reason = _ONLY[name]
+        if value.lower() not in allowed:
+            raise UsageError(f"Kafka option '{name}' may only be {' or '.join(sorted(allowed))}, not {value!r}: {reason}")
+    elif name not in _KNOWN:
+        near = difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.6)
+        raise UsageError(f"Kafka option '{name}' is not known" + (f"; did you mean '{near[0]}'?" if near else ""))
+
+
+def _security(given: Mapping[str, str]) -> tuple[TlsConfig | None, SaslConfig | None]:
+    protocol = given.get("security.protocol", "PLAINTEXT").upper()
+    if protocol not in ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"):
+        raise UsageError(f"security.protocol must be PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL, not {protocol!r}")
+    tls_options: dict[str, Any] = {key: parse(name, given[name]) for name, (key, parse) in _TLS.items() if name in given}
+    tls = TlsConfig(**tls_options) if protocol.endswith("SSL") else None
+    if not protocol.startswith("SASL"):
+        return tls, None
+    mechanism = given.get("sasl.mechanism", "GSSAPI").upper()
+    login: dict[str, str] = {}
+    if "sasl.jaas.config" in given:
+        login = parse_jaas(given["sasl.jaas.config"], mechanism)
+    service = login.get("serviceName") or given.get("sasl.kerberos.service.name", "kafka")
+    return tls, SaslConfig(
+        mechanism=mechanism,
+        username=login.get("username"),
+        password=login.get("password"),
+        kerberos_service_name=service,
+    )
+
+
+_QUOTED = r'"(?:[^"\\]|\\.)*"' + r"|'(?:[^'\\]|\\.)*'"
+_JAAS = re.compile(rf"\s*(?P<module>[\w.$]+)\s+(?P<flag>\w+)(?P<options>(?:\s+\w+\s*=\s*(?:{_QUOTED}|[^\s;\"']+))*)\s*;\s*", re.DOTALL)
+_JAAS_OPTION = re.compile(rf"(\w+)\s*=\s*({_QUOTED}|[^\s;\"']+)", re.DOTALL)
+_LOGIN_MODULES: dict[str, tuple[str, ...]] = {
+    "org.apache.kafka.common.security.plain.PlainLoginModule": ("PLAIN",),
+    "org.apache.kafka.common.security.scram.ScramLoginModule": ("SCRAM-SHA-256", "SCRAM-SHA-512"),
+    "com.sun.security.auth.module.Krb5LoginModule": ("GSSAPI",),
+    "software.amazon.msk.auth.iam.IAMLoginModule": ("AWS_MSK_IAM",),
+}
+
+
+def parse_jaas(text: str, mechanism: str) -> dict[str, str]:
+    """The options of the one login module in a `sasl.jaas.config`, checked to belong to `mechanism`.
+
+    Raises `UsageError` for text that is not JAAS, an unknown login module or one for another mechanism. No message repeats
+    the text, since it holds the password.
+    """
+    match = _JAAS.fullmatch(text)
+    if match is None:
+        raise UsageError(
+            'sasl.jaas.config must look like: org.apache.kafka.common.security.plain.PlainLoginModule required username="..." '
+            'password="..."; (one login module, ended by a semicolon; the text given is not shown, as it may hold a password)'
+        )
+    module = match["module"].removeprefix("kafkashaded.").removeprefix("shadeddatabricks.")
+    if module not in _LOGIN_MODULES:
+        raise UsageError(f"the login module {module} in sasl.jaas.config is not supported; supported are {', '.join(_LOGIN_MODULES)}")
+    if mechanism not in _LOGIN_MODULES[module]:
+        raise UsageError(f"the login module {module} in sasl.jaas.config does not fit sasl.mechanism {mechanism}")
+    options = {key: _unquote(value) for key, value in _JAAS_OPTION.findall(match["options"])}
+    if options.get("tokenauth", "false").lower() == "true":
+        raise UsageError("delegation tokens (tokenauth=true in sasl.jaas.config) are not supported")
+    return options
+
+
+def _unquote(value: str) -> str:
+    if value[:1] not in ('"', "'"):
+        return value
+    return re.sub(r"\\(.)", r"\1", value[1:-1], flags=re.DOTALL)
+
+
+_ADDRESS = re.compile(r"(?:[A-Za-z][A-Za-z0-9_]*://)?(?:\[(?P<v6>[0-9A-Fa-f:%.\w]+)\]|(?P<host>[^\s:/,\[\]]+)):(?P<port>\d{1,5})")
+
+
+def _parse_addresses(bootstrap: str) -> tuple[tuple[str, int], ...]:
+    addresses = []
+    for part in (piece.strip() for piece in bootstrap.split(",")):
+        if not part:
+            continue
+        match = _ADDRESS.fullmatch(part)
+        if match is None or not 0 < int(match["port"]) < 65536:
+            raise UsageError(f"bootstrap.servers must be host:port, several separated by commas; {part!r} is not")
+        addresses.append((match["v6"] or match["host"], int(match["port"])))
+    if not addresses:
+        raise UsageError("bootstrap.servers must name at least one host:port")
+    return tuple(addresses)
+
+
+_FIELD_NAMES = frozenset(item.name for item in fields(ClientConfig))
+assert {name for name, _ in _CLIENT.values()} <= _FIELD_NAMES
