@@ -1,0 +1,48 @@
+"""The heart: sources, splits, enumerators, the coordinator and checkpoints, without IO, threads, clocks or an engine."""
+
+from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
+from headrace.enumerator.coordinator import Coordinator
+from headrace.enumerator.embedded import EmbeddedRun
+from headrace.enumerator.enumerator import (
+    EagerEnumerator,
+    LazyEnumerator,
+    SplitEnumerator,
+    create_enumerator,
+    restore_enumerator,
+)
+from headrace.enumerator.ledger import Ledger, SplitState
+from headrace.enumerator.source import (
+    Boundedness,
+    Findings,
+    LogSource,
+    Source,
+    SourceReader,
+    SplitBatch,
+    SplitDiscovery,
+    SplitSerializer,
+)
+from headrace.enumerator.split import OffsetSplit, SourceSplit
+
+__all__ = [
+    "Boundedness",
+    "Checkpoint",
+    "CheckpointSerializer",
+    "Coordinator",
+    "EagerEnumerator",
+    "EmbeddedRun",
+    "Findings",
+    "LazyEnumerator",
+    "Ledger",
+    "LogSource",
+    "OffsetSplit",
+    "Source",
+    "SourceReader",
+    "SourceSplit",
+    "SplitBatch",
+    "SplitDiscovery",
+    "SplitEnumerator",
+    "SplitSerializer",
+    "SplitState",
+    "create_enumerator",
+    "restore_enumerator",
+]

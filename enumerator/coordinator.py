@@ -1,0 +1,259 @@
+"""The coordinator: events in, commands out. Registered readers and the checkpoint protocol around one enumerator.
+
+Checkpoints. A checkpoint is collected from the readers (COLLECTING), then made durable by the runner (PERSISTING). It is put
+together in one step when the last reader has answered, from the one ledger, so a split cannot be in two places of it
+or in none (I1). While a checkpoint is PERSISTING nothing is assigned: should a reader be lost just then, where its splits
+go on depends on whether the checkpoint becomes durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, Generic
+
+from headrace.enumerator.checkpoint import Checkpoint
+from headrace.enumerator.enumerator import SplitEnumerator
+from headrace.enumerator.errors import ProtocolViolationError
+from headrace.enumerator.events import (
+    CheckpointAborted,
+    CheckpointCompleted,
+    CheckpointTriggered,
+    Command,
+    DeclineCheckpoint,
+    DiscoveryDue,
+    DiscoveryFailed,
+    Event,
+    NoMoreSplits,
+    PersistCheckpoint,
+    PublishPositions,
+    ReaderLost,
+    ReaderRegistered,
+    ReaderSnapshotted,
+    SnapshotReader,
+    SourceFinished,
+    SplitFinished,
+    SplitRequested,
+    SplitsDiscovered,
+    Started,
+)
+from headrace.enumerator.ledger import FinishedBy, SplitState
+from headrace.enumerator.split import SplitT
+
+
+class Phase(Enum):
+    """Where the coordinator stands with its checkpoint."""
+
+    CREATED = auto()  # not started
+    RUNNING = auto()  # no checkpoint under way
+    COLLECTING = auto()  # waiting for readers' snapshots
+    PERSISTING = auto()  # waiting to hear whether the checkpoint is durable
+
+
+@dataclass(slots=True)
+class _Pending(Generic[SplitT]):
+    """The checkpoint under way."""
+
+    checkpoint_id: int
+    waiting_for: dict[int, frozenset[str]]
+    """Reader -> what it held when the checkpoint was triggered, and so must report."""
+    states: dict[str, SplitState[SplitT]] = field(default_factory=dict)
+
+
+class Coordinator(Generic[SplitT]):
+    """Owned by one thread of the runner's coordinator process. Every call to `handle` returns at once."""
+
+    def __init__(self, enumerator: SplitEnumerator[SplitT]) -> None:
+        """Around a fresh or a restored enumerator."""
+        self.enumerator = enumerator
+        self.phase = Phase.CREATED
+        self._readers: dict[int, None] = {}
+        self._told_no_more: set[int] = set()
+        self._told_finished = False
+        self._pending: _Pending[SplitT] | None = None
+
+    def handle(self, event: Event[SplitT]) -> list[Command[SplitT]]:
+        """Take one event, return what is to be done, in this order.
+
+        Raises ProtocolViolationError for an event that TRANSITIONS does not allow now; nothing is changed then.
+        """
+        handler = TRANSITIONS.get((self.phase, type(event)))
+        if handler is None:
+            raise ProtocolViolationError(f"the coordinator is {self.phase.name}: {event} is not possible now")
+        commands: list[Command[SplitT]] = handler(self, event)
+        return commands + self._assign() + self._signals()
+
+    # --- discovery and readers ----------------------------------------------------------------------------------------
+
+    def _started(self, _: Started) -> list[Command[SplitT]]:
+        self.phase = Phase.RUNNING
+        return self.enumerator.start()
+
+    def _discovered(self, event: SplitsDiscovered[SplitT]) -> list[Command[SplitT]]:
+        return self.enumerator.discovered(event.findings)
+
+    def _discovery_failed(self, event: DiscoveryFailed) -> list[Command[SplitT]]:
+        return self.enumerator.discovery_failed(event.error)
+
+    def _discovery_due(self, _: DiscoveryDue) -> list[Command[SplitT]]:
+        return self.enumerator.discovery_due()
+
+    def _registered(self, event: ReaderRegistered) -> list[Command[SplitT]]:
+        if not 0 <= event.reader < self.enumerator.parallelism:
+            raise ProtocolViolationError(f"reader {event.reader} is not a slot of 0..{self.enumerator.parallelism - 1}")
+        commands = self._lost(ReaderLost(event.reader)) if event.reader in self._readers else []
+        self._readers[event.reader] = None
+        self.enumerator.reader_registered(event.reader)
+        return commands
+
+    def _lost(self, event: ReaderLost) -> list[Command[SplitT]]:
+        if event.reader not in self._readers:
+            return []
+        del self._readers[event.reader]
+        self._told_no_more.discard(event.reader)
+        self.enumerator.reader_lost(event.reader)
+        self._told_finished = False
+        if self.phase is Phase.COLLECTING:
+            # Its answer will not come, or has come but what it delivered is lost: this checkpoint cannot be had.
+            return self._give_up(f"reader {event.reader} was lost")
+        return []
+
+    def _requested(self, event: SplitRequested) -> list[Command[SplitT]]:
+        self._expect_registered(event.reader)
+        self.enumerator.split_requested(event.reader)
+        # It asked again, so it is owed an answer again.
+        self._told_no_more.discard(event.reader)
+        return []
+
+    def _finished(self, event: SplitFinished) -> list[Command[SplitT]]:
+        self._expect_registered(event.reader)
+        self.enumerator.ledger.finish(event.split_id, event.reader)
+        return []
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    def _triggered(self, event: CheckpointTriggered) -> list[Command[SplitT]]:
+        if not self.enumerator.initialised:
+            return [DeclineCheckpoint(event.checkpoint_id, "the initial discovery has not answered yet")]
+        ledger = self.enumerator.ledger
+        self._pending = _Pending(event.checkpoint_id, {r: frozenset(ledger.held_by(r)) for r in self._readers})
+        self.phase = Phase.COLLECTING
+        return [SnapshotReader(reader, event.checkpoint_id) for reader in self._readers] + self._persist_if_complete()
+
+    def _declined(self, event: CheckpointTriggered) -> list[Command[SplitT]]:
+        assert self._pending is not None
+        return [DeclineCheckpoint(event.checkpoint_id, f"checkpoint {self._pending.checkpoint_id} is still under way")]
+
+    def _snapshotted(self, event: ReaderSnapshotted[SplitT]) -> list[Command[SplitT]]:
+        pending = self._pending
+        assert pending is not None
+        if event.checkpoint_id != pending.checkpoint_id or event.reader not in pending.waiting_for:
+            return []  # late answer to a checkpoint that was given up
+        self._check_snapshot(event, pending.waiting_for.pop(event.reader))
+        pending.states.update(event.states)
+        return self._persist_if_complete()
+
+    def _persist_if_complete(self) -> list[Command[SplitT]]:
+        pending = self._pending
+        assert pending is not None
+        if pending.waiting_for:
+            return []
+        self.phase = Phase.PERSISTING
+        states = self.enumerator.ledger.snapshot(pending.states)
+        return [PersistCheckpoint(Checkpoint(pending.checkpoint_id, tuple(states), self.enumerator.exhausted))]
+
+    def _completed(self, event: CheckpointCompleted) -> list[Command[SplitT]]:
+        pending = self._expect_pending(event.checkpoint_id)
+        self.enumerator.ledger.make_durable(pending.states)
+        self._pending, self.phase = None, Phase.RUNNING
+        return [PublishPositions(tuple(entry.durable for entry in self.enumerator.ledger))]
+
+    def _aborted(self, event: CheckpointAborted) -> list[Command[SplitT]]:
+        self._expect_pending(event.checkpoint_id)
+        self._pending, self.phase = None, Phase.RUNNING
+        return []
+
+    def _give_up(self, reason: str) -> list[Command[SplitT]]:
+        assert self._pending is not None
+        checkpoint_id = self._pending.checkpoint_id
+        self._pending, self.phase = None, Phase.RUNNING
+        return [DeclineCheckpoint(checkpoint_id, reason)]
+
+    def _late(self, _: ReaderSnapshotted[SplitT] | CheckpointAborted) -> list[Command[SplitT]]:
+        return []  # of a checkpoint that was given up
+
+    # --- what follows from the state ----------------------------------------------------------------------------------
+
+    def _assign(self) -> list[Command[SplitT]]:
+        if self.phase is Phase.PERSISTING or not self.enumerator.initialised:
+            return []
+        assigns = self.enumerator.assignments(list(self._readers))
+        self._told_no_more.difference_update(assign.reader for assign in assigns)
+        return list(assigns)
+
+    def _signals(self) -> list[Command[SplitT]]:
+        """End-of-input signals, from the state alone: so a restore brings them about again (I8, FLINK-31006)."""
+        if not self.enumerator.exhausted or self.enumerator.ledger.unassigned:
+            return []
+        untold = [reader for reader in self._readers if reader not in self._told_no_more]
+        self._told_no_more.update(untold)
+        commands: list[Command[SplitT]] = [NoMoreSplits(reader) for reader in untold]
+        if self.enumerator.ledger.all_finished and not self._told_finished:
+            self._told_finished = True
+            commands.append(SourceFinished())
+        return commands
+
+    # --- checks -------------------------------------------------------------------------------------------------------
+
+    def _expect_registered(self, reader: int) -> None:
+        if reader not in self._readers:
+            raise ProtocolViolationError(f"reader {reader} is not registered")
+
+    def _expect_pending(self, checkpoint_id: int) -> _Pending[SplitT]:
+        pending = self._pending
+        if pending is None or pending.checkpoint_id != checkpoint_id:
+            raise ProtocolViolationError(f"checkpoint {checkpoint_id} is not the one under way ({pending})")
+        return pending
+
+    def _check_snapshot(self, event: ReaderSnapshotted[SplitT], owed: frozenset[str]) -> None:
+        """The reader must report what it held when the checkpoint was triggered, and nothing that it does not hold."""
+        ledger = self.enumerator.ledger
+        unreported = owed - event.states.keys()
+        if unreported:
+            raise ProtocolViolationError(f"reader {event.reader} does not report its splits {sorted(unreported)}")
+        foreign = event.states.keys() - set(ledger.held_by(event.reader))
+        if foreign:
+            raise ProtocolViolationError(f"reader {event.reader} reports splits it does not hold: {sorted(foreign)}")
+        for split_id, state in event.states.items():
+            if state.finished != isinstance(ledger[split_id].place, FinishedBy):
+                raise ProtocolViolationError(f"reader {event.reader} and its SplitFinished events disagree on {split_id}")
+
+
+Handler = Callable[[Coordinator[Any], Any], list[Command[Any]]]
+
+_ALWAYS: Mapping[type, Handler] = {
+    SplitsDiscovered: Coordinator._discovered,
+    DiscoveryFailed: Coordinator._discovery_failed,
+    DiscoveryDue: Coordinator._discovery_due,
+    ReaderRegistered: Coordinator._registered,
+    ReaderLost: Coordinator._lost,
+    SplitRequested: Coordinator._requested,
+    SplitFinished: Coordinator._finished,
+}
+
+# (phase, event) -> handler. What is not here is refused.
+TRANSITIONS: Mapping[tuple[Phase, type], Handler] = {
+    (Phase.CREATED, Started): Coordinator._started,
+    **{(phase, event): handler for phase in Phase if phase is not Phase.CREATED for event, handler in _ALWAYS.items()},
+    (Phase.RUNNING, CheckpointTriggered): Coordinator._triggered,
+    (Phase.RUNNING, ReaderSnapshotted): Coordinator._late,
+    (Phase.RUNNING, CheckpointAborted): Coordinator._late,
+    (Phase.COLLECTING, CheckpointTriggered): Coordinator._declined,
+    (Phase.COLLECTING, ReaderSnapshotted): Coordinator._snapshotted,
+    (Phase.COLLECTING, CheckpointAborted): Coordinator._aborted,
+    (Phase.PERSISTING, ReaderSnapshotted): Coordinator._late,
+    (Phase.PERSISTING, CheckpointTriggered): Coordinator._declined,
+    (Phase.PERSISTING, CheckpointCompleted): Coordinator._completed,
+    (Phase.PERSISTING, CheckpointAborted): Coordinator._aborted,
+}

@@ -1,0 +1,224 @@
+"""Runs a source in the caller's own thread: the smallest runner, for scripts, notebooks and tests.
+
+It does what every runner does (move events, carry out commands) with calls instead of sockets. Time comes from outside.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Generic, Self
+
+from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
+from headrace.enumerator.coordinator import Coordinator
+from headrace.enumerator.enumerator import Assignment, EagerEnumerator, create_enumerator, restore_enumerator
+from headrace.enumerator.errors import StateError
+from headrace.enumerator.events import (
+    Assign,
+    CheckpointAborted,
+    CheckpointCompleted,
+    CheckpointTriggered,
+    Command,
+    DeclineCheckpoint,
+    DiscoverInitial,
+    DiscoverLater,
+    DiscoveryDue,
+    DiscoveryFailed,
+    Event,
+    Fail,
+    NoMoreSplits,
+    PersistCheckpoint,
+    PublishPositions,
+    ReaderLost,
+    ReaderRegistered,
+    ReaderSnapshotted,
+    ReportDiscoveryFailure,
+    ReportMissing,
+    ScheduleDiscovery,
+    SnapshotReader,
+    SourceFinished,
+    SplitFinished,
+    SplitRequested,
+    SplitsDiscovered,
+    Started,
+)
+from headrace.enumerator.ledger import SplitState
+from headrace.enumerator.progress import ReaderProgress
+from headrace.enumerator.source import Findings, Source, SourceReader, SplitBatch
+from headrace.enumerator.split import SplitT
+
+log = logging.getLogger(__name__)
+
+
+class _Slot(Generic[SplitT]):
+    """One reader and its bookkeeping."""
+
+    def __init__(self, reader: SourceReader[SplitT]) -> None:
+        self.reader = reader
+        self.progress: ReaderProgress[SplitT] = ReaderProgress()
+        self.reported: Mapping[str, SplitState[SplitT]] = {}
+
+
+class EmbeddedRun(Generic[SplitT]):
+    """One run of a source, fresh or restored from a checkpoint. Not thread-safe. A context manager.
+
+    `poll` delivers; what it has returned counts as delivered, and is what the next `checkpoint` stores.
+    """
+
+    def __init__(
+        self,
+        source: Source[SplitT],
+        *,
+        clock: Callable[[], float],
+        checkpoint: bytes | None = None,
+        parallelism: int = 1,
+        assignment: Assignment[SplitT] = EagerEnumerator,
+        discovery_interval_s: float | None = None,
+    ) -> None:
+        """Discovers the splits (or goes on from `checkpoint`, bytes that `checkpoint()` returned) and starts `parallelism` readers.
+
+        `clock` gives monotonic seconds. Raises StateError for a checkpoint that cannot be read, and what discovery raises.
+        """
+        self.source = source
+        self._clock = clock
+        self._serializer = CheckpointSerializer(source.name, source.split_serializer)
+        self._discovery = source.create_discovery()
+        self._slots: dict[int, _Slot[SplitT]] = {}
+        self._due_at: float | None = None
+        self._persisting: Checkpoint[SplitT] | None = None
+        self._declined = ""
+        self._last_id = 0
+        self.finished = False
+        if checkpoint is None:
+            enumerator = create_enumerator(
+                assignment, parallelism=parallelism, discovery_interval_s=discovery_interval_s
+            )
+        else:
+            restored = self._serializer.deserialize(checkpoint)
+            self._last_id = restored.checkpoint_id
+            enumerator = restore_enumerator(
+                assignment, restored, parallelism=parallelism, discovery_interval_s=discovery_interval_s
+            )
+        self.coordinator = Coordinator(enumerator)
+        self._send(Started())
+        for reader in range(parallelism):
+            self.start_reader(reader)
+
+    def poll(self, timeout: float) -> SplitBatch[SplitT] | None:
+        """The next batch of any reader, or None when nothing came within about `timeout` seconds or the source has `finished`."""
+        if self._due_at is not None and self._clock() >= self._due_at:
+            self._due_at = None
+            self._send(DiscoveryDue())
+        for number in list(self._slots):
+            # the reader polled last goes to the end, so that one busy reader does not starve the others
+            slot = self._slots.pop(number)
+            self._slots[number] = slot
+            batch = slot.reader.poll(timeout / len(self._slots))
+            if batch is not None:
+                self._delivered(number, slot, batch)
+                return batch
+        return None
+
+    def checkpoint(self) -> bytes:
+        """The state as of what `poll` has returned. Store it, then call `checkpoint_completed` (or `checkpoint_aborted`).
+
+        Raises StateError when no checkpoint can be had now.
+        """
+        self._last_id += 1
+        self._declined = ""
+        self._send(CheckpointTriggered(self._last_id))
+        if self._persisting is None or self._declined:
+            raise StateError(f"no checkpoint can be had now: {self._declined}")
+        return self._serializer.serialize(self._persisting)
+
+    def checkpoint_completed(self) -> None:
+        """The bytes of the last `checkpoint` are durable: positions are published (group offsets are committed)."""
+        self._persisting = None
+        self._send(CheckpointCompleted(self._last_id))
+        for slot in self._slots.values():
+            slot.progress.checkpoint_completed(slot.reported)
+
+    def checkpoint_aborted(self) -> None:
+        """The bytes of the last `checkpoint` were not stored."""
+        self._persisting = None
+        self._send(CheckpointAborted(self._last_id))
+
+    def lose_reader(self, reader: int) -> None:
+        """Close one reader; its splits go on elsewhere from the last completed checkpoint."""
+        self._slots.pop(reader).reader.close()
+        self._send(ReaderLost(reader))
+
+    def start_reader(self, reader: int) -> None:
+        """Start the reader of a slot that has none."""
+        self._slots[reader] = _Slot(self.source.create_reader())
+        self._send(ReaderRegistered(reader))
+        self._send(SplitRequested(reader))
+
+    def close(self) -> None:
+        """Close readers and discovery. May be called more than once."""
+        for slot in self._slots.values():
+            slot.reader.close()
+        self._slots.clear()
+        self._discovery.close()
+
+    def __enter__(self) -> Self:
+        """Leaving closes the run."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the run."""
+        self.close()
+
+    def _delivered(self, number: int, slot: _Slot[SplitT], batch: SplitBatch[SplitT]) -> None:
+        slot.progress.delivered(batch)
+        if batch.finished:
+            self._send(SplitFinished(number, batch.split.split_id))
+            self._send(SplitRequested(number))
+
+    def _send(self, event: Event[SplitT]) -> None:
+        events: deque[Event[SplitT]] = deque([event])
+        while events:
+            for command in self.coordinator.handle(events.popleft()):
+                answer = self._carry_out(command)
+                if answer is not None:
+                    events.append(answer)
+
+    def _carry_out(self, command: Command[SplitT]) -> Event[SplitT] | None:
+        match command:
+            case DiscoverInitial():
+                return self._discover(self._discovery.initial)
+            case DiscoverLater(known):
+                return self._discover(lambda: self._discovery.later(known))
+            case ScheduleDiscovery(delay_s):
+                self._due_at = self._clock() + delay_s
+            case Assign(reader, splits):
+                self._slots[reader].progress.assigned(splits)
+                self._slots[reader].reader.add_splits(splits)
+            case SnapshotReader(reader, checkpoint_id):
+                slot = self._slots[reader]
+                slot.reported = slot.progress.snapshot()
+                return ReaderSnapshotted(reader, checkpoint_id, slot.reported)
+            case PersistCheckpoint(checkpoint):
+                self._persisting = checkpoint
+            case DeclineCheckpoint(_, reason):
+                self._declined = reason
+            case PublishPositions(splits):
+                self.source.checkpoint_completed(splits)
+            case ReportMissing(splits):
+                self.source.splits_missing(splits)
+            case ReportDiscoveryFailure(error):
+                log.warning("looking for new splits of %s failed and will be tried again: %s", self.source.name, error)
+            case SourceFinished():
+                self.finished = True
+            case Fail(error):
+                raise error
+            case NoMoreSplits():
+                pass  # readers here are polled until the whole source has finished
+        return None
+
+    def _discover(self, find: Callable[[], Findings[SplitT]]) -> Event[SplitT]:
+        try:
+            return SplitsDiscovered(find())
+        except Exception as error:  # noqa: BLE001 - the coordinator decides whether it can pass; it comes back as Fail if not
+            return DiscoveryFailed(error)

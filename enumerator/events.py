@@ -1,0 +1,225 @@
+"""What happens to a coordinator (events) and what it wants done (commands). Plain data; the runner moves them.
+
+The channel between the coordinator and one reader must keep the order of what is sent, in both directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic
+
+from headrace.enumerator.checkpoint import Checkpoint
+from headrace.enumerator.ledger import SplitState
+from headrace.enumerator.source import Findings
+from headrace.enumerator.split import SplitT
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The runner is ready. Sent once, first."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitsDiscovered(Generic[SplitT]):
+    """Answer to DiscoverInitial or DiscoverLater."""
+
+    findings: Findings[SplitT]
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoveryFailed:
+    """DiscoverInitial or DiscoverLater raised this."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoveryDue:
+    """The time asked for by ScheduleDiscovery has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderRegistered:
+    """A reader (slot 0 .. parallelism-1) is there, holding nothing. Without a ReaderLost before it, it implies one (FLINK-40710)."""
+
+    reader: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderLost:
+    """A reader is gone, and with it everything it did since the last completed checkpoint."""
+
+    reader: int
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRequested:
+    """A reader has nothing to read and wants a split."""
+
+    reader: int
+
+
+@dataclass(frozen=True, slots=True)
+class SplitFinished:
+    """A reader has read and delivered a split to its end."""
+
+    reader: int
+    split_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointTriggered:
+    """The runner wants a checkpoint. Ids grow."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderSnapshotted(Generic[SplitT]):
+    """Answer to SnapshotReader: every split that the reader holds, at what it has delivered, and those it has finished."""
+
+    reader: int
+    checkpoint_id: int
+    states: Mapping[str, SplitState[SplitT]]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCompleted:
+    """The checkpoint of PersistCheckpoint is durable, with everything else the runner puts beside it."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAborted:
+    """The checkpoint will not become durable."""
+
+    checkpoint_id: int
+
+
+Event = (
+    Started
+    | SplitsDiscovered[SplitT]
+    | DiscoveryFailed
+    | DiscoveryDue
+    | ReaderRegistered
+    | ReaderLost
+    | SplitRequested
+    | SplitFinished
+    | CheckpointTriggered
+    | ReaderSnapshotted[SplitT]
+    | CheckpointCompleted
+    | CheckpointAborted
+)
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoverInitial:
+    """Call SplitDiscovery.initial. Only a fresh coordinator ever asks for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoverLater(Generic[SplitT]):
+    """Call SplitDiscovery.later with this."""
+
+    known: Mapping[str, SplitT]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleDiscovery:
+    """Send DiscoveryDue after this many seconds."""
+
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Assign(Generic[SplitT]):
+    """Give these splits to the reader, to be read from their positions."""
+
+    reader: int
+    splits: tuple[SplitT, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NoMoreSplits:
+    """Tell the reader that, as things stand, no further split will come. Withdrawn by a later Assign. Derived, never stored (I8)."""
+
+    reader: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFinished:
+    """Every split is read to its end and none will be added. Derived, never stored (I8)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotReader:
+    """Ask the reader for its positions, in order with what was sent to it before."""
+
+    reader: int
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class PersistCheckpoint(Generic[SplitT]):
+    """Make this durable, then send CheckpointCompleted; or CheckpointAborted when it is certain not to be."""
+
+    checkpoint: Checkpoint[SplitT]
+
+
+@dataclass(frozen=True, slots=True)
+class DeclineCheckpoint:
+    """No checkpoint can be had now; nothing was changed."""
+
+    checkpoint_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublishPositions(Generic[SplitT]):
+    """Call Source.checkpoint_completed with these: the positions that are durable now."""
+
+    splits: tuple[SplitT, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportMissing(Generic[SplitT]):
+    """Call Source.splits_missing with these."""
+
+    splits: tuple[SplitT, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportDiscoveryFailure:
+    """Warn: a periodic discovery failed and will be tried again."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Stop the job with this error."""
+
+    error: Exception
+
+
+Command = (
+    DiscoverInitial
+    | DiscoverLater[SplitT]
+    | ScheduleDiscovery
+    | Assign[SplitT]
+    | NoMoreSplits
+    | SourceFinished
+    | SnapshotReader
+    | PersistCheckpoint[SplitT]
+    | DeclineCheckpoint
+    | PublishPositions[SplitT]
+    | ReportMissing[SplitT]
+    | ReportDiscoveryFailure
+    | Fail
+)

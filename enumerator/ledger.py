@@ -1,0 +1,208 @@
+"""The ledger: every split of a source, and the one place in which it is (invariant I1).
+
+A split is unassigned, assigned to a reader, or finished. Beside its place the ledger keeps the split's *durable* position,
+the one that the last completed checkpoint holds, because that is where reading goes on when a reader is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic
+
+from headrace.enumerator.errors import ProtocolViolationError
+from headrace.enumerator.split import SplitT
+
+
+@dataclass(frozen=True, slots=True)
+class Unassigned:
+    """Waits for a reader."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """Is being read by this reader."""
+
+    reader: int
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedBy:
+    """Was read to its end by this reader, but no completed checkpoint says so yet: lost with the reader (FLINK-37416)."""
+
+    reader: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Was read to its end, durably."""
+
+
+Place = Unassigned | Assigned | FinishedBy | Finished
+
+UNASSIGNED = Unassigned()
+FINISHED = Finished()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry(Generic[SplitT]):
+    """One line of the ledger: the split at its durable position, its place, and whether discovery still sees it."""
+
+    durable: SplitT
+    place: Place
+    missing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SplitState(Generic[SplitT]):
+    """What a checkpoint stores of one split. Who was reading it is not stored: nobody is, after a restore."""
+
+    split: SplitT
+    finished: bool
+
+
+class Ledger(Generic[SplitT]):
+    """Mutable; owned by one enumerator. Every method is O(its arguments), none scans the ledger unless it says so."""
+
+    def __init__(self, states: Iterable[SplitState[SplitT]] = ()) -> None:
+        """An empty ledger, or the one that a checkpoint holds."""
+        self._entries: dict[str, Entry[SplitT]] = {}
+        # dicts as ordered sets: assignment order is discovery order
+        self._unassigned: dict[str, None] = {}
+        self._held: dict[int, dict[str, None]] = {}
+        self._unfinished = 0
+        for state in states:
+            self._insert(state.split, FINISHED if state.finished else UNASSIGNED)
+
+    def __len__(self) -> int:
+        """Number of splits ever discovered."""
+        return len(self._entries)
+
+    def __contains__(self, split_id: str) -> bool:
+        """True when the split was ever discovered."""
+        return split_id in self._entries
+
+    def __getitem__(self, split_id: str) -> Entry[SplitT]:
+        """The entry of a split; KeyError when it was never discovered."""
+        return self._entries[split_id]
+
+    def __iter__(self) -> Iterator[Entry[SplitT]]:
+        """Entries in the order of discovery."""
+        return iter(self._entries.values())
+
+    @property
+    def unassigned(self) -> KeysView[str]:
+        """Ids of the splits that wait for a reader, in the order they came: a live view, not a copy."""
+        return self._unassigned.keys()
+
+    @property
+    def all_finished(self) -> bool:
+        """True when every split was read to its end, durably or not."""
+        return self._unfinished == 0
+
+    def held_by(self, reader: int) -> Sequence[str]:
+        """Ids that this reader is assigned or has finished since the last completed checkpoint."""
+        return list(self._held.get(reader, ()))
+
+    def load(self, reader: int) -> int:
+        """Number of splits `held_by` that reader."""
+        return len(self._held.get(reader, ()))
+
+    def known(self) -> Mapping[str, SplitT]:
+        """Every split at its durable position. Scans the ledger."""
+        return {split_id: entry.durable for split_id, entry in self._entries.items()}
+
+    def add(self, splits: Iterable[SplitT]) -> list[str]:
+        """Enter newly discovered splits as unassigned; returns the ids that were new. A known split keeps its place and position."""
+        added: list[str] = []
+        for split in splits:
+            if split.split_id not in self._entries:
+                self._insert(split, UNASSIGNED)
+                added.append(split.split_id)
+        return added
+
+    def assign(self, split_id: str, reader: int) -> SplitT:
+        """Move an unassigned split to a reader; returns the split as the reader shall begin it."""
+        entry = self._expect(split_id, Unassigned)
+        del self._unassigned[split_id]
+        self._held.setdefault(reader, {})[split_id] = None
+        self._entries[split_id] = replace(entry, place=Assigned(reader))
+        return entry.durable
+
+    def finish(self, split_id: str, reader: int) -> None:
+        """The reader says that it has read its split to the end."""
+        entry = self._expect(split_id, Assigned)
+        if entry.place != Assigned(reader):
+            raise ProtocolViolationError(f"reader {reader} finished split {split_id}, which is {entry.place}")
+        self._entries[split_id] = replace(entry, place=FinishedBy(reader))
+        self._unfinished -= 1
+
+    def release(self, reader: int) -> list[str]:
+        """A reader is lost: what it held is unassigned again, at the durable position; returns those ids."""
+        released = list(self._held.pop(reader, ()))
+        for split_id in released:
+            entry = self._entries[split_id]
+            if isinstance(entry.place, FinishedBy):
+                self._unfinished += 1
+            self._entries[split_id] = replace(entry, place=UNASSIGNED)
+            self._unassigned[split_id] = None
+        return released
+
+    def snapshot(self, reported: Mapping[str, SplitState[SplitT]]) -> list[SplitState[SplitT]]:
+        """The whole ledger as a checkpoint stores it: what readers reported, else the durable position. Scans the ledger."""
+        return [
+            reported.get(split_id) or SplitState(entry.durable, isinstance(entry.place, Finished))
+            for split_id, entry in self._entries.items()
+        ]
+
+    def make_durable(self, reported: Mapping[str, SplitState[SplitT]]) -> None:
+        """A checkpoint with these states has completed: they are where a lost reader's splits now go on from."""
+        for split_id, state in reported.items():
+            entry = self._entries[split_id]
+            self._entries[split_id] = replace(entry, durable=state.split)
+            if state.finished:
+                self._finish_durably(split_id, entry.place)
+
+    def mark_missing(self, missing: Iterable[str]) -> list[SplitT]:
+        """Record which known splits discovery no longer sees; returns those that were seen until now. Scans the ledger.
+
+        A missing split keeps its place and its position, so a flapping metadata answer never makes it new (FLINK-39837).
+        """
+        now_missing = frozenset(missing)
+        newly: list[SplitT] = []
+        for split_id, entry in self._entries.items():
+            if entry.missing != (split_id in now_missing):
+                self._entries[split_id] = replace(entry, missing=not entry.missing)
+                if not entry.missing:
+                    newly.append(entry.durable)
+        return newly
+
+    def _insert(self, split: SplitT, place: Place) -> None:
+        if split.split_id in self._entries:
+            raise ProtocolViolationError(f"split {split.split_id} is in the ledger twice")
+        self._entries[split.split_id] = Entry(split, place)
+        if isinstance(place, Unassigned):
+            self._unassigned[split.split_id] = None
+            self._unfinished += 1
+
+    def _finish_durably(self, split_id: str, place: Place) -> None:
+        match place:
+            case Assigned():
+                raise ProtocolViolationError(f"split {split_id} is finished in a completed checkpoint but is {place}")
+            case FinishedBy(reader):
+                del self._held[reader][split_id]
+            case Unassigned():
+                # its reader was lost after the snapshot that has now become durable
+                self._unfinished -= 1
+                del self._unassigned[split_id]
+            case Finished():
+                pass
+        self._entries[split_id] = replace(self._entries[split_id], place=FINISHED)
+
+    def _expect(self, split_id: str, place: type[Place]) -> Entry[SplitT]:
+        entry = self._entries.get(split_id)
+        if entry is None:
+            raise ProtocolViolationError(f"split {split_id} is not in the ledger")
+        if not isinstance(entry.place, place):
+            raise ProtocolViolationError(f"split {split_id} should be {place.__name__} but is {entry.place}")
+        return entry

@@ -1,0 +1,95 @@
+"""Which offsets an engine that plans tasks by itself reads next, and in which tasks. Pure arithmetic over offset ranges.
+
+The rules and names are those of Spark's Kafka source (KafkaMicroBatchStream.rateLimit, KafkaOffsetRangeCalculator), with
+one addition: ranges too small to be worth a task share one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+TASK_RECORDS = 65_536
+"""Ranges are packed into one task up to this many records: below it, a task costs more than what it reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """Offsets `start` up to, not including, `stop` of one split."""
+
+    split_id: str
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """Number of offsets; of records at most (compaction and transactions leave gaps)."""
+        return self.stop - self.start
+
+
+def admit(starts: Mapping[str, int], ends: Mapping[str, int], limit: int | None) -> dict[str, int]:
+    """The ends to read to now: all that is there, or about `limit` offsets, shared out in proportion to each split's backlog.
+
+    A split with little backlog gets at least one offset, so none starves. `starts` and `ends` have the same keys.
+    An end behind its start counts as no backlog; whether that is data loss is the connector's to say.
+    """
+    backlog = {split_id: max(0, ends[split_id] - start) for split_id, start in starts.items()}
+    total = sum(backlog.values())
+    if limit is None or total <= limit:
+        return {split_id: start + backlog[split_id] for split_id, start in starts.items()}
+    return {split_id: start + _share(backlog[split_id], total, limit) for split_id, start in starts.items()}
+
+
+def _share(size: int, total: int, limit: int) -> int:
+    share = limit * size / total
+    return min(size, math.ceil(share) if share < 1 else math.floor(share))
+
+
+def plan_tasks(
+    ranges: Sequence[OffsetRange],
+    *,
+    min_tasks: int | None = None,
+    max_task_records: int | None = None,
+    pack_records: int = TASK_RECORDS,
+) -> list[list[OffsetRange]]:
+    """Tasks for these ranges: empty ranges dropped, large ones split, small ones packed together.
+
+    `max_task_records` (Spark's maxRecordsPerPartition) bounds a task. `min_tasks` (Spark's minPartitions) splits the largest
+    ranges until there are about that many tasks, and then nothing is packed. Order within a split is kept inside a task.
+    """
+    pieces = [piece for item in ranges if item.size > 0 for piece in _split_by_size(item, max_task_records)]
+    if min_tasks is not None:
+        return [[piece] for piece in _split_to_count(pieces, min_tasks)]
+    return _pack(pieces, min(pack_records, max_task_records or pack_records))
+
+
+def _split_by_size(item: OffsetRange, limit: int | None) -> list[OffsetRange]:
+    return _cut(item, 1 if limit is None else math.ceil(item.size / limit))
+
+
+def _split_to_count(pieces: list[OffsetRange], count: int) -> list[OffsetRange]:
+    total = sum(piece.size for piece in pieces)
+    if len(pieces) >= count or total == 0:
+        return pieces
+    return [
+        part for piece in pieces for part in _cut(piece, min(piece.size, max(1, round(piece.size / total * count))))
+    ]
+
+
+def _cut(item: OffsetRange, parts: int) -> list[OffsetRange]:
+    """Even parts: the sizes differ by at most one."""
+    edges = [item.start + item.size * part // parts for part in range(parts + 1)]
+    return [replace(item, start=start, stop=stop) for start, stop in zip(edges, edges[1:], strict=False)]
+
+
+def _pack(pieces: list[OffsetRange], limit: int) -> list[list[OffsetRange]]:
+    tasks: list[list[OffsetRange]] = []
+    room = 0
+    for piece in sorted(pieces, key=lambda piece: (piece.split_id, piece.start)):
+        if piece.size > room or not tasks:
+            tasks.append([])
+            room = limit
+        tasks[-1].append(piece)
+        room -= piece.size
+    return tasks

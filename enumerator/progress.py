@@ -1,0 +1,43 @@
+"""The reader's side of a checkpoint: what this reader has delivered of each split it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Generic
+
+from headrace.enumerator.ledger import SplitState
+from headrace.enumerator.source import SplitBatch
+from headrace.enumerator.split import SplitT
+
+
+class ReaderProgress(Generic[SplitT]):
+    """Positions by what was *delivered*, so a batch that was fetched but not handed on is not in a checkpoint.
+
+    Owned by the thread that polls the reader. Holds a finished split until a completed checkpoint has it (FLINK-37416).
+    """
+
+    def __init__(self) -> None:
+        """A reader that holds nothing yet."""
+        self._states: dict[str, SplitState[SplitT]] = {}
+
+    def assigned(self, splits: Iterable[SplitT]) -> None:
+        """The reader was given these."""
+        for split in splits:
+            self._states[split.split_id] = SplitState(split, finished=False)
+
+    def delivered(self, batch: SplitBatch[SplitT]) -> None:
+        """The batch was handed downstream. KeyError when the split was never assigned."""
+        split_id = batch.split.split_id
+        if split_id not in self._states:
+            raise KeyError(f"a batch of split {split_id} was delivered, but the split was never assigned to this reader")
+        self._states[split_id] = SplitState(batch.split, batch.finished)
+
+    def snapshot(self) -> Mapping[str, SplitState[SplitT]]:
+        """Everything this reader must report: the splits it reads, and those it finished since the last completed checkpoint."""
+        return dict(self._states)
+
+    def checkpoint_completed(self, reported: Mapping[str, SplitState[SplitT]]) -> None:
+        """The checkpoint in which this reader reported that is durable: the splits finished in it need no reporting again."""
+        for split_id, state in reported.items():
+            if state.finished:
+                self._states.pop(split_id, None)

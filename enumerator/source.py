@@ -1,0 +1,191 @@
+"""What a connector implements: a Source, its split discovery, its reader, and the serializer of its splits (FLIP-27).
+
+Discovery is apart from assignment. A connector says which splits exist and how one is read; who reads which split, when,
+and from which checkpoint on is the enumerator's business and the same for every connector.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Generic, Self
+
+import pyarrow as pa
+
+from headrace.enumerator.split import OffsetSplitT, SplitT
+
+JsonObject = Mapping[str, Any]
+
+
+class Boundedness(Enum):
+    """Whether reading ends by itself."""
+
+    BOUNDED = "bounded"
+    UNBOUNDED = "unbounded"
+
+
+@dataclass(frozen=True, slots=True)
+class Findings(Generic[SplitT]):
+    """What one discovery round found.
+
+    `added` are splits with resolved positions; one that the ledger already knows is ignored there, so repeating an answer
+    is harmless. `missing` are ids of known splits that no longer exist. `complete` says that no split will ever be added.
+    """
+
+    added: Sequence[SplitT]
+    missing: frozenset[str] = frozenset()
+    complete: bool = False
+
+
+class SplitDiscovery(ABC, Generic[SplitT]):
+    """Finds splits. Runs where the coordinator runs; may block and do IO; is called by one thread at a time.
+
+    The two methods are two paths on purpose: a restored enumerator only ever reaches `later`, so it cannot
+    initialise again (Beam #31313, #34890).
+    """
+
+    @abstractmethod
+    def initial(self) -> Findings[SplitT]:
+        """Every split there is, at the initial position the user chose. Called once in the life of a job, before its first checkpoint."""
+
+    @abstractmethod
+    def later(self, known: Mapping[str, SplitT]) -> Findings[SplitT]:
+        """Splits that are not in `known` (id -> split at its last durable position), at the position for splits found later."""
+
+    def close(self) -> None:  # noqa: B027 - optional to implement
+        """Release connections. Called once, by the thread that made the discovery."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitBatch(Generic[SplitT]):
+    """Records of one split, and the split as it stands once they are delivered.
+
+    `records` may have no rows while the split still moved (control records, aborted transactions, compaction gaps: I3).
+    """
+
+    split: SplitT
+    records: pa.RecordBatch
+    finished: bool = False
+
+
+class SourceReader(ABC, Generic[SplitT]):
+    """Reads the splits it was given. Owned by one thread of a reader process; keeps no durable state of its own.
+
+    The position of a split is whatever the last delivered `SplitBatch` said, so a reader that has fetched ahead cannot
+    checkpoint what nobody has seen.
+    """
+
+    @abstractmethod
+    def add_splits(self, splits: Sequence[SplitT]) -> None:
+        """Begin to read these, each from its own position. Does not block."""
+
+    @abstractmethod
+    def poll(self, timeout: float) -> SplitBatch[SplitT] | None:
+        """The next batch, or None when nothing came within `timeout` seconds. The batch with `finished` is a split's last."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop fetching and release connections. May be called more than once."""
+
+    def __enter__(self) -> Self:
+        """Readers are context managers: leaving closes them."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the reader."""
+        self.close()
+
+
+class SplitSerializer(ABC, Generic[SplitT]):
+    """Turns splits into JSON objects and back. Keeps a reader for every version ever written."""
+
+    version: int
+    """The version that `serialize` writes. Starts at 1."""
+
+    @abstractmethod
+    def serialize(self, split: SplitT) -> JsonObject:
+        """The split as a JSON object, position included."""
+
+    @abstractmethod
+    def deserialize(self, version: int, data: JsonObject) -> SplitT:
+        """The split that `serialize` of that version wrote. KeyError, TypeError and ValueError mean damaged data."""
+
+
+class Source(ABC, Generic[SplitT]):
+    """A source, written once and run by any runner. Picklable; its constructor validates and contacts nobody."""
+
+    name: str
+    """Stored in every checkpoint, so that state of one kind of source is never given to another."""
+
+    schema: pa.Schema
+    """Schema of every record batch the readers yield."""
+
+    @property
+    @abstractmethod
+    def boundedness(self) -> Boundedness:
+        """BOUNDED when reading ends by itself."""
+
+    @property
+    @abstractmethod
+    def split_serializer(self) -> SplitSerializer[SplitT]:
+        """The serializer of this source's splits."""
+
+    @abstractmethod
+    def create_discovery(self) -> SplitDiscovery[SplitT]:
+        """A discovery for the coordinator's process."""
+
+    @abstractmethod
+    def create_reader(self) -> SourceReader[SplitT]:
+        """A reader for one reader process."""
+
+    def splits_missing(self, splits: Sequence[SplitT]) -> None:  # noqa: B027 - optional to implement
+        """Known splits have vanished. Raise DataLossError to stop the job, or return to go on. Coordinator's process."""
+
+    def checkpoint_completed(self, splits: Sequence[SplitT]) -> None:  # noqa: B027 - optional to implement
+        """A checkpoint that holds these positions is durable; positions may now be published (group offsets). Coordinator's process."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogOffsets(Generic[OffsetSplitT]):
+    """Where an engine stands in a whole log source: what it stores as its offset of a batch's start or end.
+
+    `began` holds, for every split, the offset that its first batch started from. An engine that asks for initial offsets again
+    when it replays its first batch (Spark does) plans the replay from there, and never from a new answer (I2).
+    `initial` marks offsets that come from `SplitDiscovery.initial`, so that they differ from every batch's end.
+    """
+
+    splits: Mapping[str, OffsetSplitT]
+    began: Mapping[str, int]
+    initial: bool = False
+
+
+class LogSource(Source[OffsetSplitT]):
+    """A source whose splits are ranges of integer offsets, so that an engine can plan tasks over them by itself."""
+
+    @abstractmethod
+    def end_offsets(self, splits: Sequence[OffsetSplitT]) -> Mapping[str, int]:
+        """Split id -> offset after the last readable record now (or the split's own stop, if that is lower). Driver process.
+
+        Never behind a split's `next_offset`: a source that has gone back is data loss, which this reports as such.
+        """
+
+    @abstractmethod
+    def with_columns(self, columns: Sequence[str]) -> Self:
+        """The same source, building only these columns of its schema, in this order."""
+
+    @abstractmethod
+    def offsets_to_json(self, offsets: LogOffsets[OffsetSplitT]) -> str:
+        """The offsets as one line of JSON, the same text for the same offsets."""
+
+    @abstractmethod
+    def offsets_from_json(self, text: str) -> LogOffsets[OffsetSplitT]:
+        """What `offsets_to_json` of any version wrote, or another connector that this source can take over from. Driver process.
+
+        May contact the source, to identify the splits of another connector's offsets. Raises StateError for anything else.
+        """
+
+    @abstractmethod
+    def ends_to_json(self, ends: Mapping[str, int], splits: Mapping[str, OffsetSplitT]) -> str:
+        """End offsets in the form that people and dashboards know from the field (Kafka: {"topic": {"0": 123}})."""
