@@ -50,8 +50,7 @@ class CheckpointSerializer(Generic[SplitT]):
                 "exhausted": checkpoint.exhausted,
                 "split_version": self._splits.version,
                 "splits": [
-                    {"finished": state.finished, "split": self._splits.serialize(state.split)}
-                    for state in checkpoint.splits
+                    {"finished": state.finished, "split": self._splits.serialize(state.split)} for state in checkpoint.splits
                 ],
             },
             separators=(",", ":"),

@@ -91,9 +91,7 @@ class EmbeddedRun(Generic[SplitT]):
         self._last_id = 0
         self.finished = False
         if checkpoint is None:
-            enumerator = create_enumerator(
-                assignment, parallelism=parallelism, discovery_interval_s=discovery_interval_s
-            )
+            enumerator = create_enumerator(assignment, parallelism=parallelism, discovery_interval_s=discovery_interval_s)
         else:
             restored = self._serializer.deserialize(checkpoint)
             self._last_id = restored.checkpoint_id

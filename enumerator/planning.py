@@ -72,9 +72,7 @@ def _split_to_count(pieces: list[OffsetRange], count: int) -> list[OffsetRange]:
     total = sum(piece.size for piece in pieces)
     if len(pieces) >= count or total == 0:
         return pieces
-    return [
-        part for piece in pieces for part in _cut(piece, min(piece.size, max(1, round(piece.size / total * count))))
-    ]
+    return [part for piece in pieces for part in _cut(piece, min(piece.size, max(1, round(piece.size / total * count))))]
 
 
 def _cut(item: OffsetRange, parts: int) -> list[OffsetRange]:
