@@ -1,0 +1,40 @@
+"""Real Kafka brokers for the integration tests: HEADRACE_BOOTSTRAP if set, else started once for the session."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+from headrace.connectors.kafka.broker import Cluster, start_broker
+
+# Tests of expired transactions would otherwise wait up to 10 s for the broker to look.
+CONFIG = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500"}
+
+
+def _config() -> dict[str, str]:
+    return {} if os.environ.get("HEADRACE_BOOTSTRAP") else CONFIG
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[Cluster]:
+    """One broker shared by the session; a test that kills it must restart it."""
+    with start_broker(config=_config()) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def cluster3() -> Iterator[Cluster]:
+    """Three brokers shared by the session; a test that kills some must restart them."""
+    with start_broker(3, config=_config()) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> Callable[[], str]:
+    """A function giving topic names that no other test has, also on a shared external cluster."""
+    test = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)[:100]
+    run, numbers = uuid.uuid4().hex[:8], itertools.count()
+    return lambda: f"{test}-{run}-{next(numbers)}"
