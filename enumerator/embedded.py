@@ -76,7 +76,7 @@ class EmbeddedRun(Generic[SplitT]):
         assignment: Assignment[SplitT] = EagerEnumerator,
         discovery_interval_s: float | None = None,
     ) -> None:
-        """Discovers the splits (or goes on from `checkpoint`, bytes that `checkpoint()` returned) and starts `parallelism` readers.
+        """Discover the splits, or go on from `checkpoint` (what `checkpoint()` returned); start `parallelism` readers.
 
         `clock` gives monotonic seconds. Raises StateError for a checkpoint that cannot be read, and what discovery raises.
         """
@@ -104,7 +104,7 @@ class EmbeddedRun(Generic[SplitT]):
             self.start_reader(reader)
 
     def poll(self, timeout: float) -> SplitBatch[SplitT] | None:
-        """The next batch of any reader, or None when nothing came within about `timeout` seconds or the source has `finished`."""
+        """The next batch of any reader; None when nothing came in about `timeout` seconds or the source has `finished`."""
         if self._due_at is not None and self._clock() >= self._due_at:
             self._due_at = None
             self._send(DiscoveryDue())

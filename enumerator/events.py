@@ -43,7 +43,7 @@ class DiscoveryDue:
 
 @dataclass(frozen=True, slots=True)
 class ReaderRegistered:
-    """A reader (slot 0 .. parallelism-1) is there, holding nothing. Without a ReaderLost before it, it implies one (FLINK-40710)."""
+    """The reader of a slot (0 .. parallelism-1) is there, holding nothing. Implies the loss of an earlier one (FLINK-40710)."""
 
     reader: int
 
@@ -147,7 +147,7 @@ class Assign(Generic[SplitT]):
 
 @dataclass(frozen=True, slots=True)
 class NoMoreSplits:
-    """Tell the reader that, as things stand, no further split will come. Withdrawn by a later Assign. Derived, never stored (I8)."""
+    """As things stand, no further split will come. Withdrawn by a later Assign. Derived, never stored (I8)."""
 
     reader: int
 

@@ -113,7 +113,7 @@ class Ledger(Generic[SplitT]):
         return {split_id: entry.durable for split_id, entry in self._entries.items()}
 
     def add(self, splits: Iterable[SplitT]) -> list[str]:
-        """Enter newly discovered splits as unassigned; returns the ids that were new. A known split keeps its place and position."""
+        """Enter new splits as unassigned; returns the ids that were new. A known split keeps its place and position."""
         added: list[str] = []
         for split in splits:
             if split.split_id not in self._entries:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 TASK_RECORDS = 65_536
 """Ranges are packed into one task up to this many records: below it, a task costs more than what it reads."""
@@ -78,7 +79,7 @@ def _split_to_count(pieces: list[OffsetRange], count: int) -> list[OffsetRange]:
 def _cut(item: OffsetRange, parts: int) -> list[OffsetRange]:
     """Even parts: the sizes differ by at most one."""
     edges = [item.start + item.size * part // parts for part in range(parts + 1)]
-    return [replace(item, start=start, stop=stop) for start, stop in zip(edges, edges[1:], strict=False)]
+    return [replace(item, start=start, stop=stop) for start, stop in pairwise(edges)]
 
 
 def _pack(pieces: list[OffsetRange], limit: int) -> list[list[OffsetRange]]:

@@ -33,7 +33,7 @@ class ReaderProgress(Generic[SplitT]):
         self._states[split_id] = SplitState(batch.split, batch.finished)
 
     def snapshot(self) -> Mapping[str, SplitState[SplitT]]:
-        """Everything this reader must report: the splits it reads, and those it finished since the last completed checkpoint."""
+        """What this reader must report: the splits it reads, and those finished since the last completed checkpoint."""
         return dict(self._states)
 
     def checkpoint_completed(self, reported: Mapping[str, SplitState[SplitT]]) -> None:

@@ -13,7 +13,6 @@ from enum import Enum
 from typing import Any, Generic, Self
 
 import pyarrow as pa
-
 from headrace.enumerator.split import OffsetSplitT, SplitT
 
 JsonObject = Mapping[str, Any]
@@ -48,13 +47,13 @@ class SplitDiscovery(ABC, Generic[SplitT]):
 
     @abstractmethod
     def initial(self) -> Findings[SplitT]:
-        """Every split there is, at the initial position the user chose. Called once in the life of a job, before its first checkpoint."""
+        """Every split there is, at the initial position the user chose. Once in the life of a job, before its first checkpoint."""
 
     @abstractmethod
     def later(self, known: Mapping[str, SplitT]) -> Findings[SplitT]:
         """Splits that are not in `known` (id -> split at its last durable position), at the position for splits found later."""
 
-    def close(self) -> None:  # noqa: B027 - optional to implement
+    def close(self) -> None:
         """Release connections. Called once, by the thread that made the discovery."""
 
 
@@ -140,11 +139,11 @@ class Source(ABC, Generic[SplitT]):
     def create_reader(self) -> SourceReader[SplitT]:
         """A reader for one reader process."""
 
-    def splits_missing(self, splits: Sequence[SplitT]) -> None:  # noqa: B027 - optional to implement
+    def splits_missing(self, splits: Sequence[SplitT]) -> None:
         """Known splits have vanished. Raise DataLossError to stop the job, or return to go on. Coordinator's process."""
 
-    def checkpoint_completed(self, splits: Sequence[SplitT]) -> None:  # noqa: B027 - optional to implement
-        """A checkpoint that holds these positions is durable; positions may now be published (group offsets). Coordinator's process."""
+    def checkpoint_completed(self, splits: Sequence[SplitT]) -> None:
+        """These positions are durable and may now be published (group offsets). Coordinator's process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +180,7 @@ class LogSource(Source[OffsetSplitT]):
 
     @abstractmethod
     def offsets_from_json(self, text: str) -> LogOffsets[OffsetSplitT]:
-        """What `offsets_to_json` of any version wrote, or another connector that this source can take over from. Driver process.
+        """What `offsets_to_json` of any version wrote, or a connector that this source can take over from. Driver process.
 
         May contact the source, to identify the splits of another connector's offsets. Raises StateError for anything else.
         """
