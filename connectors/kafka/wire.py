@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import select
 import socket
 import ssl
 import threading
@@ -81,6 +82,7 @@ __all__ = [
     "InitProducerIdRequest",
     "ListOffsetsRequest",
     "ListTransactionsRequest",
+    "Message",
     "MetadataRequest",
     "OffsetCommitRequest",
     "OffsetFetchRequest",
@@ -88,6 +90,10 @@ __all__ = [
     "ProduceRequest",
     "UpdateFeaturesRequest",
 ]
+
+
+Message = Any
+"""A request or response of kafka-python's protocol classes, which have no types."""
 
 
 def _check_version(version: str) -> None:
@@ -172,12 +178,20 @@ class Connection:
         """False once it was closed, lost, its SASL session nears its end, or this is a forked child of the process that made it."""
         return self._alive and self._pid == os.getpid() and (self.expires_at is None or time.monotonic() < self.expires_at)
 
+    def is_quiet(self) -> bool:
+        """True while the broker has sent nothing unasked: an idle connection that turns readable was closed by the broker."""
+        if self._in_flight:
+            return False
+        poll = select.poll()  # not select(), which cannot look at descriptors from 1024 up
+        poll.register(self._socket, select.POLLIN)
+        return not poll.poll(0)
+
     @property
     def in_flight(self) -> int:
         """Number of requests sent whose responses were not yet received."""
         return len(self._in_flight)
 
-    def version_of(self, request: Any) -> int:
+    def version_of(self, request: Message) -> int:
         """The highest version of a request (class or instance) that this broker and kafka-python both speak.
 
         Raises `PeerError` when there is none: the broker is too old or too new.
@@ -187,12 +201,12 @@ class Connection:
         except kafka_python_errors.IncompatibleBrokerVersion as error:
             raise PeerError(f"{self.address}: {error.args[0] if error.args else error}") from None
 
-    def supports(self, request: Any) -> tuple[int, int] | None:
+    def supports(self, request: Message) -> tuple[int, int] | None:
         """The lowest and highest version of this request that the broker itself offers; None when it does not know it."""
         versions: tuple[int, int] | None = self._versions.api_versions.get(request.API_KEY)
         return versions
 
-    def request(self, message: Any, timeout_s: float | None = None) -> Any:
+    def request(self, message: Message, timeout_s: float | None = None) -> Message:
         """Send a request and wait for its response, at most `timeout_s` (default: `request.timeout.ms`) without a byte.
 
         A FetchRequest is answered by a `FetchAnswer`, any other by kafka-python's response object. Raises
@@ -203,7 +217,7 @@ class Connection:
         self.send(message)
         return self.receive(timeout_s)
 
-    def send(self, message: Any) -> int:
+    def send(self, message: Message) -> int:
         """Send a request without waiting; `receive` returns the responses in the order of sending. Returns the correlation id."""
         if message.API_VERSION is None:
             message.API_VERSION = self.version_of(message)
@@ -219,7 +233,7 @@ class Connection:
         self._in_flight.append((self._correlation_id, decode))
         return self._correlation_id
 
-    def receive(self, timeout_s: float | None = None) -> Any:
+    def receive(self, timeout_s: float | None = None) -> Message:
         """The response to the oldest request in flight. Raises `ConnectionLostError` when `timeout_s` pass without a byte."""
         correlation_id, decode = self._in_flight[0]
         try:
@@ -277,14 +291,14 @@ class Connection:
         return _explain(error, self.address)
 
 
-def _decoder(message: Any) -> Callable[[memoryview], Any]:
+def _decoder(message: Message) -> Callable[[memoryview], Any]:
     response_class = message.header.get_response_class()
     version: int = message.API_VERSION
     if isinstance(message, FetchRequest):
         start = 5 if message.flexible_version_q(version) else 4  # correlation id, and from version 12 an empty tag section
         return lambda frame: parse_fetch_response(frame, version, start)
 
-    def decode(frame: memoryview) -> Any:
+    def decode(frame: memoryview) -> Message:
         try:
             return response_class.decode(frame, version=version, header=True)
         except (ValueError, IndexError, io.UnsupportedOperation) as error:
@@ -299,7 +313,7 @@ def _decoder(message: Any) -> Callable[[memoryview], Any]:
 class _Adopted:
     """What is taken over from kafka-python after its handshake."""
 
-    def __init__(self, transport: Any, connection: Any, net: Any) -> None:
+    def __init__(self, transport: Message, connection: Message, net: Message) -> None:
         for task in (transport._read_task, transport._write_task):
             if task is not None:
                 net.cancel(task)
@@ -331,7 +345,7 @@ def _shake_hands(host: str, port: int, config: ClientConfig) -> _Adopted:
         _quiet.here = False
 
 
-async def _connect(net: Any, host: str, port: int, config: ClientConfig, context: ssl.SSLContext | None) -> _Adopted:
+async def _connect(net: Message, host: str, port: int, config: ClientConfig, context: ssl.SSLContext | None) -> _Adopted:
     started = time.monotonic()
     options = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
     if config.receive_buffer_bytes is not None:
@@ -379,7 +393,7 @@ def _settings(config: ClientConfig) -> dict[str, Any]:
 class _Tokens(AbstractTokenProvider):  # type: ignore[misc]
     """Any object with `token()` as kafka-python's abstract class."""
 
-    def __init__(self, provider: Any) -> None:
+    def __init__(self, provider: Message) -> None:
         super().__init__()
         self._provider = provider
 
