@@ -13,7 +13,7 @@ from typing import Generic, Self
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.coordinator import Coordinator
 from headrace.enumerator.enumerator import Assignment, EagerEnumerator, create_enumerator, restore_enumerator
-from headrace.enumerator.errors import StateError
+from headrace.enumerator.errors import StateError, UsageError
 from headrace.enumerator.events import (
     Assign,
     CheckpointAborted,
@@ -83,13 +83,11 @@ class EmbeddedRun(Generic[SplitT]):
         self.source = source
         self._clock = clock
         self._serializer = CheckpointSerializer(source.name, source.split_serializer)
-        self._discovery = source.create_discovery()
         self._slots: dict[int, _Slot[SplitT]] = {}
         self._due_at: float | None = None
         self._persisting: Checkpoint[SplitT] | None = None
         self._declined = ""
         self._last_id = 0
-        self.finished = False
         if checkpoint is None:
             enumerator = create_enumerator(assignment, parallelism=parallelism, discovery_interval_s=discovery_interval_s)
         else:
@@ -99,9 +97,19 @@ class EmbeddedRun(Generic[SplitT]):
                 assignment, restored, parallelism=parallelism, discovery_interval_s=discovery_interval_s
             )
         self.coordinator = Coordinator(enumerator)
-        self._send(Started())
-        for reader in range(parallelism):
-            self.start_reader(reader)
+        self._discovery = source.create_discovery()
+        try:
+            self._send(Started())
+            for reader in range(parallelism):
+                self.start_reader(reader)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def finished(self) -> bool:
+        """True when every split is read to its end and none will be added. Losing a reader may take it back."""
+        return self.coordinator.enumerator.exhausted and self.coordinator.enumerator.ledger.all_finished
 
     def poll(self, timeout: float) -> SplitBatch[SplitT] | None:
         """The next batch of any reader; None when nothing came in about `timeout` seconds or the source has `finished`."""
@@ -132,15 +140,19 @@ class EmbeddedRun(Generic[SplitT]):
 
     def checkpoint_completed(self) -> None:
         """The bytes of the last `checkpoint` are durable: positions are published (group offsets are committed)."""
+        if self._persisting is None:
+            raise UsageError("no checkpoint is under way: call checkpoint() first")
+        self._send(CheckpointCompleted(self._persisting.checkpoint_id))
         self._persisting = None
-        self._send(CheckpointCompleted(self._last_id))
         for slot in self._slots.values():
             slot.progress.checkpoint_completed(slot.reported)
 
     def checkpoint_aborted(self) -> None:
         """The bytes of the last `checkpoint` were not stored."""
+        if self._persisting is None:
+            raise UsageError("no checkpoint is under way: call checkpoint() first")
+        self._send(CheckpointAborted(self._persisting.checkpoint_id))
         self._persisting = None
-        self._send(CheckpointAborted(self._last_id))
 
     def lose_reader(self, reader: int) -> None:
         """Close one reader; its splits go on elsewhere from the last completed checkpoint."""
@@ -148,16 +160,17 @@ class EmbeddedRun(Generic[SplitT]):
         self._send(ReaderLost(reader))
 
     def start_reader(self, reader: int) -> None:
-        """Start the reader of a slot that has none."""
+        """Start the reader of a slot; one that is there already is closed, and lost."""
+        if reader in self._slots:
+            self._slots.pop(reader).reader.close()
         self._slots[reader] = _Slot(self.source.create_reader())
         self._send(ReaderRegistered(reader))
         self._send(SplitRequested(reader))
 
     def close(self) -> None:
-        """Close readers and discovery. May be called more than once."""
+        """Close readers and discovery. May be called more than once; a checkpoint can still be taken afterwards."""
         for slot in self._slots.values():
             slot.reader.close()
-        self._slots.clear()
         self._discovery.close()
 
     def __enter__(self) -> Self:
@@ -207,12 +220,10 @@ class EmbeddedRun(Generic[SplitT]):
                 self.source.splits_missing(splits)
             case ReportDiscoveryFailure(error):
                 log.warning("looking for new splits of %s failed and will be tried again: %s", self.source.name, error)
-            case SourceFinished():
-                self.finished = True
             case Fail(error):
                 raise error
-            case NoMoreSplits():
-                pass  # readers here are polled until the whole source has finished
+            case NoMoreSplits() | SourceFinished():
+                pass  # readers here are polled until the whole source has `finished`, which is read off the ledger
         return None
 
     def _discover(self, find: Callable[[], Findings[SplitT]]) -> Event[SplitT]:

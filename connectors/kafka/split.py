@@ -1,0 +1,75 @@
+"""A Kafka split: one partition of one topic, identified by the topic's id (invariant I5), with its resolved position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+from uuid import UUID
+
+from headrace.enumerator.source import JsonObject, SplitSerializer
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSplit:
+    """Partition `partition` of `topic`, to be read from `next_offset` up to, not including, `stop_offset` (None: without end).
+
+    `topic_id` is None only for brokers older than 2.8, which have no topic ids; a re-created topic cannot be told then.
+    """
+
+    topic: str
+    topic_id: UUID | None
+    partition: int
+    next_offset: int
+    stop_offset: int | None = None
+
+    def __post_init__(self) -> None:
+        """Positions are numbers by now (I2): ValueError for anything that cannot be one."""
+        if self.partition < 0 or self.next_offset < 0 or (self.stop_offset is not None and self.stop_offset < 0):
+            raise ValueError(f"negative partition or offset in {self}")
+
+    @property
+    def split_id(self) -> str:
+        """`<topic>-<partition>@<topic id>`."""
+        return f"{self.topic}-{self.partition}@{self.topic_id or ''}"
+
+    @property
+    def exhausted(self) -> bool:
+        """True when everything up to the stop has been read. A stop of 0 stops at once (FLINK-28475)."""
+        return self.stop_offset is not None and self.next_offset >= self.stop_offset
+
+    def between(self, start: int, stop: int | None) -> Self:
+        """The same partition, to be read from `start` up to, not including, `stop`."""
+        return replace(self, next_offset=start, stop_offset=stop)
+
+    def __str__(self) -> str:
+        """For messages."""
+        return f"{self.topic}-{self.partition}"
+
+
+class KafkaSplitSerializer(SplitSerializer[KafkaSplit]):
+    """Version 1: {"topic", "topic_id" (text or null), "partition", "next_offset", "stop_offset" (or null)}."""
+
+    version = 1
+
+    def serialize(self, split: KafkaSplit) -> JsonObject:
+        """The split as a JSON object."""
+        return {
+            "topic": split.topic,
+            "topic_id": str(split.topic_id) if split.topic_id else None,
+            "partition": split.partition,
+            "next_offset": split.next_offset,
+            "stop_offset": split.stop_offset,
+        }
+
+    def deserialize(self, version: int, data: JsonObject) -> KafkaSplit:
+        """The split that `serialize` of that version wrote."""
+        if version != 1:
+            raise ValueError(f"Kafka splits have no version {version}")
+        topic_id = data["topic_id"]
+        return KafkaSplit(
+            topic=str(data["topic"]),
+            topic_id=UUID(topic_id) if topic_id is not None else None,
+            partition=int(data["partition"]),
+            next_offset=int(data["next_offset"]),
+            stop_offset=int(data["stop_offset"]) if data["stop_offset"] is not None else None,
+        )
