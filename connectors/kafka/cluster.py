@@ -281,7 +281,7 @@ class KafkaCluster:
     def _by_leader(
         self, pending: Mapping[TopicPartition, T], postponed: list[HeadraceError]
     ) -> dict[Broker, dict[TopicPartition, tuple[T, int | None]]]:
-        self._warm({topic for topic, _ in pending})
+        self.warm({topic for topic, _ in pending})
         grouped: dict[Broker, dict[TopicPartition, tuple[T, int | None]]] = defaultdict(dict)
         for tp, wanted in pending.items():
             try:
@@ -292,8 +292,8 @@ class KafkaCluster:
                 grouped[leader.broker][tp] = (wanted, leader.epoch)
         return grouped
 
-    def _warm(self, topics: set[str]) -> None:
-        """One Metadata request for all topics whose cache entry is stale, instead of one each."""
+    def warm(self, topics: set[str]) -> None:
+        """One Metadata request for those of the topics whose cache entry is stale. One try; raises as `call_any`."""
         now, age = time.monotonic(), self.config.metadata_max_age_ms / 1000
         with self._lock:
             fresh = {name for name in topics if name in self._topics and now - self._topics[name][1] < age}

@@ -23,6 +23,7 @@ __all__ = [
     "FencedByBrokerError",
     "GroupInUseError",
     "InvalidForBrokerError",
+    "LogTruncatedError",
     "OffsetOutOfRangeError",
     "RefusedByBrokerError",
     "RetriableBrokerError",
@@ -110,6 +111,20 @@ class TopicRecreatedError(DataLossError):
 
     def __reduce__(self) -> tuple[type[TopicRecreatedError], tuple[str, str, str | None]]:
         return type(self), (self.topic, self.expected, self.found)
+
+
+class LogTruncatedError(DataLossError):
+    """Records that were already read are no longer in the log (an unclean leader election; KIP-320): `diverges_at` to `wanted` - 1."""
+
+    def __init__(self, topic: str, partition: int, wanted: int, diverges_at: int) -> None:
+        self.topic, self.partition, self.wanted, self.diverges_at = topic, partition, wanted, diverges_at
+        super().__init__(
+            f"{topic}-{partition}: the log was truncated; offsets {diverges_at} to {wanted - 1} were read already, "
+            "and the log now holds other records there"
+        )
+
+    def __reduce__(self) -> tuple[type[LogTruncatedError], tuple[str, int, int, int]]:
+        return type(self), (self.topic, self.partition, self.wanted, self.diverges_at)
 
 
 class ConnectionLostError(RetriableError):
