@@ -27,7 +27,7 @@ from headrace.connectors.kafka.discovery import (
 )
 from headrace.connectors.kafka.positions import At, Committed, Earliest, Latest, Position, Timestamp
 from headrace.connectors.kafka.properties import ClientConfig, Isolation
-from headrace.connectors.kafka.reader import KafkaReader
+from headrace.connectors.kafka.reader import ALLOW_LOSS, KafkaReader
 from headrace.connectors.kafka.records import ALL_COLUMNS, arrow_schema
 from headrace.connectors.kafka.split import KafkaSplit, KafkaSplitSerializer
 from headrace.enumerator.embedded import EmbeddedRun
@@ -255,9 +255,6 @@ class KafkaSource(LogSource[KafkaSplit]):
         if not found and positions:
             raise StateError(f"none of the checkpoint's partitions is among those subscribed to: {', '.join(gone)}")
         return LogOffsets({split.split_id: split for split in found}, began={})
-
-
-ALLOW_LOSS = "To go on without these records, set fail_on_data_loss=False (on Spark: option failOnDataLoss=false)"
 
 
 class KafkaBatches:

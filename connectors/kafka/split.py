@@ -14,6 +14,7 @@ class KafkaSplit:
     """Partition `partition` of `topic`, to be read from `next_offset` up to, not including, `stop_offset` (None: without end).
 
     `topic_id` is None only for brokers older than 2.8, which have no topic ids; a re-created topic cannot be told then.
+    `last_epoch` is the leader epoch of the last batch read, if known: with it a log that was truncated is noticed (KIP-320).
     """
 
     topic: str
@@ -21,6 +22,7 @@ class KafkaSplit:
     partition: int
     next_offset: int
     stop_offset: int | None = None
+    last_epoch: int | None = None
 
     def __post_init__(self) -> None:
         """Positions are numbers by now (I2): ValueError for anything that cannot be one."""
@@ -39,7 +41,8 @@ class KafkaSplit:
 
     def between(self, start: int, stop: int | None) -> Self:
         """The same partition, to be read from `start` up to, not including, `stop`."""
-        return replace(self, next_offset=start, stop_offset=stop)
+        epoch = self.last_epoch if start == self.next_offset else None
+        return replace(self, next_offset=start, stop_offset=stop, last_epoch=epoch)
 
     def __str__(self) -> str:
         """For messages."""
@@ -47,7 +50,7 @@ class KafkaSplit:
 
 
 class KafkaSplitSerializer(SplitSerializer[KafkaSplit]):
-    """Version 1: {"topic", "topic_id" (text or null), "partition", "next_offset", "stop_offset" (or null)}."""
+    """Version 1: {"topic", "topic_id" (or null), "partition", "next_offset", "stop_offset" (or null), "last_epoch" (or null)}."""
 
     version = 1
 
@@ -59,6 +62,7 @@ class KafkaSplitSerializer(SplitSerializer[KafkaSplit]):
             "partition": split.partition,
             "next_offset": split.next_offset,
             "stop_offset": split.stop_offset,
+            "last_epoch": split.last_epoch,
         }
 
     def deserialize(self, version: int, data: JsonObject) -> KafkaSplit:
@@ -71,5 +75,10 @@ class KafkaSplitSerializer(SplitSerializer[KafkaSplit]):
             topic_id=UUID(topic_id) if topic_id is not None else None,
             partition=int(data["partition"]),
             next_offset=int(data["next_offset"]),
-            stop_offset=int(data["stop_offset"]) if data["stop_offset"] is not None else None,
+            stop_offset=_int_or_none(data["stop_offset"]),
+            last_epoch=_int_or_none(data["last_epoch"]),
         )
+
+
+def _int_or_none(value: int | None) -> int | None:
+    return None if value is None else int(value)
