@@ -7,10 +7,12 @@ are retried as the Java client does: metadata refreshed, exponential backoff wit
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import threading
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +22,6 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 import tenacity
-
 from headrace.connectors.kafka.errors import UnknownTopicError, broker_error
 from headrace.connectors.kafka.pool import ConnectionPool
 from headrace.connectors.kafka.positions import Earliest, Latest, Timestamp
@@ -70,6 +71,7 @@ class Broker:
     rack: str | None = None
 
     def __str__(self) -> str:
+        """As error messages name it."""
         return f"broker {self.node_id} ({self.host}:{self.port})"
 
 
@@ -136,21 +138,26 @@ class KafkaCluster:
     """
 
     def __init__(self, config: ClientConfig) -> None:
+        """Contacts nothing."""
         self.config = config
         self._pool = ConnectionPool(config)
-        self._lock = threading.Lock()
+        self._closed = threading.Event()
         self._brokers: dict[int, Broker] = {}
         self._topics: dict[str, tuple[TopicMetadata, float]] = {}
         self._coordinators: dict[tuple[CoordinatorKind, str], Broker] = {}
-        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        _clusters.add(self)
 
     def __reduce__(self) -> tuple[type[KafkaCluster], tuple[ClientConfig]]:
+        """Only the configuration travels."""
         return KafkaCluster, (self.config,)
 
     def __enter__(self) -> KafkaCluster:
+        """Leaving closes."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Close."""
         self.close()
 
     def close(self) -> None:
@@ -183,7 +190,7 @@ class KafkaCluster:
     def leader(self, topic: str, partition: int) -> Leader:
         """The partition's leader, from the cache unless it is older than `metadata.max.age.ms` or invalidated.
 
-        One try only. Raises `RetriableError` while there is no leader, `UnknownTopicError` when there is no such topic or partition.
+        One try only. Raises `RetriableError` while there is no leader, `UnknownTopicError` when no such partition is known.
         """
         found = self._cached(topic).partitions.get(partition)
         if found is None:
@@ -373,7 +380,7 @@ class KafkaCluster:
     def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Commit next offsets for a group that has no live members of its own; committing the same again is harmless.
 
-        Raises `GroupInUseError` when a consumer is a live member of the group, `RefusedByBrokerError` without Read on the group.
+        Raises `GroupInUseError` when the group has live members, `RefusedByBrokerError` without Read on the group.
         """
         if not offsets:
             return
@@ -389,7 +396,7 @@ class KafkaCluster:
         self.retrying(f"committing offsets of group {group!r}", ask)
 
     def coordinator(self, kind: CoordinatorKind, key: str) -> Broker:
-        """The coordinator of a group or transactional id, cached until `forget_coordinator`. One try; raises `RetriableError`."""
+        """A group's or transactional id's coordinator, cached until `forget_coordinator`. One try; may raise `RetriableError`."""
         with self._lock:
             cached = self._coordinators.get((kind, key))
         if cached is not None:
@@ -405,7 +412,7 @@ class KafkaCluster:
         return broker
 
     def forget_coordinator(self, kind: CoordinatorKind, key: str) -> None:
-        """Look the coordinator up again next time: after NOT_COORDINATOR (16), COORDINATOR_NOT_AVAILABLE (15) or a lost connection."""
+        """Look the coordinator up again next time: after NOT_COORDINATOR (16), COORDINATOR_NOT_AVAILABLE (15), a lost connection."""
         with self._lock:
             self._coordinators.pop((kind, key), None)
 
@@ -495,7 +502,8 @@ class KafkaCluster:
     def _backoff(self, state: tenacity.RetryCallState) -> float:
         longest = max(self.config.retry_backoff_ms, self.config.retry_backoff_max_ms)
         milliseconds = min(self.config.retry_backoff_ms * 2 ** min(state.attempt_number - 1, 30), longest)
-        return milliseconds / 1000 * random.uniform(0.8, 1.2)  # noqa: S311 - jitter, as Java's (KIP-580), is no secret
+        jitter = random.uniform(0.8, 1.2)  # noqa: S311 - as Java's (KIP-580); it is no secret
+        return float(milliseconds / 1000 * jitter)
 
     def _pause(self, seconds: float) -> None:
         self._closed.wait(seconds)
@@ -503,6 +511,18 @@ class KafkaCluster:
     def _invalidate_all(self, partitions: Iterable[TopicPartition]) -> None:
         for topic in {topic for topic, _ in partitions}:
             self.invalidate(topic)
+
+
+_clusters: weakref.WeakSet[KafkaCluster] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    for cluster in _clusters:  # in a forked child: a thread of the parent may have held them
+        cluster._lock = threading.Lock()
+        cluster._closed = threading.Event()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 # --- between our types and the wire ------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ class BrokerError(PeerError):
     """A broker answered with an error code. `code` is the protocol's number, `name` its name."""
 
     def __init__(self, code: int, where: str, hint: str = "") -> None:
+        """For `broker_error`; `where` says what was asked of whom."""
         self.code = code
         self.name = error_name(code)
         advice = hint or _HINTS.get(code, "")
@@ -46,6 +47,7 @@ class BrokerError(PeerError):
         self._arguments = (code, where, hint)
 
     def __reduce__(self) -> tuple[type[BrokerError], tuple[int, str, str]]:
+        """Errors travel from worker processes to the driver."""
         return type(self), self._arguments
 
 
@@ -77,46 +79,56 @@ class UnknownTopicError(RetriableError):
     """Topics that no broker knows (yet, or any more). `topics` holds their names."""
 
     def __init__(self, topics: frozenset[str]) -> None:
+        """`topics`: their names."""
         self.topics = topics
         names = ", ".join(repr(name) for name in sorted(topics))
-        super().__init__(f"no broker knows the topic {names}; it may be misspelt, deleted, or hidden by missing Describe rights")
+        why = "misspelt, deleted, or hidden because Describe was not granted"
+        super().__init__(f"no broker knows the topic {names}; it may be {why}")
 
     def __reduce__(self) -> tuple[type[UnknownTopicError], tuple[frozenset[str]]]:
+        """Errors travel from worker processes to the driver."""
         return type(self), (self.topics,)
 
 
 class OffsetOutOfRangeError(DataLossError):
-    """The leader itself, asked again, no longer has (or never had) the wanted offset: `wanted`, and `earliest` to `latest` (exclusive)."""
+    """The leader itself, asked again, does not have the offset `wanted`; it has `earliest` to `latest` (exclusive)."""
 
     def __init__(self, topic: str, partition: int, wanted: int, earliest: int, latest: int) -> None:
+        """`latest` is the first offset not yet written."""
         self.topic, self.partition = topic, partition
         self.wanted, self.earliest, self.latest = wanted, earliest, latest
         if wanted < earliest:
             story = f"offsets {wanted} to {earliest - 1} were deleted (by retention or DeleteRecords) before they were read"
         else:
-            story = "the log is shorter than what was already read from it: it was truncated, or the position is from another cluster"
-        super().__init__(f"{topic}-{partition}: offset {wanted} is out of range, available are {earliest} to {latest} (exclusive); {story}")
+            story = "the log is shorter than what was read from it: it was truncated, or the position is another cluster's"
+        range_ = f"available are {earliest} to {latest} (exclusive)"
+        super().__init__(f"{topic}-{partition}: offset {wanted} is out of range, {range_}; {story}")
 
     def __reduce__(self) -> tuple[type[OffsetOutOfRangeError], tuple[str, int, int, int, int]]:
+        """Errors travel from worker processes to the driver."""
         return type(self), (self.topic, self.partition, self.wanted, self.earliest, self.latest)
 
 
 class TopicRecreatedError(DataLossError):
-    """The topic was deleted (`found` is None) or deleted and created again under the same name (`found` is the new topic's id)."""
+    """The topic was deleted (`found` is None), or deleted and created again (`found` is the new topic's id)."""
 
     def __init__(self, topic: str, expected: str, found: str | None) -> None:
+        """`expected` and `found` are topic ids."""
         self.topic, self.expected, self.found = topic, expected, found
         story = "was deleted" if found is None else f"was deleted and created again: its id is now {found}"
-        super().__init__(f"topic {topic!r} {story}; the positions held are for topic id {expected} and mean nothing in another topic")
+        positions = f"the positions held are for topic id {expected} and mean nothing in another topic"
+        super().__init__(f"topic {topic!r} {story}; {positions}")
 
     def __reduce__(self) -> tuple[type[TopicRecreatedError], tuple[str, str, str | None]]:
+        """Errors travel from worker processes to the driver."""
         return type(self), (self.topic, self.expected, self.found)
 
 
 class LogTruncatedError(DataLossError):
-    """Records that were already read are no longer in the log (an unclean leader election; KIP-320): `diverges_at` to `wanted` - 1."""
+    """Records already read, `diverges_at` to `wanted` - 1, are no longer in the log (unclean leader election; KIP-320)."""
 
     def __init__(self, topic: str, partition: int, wanted: int, diverges_at: int) -> None:
+        """`wanted` is the next offset that was to be read."""
         self.topic, self.partition, self.wanted, self.diverges_at = topic, partition, wanted, diverges_at
         super().__init__(
             f"{topic}-{partition}: the log was truncated; offsets {diverges_at} to {wanted - 1} were read already, "
@@ -124,19 +136,19 @@ class LogTruncatedError(DataLossError):
         )
 
     def __reduce__(self) -> tuple[type[LogTruncatedError], tuple[str, int, int, int]]:
+        """Errors travel from worker processes to the driver."""
         return type(self), (self.topic, self.partition, self.wanted, self.diverges_at)
 
 
 class ConnectionLostError(RetriableError):
-    """A connection could not be made, was lost, or went silent past its timeout. Whether the last request took effect is unknown."""
+    """A connection could not be made, was lost, or went silent. Whether the last request took effect is unknown."""
 
 
 class TlsError(PeerError):
-    """TLS could not be established: an untrusted or mismatching certificate, a missing client certificate, or no TLS at the port."""
+    """No TLS: an untrusted or mismatching certificate, a missing client certificate, or a port that speaks none."""
 
 
-_NAMES: tuple[str, ...] = tuple(
-    """NONE OFFSET_OUT_OF_RANGE CORRUPT_MESSAGE UNKNOWN_TOPIC_OR_PARTITION INVALID_FETCH_SIZE LEADER_NOT_AVAILABLE
+_NAMES_BY_CODE = """NONE OFFSET_OUT_OF_RANGE CORRUPT_MESSAGE UNKNOWN_TOPIC_OR_PARTITION INVALID_FETCH_SIZE LEADER_NOT_AVAILABLE
     NOT_LEADER_OR_FOLLOWER REQUEST_TIMED_OUT BROKER_NOT_AVAILABLE REPLICA_NOT_AVAILABLE MESSAGE_TOO_LARGE
     STALE_CONTROLLER_EPOCH OFFSET_METADATA_TOO_LARGE NETWORK_EXCEPTION COORDINATOR_LOAD_IN_PROGRESS
     COORDINATOR_NOT_AVAILABLE NOT_COORDINATOR INVALID_TOPIC_EXCEPTION RECORD_LIST_TOO_LARGE NOT_ENOUGH_REPLICAS
@@ -164,8 +176,8 @@ _NAMES: tuple[str, ...] = tuple(
     UNSUPPORTED_ASSIGNOR STALE_MEMBER_EPOCH MISMATCHED_ENDPOINT_TYPE UNSUPPORTED_ENDPOINT_TYPE UNKNOWN_CONTROLLER_ID
     UNKNOWN_SUBSCRIPTION_ID TELEMETRY_TOO_LARGE INVALID_REGISTRATION TRANSACTION_ABORTABLE INVALID_RECORD_STATE
     SHARE_SESSION_NOT_FOUND INVALID_SHARE_SESSION_EPOCH FENCED_STATE_EPOCH INVALID_VOTER_KEY DUPLICATE_VOTER
-    VOTER_NOT_FOUND""".split()
-)
+    VOTER_NOT_FOUND"""
+_NAMES = tuple(_NAMES_BY_CODE.split())
 
 _KINDS: dict[type[BrokerError], frozenset[int]] = {
     RetriableBrokerError: frozenset(

@@ -56,8 +56,8 @@ class FetchFrom:
 class FetchedData:
     """Whole record batches of one partition. They may begin before `fetch_offset` and run past the stop: the reader trims.
 
-    `records` is a view of a receive buffer, which is reused once no view of it is left. `next_offset` is where reading goes on, past
-    control records and gaps. `aborted` lists (producer id, first offset), None under read_uncommitted.
+    `records` is a view of a receive buffer, which is reused once no view of it is left. `next_offset` is where reading goes on,
+    past control records and gaps. `aborted` lists (producer id, first offset), None under read_uncommitted.
     """
 
     topic: str
@@ -133,10 +133,12 @@ class FetchPlan:
     """The partitions under way and their states. Not thread-safe: the fetcher guards it with its lock."""
 
     def __init__(self, config: ClientConfig) -> None:
+        """Empty; see `add`."""
         self._config = config
         self._partitions: dict[TopicPartition, _Partition] = {}
 
     def __len__(self) -> int:
+        """The number of partitions that have not ended."""
         return len(self._partitions)
 
     def add(self, source: FetchFrom) -> None:
@@ -202,10 +204,8 @@ class FetchPlan:
     # --- requests ------------------------------------------------------------------------------------------------------
 
     def take(self, broker: Broker, now: float, room: int) -> list[Asked]:
-        """The next request to a broker: its ready partitions, fairest first, in at most `room` bytes. They are then in flight."""
-        ready = [
-            p for p in self._partitions.values() if p.state is _State.READY and p.home == broker and p.ready_at <= now
-        ]
+        """The next request to a broker: its ready partitions, those longest not served first. They are then in flight."""
+        ready = [p for p in self._partitions.values() if p.state is _State.READY and p.home == broker and p.ready_at <= now]
         return [self._ask(partition, max(room // len(ready), _PARTITION_SHARE)) for partition in ready]
 
     def wants_wait(self, asked: Iterable[Asked]) -> bool:
@@ -253,7 +253,8 @@ class FetchPlan:
             return None
         where = f"fetching {asked.topic}-{asked.index} at offset {asked.offset} from {partition.home}"
         if answer.error == _OFFSET_OUT_OF_RANGE:
-            return self._out_of_range(partition)
+            self._out_of_range(partition)
+            return None
         if answer.error:
             return self._failed(partition, broker_error(answer.error, where), now)
         if answer.diverging is not None:
@@ -305,7 +306,7 @@ class FetchPlan:
         )
 
     def _note_empty(self, partition: _Partition, asked: Asked, answer: PartitionAnswer) -> None:
-        """Nothing, although there is something: not even one batch fitted (the broker promises that for the first partition only)."""
+        """Nothing, although there is something: no batch fitted (the broker promises one for the first partition only)."""
         end = answer.high_watermark if answer.aborted is None else answer.last_stable_offset
         if len(answer.records) or (end is not None and end > asked.offset):
             partition.max_bytes = min(asked.max_bytes * 2, max(self._config.fetch_max_bytes, asked.max_bytes))

@@ -133,7 +133,9 @@ def parse_fetch_response(view: memoryview, version: int, pos: int = 0) -> FetchA
     try:
         return _parse_answer(cursor, version)
     except (struct.error, IndexError, ValueError) as error:
-        raise CorruptDataError(f"a Fetch response (version {version}) of {len(view)} bytes cannot be parsed: {error}") from error
+        raise CorruptDataError(
+            f"a Fetch response (version {version}) of {len(view)} bytes cannot be parsed: {error}"
+        ) from error
 
 
 def _parse_answer(cursor: _Cursor, version: int) -> FetchAnswer:

@@ -40,6 +40,7 @@ class Fetcher:
     """
 
     def __init__(self, cluster: KafkaCluster, sources: Iterable[FetchFrom], *, budget_bytes: int = _BUDGET_BYTES) -> None:
+        """Start fetching."""
         self._cluster, self._config = cluster, cluster.config
         self._budget = budget_bytes
         self._plan = FetchPlan(cluster.config)
@@ -58,9 +59,11 @@ class Fetcher:
             self._start(None)
 
     def __enter__(self) -> Fetcher:
+        """Leaving closes."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Close."""
         self.close()
 
     # --- for the reader ------------------------------------------------------------------------------------------------
@@ -101,7 +104,7 @@ class Fetcher:
             self._to_reader.notify_all()
 
     def close(self) -> None:
-        """Stop: connections with a request in flight are cut, the others go back to the cluster. Waits for the threads to end."""
+        """Stop. A connection with a request in flight is cut, others go back to the cluster. Waits for the threads to end."""
         with self._lock:
             self._closed = True
             self._to_threads.notify_all()

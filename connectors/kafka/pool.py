@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -31,19 +32,22 @@ class ConnectionPool:
     """
 
     def __init__(self, config: ClientConfig) -> None:
+        """Empty; contacts nothing."""
         self._config = config
+        self._closed = threading.Event()
+        self._start_afresh()
+        _pools.add(self)
+
+    def _start_afresh(self) -> None:
         self._lock = threading.Lock()
         self._idle: dict[Address, list[Connection]] = defaultdict(list)
         self._failures: dict[Address, _Failures] = {}
-        self._closed = threading.Event()
-        self._pid = os.getpid()
 
     def lease(self, address: Address) -> Connection:
         """A live connection that is the caller's alone until `give_back`, or for ever.
 
         Waits out the reconnect backoff of this address. Raises what `Connection` raises.
         """
-        self._notice_fork()
         while (connection := self._pop(address)) is not None:
             if self._fit(connection):
                 return connection
@@ -93,9 +97,16 @@ class ConnectionPool:
         self._failures.pop(address, None)
         return connection
 
-    def _notice_fork(self) -> None:
-        if self._pid == os.getpid():
-            return
-        # The child's copies are dropped unclosed at the TLS level: closing a file descriptor does not disturb the parent.
-        self._lock = threading.Lock()
-        self._idle, self._failures, self._pid = defaultdict(list), {}, os.getpid()
+
+_pools: weakref.WeakSet[ConnectionPool] = weakref.WeakSet()
+
+
+def _forget_inherited() -> None:
+    # A forked child starts with empty pools. What it inherited is dropped without a word on the wire: closing the child's file
+    # descriptors does not disturb the parent. Locks are new, since a thread of the parent may have held the old ones.
+    for pool in _pools:
+        pool._closed = threading.Event()
+        pool._start_afresh()
+
+
+os.register_at_fork(after_in_child=_forget_inherited)

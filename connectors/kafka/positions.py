@@ -41,6 +41,7 @@ class At:
     offset: int
 
     def __post_init__(self) -> None:
+        """Refuse what no broker could resolve."""
         _check_int64("an offset", self.offset)
 
 
@@ -54,6 +55,7 @@ class Timestamp:
     ms: int
 
     def __post_init__(self) -> None:
+        """Refuse what no broker could resolve."""
         _check_int64("a timestamp in milliseconds", self.ms)
 
 
@@ -69,6 +71,7 @@ class Committed:
     fallback: Earliest | Latest | At | Timestamp = field(default_factory=Earliest)
 
     def __post_init__(self) -> None:
+        """Refuse what no broker could resolve."""
         if self.group is not None and (not isinstance(self.group, str) or not self.group):
             raise UsageError(f"a group name must be a non-empty string, not {self.group!r}")
         if not isinstance(self.fallback, (Earliest, Latest, At, Timestamp)):

@@ -72,8 +72,8 @@ class TlsConfig:
 class SaslConfig:
     """Who we are. PLAIN and SCRAM need `username` and `password`; GSSAPI and AWS_MSK_IAM take theirs from the environment.
 
-    OAUTHBEARER needs `token_provider`: an object with `token() -> str` and optionally `extensions() -> dict[str, str]`, picklable
-    if the configuration is to travel to workers.
+    OAUTHBEARER needs `token_provider`: an object with `token() -> str` and optionally `extensions() -> dict[str, str]`,
+    picklable if the configuration is to travel to workers.
     """
 
     mechanism: str
@@ -87,7 +87,9 @@ class SaslConfig:
         if self.mechanism not in _MECHANISMS:
             raise UsageError(f"sasl.mechanism must be one of {', '.join(_MECHANISMS)}, not {self.mechanism!r}")
         if self.mechanism in _MECHANISMS_WITH_PASSWORD and (not self.username or self.password is None):
-            raise UsageError(f"sasl.mechanism {self.mechanism} needs a user name and a password, in sasl.jaas.config or in SaslConfig")
+            raise UsageError(
+                f"sasl.mechanism {self.mechanism} needs a user name and a password, in sasl.jaas.config or in SaslConfig"
+            )
         if self.mechanism == "OAUTHBEARER" and not callable(getattr(self.token_provider, "token", None)):
             raise UsageError("sasl.mechanism OAUTHBEARER needs SaslConfig(token_provider=...), an object with a token() method")
 
@@ -170,7 +172,9 @@ class ClientConfig:
         if "bootstrap.servers" not in given:
             raise UsageError("Option 'kafka.bootstrap.servers' must be specified for configuring Kafka consumer")
         tls, sasl = _security(given)
-        plain = {field_name: parse(name, given[name]) for name, (field_name, parse) in _CLIENT.items() if name in given}
+        plain: dict[str, Any] = {
+            field_name: parse(name, given[name]) for name, (field_name, parse) in _CLIENT.items() if name in given
+        }
         return cls(tls=tls, sasl=sasl, **plain)
 
 
@@ -290,9 +294,9 @@ _TLS: dict[str, tuple[str, Parser]] = {
 
 _SECURITY = ("security.protocol", "sasl.mechanism", "sasl.jaas.config", "sasl.kerberos.service.name")
 
-# Accepted and without effect: each tunes machinery of the Java client that does not exist here, and none changes what is read or written.
-_HARMLESS = frozenset(
-    """max.poll.records max.poll.interval.ms session.timeout.ms heartbeat.interval.ms partition.assignment.strategy
+# Accepted and without effect: each tunes machinery of the Java client that does not exist here; none changes what is read.
+_HARMLESS_NAMES = """
+    max.poll.records max.poll.interval.ms session.timeout.ms heartbeat.interval.ms partition.assignment.strategy
     group.instance.id auto.commit.interval.ms allow.auto.create.topics socket.connection.setup.timeout.max.ms
     metrics.num.samples metrics.recording.level metrics.sample.window.ms auto.include.jmx.reporter enable.metrics.push
     internal.leave.group.on.close metadata.recovery.strategy metadata.recovery.rebootstrap.trigger.ms ssl.protocol ssl.provider
@@ -302,8 +306,8 @@ _HARMLESS = frozenset(
     sasl.login.refresh.window.jitter sasl.kerberos.min.time.before.relogin sasl.kerberos.ticket.renew.jitter
     sasl.kerberos.ticket.renew.window.factor batch.size linger.ms buffer.memory max.block.ms delivery.timeout.ms retries
     max.in.flight.requests.per.connection metadata.max.idle.ms partitioner.availability.timeout.ms
-    partitioner.adaptive.partitioning.enable compression.gzip.level compression.lz4.level compression.zstd.level""".split()
-)
+    partitioner.adaptive.partitioning.enable compression.gzip.level compression.lz4.level compression.zstd.level"""
+_HARMLESS = frozenset(_HARMLESS_NAMES.split())
 
 # Honoured for these values only, which are what is always done here.
 _ONLY: dict[str, tuple[frozenset[str], str]] = {
@@ -403,7 +407,9 @@ def _security(given: Mapping[str, str]) -> tuple[TlsConfig | None, SaslConfig | 
 
 
 _QUOTED = r'"(?:[^"\\]|\\.)*"' + r"|'(?:[^'\\]|\\.)*'"
-_JAAS = re.compile(rf"\s*(?P<module>[\w.$]+)\s+(?P<flag>\w+)(?P<options>(?:\s+\w+\s*=\s*(?:{_QUOTED}|[^\s;\"']+))*)\s*;\s*", re.DOTALL)
+_JAAS = re.compile(
+    rf"\s*(?P<module>[\w.$]+)\s+(?P<flag>\w+)(?P<options>(?:\s+\w+\s*=\s*(?:{_QUOTED}|[^\s;\"']+))*)\s*;\s*", re.DOTALL
+)
 _JAAS_OPTION = re.compile(rf"(\w+)\s*=\s*({_QUOTED}|[^\s;\"']+)", re.DOTALL)
 _LOGIN_MODULES: dict[str, tuple[str, ...]] = {
     "org.apache.kafka.common.security.plain.PlainLoginModule": ("PLAIN",),
@@ -427,7 +433,9 @@ def parse_jaas(text: str, mechanism: str) -> dict[str, str]:
         )
     module = match["module"].removeprefix("kafkashaded.").removeprefix("shadeddatabricks.")
     if module not in _LOGIN_MODULES:
-        raise UsageError(f"the login module {module} in sasl.jaas.config is not supported; supported are {', '.join(_LOGIN_MODULES)}")
+        raise UsageError(
+            f"the login module {module} in sasl.jaas.config is not supported; supported are {', '.join(_LOGIN_MODULES)}"
+        )
     if mechanism not in _LOGIN_MODULES[module]:
         raise UsageError(f"the login module {module} in sasl.jaas.config does not fit sasl.mechanism {mechanism}")
     options = {key: _unquote(value) for key, value in _JAAS_OPTION.findall(match["options"])}
@@ -442,7 +450,9 @@ def _unquote(value: str) -> str:
     return re.sub(r"\\(.)", r"\1", value[1:-1], flags=re.DOTALL)
 
 
-_ADDRESS = re.compile(r"(?:[A-Za-z][A-Za-z0-9_]*://)?(?:\[(?P<v6>[0-9A-Fa-f:%.\w]+)\]|(?P<host>[^\s:/,\[\]]+)):(?P<port>\d{1,5})")
+_ADDRESS = re.compile(
+    r"(?:[A-Za-z][A-Za-z0-9_]*://)?(?:\[(?P<v6>[0-9A-Fa-f:%.\w]+)\]|(?P<host>[^\s:/,\[\]]+)):(?P<port>\d{1,5})"
+)
 
 
 def _parse_addresses(bootstrap: str) -> tuple[tuple[str, int], ...]:

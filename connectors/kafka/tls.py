@@ -22,7 +22,7 @@ _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_
 def ssl_context(tls: TlsConfig) -> ssl.SSLContext:
     """The context for client connections; made once per configuration and process, safe to share between threads.
 
-    Raises `UsageError` when a store cannot be read, is a JKS, has the wrong password, or needs `cryptography` and that is absent.
+    Raises `UsageError` when a store cannot be read, is a JKS, has another password, or needs `cryptography`, not installed.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     versions = [_VERSIONS[name] for name in tls.enabled_protocols]

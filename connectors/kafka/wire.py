@@ -23,6 +23,11 @@ from collections.abc import Callable
 from typing import Any
 
 import kafka.errors as kafka_python_errors
+from headrace.connectors.kafka.errors import ConnectionLostError, TlsError
+from headrace.connectors.kafka.fetch_protocol import parse_fetch_response
+from headrace.connectors.kafka.properties import ClientConfig
+from headrace.connectors.kafka.tls import ssl_context
+from headrace.enumerator.errors import AuthenticationError, CorruptDataError, HeadraceError, PeerError, UsageError
 from kafka.net.connection import KafkaConnection
 from kafka.net.inet import create_connection
 from kafka.net.sasl.oauth import AbstractTokenProvider
@@ -56,12 +61,6 @@ from kafka.protocol.producer import (
     ProduceRequest,
 )
 from kafka.version import __version__ as kafka_python_version
-
-from headrace.connectors.kafka.errors import ConnectionLostError, TlsError
-from headrace.connectors.kafka.fetch_protocol import parse_fetch_response
-from headrace.connectors.kafka.properties import ClientConfig
-from headrace.connectors.kafka.tls import ssl_context
-from headrace.enumerator.errors import AuthenticationError, CorruptDataError, HeadraceError, PeerError, UsageError
 
 __all__ = [
     "AddPartitionsToTxnRequest",
@@ -154,6 +153,7 @@ class Connection:
     """
 
     def __init__(self, host: str, port: int, config: ClientConfig) -> None:
+        """Connect and shake hands; blocks the calling thread."""
         self.address = f"{host}:{port}"
         self._timeout_s = config.request_timeout_ms / 1000
         self._client_id = config.client_id
@@ -171,11 +171,12 @@ class Connection:
         """When to replace this connection, on `time.monotonic`'s clock: 85 % of the SASL session's life. None: never."""
 
     def __repr__(self) -> str:
+        """As error messages name it."""
         return f"<Connection to {self.address}{'' if self._alive else ' (closed)'}>"
 
     @property
     def usable(self) -> bool:
-        """False once it was closed, lost, its SASL session nears its end, or this is a forked child of the process that made it."""
+        """False once it was closed or lost, when its SASL session nears its end, and in a forked child of its process."""
         return self._alive and self._pid == os.getpid() and (self.expires_at is None or time.monotonic() < self.expires_at)
 
     def is_quiet(self) -> bool:
@@ -210,7 +211,7 @@ class Connection:
         """Send a request and wait for its response, at most `timeout_s` (default: `request.timeout.ms`) without a byte.
 
         A FetchRequest is answered by a `FetchAnswer`, any other by kafka-python's response object. Raises
-        `ConnectionLostError`; whether the request took effect is then unknown. Error codes inside the response are the caller's.
+        `ConnectionLostError`; whether the request took effect is then unknown. Error codes in the response are the caller's.
         """
         if self._in_flight:
             raise RuntimeError("request() while another request is in flight; receive() its response first")
@@ -218,7 +219,7 @@ class Connection:
         return self.receive(timeout_s)
 
     def send(self, message: Message) -> int:
-        """Send a request without waiting; `receive` returns the responses in the order of sending. Returns the correlation id."""
+        """Send a request without waiting; `receive` returns responses in the order of sending. Returns the correlation id."""
         if message.API_VERSION is None:
             message.API_VERSION = self.version_of(message)
         self._correlation_id = (self._correlation_id + 1) % 2**31
@@ -352,7 +353,9 @@ async def _connect(net: Message, host: str, port: int, config: ClientConfig, con
         options.append((socket.SOL_SOCKET, socket.SO_RCVBUF, config.receive_buffer_bytes))
     if config.send_buffer_bytes is not None:
         options.append((socket.SOL_SOCKET, socket.SO_SNDBUF, config.send_buffer_bytes))
-    raw = await create_connection(net, host, port, options, timeout_at=started + config.socket_connection_setup_timeout_ms / 1000)
+    raw = await create_connection(
+        net, host, port, options, timeout_at=started + config.socket_connection_setup_timeout_ms / 1000
+    )
     if context is None:
         transport = KafkaTCPTransport(net, raw, host=host)
     else:
@@ -415,7 +418,7 @@ _quiet = _Quiet()
 
 
 class _NotOurHandshake(logging.Filter):
-    """Drops kafka-python's log records of our own handshakes: at DEBUG they hold passwords, and failures are raised, not logged.
+    """Drops kafka-python's log records of our handshakes: at DEBUG they hold passwords, and failures are raised anyway.
 
     Records of other threads, such as those of an application's own kafka-python clients, pass.
     """
@@ -481,7 +484,7 @@ def _explain_tls(error: ssl.SSLError, address: str) -> HeadraceError:
     if isinstance(error, ssl.SSLCertVerificationError):
         what = error.verify_message or reason
         if "ostname" in what or "IP address" in what:
-            hint = "the certificate is for another name: connect by a name it holds, or set ssl.endpoint.identification.algorithm to empty"
+            hint = "connect by a name that it holds, or set ssl.endpoint.identification.algorithm to empty"
         else:
             hint = "give the authority that signed it in ssl.truststore.location (or ssl.truststore.certificates)"
         return TlsError(f"{address}: the broker's certificate is not trusted ({what}); {hint}")
