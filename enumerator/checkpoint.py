@@ -75,7 +75,7 @@ class CheckpointSerializer(Generic[SplitT]):
             )
         try:
             return read(envelope)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise StateError(f"the checkpoint is damaged: {type(error).__name__}: {error}") from error
 
     def _readers(self) -> Mapping[int, Callable[[Mapping[str, Any]], Checkpoint[SplitT]]]:
@@ -97,13 +97,15 @@ class CheckpointSerializer(Generic[SplitT]):
             SplitState(self._splits.deserialize(split_version, item["split"]), bool(item["finished"]))
             for item in body["splits"]
         )
+        if len({state.split.split_id for state in splits}) < len(splits):
+            raise StateError("the checkpoint is damaged: it holds a split twice")
         return Checkpoint(int(body["checkpoint_id"]), splits, bool(body["exhausted"]))
 
 
 def _parse(data: bytes | str, what: str) -> Mapping[str, Any]:
     try:
         parsed = json.loads(data)
-    except ValueError as error:  # UnicodeDecodeError and JSONDecodeError are both ValueErrors
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are both ValueErrors
         raise StateError(f"{what} is damaged: it is not JSON ({error})") from error
     if not isinstance(parsed, dict):
         raise StateError(f"{what} is damaged: it is a JSON {type(parsed).__name__}, not an object")

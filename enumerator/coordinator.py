@@ -38,7 +38,7 @@ from headrace.enumerator.events import (
     SplitsDiscovered,
     Started,
 )
-from headrace.enumerator.ledger import FinishedBy, SplitState
+from headrace.enumerator.ledger import Finished, FinishedBy, SplitState
 from headrace.enumerator.split import SplitT
 
 
@@ -150,7 +150,8 @@ class Coordinator(Generic[SplitT]):
         assert pending is not None
         if event.checkpoint_id != pending.checkpoint_id or event.reader not in pending.waiting_for:
             return []  # late answer to a checkpoint that was given up
-        self._check_snapshot(event, pending.waiting_for.pop(event.reader))
+        self._check_snapshot(event, pending.waiting_for[event.reader])
+        del pending.waiting_for[event.reader]
         pending.states.update(event.states)
         return self._persist_if_complete()
 
@@ -170,6 +171,8 @@ class Coordinator(Generic[SplitT]):
         return [PublishPositions(tuple(entry.durable for entry in self.enumerator.ledger))]
 
     def _aborted(self, event: CheckpointAborted) -> list[Command[SplitT]]:
+        if self._pending is not None and event.checkpoint_id < self._pending.checkpoint_id:
+            return self._late(event)
         self._expect_pending(event.checkpoint_id)
         self._pending, self.phase = None, Phase.RUNNING
         return []
@@ -222,11 +225,16 @@ class Coordinator(Generic[SplitT]):
         unreported = owed - event.states.keys()
         if unreported:
             raise ProtocolViolationError(f"reader {event.reader} does not report its splits {sorted(unreported)}")
-        foreign = event.states.keys() - set(ledger.held_by(event.reader))
+        # A reader that missed the completion of a checkpoint reports what finished in it once more: harmless.
+        foreign = {
+            split_id
+            for split_id in event.states.keys() - set(ledger.held_by(event.reader))
+            if split_id not in ledger or not isinstance(ledger[split_id].place, Finished)
+        }
         if foreign:
             raise ProtocolViolationError(f"reader {event.reader} reports splits it does not hold: {sorted(foreign)}")
         for split_id, state in event.states.items():
-            if state.finished != isinstance(ledger[split_id].place, FinishedBy):
+            if state.finished != isinstance(ledger[split_id].place, (FinishedBy, Finished)):
                 raise ProtocolViolationError(f"reader {event.reader} and its SplitFinished events disagree on {split_id}")
 
 

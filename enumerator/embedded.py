@@ -88,6 +88,7 @@ class EmbeddedRun(Generic[SplitT]):
         self._persisting: Checkpoint[SplitT] | None = None
         self._declined = ""
         self._last_id = 0
+        self._closed = False
         if checkpoint is None:
             enumerator = create_enumerator(assignment, parallelism=parallelism, discovery_interval_s=discovery_interval_s)
         else:

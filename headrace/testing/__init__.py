@@ -1,0 +1,1 @@
+"""For tests: a source in memory (`memory`), and the kit that shows a connector and a runner to be right (`conformance`)."""

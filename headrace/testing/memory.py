@@ -1,0 +1,263 @@
+"""A log in memory and a source over it: for tests of runners, of pipelines, and of the conformance kit itself.
+
+    log = MemoryLog()
+    log.create("a")
+    log.append("a", ["one", "two"])
+    source = MemorySource(log)
+
+The log lives in this process; a pickled source finds it again in this process only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+from weakref import WeakValueDictionary
+
+import pyarrow as pa
+
+from headrace.enumerator.errors import DataLossError, StateError, UsageError
+from headrace.enumerator.source import (
+    Boundedness,
+    Findings,
+    JsonObject,
+    LogOffsets,
+    LogSource,
+    SourceReader,
+    SplitBatch,
+    SplitDiscovery,
+    SplitSerializer,
+)
+
+SCHEMA = pa.schema([("split", pa.string()), ("offset", pa.int64()), ("value", pa.string())])
+
+_numbers = count()
+_logs: WeakValueDictionary[int, MemoryLog] = WeakValueDictionary()
+
+
+def _find_log(number: int) -> MemoryLog:
+    log = _logs.get(number)
+    if log is None:
+        raise UsageError("this MemoryLog lives in another process, or no longer")
+    return log
+
+
+class MemoryLog:
+    """Named append-only lists of values. Not thread-safe."""
+
+    def __init__(self) -> None:
+        """A log without splits."""
+        self._number = next(_numbers)
+        self._values: dict[str, list[str]] = {}
+        self._hidden: set[str] = set()
+        _logs[self._number] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by reference: two sources over one log stay over one log."""
+        return _find_log, (self._number,)
+
+    def create(self, split_id: str) -> None:
+        """Begin a new, empty split."""
+        if split_id in self._values:
+            raise UsageError(f"split {split_id} exists")
+        self._values[split_id] = []
+
+    def append(self, split_id: str, values: Iterable[str]) -> None:
+        """Write to the end of a split."""
+        self._values[split_id].extend(values)
+
+    def hide(self, split_id: str) -> None:
+        """Let discovery see the split no longer: it was removed, or metadata flaps. It can still be read."""
+        self._hidden.add(split_id)
+
+    def show(self, split_id: str) -> None:
+        """Undo `hide`."""
+        self._hidden.discard(split_id)
+
+    def split_ids(self) -> list[str]:
+        """What discovery sees."""
+        return [split_id for split_id in self._values if split_id not in self._hidden]
+
+    def end(self, split_id: str) -> int:
+        """Offset after the split's last value."""
+        return len(self._values[split_id])
+
+    def read(self, split_id: str, start: int, stop: int) -> list[str]:
+        """The values there are from `start` up to, not including, `stop`."""
+        return self._values[split_id][start:stop]
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySplit:
+    """Values of one split from `next_offset` up to, not including, `stop_offset` (None: without end)."""
+
+    split_id: str
+    next_offset: int
+    stop_offset: int | None = None
+
+    def between(self, start: int, stop: int | None) -> MemorySplit:
+        """The same split over other offsets."""
+        return replace(self, next_offset=start, stop_offset=stop)
+
+
+class MemorySplitSerializer(SplitSerializer[MemorySplit]):
+    """Version 1: {"id": "a", "next": 3, "stop": null}."""
+
+    version = 1
+
+    def serialize(self, split: MemorySplit) -> JsonObject:
+        """The split as a JSON object."""
+        return {"id": split.split_id, "next": split.next_offset, "stop": split.stop_offset}
+
+    def deserialize(self, version: int, data: JsonObject) -> MemorySplit:
+        """What `serialize` wrote."""
+        if version != 1:
+            raise ValueError(f"no MemorySplit was ever written in version {version}")
+        stop = data["stop"]
+        return MemorySplit(str(data["id"]), int(data["next"]), None if stop is None else int(stop))
+
+
+class MemoryDiscovery(SplitDiscovery[MemorySplit]):
+    """Looks into the log."""
+
+    def __init__(self, source: MemorySource) -> None:
+        """For one coordinator."""
+        self._source = source
+
+    def initial(self) -> Findings[MemorySplit]:
+        """Every split, from its first value or (start="latest") from its end as it is now."""
+        log, latest = self._source.log, self._source.start == "latest"
+        added = [self._split(split_id, log.end(split_id) if latest else 0) for split_id in log.split_ids()]
+        return Findings(added, complete=self._source.is_bounded)
+
+    def later(self, known: Mapping[str, MemorySplit]) -> Findings[MemorySplit]:
+        """The splits that are not known, from their first value."""
+        seen = self._source.log.split_ids()
+        added = [self._split(split_id, 0) for split_id in seen if split_id not in known]
+        return Findings(added, missing=known.keys() - set(seen), complete=self._source.is_bounded)
+
+    def _split(self, split_id: str, start: int) -> MemorySplit:
+        return MemorySplit(split_id, start, self._source.log.end(split_id) if self._source.is_bounded else None)
+
+
+class MemoryReader(SourceReader[MemorySplit]):
+    """Reads its splits in turn. `poll` never waits: nothing can arrive while it would."""
+
+    def __init__(self, source: MemorySource) -> None:
+        """Without splits."""
+        self._source = source
+        self._splits: deque[MemorySplit] = deque()
+
+    def add_splits(self, splits: Sequence[MemorySplit]) -> None:
+        """Read these too."""
+        self._splits.extend(splits)
+
+    def poll(self, timeout: float) -> SplitBatch[MemorySplit] | None:
+        """The next batch of the first split in turn that has one."""
+        for _ in range(len(self._splits)):
+            split = self._splits.popleft()
+            batch = self._read(split)
+            if batch is None:
+                self._splits.append(split)
+                continue
+            if not batch.finished:
+                self._splits.append(batch.split)
+            return batch
+        return None
+
+    def close(self) -> None:
+        """Drop the splits."""
+        self._splits.clear()
+
+    def _read(self, split: MemorySplit) -> SplitBatch[MemorySplit] | None:
+        stop = split.next_offset + self._source.batch_size
+        if split.stop_offset is not None:
+            stop = min(stop, split.stop_offset)
+        values = self._source.log.read(split.split_id, split.next_offset, stop)
+        moved = replace(split, next_offset=split.next_offset + len(values))
+        finished = moved.next_offset == split.stop_offset
+        if not values and not finished:
+            return None
+        rows = {
+            "split": [split.split_id] * len(values),
+            "offset": list(range(split.next_offset, moved.next_offset)),
+            "value": values,
+        }
+        columns = {name: rows[name] for name in self._source.schema.names}
+        return SplitBatch(moved, pa.RecordBatch.from_pydict(columns, schema=self._source.schema), finished)
+
+
+class MemorySource(LogSource[MemorySplit]):
+    """Source over a MemoryLog. Bounded, it reads what there is when it starts."""
+
+    name = "memory"
+    schema = SCHEMA
+
+    def __init__(self, log: MemoryLog, *, bounded: bool = False, start: str = "earliest", batch_size: int = 2) -> None:
+        """`start` ("earliest" or "latest") is for the splits there are at first; later ones are read from their first value."""
+        if start not in ("earliest", "latest"):
+            raise UsageError(f'start must be "earliest" or "latest", not {start!r}')
+        if batch_size < 1:
+            raise UsageError(f"batch_size must be at least 1, not {batch_size}")
+        self.log = log
+        self.is_bounded = bounded
+        self.start = start
+        self.batch_size = batch_size
+
+    @property
+    def boundedness(self) -> Boundedness:
+        """As chosen."""
+        return Boundedness.BOUNDED if self.is_bounded else Boundedness.UNBOUNDED
+
+    @property
+    def split_serializer(self) -> MemorySplitSerializer:
+        """JSON objects of three fields."""
+        return MemorySplitSerializer()
+
+    def create_discovery(self) -> MemoryDiscovery:
+        """A discovery that looks into the log."""
+        return MemoryDiscovery(self)
+
+    def create_reader(self) -> MemoryReader:
+        """A reader of the log."""
+        return MemoryReader(self)
+
+    def end_offsets(self, splits: Sequence[MemorySplit]) -> dict[str, int]:
+        """Split id -> end as it is now, or the split's own stop."""
+        ends: dict[str, int] = {}
+        for split in splits:
+            end = self.log.end(split.split_id)
+            if end < split.next_offset:
+                raise DataLossError(f"split {split.split_id} ends at {end}, before the position {split.next_offset}")
+            ends[split.split_id] = end if split.stop_offset is None else min(end, split.stop_offset)
+        return ends
+
+    def with_columns(self, columns: Sequence[str]) -> MemorySource:
+        """The same source with these columns only."""
+        source = MemorySource(self.log, bounded=self.is_bounded, start=self.start, batch_size=self.batch_size)
+        source.schema = pa.schema([SCHEMA.field(column) for column in columns])
+        return source
+
+    def offsets_to_json(self, offsets: LogOffsets[MemorySplit]) -> str:
+        """{"splits": [...], "began": {...}, "initial": false}."""
+        splits = [self.split_serializer.serialize(offsets.splits[split_id]) for split_id in sorted(offsets.splits)]
+        body = {"splits": splits, "began": dict(offsets.began), "initial": offsets.initial}
+        return json.dumps(body, separators=(",", ":"), sort_keys=True)
+
+    def offsets_from_json(self, text: str) -> LogOffsets[MemorySplit]:
+        """What `offsets_to_json` wrote."""
+        try:
+            body = json.loads(text)
+            splits = [self.split_serializer.deserialize(1, data) for data in body["splits"]]
+            began = {str(split_id): int(offset) for split_id, offset in body["began"].items()}
+            return LogOffsets({split.split_id: split for split in splits}, began, bool(body["initial"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StateError(f"these are no offsets of a memory source: {error!r}") from error
+
+    def ends_to_json(self, ends: Mapping[str, int], splits: Mapping[str, MemorySplit]) -> str:
+        """{"a": 3}."""
+        return json.dumps(dict(ends), separators=(",", ":"), sort_keys=True)
