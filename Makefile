@@ -1,0 +1,46 @@
+# Everything a fresh machine needs to know is here: python3 (3.11 to 3.13), gcc and Java 17 must be there, the rest is installed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+TREE := build/tree
+
+# Spark starts its Python workers with `python3` from PATH unless told otherwise: tell it.
+export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
+export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
+
+.PHONY: demo test lint bench soak clean $(TREE)
+
+demo: $(INSTALLED) ## The flights pipeline: kills, restores, new partitions, and the oracle's verdict
+	$(BIN)/python examples/flights/demo.py
+
+test: $(INSTALLED) ## All tests, against a real Kafka and a real Spark
+	$(BIN)/pytest
+
+lint: $(INSTALLED) $(TREE) ## Style, types, and which layer may import which
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	cd $(TREE) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/setup.cfg -p headrace -p pyspark_headrace
+	cd $(TREE) && $(CURDIR)/$(BIN)/lint-imports --config $(CURDIR)/setup.cfg
+
+bench: $(INSTALLED) ## Side by side with Spark's JVM connector; results and plots go to benchmarks/results
+	$(BIN)/python benchmarks/read_throughput.py
+
+soak: $(INSTALLED) ## Hundreds of thousands of simulated histories of the heart, then the planted bugs
+	$(BIN)/python tests/simulation/soak.py
+
+$(INSTALLED): setup.cfg setup.py pyproject.toml connectors/kafka/records.py
+	$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else "headrace needs Python 3.11 to 3.13, this is " + sys.version)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --editable '.[spark,connect,demo,dev]'
+	touch $@
+
+# The package as it will be installed, as links, for the tools that look at files and not at an editable install's finder.
+$(TREE): $(INSTALLED)
+	mkdir -p $@/headrace
+	ln -sfn $(CURDIR)/headrace/* $(CURDIR)/enumerator $(CURDIR)/connectors $(CURDIR)/runners $@/headrace/
+	ln -sfn $(CURDIR)/pyspark_headrace $@/
+
+clean:
+	rm -rf $(VENV) build dist demo-output *.egg-info
