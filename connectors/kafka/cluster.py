@@ -26,6 +26,7 @@ from headrace.connectors.kafka.errors import UnknownTopicError, broker_error
 from headrace.connectors.kafka.pool import ConnectionPool
 from headrace.connectors.kafka.positions import Earliest, Latest, Timestamp
 from headrace.connectors.kafka.properties import ClientConfig, Isolation
+from headrace.connectors.kafka.topology import Broker, Leader, PartitionMetadata, TopicMetadata, TopicPartition
 from headrace.connectors.kafka.wire import (
     Connection,
     FindCoordinatorRequest,
@@ -50,7 +51,6 @@ __all__ = [
     "java_pattern",
 ]
 
-TopicPartition = tuple[str, int]
 T = TypeVar("T")
 
 _UNKNOWN_TOPIC_GRACE_S = 3.0  # a topic just created is not known to every broker at once
@@ -59,48 +59,6 @@ _LATEST, _EARLIEST = -1, -2
 _NONE_CODE = 0
 _UNKNOWN_TOPIC_CODE = 3
 _LEADER_NOT_AVAILABLE_CODE = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Broker:
-    """A broker as it advertises itself."""
-
-    node_id: int
-    host: str
-    port: int
-    rack: str | None = None
-
-    def __str__(self) -> str:
-        """As error messages name it."""
-        return f"broker {self.node_id} ({self.host}:{self.port})"
-
-
-@dataclass(frozen=True, slots=True)
-class Leader:
-    """Who leads a partition, and since which epoch (None where the broker is too old to tell)."""
-
-    broker: Broker
-    epoch: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionMetadata:
-    """A partition: `leader` is a node id, None while there is none."""
-
-    leader: int | None
-    leader_epoch: int | None
-    replicas: tuple[int, ...] = ()
-    isr: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class TopicMetadata:
-    """A topic: its id (None before Kafka 2.8) tells it from an earlier one of the same name; partitions by number."""
-
-    name: str
-    topic_id: UUID | None
-    partitions: dict[int, PartitionMetadata]
-    internal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,7 +354,7 @@ class KafkaCluster:
         self.retrying(f"committing offsets of group {group!r}", ask)
 
     def coordinator(self, kind: CoordinatorKind, key: str) -> Broker:
-        """A group's or transactional id's coordinator, cached until `forget_coordinator`. One try; may raise `RetriableError`."""
+        """The coordinator of a group or a transactional id, cached until `forget_coordinator`. One try."""
         with self._lock:
             cached = self._coordinators.get((kind, key))
         if cached is not None:
@@ -412,7 +370,7 @@ class KafkaCluster:
         return broker
 
     def forget_coordinator(self, kind: CoordinatorKind, key: str) -> None:
-        """Look the coordinator up again next time: after NOT_COORDINATOR (16), COORDINATOR_NOT_AVAILABLE (15), a lost connection."""
+        """Look the coordinator up again next time: after codes 15 and 16, or a lost connection."""
         with self._lock:
             self._coordinators.pop((kind, key), None)
 

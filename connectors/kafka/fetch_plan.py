@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from uuid import UUID
 
-from headrace.connectors.kafka.cluster import Broker, Leader, TopicPartition
 from headrace.connectors.kafka.errors import LogTruncatedError, TopicRecreatedError, UnknownTopicError, broker_error
 from headrace.connectors.kafka.fetch_protocol import PartitionAnswer, span_of_batches
 from headrace.connectors.kafka.properties import ClientConfig
+from headrace.connectors.kafka.topology import Broker, Leader, TopicPartition
 from headrace.enumerator.errors import CorruptDataError, DeadlineExceededError, HeadraceError, is_retriable
 
 __all__ = ["Asked", "FetchFailed", "FetchFrom", "FetchPlan", "FetchedData"]

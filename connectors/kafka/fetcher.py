@@ -13,12 +13,13 @@ from collections import deque
 from collections.abc import Iterable
 from types import TracebackType
 
-from headrace.connectors.kafka.cluster import Broker, KafkaCluster
+from headrace.connectors.kafka.cluster import KafkaCluster
 from headrace.connectors.kafka.errors import OffsetOutOfRangeError, broker_error
 from headrace.connectors.kafka.fetch_plan import Asked, FetchedData, FetchFailed, FetchFrom, FetchPlan
 from headrace.connectors.kafka.fetch_protocol import FetchAnswer
 from headrace.connectors.kafka.positions import Earliest, Latest
 from headrace.connectors.kafka.properties import Isolation
+from headrace.connectors.kafka.topology import Broker
 from headrace.connectors.kafka.wire import Connection, FetchRequest, Message
 from headrace.enumerator.errors import HeadraceError, PeerError, RetriableError
 
@@ -51,6 +52,7 @@ class Fetcher:
         self._queued_bytes = 0
         self._asked_bytes = 0
         self._connections: dict[Broker, Connection] = {}
+        self._busy: set[Broker] = set()
         self._threads: dict[Broker | None, threading.Thread] = {}
         self._closed = False
         with self._lock:
@@ -109,9 +111,8 @@ class Fetcher:
             self._closed = True
             self._to_threads.notify_all()
             self._to_reader.notify_all()
-            for connection in self._connections.values():
-                if connection.in_flight:
-                    connection.abort()
+            for broker in self._busy & self._connections.keys():
+                self._connections[broker].abort()
             threads = list(self._threads.values())
         for thread in threads:
             thread.join(_JOIN_S)
@@ -220,13 +221,19 @@ class Fetcher:
                 if self._closed:
                     break
                 self._asked_bytes += room
+                self._busy.add(broker)
             try:
                 throttled_until = time.monotonic() + self._fetch(broker, asked, room) / 1000
             finally:
                 with self._lock:
                     self._asked_bytes -= room
+                    self._busy.discard(broker)
                     self._to_threads.notify_all()
-        connection = self._connections.pop(broker, None)
+        self._give_back(broker)
+
+    def _give_back(self, broker: Broker) -> None:
+        with self._lock:
+            connection = self._connections.pop(broker, None)
         if connection is not None:
             self._cluster.give_back(connection)
 
@@ -304,9 +311,7 @@ class Fetcher:
             self._deliver(outcomes)
 
     def _abandon(self, broker: Broker, asked: list[Asked], error: HeadraceError) -> None:
-        connection = self._connections.pop(broker, None)
-        if connection is not None:
-            self._cluster.give_back(connection)
+        self._give_back(broker)
         for topic in {item.topic for item in asked}:
             self._cluster.invalidate(topic)
         with self._lock:

@@ -102,9 +102,12 @@ _pools: weakref.WeakSet[ConnectionPool] = weakref.WeakSet()
 
 
 def _forget_inherited() -> None:
-    # A forked child starts with empty pools. What it inherited is dropped without a word on the wire: closing the child's file
-    # descriptors does not disturb the parent. Locks are new, since a thread of the parent may have held the old ones.
+    # A forked child starts with empty pools. Closing its copies of the file descriptors says nothing on the
+    # wire, so the parent is not disturbed. Locks are new, since a thread of the parent may have held the old ones.
     for pool in _pools:
+        for connections in pool._idle.values():
+            for connection in connections:
+                connection.close()
         pool._closed = threading.Event()
         pool._start_afresh()
 

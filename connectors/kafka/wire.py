@@ -29,7 +29,6 @@ from headrace.connectors.kafka.properties import ClientConfig
 from headrace.connectors.kafka.tls import ssl_context
 from headrace.enumerator.errors import AuthenticationError, CorruptDataError, HeadraceError, PeerError, UsageError
 from kafka.net.connection import KafkaConnection
-from kafka.net.inet import create_connection
 from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.net.selector import NetworkSelector
 from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
@@ -328,41 +327,65 @@ class _Adopted:
 
 
 def _shake_hands(host: str, port: int, config: ClientConfig) -> _Adopted:
+    context = ssl_context(config.tls) if config.tls else None
+    try:
+        raw = _open_socket(host, port, config)
+    except OSError as error:
+        raise ConnectionLostError(f"{host}:{port}: no connection: {_first_line(error)}") from error
     net = NetworkSelector(client_id=config.client_id, slow_task_threshold_secs=0)
     _quiet.here = True
     try:
-        context = ssl_context(config.tls) if config.tls else None
-        future = net.call_soon_with_future(_connect, net, host, port, config, context)
-        seconds = (config.socket_connection_setup_timeout_ms + config.request_timeout_ms) / 1000
-        net.poll(timeout_ms=seconds * 1000, future=future)
+        future = net.call_soon_with_future(_introduce, net, raw, host, config, context)
+        net.poll(timeout_ms=config.request_timeout_ms, future=future)
         if not future.is_done:
-            raise ConnectionLostError(f"{host}:{port}: no answer to the handshake within {seconds:g} s")
+            raise ConnectionLostError(
+                f"{host}:{port}: connected, but no answer to the handshake in {config.request_timeout_ms} ms"
+            )
         if future.exception is not None:
             raise _explain(future.exception, f"{host}:{port}") from future.exception
         adopted: _Adopted = future.value
         return adopted
+    except BaseException:
+        raw.close()
+        raise
     finally:
         net.close()
         _quiet.here = False
 
 
-async def _connect(net: Message, host: str, port: int, config: ClientConfig, context: ssl.SSLContext | None) -> _Adopted:
-    started = time.monotonic()
-    options = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
-    if config.receive_buffer_bytes is not None:
-        options.append((socket.SOL_SOCKET, socket.SO_RCVBUF, config.receive_buffer_bytes))
-    if config.send_buffer_bytes is not None:
-        options.append((socket.SOL_SOCKET, socket.SO_SNDBUF, config.send_buffer_bytes))
-    raw = await create_connection(
-        net, host, port, options, timeout_at=started + config.socket_connection_setup_timeout_ms / 1000
-    )
+def _open_socket(host: str, port: int, config: ClientConfig) -> socket.socket:
+    """A TCP connection to the first address of `host` that answers, not blocking, as kafka-python wants it."""
+    failure: OSError = ConnectionError("the name has no address")
+    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        opened = socket.socket(family, kind, protocol)
+        try:
+            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if config.receive_buffer_bytes is not None:
+                opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, config.receive_buffer_bytes)
+            if config.send_buffer_bytes is not None:
+                opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, config.send_buffer_bytes)
+            opened.settimeout(config.socket_connection_setup_timeout_ms / 1000)
+            opened.connect(address)
+        except OSError as error:
+            opened.close()
+            failure = error
+        else:
+            opened.settimeout(0)
+            return opened
+    raise failure
+
+
+async def _introduce(
+    net: Message, raw: socket.socket, host: str, config: ClientConfig, context: ssl.SSLContext | None
+) -> _Adopted:
     if context is None:
         transport = KafkaTCPTransport(net, raw, host=host)
     else:
         transport = KafkaSSLTransport(net, raw, host=host, ssl_context=context)
     try:
         await transport.handshake()
-        connection = KafkaConnection(net, node_id=f"{host}:{port}", **_settings(config))
+        connection = KafkaConnection(net, node_id=host, **_settings(config))
         connection.connection_made(transport)
         await connection.initialize(timeout_at=time.monotonic() + config.request_timeout_ms / 1000)
         await connection
@@ -427,7 +450,7 @@ class _NotOurHandshake(logging.Filter):
         return not _quiet.here
 
 
-for _name in ("net.connection", "net.transport", "net.selector", "net.inet", "net.compat", "net.sasl.plain", "net.sasl.scram",
+for _name in ("net.connection", "net.transport", "net.selector", "net.compat", "net.sasl.plain", "net.sasl.scram",
               "net.sasl.oauth", "net.sasl.gssapi", "net.sasl.msk", "protocol.parser", "protocol", "future"):  # fmt: skip
     logging.getLogger(f"kafka.{_name}").addFilter(_NotOurHandshake())
 

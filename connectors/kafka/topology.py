@@ -1,0 +1,53 @@
+"""What a cluster consists of: brokers, topics, partitions and their leaders, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import UUID
+
+__all__ = ["Broker", "Leader", "PartitionMetadata", "TopicMetadata", "TopicPartition"]
+
+TopicPartition = tuple[str, int]
+"""(topic, partition number)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """A broker as it advertises itself."""
+
+    node_id: int
+    host: str
+    port: int
+    rack: str | None = None
+
+    def __str__(self) -> str:
+        """As error messages name it."""
+        return f"broker {self.node_id} ({self.host}:{self.port})"
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who leads a partition, and since which epoch (None where the broker is too old to tell)."""
+
+    broker: Broker
+    epoch: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionMetadata:
+    """A partition: `leader` is a node id, None while there is none."""
+
+    leader: int | None
+    leader_epoch: int | None
+    replicas: tuple[int, ...] = ()
+    isr: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMetadata:
+    """A topic: its id (None before Kafka 2.8) tells it from an earlier one of the same name; partitions by number."""
+
+    name: str
+    topic_id: UUID | None
+    partitions: dict[int, PartitionMetadata]
+    internal: bool = False
