@@ -61,8 +61,8 @@ class ContainerNode:
         if self._is_created:
             self._docker.start()
             return
-        self._stack.callback(self._container.stop)
-        self._container.start()
+        with _docker_errors("starting a broker"):
+            self._stack.enter_context(self._container)
         self._is_created = True
 
     def kill(self) -> None:
@@ -117,7 +117,7 @@ class ContainerLauncher:
 
     def format(self, directory: Path, arguments: list[str]) -> None:
         """Run the StorageTool."""
-        with self._container(["kafka.tools.StorageTool", *arguments]) as container:
+        with _docker_errors("formatting"), self._container(["kafka.tools.StorageTool", *arguments]) as container:
             if status := container.wait():
                 output = b"".join(container.get_logs()).decode(errors="replace")
                 raise PeerError(f"Kafka's StorageTool failed for {directory.name} (status {status}):\n{output}")
@@ -135,6 +135,16 @@ class ContainerLauncher:
         # As ourselves, so that the directory can be removed afterwards.
         user = f"{os.getuid()}:{os.getgid()}"
         return container.with_kwargs(entrypoint=["java"], network_mode="host", user=user)
+
+
+@contextmanager
+def _docker_errors(doing: str) -> Iterator[None]:
+    import docker
+
+    try:
+        yield
+    except docker.errors.DockerException as error:
+        raise PeerError(f"Docker failed at {doing} with the image {IMAGE}: {error}") from error
 
 
 @contextmanager

@@ -65,7 +65,7 @@ def kafka_jars() -> Path:
     jars = cache_directory() / f"kafka-{KAFKA_VERSION}"
     if not jars.is_dir():
         java, ivy = find_java(), find_ivy()
-        with _lock(jars.with_suffix(".lock")):
+        with _lock(_beside(jars, "lock")):
             if not jars.is_dir():
                 _download(java, ivy, jars)
     return jars
@@ -73,24 +73,14 @@ def kafka_jars() -> Path:
 
 def _download(java: Path, ivy: Path, jars: Path) -> None:
     # The name is fixed, and Ivy's cache inside it: an interrupted download is continued, not begun again.
-    partial = jars.with_suffix(".partial")
+    partial = _beside(jars, "partial")
     partial.mkdir(exist_ok=True)
     ivy_file = partial / "ivy.xml"
     ivy_file.write_text(IVY_FILE)
     shutil.rmtree(partial / "jars", ignore_errors=True)
     pattern = f"{partial}/jars/[artifact]-[revision].[ext]"
-    command = [
-        java,
-        "-cp",
-        ivy,
-        "org.apache.ivy.Main",
-        "-cache",
-        partial / "ivy",
-        "-ivy",
-        ivy_file,
-        "-retrieve",
-        pattern,
-    ]
+    arguments: list[str | Path] = ["-cache", partial / "ivy", "-ivy", ivy_file, "-retrieve", pattern]
+    command: list[str | Path] = [java, "-cp", ivy, "org.apache.ivy.Main", *arguments]
     with Console(stderr=True).status(f"Downloading Apache Kafka {KAFKA_VERSION} (44 MB, once) ..."):
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)  # noqa: S603 - our own command
     if done.returncode or not (partial / "jars" / f"kafka_2.13-{KAFKA_VERSION}.jar").is_file():
@@ -98,6 +88,10 @@ def _download(java: Path, ivy: Path, jars: Path) -> None:
         raise PeerError(f"downloading Apache Kafka {KAFKA_VERSION} failed (Ivy ended with {done.returncode}):\n{tail}")
     (partial / "jars").rename(jars)
     shutil.rmtree(partial)
+
+
+def _beside(jars: Path, suffix: str) -> Path:
+    return jars.with_name(f"{jars.name}.{suffix}")
 
 
 @contextmanager

@@ -17,11 +17,16 @@ ANSWER_SECONDS = 5.0
 WAIT_SECONDS = 60.0
 
 
+def addresses(bootstrap: str) -> list[str]:
+    """The single `host:port` of a comma-separated list."""
+    return [address.strip() for address in bootstrap.split(",")]
+
+
 def is_listening(address: str) -> bool:
     """Whether anything accepts connections at `host:port`: cheaper to ask than a client that backs off."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_SECONDS).close()
     except OSError:
         return False
     return True
@@ -38,7 +43,9 @@ def ask(address: str, topics: Iterable[str]) -> Any:  # noqa: ANN401 - kafka-pyt
     client = KafkaNetClient(bootstrap_servers=[address], request_timeout_ms=milliseconds, client_id="headrace-broker")
     try:
         client.check_version(timeout_ms=milliseconds)
-        node = next(broker.node_id for broker in client.cluster.brokers() if f"{broker.host}:{broker.port}" == address)
+        brokers = {f"{broker.host}:{broker.port}": broker.node_id for broker in client.cluster.brokers()}
+        # Under an address that none of them advertises (another name, a load balancer) any of them may answer.
+        node = brokers.get(address, next(iter(brokers.values())))
         wanted = [MetadataRequest.MetadataRequestTopic(name=name) for name in topics]
         request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
         return client.send_and_receive(node, request, timeout_ms=milliseconds)

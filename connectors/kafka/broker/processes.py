@@ -20,9 +20,10 @@ COMMON_OPTIONS = ("-XX:+UseSerialGC", "-Djava.net.preferIPv4Stack=true", "-Djava
 LOGGING_OPTIONS = (
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
-    "-Dorg.slf4j.simpleLogger.log.org.apache.kafka.common.config=warn",  # it lists every setting, hiding what matters
+    # At level info, the orderly shutdown after a failure fills the end of the log, and hides the failure.
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
 )
-TOOL_OPTIONS = ("-XX:TieredStopAtLevel=1", "-Xmx128m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
+TOOL_OPTIONS = ("-XX:TieredStopAtLevel=1", "-Xmx128m")
 
 
 class JavaNode:

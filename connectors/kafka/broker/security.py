@@ -24,7 +24,7 @@ LIFETIME = datetime.timedelta(days=7)
 
 @dataclass(frozen=True)
 class Certificates:
-    """PEM files of a certificate authority made for one cluster. `server` and `client` hold the key and then the chain."""
+    """PEM files made for one cluster. `server` and `client` hold a key and then its chain up to `ca`."""
 
     ca: Path
     server: Path
@@ -85,9 +85,7 @@ def make_security(protocols: Collection[str], users: Mapping[str, str], director
     """
     unknown = sorted(set(protocols) - set(PROTOCOLS))
     if unknown:
-        raise UsageError(
-            f"unknown security protocols {unknown}: choose among {list(PROTOCOLS)} (PLAINTEXT is always there)"
-        )
+        raise UsageError(f"unknown security protocols {unknown}: choose among {list(PROTOCOLS)}, beside PLAINTEXT")
     if not users and any(protocol.startswith("SASL_") for protocol in protocols):
         raise UsageError('a SASL listener needs users: users={"alice": "a password"}')
     for name, password in users.items():
@@ -118,9 +116,7 @@ def make_certificates(directory: Path) -> Certificates:
     return files
 
 
-def _certificate(
-    name: str, key: EllipticCurvePrivateKey, issuer: str, issuer_key: EllipticCurvePrivateKey
-) -> x509.Certificate:
+def _certificate(name: str, key: EllipticCurvePrivateKey, issuer: str, issuer_key: EllipticCurvePrivateKey) -> x509.Certificate:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
 

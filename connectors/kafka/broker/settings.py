@@ -64,7 +64,7 @@ def _small(brokers: int) -> dict[str, str]:
         "share.coordinator.state.topic.min.isr": in_sync,
         "group.initial.rebalance.delay.ms": "0",
         "auto.create.topics.enable": "false",
-        "broker.session.timeout.ms": "5000",
+        "broker.session.timeout.ms": "3000",
         "broker.heartbeat.interval.ms": "500",
         "log.cleaner.dedupe.buffer.size": str(16 << 20),  # by default a quarter of our whole heap
     }

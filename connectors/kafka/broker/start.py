@@ -15,7 +15,7 @@ from pathlib import Path
 
 from headrace.connectors.kafka.broker.cluster import Cluster
 from headrace.connectors.kafka.broker.containers import container_launcher, docker_answers
-from headrace.connectors.kafka.broker.metadata import ask, wait_until
+from headrace.connectors.kafka.broker.metadata import addresses, ask, wait_until
 from headrace.connectors.kafka.broker.nodes import ExternalNode, Launcher
 from headrace.connectors.kafka.broker.ports import HOST, reserved_ports
 from headrace.connectors.kafka.broker.processes import java_launcher
@@ -57,13 +57,16 @@ def start_broker(
 ) -> Iterator[Cluster]:
     """Give a Kafka cluster that is ready; end it and remove all it left when the context, or this process, ends.
 
-    brokers: how many, each broker and controller in one. config: broker settings, as in `server.properties`; they win
-    over ours (topics are not created automatically; internal topics have few partitions and min(3, brokers) replicas).
-    security: listeners beside PLAINTEXT, among SSL, SASL_PLAINTEXT, SASL_SSL. users: passwords by name for SASL.
-    port: the PLAINTEXT port of the first broker, the next ones following; by default any free ones. jvm_options: of each
-    broker, by default a heap of 512 MiB.
+    brokers: how many, each broker and controller in one.
+    config: broker settings, as in `server.properties`. They win over ours: no automatic creation of topics, internal
+    topics of few partitions with min(3, brokers) replicas.
+    security: listeners beside PLAINTEXT, among SSL, SASL_PLAINTEXT, SASL_SSL.
+    users: passwords by name, for the SASL listeners.
+    port: the PLAINTEXT port of the first broker, the next ones following; by default any free ones.
+    jvm_options: of each broker; by default a heap of 512 MiB.
 
-    HEADRACE_BOOTSTRAP, a PLAINTEXT address, is used instead when set; then only `brokers` may be given, and must be there.
+    HEADRACE_BOOTSTRAP, a PLAINTEXT address, is used instead when set: then `config`, `security` and `port` cannot be
+    given, and it must have at least `brokers` brokers.
 
     Raises UsageError for wishes that cannot be met (also: neither Docker nor PySpark and Java), PeerError with the end
     of the log when a broker fails to start, DeadlineExceededError when it does not serve within 60 s.
@@ -82,9 +85,9 @@ def start_broker(
 
 
 def _external_cluster(bootstrap: str, wish: Wish) -> Cluster:
-    if wish.config or wish.security or wish.port:
+    if wish.config or wish.security or wish.port is not None:
         raise UsageError(f"config, security and port cannot be given to the external cluster of {BOOTSTRAP_VARIABLE}")
-    first = bootstrap.split(",")[0].strip()
+    first = addresses(bootstrap)[0]
     found: dict[int, dict[str, str]] = {}
 
     def look() -> None:
@@ -111,17 +114,17 @@ def _start(wish: Wish, keep: ExitStack) -> Cluster:
             home.mkdir()
             settings = home / "server.properties"
             write_properties(settings, server_properties(node, ports, home / "data", security, wish.config))
-            arguments = ["format", "--cluster-id", cluster_id, "--config", str(settings), *security.format_arguments()]
+            arguments = ["format", f"--cluster-id={cluster_id}", "--config", str(settings), *security.format_arguments()]
             launcher.format(home, arguments)
 
         with ThreadPoolExecutor() as pool:
             list(pool.map(prepare, ports))
         nodes = {node: launcher.node(directory / f"node-{node}") for node in ports}
-        addresses = {
+        listeners = {
             node: {name: f"{HOST}:{number}" for name, number in mine.items() if name != CONTROLLER}
             for node, mine in ports.items()
         }
-        cluster = Cluster(nodes, addresses, security.users, security.certificates)
+        cluster = Cluster(nodes, listeners, security.users, security.certificates)
         # Their data goes with them, so a clean shutdown would only take time.
         stack.callback(cluster.kill_all)
         _start_nodes(cluster)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from headrace.connectors.kafka.broker.metadata import ask, is_listening, wait_until
+from headrace.connectors.kafka.broker.metadata import addresses, ask, is_listening, wait_until
 from headrace.enumerator.errors import PeerError, RetriableError, UsageError
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError, TopicAlreadyExistsError, UnknownTopicOrPartitionError
@@ -51,11 +51,11 @@ def delete_topic(bootstrap: str, name: str) -> None:
 @contextmanager
 def _admin(bootstrap: str, doing: str) -> Iterator[KafkaAdminClient]:
     # Dead brokers first in the list would make kafka-python back off: give it the living.
-    addresses = [address for address in bootstrap.split(",") if is_listening(address)]
-    if not addresses:
+    living = [address for address in addresses(bootstrap) if is_listening(address)]
+    if not living:
         raise PeerError(f"{doing}: nothing listens at {bootstrap}")
     try:
-        client = KafkaAdminClient(bootstrap_servers=addresses)
+        client = KafkaAdminClient(bootstrap_servers=living)
         try:
             yield client
         finally:
@@ -68,7 +68,7 @@ def _admin(bootstrap: str, doing: str) -> Iterator[KafkaAdminClient]:
 
 def _wait(bootstrap: str, name: str, is_so: Callable[[Any], bool], what: str) -> None:
     def check() -> None:
-        for address in filter(is_listening, bootstrap.split(",")):
+        for address in filter(is_listening, addresses(bootstrap)):
             (topic,) = ask(address, [name]).topics
             if not is_so(topic):
                 raise RetriableError(f"the broker at {address} does not show it yet")
