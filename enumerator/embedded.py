@@ -125,6 +125,8 @@ class EmbeddedRun(Generic[SplitT]):
             if batch is not None:
                 self._delivered(number, slot, batch)
                 return batch
+            # or a lazy enumerator would leave splits waiting behind one that has no end
+            self._send(SplitRequested(number))
         return None
 
     def checkpoint(self) -> bytes:
