@@ -8,6 +8,11 @@ The public names live in small modules, so that importing headrace imports no en
 - `spark.read.format("headrace")` and `spark.readStream.format("headrace")` need no import at all
 """
 
-from headrace._version import __version__
 
-__all__ = ["__version__"]
+def __getattr__(name: str) -> str:
+    """`headrace.__version__`, looked up only when asked for: every Spark worker process imports this module."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("headrace")
+    raise AttributeError(f"module 'headrace' has no attribute {name!r}")

@@ -1,0 +1,73 @@
+"""What the project promises of its own code, read from the code."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OURS = ("headrace", "enumerator", "connectors", "runners", "pyspark_headrace", "tests", "benchmarks", "examples")
+LONGEST_FUNCTION = 70
+
+
+def modules(*folders: str) -> Iterator[tuple[Path, ast.Module]]:
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            yield path.relative_to(ROOT), ast.parse(path.read_text())
+
+
+def imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def test_the_heart_imports_nothing_but_the_standard_library_and_pyarrow():
+    allowed = sys.stdlib_module_names | {"pyarrow"}
+    foreign = {
+        f"{path}: {name}"
+        for path, tree in modules("enumerator")
+        for name in imported(tree)
+        if name.split(".")[0] not in allowed and not name.startswith("headrace.enumerator")
+    }
+    assert not foreign
+
+
+def test_only_one_module_uses_kafka_pythons_internals():
+    users = {
+        str(path)
+        for path, tree in modules("headrace", "enumerator", "connectors", "runners", "pyspark_headrace")
+        for name in imported(tree)
+        if name.split(".")[0] == "kafka" and name.count(".") > 0
+    }
+    public = {"connectors/kafka/broker/topics.py", "connectors/kafka/broker/metadata.py"}
+    assert users - public == {"connectors/kafka/wire.py"}
+
+
+def test_functions_are_short():
+    long = {
+        f"{path}:{node.lineno} {node.name} ({node.end_lineno - node.lineno + 1} lines)"
+        for path, tree in modules(*OURS)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno >= LONGEST_FUNCTION
+    }
+    assert not long
+
+
+@pytest.mark.parametrize("module", ["headrace", "headrace.enumerator", "pyspark_headrace"])
+def test_importing_imports_no_client_library_and_no_other_engine(module):
+    forbidden = {"kafka", "apache_beam", "sqlalchemy", "grpc", "confluent_kafka"} | (
+        set() if module == "pyspark_headrace" else {"pyspark"}
+    )
+    code = f"import sys, {module}; print([m for m in {sorted(forbidden)} if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT / "tests")
+    assert out.stdout.strip() == "[]"
