@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import ssl
 import tempfile
 from functools import lru_cache
@@ -15,6 +16,7 @@ from headrace.enumerator.errors import UsageError
 
 __all__ = ["ssl_context"]
 
+_PEM_BLOCK = re.compile(r"(-----BEGIN [A-Z0-9 ]+-----)([A-Za-z0-9+/=\s]+)(-----END [A-Z0-9 ]+-----)")
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 
 
@@ -35,7 +37,7 @@ def ssl_context(tls: TlsConfig) -> ssl.SSLContext:
 
 def _trust(context: ssl.SSLContext, tls: TlsConfig) -> None:
     if tls.truststore_certificates is not None:
-        pem = tls.truststore_certificates
+        pem = _wrapped(tls.truststore_certificates)
     elif tls.truststore_location is not None:
         data = _read("ssl.truststore.location", tls.truststore_location)
         if _store_type("truststore", tls.truststore_type, data) == "PEM":
@@ -54,7 +56,7 @@ def _trust(context: ssl.SSLContext, tls: TlsConfig) -> None:
 def _identify(context: ssl.SSLContext, tls: TlsConfig) -> None:
     password = tls.key_password
     if tls.keystore_key is not None and tls.keystore_certificate_chain is not None:
-        pem = tls.keystore_key + "\n" + tls.keystore_certificate_chain
+        pem = _wrapped(tls.keystore_key) + "\n" + _wrapped(tls.keystore_certificate_chain)
     elif tls.keystore_location is not None:
         data = _read("ssl.keystore.location", tls.keystore_location)
         if _store_type("keystore", tls.keystore_type, data) == "PEM":
@@ -81,6 +83,17 @@ def _load_identity(context: ssl.SSLContext, pem: str, password: str | None) -> N
         ) from None
     finally:
         Path(path).unlink()
+
+
+def _wrapped(pem: str) -> str:
+    """PEM with the line breaks that OpenSSL wants and that a value in a properties file need not have (KIP-651)."""
+    return _PEM_BLOCK.sub(_wrap_block, pem)
+
+
+def _wrap_block(block: re.Match[str]) -> str:
+    body = "".join(block[2].split())
+    lines = [body[start : start + 64] for start in range(0, len(body), 64)]
+    return "\n".join((block[1], *lines, block[3], ""))
 
 
 def _read(name: str, location: str) -> bytes:

@@ -1,0 +1,125 @@
+"""For tests with real brokers: an independent producer, and a proxy that can cut, freeze and count."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+
+from confluent_kafka import Producer
+
+
+def produce(bootstrap: str, topic: str, values: Mapping[int, list[bytes]], **settings: str | int) -> None:
+    """Write values to partitions, in order; return when all are acknowledged by all replicas."""
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, **settings})
+    errors: list[str] = []
+
+    def acknowledged(error: object, _message: object) -> None:
+        if error is not None:
+            errors.append(str(error))
+
+    for partition, items in values.items():
+        for item in items:
+            while True:
+                try:
+                    producer.produce(topic, item, partition=partition, on_delivery=acknowledged)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+    assert producer.flush(60) == 0
+    assert not errors, errors[0]
+
+
+class Proxy:
+    """Forwards TCP connections to one address; `cut` after so many bytes came from the server, `freeze`, count connections."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.connections = 0
+        self.cuts = 0
+        self.swallowed = 0
+        self._cut_after: int | None = None
+        self._frozen = False
+        self._closed = False
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def cut_after(self, count: int) -> None:
+        """Cut the connection that delivers the `count`-th byte from now on, once."""
+        self._cut_after = count
+
+    def freeze(self) -> None:
+        """From now on swallow what the server sends: connections look alive and say nothing."""
+        self._frozen = True
+
+    def thaw(self) -> None:
+        """Deliver again; connections that were frozen stay so, as they missed bytes."""
+        self._frozen = False
+
+    def close(self) -> None:
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(10)
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            thread = threading.Thread(target=self._pump, args=(client,), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _pump(self, client: socket.socket) -> None:
+        silent = False
+        with client, socket.create_connection(self._target) as server, selectors.DefaultSelector() as selector:
+            selector.register(client, selectors.EVENT_READ)
+            selector.register(server, selectors.EVENT_READ)
+            while not self._closed:
+                for key, _ in selector.select(0.1):
+                    source = key.fileobj
+                    try:
+                        data = source.recv(65536)  # type: ignore[union-attr]
+                    except OSError:
+                        return
+                    if not data:
+                        return
+                    if source is server:
+                        silent = silent or self._frozen
+                        if silent:
+                            self.swallowed += len(data)
+                            continue
+                        if self._cuts(len(data)):
+                            client.sendall(data[: len(data) // 2])
+                            return
+                    with contextlib.suppress(OSError):
+                        (client if source is server else server).sendall(data)
+
+    def _cuts(self, count: int) -> bool:
+        if self._cut_after is None:
+            return False
+        self._cut_after -= count
+        if self._cut_after > 0:
+            return False
+        self._cut_after = None
+        self.cuts += 1
+        return True
+
+
+@contextlib.contextmanager
+def proxy_to(address: str) -> Iterator[Proxy]:
+    host, _, port = address.rpartition(":")
+    proxy = Proxy(host, int(port))
+    try:
+        yield proxy
+    finally:
+        proxy.close()

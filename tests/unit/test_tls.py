@@ -1,0 +1,101 @@
+import ssl
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.serialization import pkcs12
+from cryptography.x509 import load_pem_x509_certificates
+from headrace.connectors.kafka.broker.security import Certificates, make_certificates
+from headrace.connectors.kafka.properties import TlsConfig
+from headrace.connectors.kafka.tls import ssl_context
+from headrace.enumerator.errors import UsageError
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+def trusted(context: ssl.SSLContext) -> int:
+    return len(context.get_ca_certs())
+
+
+def test_a_pem_trust_store(certificates):
+    context = ssl_context(TlsConfig(truststore_location=str(certificates.ca)))
+    assert trusted(context) == 1
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.check_hostname
+
+
+def test_a_pem_trust_store_in_the_properties_themselves(certificates):
+    assert trusted(ssl_context(TlsConfig(truststore_certificates=certificates.ca.read_text()))) == 1
+
+
+def test_pem_on_one_line_as_in_a_java_properties_file(certificates):
+    one_line = certificates.ca.read_text().replace("\n", " ")
+    assert trusted(ssl_context(TlsConfig(truststore_certificates=one_line))) == 1
+
+
+def test_a_pkcs12_trust_store(certificates, tmp_path):
+    authorities = load_pem_x509_certificates(certificates.ca.read_bytes())
+    store = pkcs12.serialize_java_truststore(
+        [pkcs12.PKCS12Certificate(authorities[0], b"ca")], serialization.BestAvailableEncryption(b"changeit")
+    )
+    (tmp_path / "trust.p12").write_bytes(store)
+    given = {"truststore_location": str(tmp_path / "trust.p12"), "truststore_type": "PKCS12"}
+    assert trusted(ssl_context(TlsConfig(**given, truststore_password="changeit"))) == 1
+    with pytest.raises(UsageError, match=r"ssl.truststore.password is wrong"):
+        ssl_context(TlsConfig(**given, truststore_password="hunter2"))
+
+
+def test_a_pkcs12_key_store(certificates, tmp_path):
+    pem = certificates.client.read_bytes()
+    key = serialization.load_pem_private_key(pem, None)
+    own, *others = load_pem_x509_certificates(pem)
+    encryption = serialization.BestAvailableEncryption(b"changeit")
+    store = pkcs12.serialize_key_and_certificates(b"me", key, own, others, encryption)  # type: ignore[arg-type]
+    (tmp_path / "key.p12").write_bytes(store)
+    ssl_context(TlsConfig(keystore_location=str(tmp_path / "key.p12"), keystore_password="changeit"))
+    with pytest.raises(UsageError, match="key"):
+        ssl_context(TlsConfig(keystore_location=str(tmp_path / "key.p12"), keystore_password="hunter2"))
+
+
+def test_a_pem_key_with_a_password(certificates):
+    key = serialization.load_pem_private_key(certificates.client.read_bytes(), None)
+    encrypted = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"changeit")
+    ).decode()
+    chain = certificates.client.read_text().partition("-----BEGIN CERTIFICATE-----")
+    given = {"keystore_key": encrypted, "keystore_certificate_chain": chain[1] + chain[2]}
+    ssl_context(TlsConfig(**given, key_password="changeit"))
+    for wrong in ("hunter2", None):
+        with pytest.raises(UsageError, match=r"ssl.key.password") as caught:
+            ssl_context(TlsConfig(**given, key_password=wrong))
+        assert "hunter2" not in str(caught.value)
+
+
+def test_jks_is_refused_with_the_command_that_converts_it(tmp_path):
+    (tmp_path / "trust.jks").write_bytes(b"\xfe\xed\xfe\xed" + bytes(20))
+    with pytest.raises(UsageError, match="keytool -importkeystore"):
+        ssl_context(TlsConfig(truststore_location=str(tmp_path / "trust.jks")))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(UsageError, match=r"ssl.truststore.location: .*absent.pem cannot be read"):
+        ssl_context(TlsConfig(truststore_location=str(tmp_path / "absent.pem")))
+
+
+def test_a_file_that_holds_no_certificate_is_refused(tmp_path):
+    (tmp_path / "empty.pem").write_text("nothing")
+    with pytest.raises(UsageError, match="no usable PEM certificate"):
+        ssl_context(TlsConfig(truststore_location=str(tmp_path / "empty.pem")))
+
+
+def test_no_private_key_is_left_on_disk(certificates, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    ssl_context(TlsConfig(keystore_location=str(certificates.client), key_password="unused"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_protocols_bound_the_version():
+    context = ssl_context(TlsConfig(enabled_protocols=("TLSv1.3",)))
+    assert context.minimum_version is ssl.TLSVersion.TLSv1_3
