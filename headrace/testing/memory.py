@@ -138,7 +138,7 @@ class MemoryDiscovery(SplitDiscovery[MemorySplit]):
         """The splits that are not known, from their first value."""
         seen = self._source.log.split_ids()
         added = [self._split(split_id, 0) for split_id in seen if split_id not in known]
-        return Findings(added, missing=known.keys() - set(seen), complete=self._source.is_bounded)
+        return Findings(added, missing=frozenset(known.keys() - set(seen)), complete=self._source.is_bounded)
 
     def _split(self, split_id: str, start: int) -> MemorySplit:
         return MemorySplit(split_id, start, self._source.log.end(split_id) if self._source.is_bounded else None)

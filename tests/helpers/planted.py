@@ -24,7 +24,7 @@ from headrace.enumerator.enumerator import DISCOVERY_TRANSITIONS, Discovery, Tri
 from headrace.enumerator.ledger import UNASSIGNED, Finished, FinishedBy
 from headrace.enumerator.progress import ReaderProgress
 
-from headrace.testing.memory import MemoryDiscovery
+from headrace.testing.memory import MemoryDiscovery, MemoryReader, MemorySplitSerializer
 
 Planted = Callable[[], AbstractContextManager[None]]
 
@@ -256,20 +256,6 @@ def last_read_offset_stored() -> Iterator[None]:
 
 
 @contextmanager
-def empty_batches_not_counted() -> Iterator[None]:
-    """Beam #25962: the position does not move over offsets that hold no record, nor does a split end on them (I3)."""
-    delivered = ReaderProgress.delivered
-
-    def planted(self: Any, batch: Any) -> None:
-        if batch.records is not None and batch.records.num_rows == 0:
-            return
-        delivered(self, batch)
-
-    with patch.object(ReaderProgress, "delivered", planted):
-        yield
-
-
-@contextmanager
 def extra_slots_planned() -> Iterator[None]:
     """Beam #25975: splits are planned for slots of an earlier, higher parallelism, and some are never dispatched."""
 
@@ -311,6 +297,30 @@ def later_splits_at_latest() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def removed_splits_not_reported() -> Iterator[None]:
+    """FLINK-39514: nobody hears that a split is gone."""
+    later = MemoryDiscovery.later
+    with patch.object(MemoryDiscovery, "later", lambda self, known: replace(later(self, known), missing=frozenset())):
+        yield
+
+
+@contextmanager
+def stop_offset_ignored() -> Iterator[None]:
+    """FLINK-28475, FLINK-34470: a bounded split is read as if it had no end."""
+    read = MemoryReader._read
+    with patch.object(MemoryReader, "_read", lambda self, split: read(self, replace(split, stop_offset=None))):
+        yield
+
+
+@contextmanager
+def split_version_ignored() -> Iterator[None]:
+    """Splits of a newer version are read as if they were of this one."""
+    deserialize = MemorySplitSerializer.deserialize
+    with patch.object(MemorySplitSerializer, "deserialize", lambda self, _, data: deserialize(self, 1, data)):
+        yield
+
+
 def _snapshot(ledger: Any, reported: Mapping[str, Any]) -> list[Any]:
     """What `Ledger.snapshot` does, for the bugs that replace it."""
     return [
@@ -347,5 +357,10 @@ IN_THE_HEART: tuple[Planted, ...] = (
 )
 """Those that the simulation must catch."""
 
-IN_A_CONNECTOR: tuple[Planted, ...] = (later_splits_at_latest, empty_batches_not_counted)
+IN_A_CONNECTOR: tuple[Planted, ...] = (
+    later_splits_at_latest,
+    removed_splits_not_reported,
+    stop_offset_ignored,
+    split_version_ignored,
+)
 """Those that only a real source can show, and so the conformance kit must catch."""
