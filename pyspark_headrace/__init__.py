@@ -1,0 +1,69 @@
+"""Spark's auto-registration hook: PySpark imports every `pyspark_*` package, so `format("headrace")` just works.
+
+Every process that Spark starts for a data source imports this, so it imports the rest only when it is called.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+    from headrace.connectors.kafka.split import KafkaSplit
+    from headrace.runners.spark.readers import BatchReader, StreamReader
+    from pyspark.sql.types import StructType
+
+__all__ = ["DefaultSource"]
+
+
+class DefaultSource(DataSource):
+    """Apache Kafka as `format("headrace")`: the options, columns and checkpoints of Spark's own connector.
+
+    Made in a Python process beside the driver, pickled, and made again wherever Spark needs it: it holds options only.
+    """
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        """Options are checked when the kind of query is known.
+
+        Raises UsageError for a PySpark that is too old, and ImportError with advice where Spark runs a Python without headrace.
+        """
+        try:
+            from headrace.runners.spark.session import require_pyspark
+        except ImportError as error:
+            raise ImportError(
+                f"the Python that Spark started here, {sys.executable}, cannot import headrace ({error}). "
+                "Set PYSPARK_PYTHON to the Python that has it before the Spark session starts, "
+                "or begin the session with headrace.runners.spark.session_builder()"
+            ) from error
+        require_pyspark()
+        super().__init__(options)
+
+    @classmethod
+    def name(cls) -> str:
+        """The name for `format(...)`."""
+        return "headrace"
+
+    def schema(self) -> StructType:
+        """The columns of a user who gave no schema. Raises UsageError for options that fit no kind of query."""
+        from headrace.connectors.kafka.spark_options import any_read
+        from headrace.runners.spark.schema import default_schema
+
+        return default_schema(any_read(self.options))
+
+    def reader(self, schema: StructType) -> BatchReader[KafkaSplit]:
+        """A batch read. Raises UsageError for options or a schema that cannot be honoured."""
+        from headrace.connectors.kafka.spark_options import Mode, kafka_read
+        from headrace.runners.spark.readers import BatchReader
+
+        return BatchReader(kafka_read(self.options, Mode.BATCH), schema)
+
+    def streamReader(self, schema: StructType) -> StreamReader[KafkaSplit]:  # noqa: N802 - Spark's name
+        """A streaming read. Raises UsageError for options or a schema that cannot be honoured."""
+        from headrace.connectors.kafka.spark_options import Mode, kafka_read
+        from headrace.runners.spark.readers import StreamReader
+
+        return StreamReader(kafka_read(self.options, Mode.STREAM), schema)

@@ -1,0 +1,179 @@
+"""What Spark calls: its batch and stream readers, over any log source."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Generic, cast
+
+import pyarrow as pa
+from headrace.connectors.log_read import LogRead, Predicate
+from headrace.enumerator.errors import UsageError
+from headrace.enumerator.planning import OffsetRange, plan_tasks
+from headrace.enumerator.split import OffsetSplitT
+from headrace.runners.spark.filters import predicate
+from headrace.runners.spark.schema import wanted_columns
+from headrace.runners.spark.stream import StreamPlanner
+from headrace.runners.spark.tasks import read_splits
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+log = logging.getLogger(__name__)
+
+
+class SplitsPartition(InputPartition, Generic[OffsetSplitT]):
+    """One task: bounded splits, read one after the other."""
+
+    def __init__(self, splits: Sequence[OffsetSplitT]) -> None:
+        """Travels from the planning process to a worker by pickle."""
+        self.splits = tuple(splits)
+
+
+def _with_columns(read: LogRead[OffsetSplitT], schema: StructType) -> LogRead[OffsetSplitT]:
+    columns = wanted_columns(read, schema)
+    return replace(read, source=read.source.with_columns(columns), columns=tuple(columns))
+
+
+def _read(read: LogRead[Any], partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    if not isinstance(partition, SplitsPartition):
+        return  # Spark's stand-in for an empty list of partitions
+    yield from read_splits(read.source, partition.splits, list(read.columns), read.poll_timeout_s)
+
+
+class _PushFilters:
+    """`pushFilters` for one reader.
+
+    Spark refuses a reader class that overrides `pushFilters` while its filter pushdown for Python is off, which is the
+    default. It looks at `__func__` to tell; this has that of the class it does not override, so both settings work.
+    """
+
+    __func__ = DataSourceReader.pushFilters
+
+    def __init__(self, read: LogRead[Any], pushed: list[Predicate]) -> None:
+        self._read = read
+        self._pushed = pushed
+
+    def __call__(self, filters: Sequence[Filter]) -> Iterable[Filter]:
+        """Note what can prune; return the filters that Spark must apply still, as the very same objects."""
+        for item in filters:
+            wanted = predicate(item)
+            if wanted is not None:
+                self._pushed.append(wanted)
+            if wanted is None or self._read.pruner is None or not self._read.pruner.decides(wanted):
+                yield item
+
+
+class BatchReader(DataSourceReader, Generic[OffsetSplitT]):
+    """A bounded read. Spark makes and plans it in a planning process; `read` runs on an unpickled copy in each worker."""
+
+    def __init__(self, read: LogRead[OffsetSplitT], schema: StructType) -> None:
+        """Contacts nobody. Raises UsageError for a schema that cannot be read."""
+        self._job = _with_columns(read, schema)
+        self._predicates: list[Predicate] = []
+        self.pushFilters = _PushFilters(read, self._predicates)  # type: ignore[method-assign]
+
+    def partitions(self) -> list[InputPartition]:
+        """The tasks. Contacts the source. Planning process, after `pushFilters`."""
+        discovery = self._job.source.create_discovery()
+        try:
+            splits = discovery.initial().added
+        finally:
+            discovery.close()
+        if self._predicates and self._job.pruner is not None:
+            splits = self._job.pruner.prune(splits, self._predicates)
+        by_id = {split.split_id: split for split in splits}
+        ranges = [OffsetRange(split.split_id, split.next_offset, _stop(split)) for split in splits]
+        planned = plan_tasks(ranges, min_tasks=self._job.min_tasks, max_task_records=self._job.max_task_offsets)
+        return [SplitsPartition([by_id[item.split_id].between(item.start, item.stop) for item in task]) for task in planned]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of one task. Worker process."""
+        return _read(self._job, partition)
+
+
+def _stop(split: OffsetSplitT) -> int:
+    if split.stop_offset is None:
+        raise UsageError(f"a batch read needs an end, and {split.split_id} has none")
+    return split.stop_offset
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[OffsetSplitT]):
+    """A streaming read. One instance plans a run of a query in the driver's Python process; copies `read` in the workers."""
+
+    def __init__(self, read: LogRead[OffsetSplitT], schema: StructType, clock: Callable[[], float] = time.monotonic) -> None:
+        """Contacts nobody. Raises UsageError for a schema that cannot be read. `clock` gives monotonic seconds."""
+        self._job = _with_columns(read, schema)
+        self._planner = StreamPlanner(self._job, clock)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What the copies in the workers are made of: the job alone."""
+        return {"_job": self._job}
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Where a query without a checkpoint starts. Driver; Spark calls it for every run of batch 0."""
+        return _offset(self._planner.initial_offsets())
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """The limits among the options, as far as Spark has words for them. Driver."""
+        limits = self._job.limits
+        if limits.max_offsets is not None:
+            return ReadMaxRows(limits.max_offsets)
+        return ReadAllAvailable() if limits.min_offsets is None else ReadMinRows(limits.min_offsets)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Where the batch from `start` ends. Driver, at every trigger."""
+        most, least = _bounds(limit, self._job.limits.min_offsets)
+        return _offset(self._planner.next_offsets(_text(start), most, least))
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Read only what is there now, then end. Driver, once per run, before the first batch."""
+        self._planner.pin_end()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
+        """The source's end as last seen, for the query's progress. Driver."""
+        latest = self._planner.latest_seen()
+        return None if latest is None else _offset(latest)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The tasks of a batch, or of its replay. Driver."""
+        return [SplitsPartition(splits) for splits in self._planner.tasks(_text(start), _text(end))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of one task. Worker process."""
+        return _read(self._job, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """The batch that ends here is committed. Driver, while the next batch is made."""
+        self._planner.committed(_text(end))
+
+    def stop(self) -> None:
+        """Release connections. Spark does not always call it."""
+        self._planner.close()
+
+
+def _bounds(limit: ReadLimit, min_offsets: int | None) -> tuple[int | None, int | None]:
+    match limit:
+        case ReadMaxRows(most):
+            return most, min_offsets
+        case ReadMinRows(least):
+            return None, least
+        case _:
+            return None, None
+
+
+def _offset(text: str) -> dict[str, Any]:
+    return cast("dict[str, Any]", json.loads(text))
+
+
+def _text(offset: dict[str, Any]) -> str:
+    return json.dumps(offset, separators=(",", ":"))

@@ -1,0 +1,113 @@
+"""Reading a task, in a Python worker of Spark: bounded splits in, Arrow record batches out. No PySpark in here.
+
+A reader lives as long as its task. Spark keeps worker processes between tasks, and a source that is expensive to reach
+keeps its connections with the process, not with the reader.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import pyarrow as pa
+from headrace.enumerator.errors import DeadlineExceededError
+from headrace.enumerator.source import LogSource, SourceReader
+from headrace.enumerator.split import OffsetSplitT
+
+SMALL_BATCH_BYTES = 1 << 20
+"""Batches smaller than this are put together, as each costs Spark a round trip through Arrow and the JVM."""
+
+LARGE_BATCH_BYTES = 32 << 20
+"""Batches larger than this are cut, so that the JVM side never has to hold much more at once."""
+
+_POLL_S = 1.0
+
+
+def read_splits(
+    source: LogSource[OffsetSplitT],
+    splits: Sequence[OffsetSplitT],
+    columns: Sequence[str],
+    stall_s: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[pa.RecordBatch]:
+    """Every record of these bounded splits, in batches of a good size for Spark. Order is kept within a split.
+
+    Raises DeadlineExceededError when nothing at all comes for `stall_s` seconds, and what the source's reader raises.
+    Closing the iterator early (LIMIT, a killed task) stops the fetching.
+    """
+    with source.create_reader() as reader:
+        for batch in well_sized(_batches(reader, splits, stall_s, clock)):
+            yield batch if batch.schema.names == columns else batch.select(columns)
+
+
+def _batches(
+    reader: SourceReader[OffsetSplitT], splits: Sequence[OffsetSplitT], stall_s: float, clock: Callable[[], float]
+) -> Iterator[pa.RecordBatch]:
+    for wave in _waves(splits):
+        reader.add_splits(wave)
+        unfinished = {split.split_id for split in wave}
+        heard_at = clock()
+        while unfinished:
+            batch = reader.poll(_POLL_S)
+            if batch is not None:
+                heard_at = clock()
+                if batch.finished:
+                    unfinished.discard(batch.split.split_id)
+                yield batch.records
+            elif clock() - heard_at > stall_s:
+                waiting = ", ".join(sorted(unfinished))
+                raise DeadlineExceededError(f"nothing came for {stall_s:g} s while these were read: {waiting}")
+
+
+def _waves(splits: Sequence[OffsetSplitT]) -> list[list[OffsetSplitT]]:
+    """Pieces of one split are read one after the other; a reader knows each split once."""
+    waves: list[dict[str, OffsetSplitT]] = []
+    for split in splits:
+        for wave in waves:
+            if split.split_id not in wave:
+                wave[split.split_id] = split
+                break
+        else:
+            waves.append({split.split_id: split})
+    return [list(wave.values()) for wave in waves]
+
+
+class _Small:
+    """Small batches waiting to be put together."""
+
+    def __init__(self) -> None:
+        self._batches: list[pa.RecordBatch] = []
+        self.bytes = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self._batches.append(batch)
+        self.bytes += batch.nbytes
+
+    def drain(self) -> Iterator[pa.RecordBatch]:
+        if self._batches:
+            yield self._batches[0] if len(self._batches) == 1 else pa.concat_batches(self._batches)
+        self._batches, self.bytes = [], 0
+
+
+def well_sized(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in the same order: small batches put together, large ones cut, empty ones dropped."""
+    small = _Small()
+    for batch in batches:
+        if batch.num_rows == 0:
+            continue
+        if batch.nbytes < SMALL_BATCH_BYTES:
+            small.add(batch)
+            if small.bytes >= SMALL_BATCH_BYTES:
+                yield from small.drain()
+            continue
+        yield from small.drain()
+        yield from _cut(batch)
+    yield from small.drain()
+
+
+def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    pieces = min(batch.num_rows, -(-batch.nbytes // LARGE_BATCH_BYTES))
+    edges = [batch.num_rows * piece // pieces for piece in range(pieces + 1)]
+    for start, stop in itertools.pairwise(edges):
+        yield batch.slice(start, stop - start)
