@@ -16,7 +16,7 @@ class UsageError(HeadraceError, ValueError):
 
 
 class PeerError(HeadraceError):
-    """The other side's fault (a broker, a database): it refused, broke the protocol, or sent corrupt bytes."""
+    """The other side's fault (a broker, a database): refused, broke the protocol, or sent corrupt bytes."""
 
 
 class CorruptDataError(PeerError):

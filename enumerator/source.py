@@ -47,7 +47,7 @@ class SplitDiscovery(ABC, Generic[SplitT]):
 
     @abstractmethod
     def initial(self) -> Findings[SplitT]:
-        """Every split there is, at the initial position the user chose. Once in the life of a job, before its first checkpoint."""
+        """Every split there is, at the position the user chose. Once in the life of a job, before its first checkpoint."""
 
     @abstractmethod
     def later(self, known: Mapping[str, SplitT]) -> Findings[SplitT]:

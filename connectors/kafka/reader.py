@@ -14,7 +14,7 @@ from headrace.connectors.kafka.errors import LogTruncatedError, OffsetOutOfRange
 from headrace.connectors.kafka.fetcher import FetchedData, Fetcher, FetchFailed, FetchFrom
 from headrace.connectors.kafka.records import DecodedBatch, arrow_schema, decode
 from headrace.connectors.kafka.split import KafkaSplit
-from headrace.enumerator.errors import DataLossError, UsageError
+from headrace.enumerator.errors import DataLossError, HeadraceError, UsageError
 from headrace.enumerator.source import SourceReader, SplitBatch
 
 log = logging.getLogger(__name__)
@@ -43,18 +43,22 @@ class KafkaReader(SourceReader[KafkaSplit]):
         self._fail_on_data_loss = fail_on_data_loss
         self._fetcher: Fetcher | None = None
         self._splits: dict[TopicPartition, KafkaSplit] = {}
+        self._waiting: dict[TopicPartition, deque[KafkaSplit]] = {}
         self._ended: deque[KafkaSplit] = deque()
         self._decoding: _Decoding | None = None
+        self._failure: HeadraceError | None = None
 
     def add_splits(self, splits: Sequence[KafkaSplit]) -> None:
-        """Begin to fetch these."""
+        """Begin to fetch these. Of a topic that was re-created, the split that is given later waits for the earlier one's end."""
         fetch: list[FetchFrom] = []
         for split in splits:
-            self._replace_older(split)
+            key = (split.topic, split.partition)
             if split.exhausted:
                 self._ended.append(split)
+            elif key in self._splits:
+                self._wait(key, split)
             else:
-                self._splits[split.topic, split.partition] = split
+                self._splits[key] = split
                 fetch.append(_fetch_from(split))
         if self._fetcher is None:
             self._fetcher = Fetcher(self._cluster, fetch, budget_bytes=self._budget_bytes)
@@ -63,7 +67,12 @@ class KafkaReader(SourceReader[KafkaSplit]):
                 self._fetcher.assign(source)
 
     def poll(self, timeout: float) -> SplitBatch[KafkaSplit] | None:
-        """The next batch; raises DataLossError, CorruptDataError or PeerError naming topic, partition and offset."""
+        """The next batch; raises DataLossError, CorruptDataError or PeerError naming topic, partition and offset.
+
+        A reader that has raised goes on raising: it never reads on behind what it could not read.
+        """
+        if self._failure is not None:
+            raise self._failure
         if self._ended:
             return SplitBatch(self._ended.popleft(), self._no_rows(), finished=True)
         if self._decoding is None and not self._fetch(timeout):
@@ -102,7 +111,11 @@ class KafkaReader(SourceReader[KafkaSplit]):
         decoding = self._decoding
         assert decoding is not None
         key = (decoding.data.topic, decoding.data.partition)
-        batch = next(decoding.batches, None)
+        try:
+            batch = next(decoding.batches, None)
+        except HeadraceError as error:
+            self._failure = error
+            raise
         if batch is None:
             self._decoding = None
             return None
@@ -110,49 +123,49 @@ class KafkaReader(SourceReader[KafkaSplit]):
         if batch.next_offset == decoding.data.next_offset:
             split = replace(split, last_epoch=decoding.data.last_epoch)
         if split.exhausted:
-            del self._splits[key]
             self._decoding = None
+            self._leave(key)
         else:
             self._splits[key] = split
         return SplitBatch(split, batch.records, finished=split.exhausted)
 
-    def _replace_older(self, split: KafkaSplit) -> None:
-        """A topic that was re-created has the same name: the splits of the old one have ended (I5)."""
-        key = (split.topic, split.partition)
-        older = self._splits.get(key)
-        if older is None:
-            return
-        if older.topic_id == split.topic_id:
+    def _wait(self, key: TopicPartition, split: KafkaSplit) -> None:
+        """Two splits of one name: the topic was re-created, and only the broker knows which of them still is (I5)."""
+        waiting = self._waiting.setdefault(key, deque())
+        if any(split.topic_id == other.topic_id for other in (self._splits[key], *waiting)):
             raise UsageError(f"{split} was given to this reader twice")
-        self._end(older)
+        waiting.append(split)
 
-    def _end(self, split: KafkaSplit) -> None:
-        key = (split.topic, split.partition)
+    def _leave(self, key: TopicPartition) -> None:
+        """The split has ended: the next of its name, if one waits, takes its place."""
         del self._splits[key]
-        if self._decoding is not None and (self._decoding.data.topic, self._decoding.data.partition) == key:
-            self._decoding = None
-        self._ended.append(split)
+        if waiting := self._waiting.get(key):
+            self._read_from(waiting.popleft())
+
+    def _read_from(self, split: KafkaSplit) -> None:
+        self._splits[split.topic, split.partition] = split
+        assert self._fetcher is not None
+        self._fetcher.assign(_fetch_from(split))
 
     def _failed(self, failure: FetchFailed) -> None:
         """Raise the failure; or, when data loss is allowed, warn and go on after what is lost."""
         if self._fail_on_data_loss or not isinstance(failure.error, DataLossError):
             if isinstance(failure.error, DataLossError):
                 failure.error.add_note(ALLOW_LOSS)
+            self._failure = failure.error
             raise failure.error
         split = self._splits[failure.topic, failure.partition]
         resume = _after_loss(failure.error, split)
         log.warning("%s; going on %s", failure.error, "without this partition" if resume is None else f"at offset {resume}")
         if resume is None or (split.stop_offset is not None and resume >= split.stop_offset):
             at = split.next_offset if split.stop_offset is None else split.stop_offset
-            self._end(replace(split, next_offset=at))
+            self._ended.append(replace(split, next_offset=at))
+            self._leave((failure.topic, failure.partition))
             return
-        split = replace(split, next_offset=resume, last_epoch=None)
-        self._splits[failure.topic, failure.partition] = split
-        assert self._fetcher is not None
-        self._fetcher.assign(_fetch_from(split))
+        self._read_from(replace(split, next_offset=resume, last_epoch=None))
 
     def _no_rows(self) -> pa.RecordBatch:
-        return arrow_schema(self._columns).empty_table().to_batches()[0] if self._columns else pa.RecordBatch.from_arrays([], [])
+        return pa.RecordBatch.from_pylist([], schema=arrow_schema(self._columns))
 
 
 def _fetch_from(split: KafkaSplit) -> FetchFrom:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponential
 
 from headrace.connectors.kafka import offsets as offsets_json
-from headrace.connectors.kafka.cluster import KafkaCluster, TopicPartition
+from headrace.connectors.kafka.cluster import KafkaCluster, TopicMetadata, TopicPartition, java_pattern
 from headrace.connectors.kafka.discovery import (
     KafkaDiscovery,
     NoMatch,
@@ -101,20 +101,33 @@ class KafkaSource(LogSource[KafkaSplit]):
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself."""
+        self._refuse_contradicting_properties()
         _ = self.config, self.subscription, self.schema
         everywhere = (Earliest, Latest, At, Timestamp, Committed)
         validate(self.start, "start", everywhere)
+        if isinstance(self.start_found_later, Mapping):
+            raise UsageError("start_found_later must be one position for all: which partitions will be found is not known")
         validate(self.start_found_later, "start_found_later", everywhere)
         if self.stop is not None:
             validate(self.stop, "stop", (Latest, At, Timestamp, Committed))
+        for positions in (self.start, self.start_found_later, self.stop):
+            for position in positions.values() if isinstance(positions, Mapping) else [positions]:
+                if isinstance(position, Committed) and position.group is None and self.config.group_id is None:
+                    raise UsageError("Committed() needs a group: Committed('name'), or group='name'")
         if self.no_match not in ("error", "latest"):
             raise UsageError(f"no_match must be 'error' or 'latest', not {self.no_match!r}")
         if self.fetch_budget_bytes < 1 << 20:
             raise UsageError(f"fetch_budget_bytes must be at least 1 MiB, not {self.fetch_budget_bytes}")
         if self.discovery_interval_s is not None and self.discovery_interval_s <= 0:
             raise UsageError(f"discovery_interval_s must be positive seconds or None, not {self.discovery_interval_s}")
-        if "group.id" in self.properties and self.group not in (None, self.properties["group.id"]):
-            raise UsageError("group and the property group.id name different groups; give one")
+
+    def _refuse_contradicting_properties(self) -> None:
+        given = {name.lower(): str(value).strip() for name, value in self.properties.items()}
+        own = {"bootstrap.servers": self.bootstrap, "isolation.level": str(self.isolation), "group.id": self.group}
+        for name, value in own.items():
+            if value is not None and given.get(name, value) != value:
+                argument = name.split(".")[0]
+                raise UsageError(f"{argument}={value!r} and the property {name}={given[name]!r} contradict each other; give only {argument}")
 
     @functools.cached_property
     def config(self) -> ClientConfig:
@@ -139,10 +152,13 @@ class KafkaSource(LogSource[KafkaSplit]):
             if not wanted or any(isinstance(p, bool) or not isinstance(p, int) or p < 0 for _, p in wanted):
                 raise UsageError(f"partitions must be like {{'topic': [0, 1]}}, not {self.partitions!r}")
             return Partitions(tuple(dict.fromkeys(wanted)))
-        return Pattern(self.pattern or "")
+        if not self.pattern:
+            raise UsageError("pattern must not be empty: no topic has an empty name")
+        java_pattern(self.pattern)
+        return Pattern(self.pattern)
 
     @functools.cached_property
-    def schema(self) -> pa.Schema:  # type: ignore[override] # computed here, an attribute elsewhere
+    def schema(self) -> pa.Schema:
         """Names and types of Spark's Kafka source, in its order, less the columns not asked for."""
         return arrow_schema(self.columns)
 
@@ -221,17 +237,25 @@ class KafkaSource(LogSource[KafkaSplit]):
 
     def splits_missing(self, splits: Sequence[KafkaSplit]) -> None:
         """Partitions are gone. DataLossError, or with `fail_on_data_loss=False` a warning."""
-        names = ", ".join(f"{split} (topic id {split.topic_id}, read up to offset {split.next_offset})" for split in splits)
-        message = f"partitions are gone, their topic deleted or re-created: {names}"
+        found = shared_cluster(self.config).find_topics({split.topic for split in splits})
+        stories = ", ".join(
+            f"{split} (topic id {split.topic_id}, read up to offset {split.next_offset}): {_fate(split, found[split.topic])}"
+            for split in splits
+        )
+        message = f"partitions are gone: {stories}"
         if self.fail_on_data_loss:
             raise DataLossError(f"{message}. {ALLOW_LOSS}")
         log.warning("%s; going on without them", message)
 
     def checkpoint_completed(self, splits: Sequence[KafkaSplit]) -> None:
         """Commit these positions to the group, if there is one."""
-        if self.group is not None:
-            positions = {(split.topic, split.partition): split.next_offset for split in splits}
-            shared_cluster(self.config).commit_offsets(self.group, positions)
+        if self.group is None:
+            return
+        # A group's offsets go by name: those for a topic that is gone must not be taken for those of its successor (I5).
+        found = shared_cluster(self.config).find_topics({split.topic for split in splits})
+        there = {(name, topic.topic_id) for name, topic in found.items() if topic is not None}
+        positions = {(s.topic, s.partition): s.next_offset for s in splits if (s.topic, s.topic_id) in there}
+        shared_cluster(self.config).commit_offsets(self.group, positions)
 
     def offsets_to_json(self, offsets: LogOffsets[KafkaSplit]) -> str:
         """See `headrace.connectors.kafka.offsets`."""
@@ -255,6 +279,14 @@ class KafkaSource(LogSource[KafkaSplit]):
         if not found and positions:
             raise StateError(f"none of the checkpoint's partitions is among those subscribed to: {', '.join(gone)}")
         return LogOffsets({split.split_id: split for split in found}, began={})
+
+
+def _fate(split: KafkaSplit, topic: TopicMetadata | None) -> str:
+    if topic is None:
+        return "the topic was deleted"
+    if topic.topic_id != split.topic_id:
+        return f"the topic was deleted and created again, its id is now {topic.topic_id}"
+    return "the topic is there, but the source no longer selects the partition"
 
 
 class KafkaBatches:
