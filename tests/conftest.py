@@ -1,10 +1,53 @@
-"""Settings shared by every test."""
+"""Settings and fixtures shared by every test: real Kafka brokers, HEADRACE_BOOTSTRAP's if set, else started once a session."""
 
+from __future__ import annotations
+
+import itertools
 import os
+import uuid
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from headrace.connectors.kafka.broker import Cluster
 
 settings.register_profile("default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", parent=settings.get_profile("default"), max_examples=20, derandomize=True)
 settings.register_profile("thorough", parent=settings.get_profile("default"), max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+# Tests of expired transactions would otherwise wait up to 10 s for the broker to look.
+CONFIG = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500"}
+
+
+def _config() -> dict[str, str]:
+    return {} if os.environ.get("HEADRACE_BOOTSTRAP") else CONFIG
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[Cluster]:
+    """One broker shared by the session; a test that kills it must restart it."""
+    from headrace.connectors.kafka.broker import start_broker
+
+    with start_broker(config=_config()) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def cluster3() -> Iterator[Cluster]:
+    """Three brokers shared by the session; a test that kills some must restart them."""
+    from headrace.connectors.kafka.broker import start_broker
+
+    with start_broker(3, config=_config()) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> Callable[[], str]:
+    """A function giving topic names that no other test has, also on a shared external cluster."""
+    test = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)[:100]
+    run, numbers = uuid.uuid4().hex[:8], itertools.count()
+    return lambda: f"{test}-{run}-{next(numbers)}"
