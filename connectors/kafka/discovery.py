@@ -89,7 +89,8 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         starts = self.resolve(_each(self._plan.start, partitions, "start"), self._plan.no_match)
         stops: Mapping[TopicPartition, int] = {}
         if self._plan.stop is not None:
-            stops = self.resolve(_each(self._plan.stop, partitions, "stop"), "latest")
+            wanted = self.resolve(_each(self._plan.stop, partitions, "stop"), "latest", is_stop=True)
+            stops = {tp: max(stop, starts[tp]) for tp, stop in wanted.items()}  # a stop before the start: nothing to read
         splits = [KafkaSplit(tp[0], found[tp], tp[1], starts[tp], stops.get(tp)) for tp in partitions]
         return Findings(splits, complete=self._plan.stop is not None)
 
@@ -151,10 +152,13 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         result: tuple[dict[TopicPartition, UUID | None], frozenset[str]] = looks(look)
         return result
 
-    def resolve(self, positions: Mapping[TopicPartition, Position], no_match: NoMatch) -> dict[TopicPartition, int]:
+    def resolve(
+        self, positions: Mapping[TopicPartition, Position], no_match: NoMatch, *, is_stop: bool = False
+    ) -> dict[TopicPartition, int]:
         """The number of each position, asked of the brokers now.
 
-        `no_match` says what a Timestamp later than every record means: an error, or the end of the partition.
+        `no_match` says what a Timestamp later than every record means: an error, or the end of the partition. A stop, unlike
+        a start, may lie before the first record there is.
         """
         committed = self._committed(positions)
         concrete: dict[TopicPartition, Position] = {
@@ -170,7 +174,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
             raise UsageError(f"no offset matches the requested timestamp: {names}; ask for the latest offset in that case, or earlier")
         ends = self._cluster.list_offsets(dict.fromkeys(unmatched, Latest()), self._plan.isolation) if unmatched else {}
         resolved = {tp: answer.offset for tp, answer in {**answers, **ends}.items() if answer.offset is not None}
-        return {tp: {**resolved, **self._in_range(fixed)}[tp] for tp in positions}
+        return {tp: {**resolved, **self._in_range(fixed, is_stop=is_stop)}[tp] for tp in positions}
 
     def _committed(self, positions: Mapping[TopicPartition, Position]) -> dict[TopicPartition, int]:
         by_group: dict[str, list[TopicPartition]] = {}
@@ -187,7 +191,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
             if committed is not None
         }
 
-    def _in_range(self, fixed: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    def _in_range(self, fixed: Mapping[TopicPartition, int], *, is_stop: bool) -> dict[TopicPartition, int]:
         """The offsets themselves, or DataLossError (a warning and the nearest offset when data loss is allowed)."""
         if not fixed:
             return {}
@@ -195,7 +199,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         latest = self._cluster.list_offsets(dict.fromkeys(fixed, Latest()), Isolation.READ_UNCOMMITTED)
         resolved: dict[TopicPartition, int] = {}
         for tp, wanted in fixed.items():
-            low, high = earliest[tp].offset or 0, latest[tp].offset or 0
+            low, high = 0 if is_stop else earliest[tp].offset or 0, latest[tp].offset or 0
             resolved[tp] = min(max(wanted, low), high)
             if resolved[tp] != wanted:
                 message = f"{tp[0]}-{tp[1]}: offset {wanted} is wanted, but only {low} to {high} are there"
@@ -242,6 +246,10 @@ def _or_fallback(position: Committed, offset: int | None) -> Position:
 
 def validate(positions: Positions | None, what: str, allowed: Sequence[type]) -> None:
     """Raise UsageError when `positions` is not a position, or a mapping (topic, partition) -> position, of the allowed kinds."""
+    if isinstance(positions, Mapping):
+        for key in positions:
+            if not (isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], str) and type(key[1]) is int):
+                raise UsageError(f"{what} by partition must be like {{('topic', 0): ...}}; {key!r} is not (topic, partition)")
     items: Iterable[object] = positions.values() if isinstance(positions, Mapping) else [positions]
     for item in items:
         if not isinstance(item, tuple(allowed)):

@@ -61,7 +61,7 @@ def parse(text: str) -> Mapping[str, Any]:
     """The JSON object in the text. Raises StateError when there is none."""
     try:
         document = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StateError(f"the checkpoint's offset is not JSON ({error}): {text[:200]!r}") from error
     if not isinstance(document, dict):
         raise StateError(f"the checkpoint's offset is not a JSON object: {text[:200]!r}")
@@ -93,7 +93,7 @@ def from_document(document: Mapping[str, Any]) -> LogOffsets[KafkaSplit]:
                 splits[split.split_id] = split
                 began[split.split_id] = int(document["began"][key][partition])
         return LogOffsets(splits, began, initial=bool(document.get("initial", False)))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise StateError(f"the checkpoint's offset is damaged: {type(error).__name__}: {error}") from error
 
 
@@ -105,7 +105,7 @@ def parse_jvm(document: Mapping[str, Any]) -> dict[tuple[str, int], int]:
             for topic, partitions in document.items()
             for partition, offset in partitions.items()
         }
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
         raise StateError(f"the checkpoint's offset is neither headrace's nor Spark's Kafka connector's: {document}") from error
     if any(offset < 0 for offset in offsets.values()):
         raise StateError(f"the checkpoint's offset holds negative offsets: {document}")

@@ -49,7 +49,7 @@ class KafkaReader(SourceReader[KafkaSplit]):
         self._failure: HeadraceError | None = None
 
     def add_splits(self, splits: Sequence[KafkaSplit]) -> None:
-        """Begin to fetch these. Of a topic that was re-created, the split that is given later waits for the earlier one's end."""
+        """Begin to fetch these. Where a topic was re-created, the split given later waits for the end of the other."""
         fetch: list[FetchFrom] = []
         for split in splits:
             key = (split.topic, split.partition)

@@ -127,7 +127,7 @@ class KafkaSource(LogSource[KafkaSplit]):
         for name, value in own.items():
             if value is not None and given.get(name, value) != value:
                 argument = name.split(".")[0]
-                raise UsageError(f"{argument}={value!r} and the property {name}={given[name]!r} contradict each other; give only {argument}")
+                raise UsageError(f"{argument}={value!r} contradicts the property {name}={given[name]!r}; give only {argument}")
 
     @functools.cached_property
     def config(self) -> ClientConfig:
