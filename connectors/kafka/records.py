@@ -14,21 +14,23 @@ The format: https://kafka.apache.org/documentation/#recordbatch and KIP-98 (tran
 transactions as in the Java client's `CompletedFetch`.
 """
 
+# Cython's decorators and types carry no annotations, so mypy sees Any where they are used.
+# mypy: disable-error-code="untyped-decorator, no-any-return"
+
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cramjam
-import cython
+import cython  # type: ignore[import-untyped]
 import pyarrow as pa
 from crc32c import crc32c
-
 from headrace.enumerator.errors import CorruptDataError, UsageError
 
 if cython.compiled:
-    from cython.cimports.libc.string import memcpy, memset
+    from cython.cimports.libc.string import memcpy, memset  # type: ignore[import-untyped]
 
 _INT32_MAX = 0x7FFFFFFF
 _INT64_MAX = 0x7FFFFFFFFFFFFFFF
@@ -80,7 +82,6 @@ def arrow_schema(columns: Collection[str] = ALL_COLUMNS) -> pa.Schema:
     return pa.schema([pa.field(name, kind) for name, kind in _TYPES.items() if name in columns])
 
 
-
 # --- layout of a record batch, and of the plan ----------------------------------------------------------------------
 
 _LENGTH = cython.declare(cython.int, 8)  # bytes from the start of a batch; the length counts what follows it
@@ -102,7 +103,7 @@ _APPEND_TIME_BIT = cython.declare(cython.int, 0x08)
 _TRANSACTIONAL_BIT = cython.declare(cython.int, 0x10)
 _CONTROL_BIT = cython.declare(cython.int, 0x20)
 _ABORT_MARKER = cython.declare(cython.int, 0)
-_SMALLEST_RECORD = cython.declare(cython.int, 7)  # one byte each: length, attributes, time, offset, key length, value length, header count
+_SMALLEST_RECORD = cython.declare(cython.int, 7)  # bytes: length, attributes, time, offset, key and value length, header count
 
 # Columns of the plan: one row of 64-bit integers for each batch whose records are wanted.
 _UNPACKED = cython.declare(cython.int, 0)  # 0: the records lie in the data as received, 1: in the arena of decompressed bytes
@@ -278,7 +279,7 @@ def _is_utf8(source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py
 class _Validity:
     """Arrow validity bitmap of `capacity` slots: all valid until cleared."""
 
-    buffer: object
+    buffer: pa.Buffer
     bits: cython.p_uchar
     nulls: cython.Py_ssize_t
 
@@ -302,7 +303,7 @@ class _Validity:
         self.nulls += 1
 
     @cython.cfunc
-    def finish(self) -> object:
+    def finish(self) -> pa.Buffer | None:
         return self.buffer if self.nulls else None
 
 
@@ -312,8 +313,8 @@ class _Binary:
     """An Arrow binary or string array under construction. The caller keeps it within its capacities."""
 
     validity: _Validity
-    data_buffer: object
-    ends_buffer: object
+    data_buffer: pa.Buffer
+    ends_buffer: pa.Buffer
     data: cython.p_uchar
     ends: cython.p_int
     rows: cython.Py_ssize_t
@@ -337,9 +338,7 @@ class _Binary:
     @cython.inline
     @cython.nogil
     @cython.exceptval(check=False)
-    def append(
-        self, source: cython.p_const_uchar, at: cython.Py_ssize_t, length: cython.Py_ssize_t
-    ) -> cython.void:
+    def append(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, length: cython.Py_ssize_t) -> cython.void:
         """Append `length` bytes of `source`, or a null where `length` is negative."""
         if length < 0:
             self.validity.clear(self.rows)
@@ -350,7 +349,7 @@ class _Binary:
         self.ends[self.rows] = cython.cast(cython.int, self.used)
 
     @cython.cfunc
-    def finish(self, kind: object) -> object:
+    def finish(self, kind: pa.DataType) -> pa.Array:
         self.data = self.ends = cython.NULL if cython.compiled else None
         self.data_buffer.resize(self.used, shrink_to_fit=True)
         self.ends_buffer.resize(4 * (self.rows + 1), shrink_to_fit=True)
@@ -366,13 +365,11 @@ class _Headers:
     validity: _Validity
     keys: _Binary
     values: _Binary
-    ends_buffer: object
+    ends_buffer: pa.Buffer
     ends: cython.p_int
     capacity: cython.Py_ssize_t
 
-    def __init__(
-        self, row_capacity: cython.Py_ssize_t, byte_capacity: cython.Py_ssize_t, capacity: cython.Py_ssize_t
-    ) -> None:
+    def __init__(self, row_capacity: cython.Py_ssize_t, byte_capacity: cython.Py_ssize_t, capacity: cython.Py_ssize_t) -> None:
         self.validity = _Validity(row_capacity)
         self.keys = _Binary(capacity, byte_capacity)
         self.values = _Binary(capacity, byte_capacity)
@@ -410,7 +407,7 @@ class _Headers:
         self.ends[row + 1] = cython.cast(cython.int, self.keys.rows)
 
     @cython.cfunc
-    def finish(self, rows: cython.Py_ssize_t) -> object:
+    def finish(self, rows: cython.Py_ssize_t) -> pa.Array:
         fields = [self.keys.finish(pa.string()), self.values.finish(pa.binary())]
         entries = pa.StructArray.from_arrays(fields, fields=list(HEADERS_TYPE.value_type))
         buffers = [self.validity.finish(), self.ends_buffer]
@@ -474,9 +471,9 @@ class _Columns:
     keys: _Binary
     values: _Binary
     headers: _Headers
-    offsets_buffer: object
-    times_buffer: object
-    time_types_buffer: object
+    offsets_buffer: pa.Buffer
+    times_buffer: pa.Buffer
+    time_types_buffer: pa.Buffer
     offsets: cython.p_longlong
     times: cython.p_longlong
     time_types: cython.p_int
@@ -500,9 +497,9 @@ class _Columns:
         self.has_offsets = "offset" in names
         self.has_times = "timestamp" in names
         self.has_time_types = "timestampType" in names
-        self.keys = _Binary(rows, size) if self.has_keys else None
-        self.values = _Binary(rows, size) if self.has_values else None
-        self.headers = _Headers(rows, size, headers) if self.has_headers else None
+        self.keys = _Binary(rows, size) if self.has_keys else _Binary(0, 0)
+        self.values = _Binary(rows, size) if self.has_values else _Binary(0, 0)
+        self.headers = _Headers(rows, size, headers) if self.has_headers else _Headers(0, 0, 0)
         self.offsets_buffer = pa.allocate_buffer(8 * rows if self.has_offsets else 0)
         self.times_buffer = pa.allocate_buffer(8 * rows if self.has_times else 0)
         self.time_types_buffer = pa.allocate_buffer(4 * rows if self.has_time_types else 0)
@@ -584,7 +581,7 @@ class _Columns:
                 self.time_types[row] = time_type
 
     @cython.cfunc
-    def array(self, name: str, topic: str, partition: int) -> object:
+    def array(self, name: str, topic: str, partition: int) -> pa.Array:
         if name == "key":
             return self.keys.finish(pa.binary())
         if name == "value":
@@ -667,19 +664,19 @@ class _Plan:
     max_bytes: cython.Py_ssize_t
     max_rows: cython.Py_ssize_t
     max_unpacked: cython.Py_ssize_t
-    data: object
-    view: object
+    data: pa.Buffer
+    view: memoryview
     raw: cython.p_const_uchar
     size: cython.Py_ssize_t
     walked: cython.Py_ssize_t  # bytes of the data whose batches have been planned or skipped
     planned: cython.longlong  # the position after those
     floor: cython.longlong  # the least base offset that the next batch may have
-    aborted: object  # what of the aborted list is still ahead, last first; None under read_uncommitted
+    aborted: list[tuple[int, int]] | None  # what of the aborted list is still ahead, last first; None under read_uncommitted
     aborting: set[int]  # producers within an aborted transaction
-    arena_buffer: object
+    arena_buffer: pa.Buffer
     arena: cython.p_const_uchar
     arena_used: cython.Py_ssize_t
-    table_buffer: object
+    table_buffer: pa.Buffer
     table: cython.p_longlong
     table_capacity: cython.Py_ssize_t
     batches: cython.Py_ssize_t
@@ -687,7 +684,7 @@ class _Plan:
     bytes_planned: cython.Py_ssize_t
     rows_planned: cython.Py_ssize_t
     needed: cython.Py_ssize_t  # bytes of a record that found no room in empty columns
-    failure: object
+    failure: CorruptDataError | None
 
     def __init__(
         self,
@@ -726,7 +723,7 @@ class _Plan:
         self.set_arena(pa.allocate_buffer(0))
 
     @cython.cfunc
-    def set_arena(self, buffer: object) -> cython.void:
+    def set_arena(self, buffer: pa.Buffer) -> cython.void:
         self.arena_buffer = buffer
         if cython.compiled:
             self.arena = cython.cast(cython.p_const_uchar, cython.cast(cython.size_t, buffer.address))
@@ -789,9 +786,7 @@ class _Plan:
         return at + _LENGTH + 4 + length
 
     @cython.cfunc
-    def check(
-        self, at: cython.Py_ssize_t, end: cython.Py_ssize_t, base: cython.longlong, last: cython.longlong
-    ) -> cython.void:
+    def check(self, at: cython.Py_ssize_t, end: cython.Py_ssize_t, base: cython.longlong, last: cython.longlong) -> cython.void:
         claimed: cython.longlong = _unsigned(self.raw, at + _CRC, 4)
         found: cython.longlong = crc32c(self.view[at + _ATTRIBUTES : end])
         if claimed != found:
@@ -836,9 +831,7 @@ class _Plan:
         return _unsigned(self.raw, pos + 2, 2) == _ABORT_MARKER
 
     @cython.cfunc
-    def add(
-        self, at: cython.Py_ssize_t, end: cython.Py_ssize_t, base: cython.longlong, last: cython.longlong
-    ) -> cython.bint:
+    def add(self, at: cython.Py_ssize_t, end: cython.Py_ssize_t, base: cython.longlong, last: cython.longlong) -> cython.bint:
         """Plan the records of a batch, decompressed if need be. False: this plan has no room for it."""
         attributes: cython.longlong = _unsigned(self.raw, at + _ATTRIBUTES, 2)
         count: cython.longlong = _signed(self.raw, at + _COUNT, 4)
@@ -945,7 +938,7 @@ class _Plan:
     # Refusing
 
     @cython.cfunc
-    def corrupt(self, base: cython.longlong, what: str) -> object:
+    def corrupt(self, base: cython.longlong, what: str) -> CorruptDataError:
         return CorruptDataError(f"{self.place}, record batch at offset {base}: {what}")
 
     @cython.cfunc

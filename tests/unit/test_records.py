@@ -2,12 +2,15 @@
 
 import random
 import struct
+import subprocess
+import sys
 from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from crc32c import crc32c
+from headrace.enumerator.errors import CorruptDataError, UsageError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch
@@ -27,8 +30,6 @@ from record_batches import (
     seal,
 )
 from records_twin import compiled, uncompiled
-
-from headrace.enumerator.errors import CorruptDataError, UsageError
 
 EVERYTHING = (*compiled.ALL_COLUMNS, "headers")
 ABORT, COMMIT = 0, 1
@@ -78,9 +79,6 @@ def test_the_module_under_test_is_compiled_and_its_twin_is_not() -> None:
 
 
 def test_running_compiled_does_not_import_cython() -> None:
-    import subprocess
-    import sys
-
     code = "import sys, headrace.connectors.kafka.records; sys.exit('cython' in sys.modules or 'Cython' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -109,7 +107,14 @@ def test_only_the_columns_asked_for_are_built_in_schema_order(records: ModuleTyp
 
 @pytest.mark.parametrize(
     "options",
-    [{"columns": ["valu"]}, {"columns": []}, {"max_batch_bytes": 0}, {"max_batch_bytes": 1 << 31}, {"max_batch_rows": 0}, {"start": -1}],
+    [
+        {"columns": ["valu"]},
+        {"columns": []},
+        {"max_batch_bytes": 0},
+        {"max_batch_bytes": 1 << 31},
+        {"max_batch_rows": 0},
+        {"start": -1},
+    ],
 )
 def test_bad_arguments_are_refused_before_anything_is_read(records: ModuleType, options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
@@ -143,7 +148,10 @@ def record_lists(draw: st.DrawFn) -> list[Record]:
 
 
 @settings(derandomize=True)
-@given(lists=st.lists(record_lists(), min_size=1, max_size=3), codecs=st.lists(st.sampled_from(sorted(CODECS)), min_size=3, max_size=3))
+@given(
+    lists=st.lists(record_lists(), min_size=1, max_size=3),
+    codecs=st.lists(st.sampled_from(sorted(CODECS)), min_size=3, max_size=3),
+)
 def test_record_by_record_as_kafka_python_reads_them(lists: list[list[Record]], codecs: list[str]) -> None:
     data, expected, base = b"", [], 7
     for each, codec in zip(lists, codecs, strict=False):
@@ -617,9 +625,19 @@ def test_compiled_and_uncompiled_agree_on_anything(
     most_rows: int | None,
 ) -> None:
     stop = None if length is None else start + length
-    options: dict[str, Any] = {"start": start, "stop": stop, "columns": columns, "aborted": aborted, "max_uncompressed_bytes": 1 << 20}
+    options: dict[str, Any] = {
+        "start": start,
+        "stop": stop,
+        "columns": columns,
+        "aborted": aborted,
+        "max_uncompressed_bytes": 1 << 20,
+    }
     rows, positions, error = outcome(compiled, data, max_batch_bytes=most_bytes, max_batch_rows=most_rows, **options)
-    assert outcome(uncompiled, data, max_batch_bytes=most_bytes, max_batch_rows=most_rows, **options) == (rows, positions, error)
+    assert outcome(uncompiled, data, max_batch_bytes=most_bytes, max_batch_rows=most_rows, **options) == (
+        rows,
+        positions,
+        error,
+    )
 
     in_one = outcome(compiled, data, **options)
     assert (rows, error) == (in_one[0], in_one[2])  # whatever the limits
