@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from driving import Driver, assigned, assigned_splits, checkpoint_of, finished, only, reading, split
+from headrace.enumerator import EagerEnumerator, Findings, LazyEnumerator, Ledger, create_enumerator, restore_enumerator
+from headrace.enumerator import events as e
+from headrace.enumerator.enumerator import DISCOVERY_RETRY_S, DISCOVERY_TRANSITIONS, Discovery, Trigger
+from headrace.enumerator.errors import PeerError, ProtocolViolationError, RetriableError, UsageError
+from headrace.testing.memory import MemorySplit
+
+BOTH = pytest.mark.parametrize("assignment", [EagerEnumerator, LazyEnumerator])
+
+# --- discovery --------------------------------------------------------------------------------------------------------
+
+
+def reachable(start: Discovery) -> set[Discovery]:
+    found, todo = {start}, [start]
+    while todo:
+        state = todo.pop()
+        following = {after for (before, _), after in DISCOVERY_TRANSITIONS.items() if before is state}
+        todo += following - found
+        found |= following
+    return found
+
+
+def test_no_way_leads_from_restored_to_initialising():
+    """Beam #31313, #34890: the reason for this package."""
+    assert reachable(Discovery.RESTORED) == {Discovery.RESTORED, Discovery.LOOKING, Discovery.IDLE, Discovery.EXHAUSTED}
+    assert Discovery.INITIALISING not in reachable(Discovery.EXHAUSTED)
+
+
+def test_a_fresh_enumerator_initialises_and_never_again():
+    ways_in = [key for key, after in DISCOVERY_TRANSITIONS.items() if after is Discovery.INITIALISING]
+    assert ways_in == [(Discovery.NEW, Trigger.START)]
+    assert Discovery.NEW not in DISCOVERY_TRANSITIONS.values()
+
+
+@BOTH
+@pytest.mark.parametrize(("state", "trigger"), [key for key in product(Discovery, Trigger) if key not in DISCOVERY_TRANSITIONS])
+def test_every_other_step_of_discovery_is_refused_and_changes_nothing(assignment, state, trigger):
+    ledger: Ledger[MemorySplit] = Ledger()
+    enumerator = assignment(ledger, state, 1, None)
+    act = {
+        Trigger.START: enumerator.start,
+        Trigger.ANSWER: lambda: enumerator.discovered(Findings([split("a")])),
+        Trigger.LAST_ANSWER: lambda: enumerator.discovered(Findings([split("a")], complete=True)),
+        Trigger.DUE: enumerator.discovery_due,
+        Trigger.FAILURE: lambda: enumerator._move(Trigger.FAILURE),
+    }[trigger]
+    with pytest.raises(ProtocolViolationError, match=state.name):
+        act()
+    assert enumerator._discovery is state
+    assert len(ledger) == 0
+
+
+def test_a_fresh_enumerator_asks_for_the_initial_discovery():
+    enumerator = create_enumerator(EagerEnumerator, parallelism=1)
+    assert enumerator.start() == [e.DiscoverInitial()]
+    assert not enumerator.initialised
+
+
+def test_a_restored_enumerator_looks_for_what_it_does_not_know():
+    checkpoint = checkpoint_of(reading("a", 3), finished("b", 2))
+    enumerator = restore_enumerator(EagerEnumerator, checkpoint, parallelism=1)
+    assert enumerator.start() == [e.DiscoverLater({"a": split("a", 3), "b": split("b", 2, 2)})]
+    assert enumerator.initialised
+
+
+def test_a_restored_enumerator_whose_discovery_was_done_does_not_look():
+    enumerator = restore_enumerator(EagerEnumerator, checkpoint_of(reading("a", 3), exhausted=True), parallelism=1)
+    assert enumerator.start() == []
+    assert enumerator.exhausted
+
+
+def test_discovery_is_periodic_only_when_asked_for():
+    once, periodic = Driver(), Driver(discovery_interval_s=30.0)
+    assert only(once.discovered(split("a")), e.ScheduleDiscovery) == []
+    assert only(periodic.discovered(split("a")), e.ScheduleDiscovery) == [e.ScheduleDiscovery(30.0)]
+    assert periodic.send(e.DiscoveryDue()) == [e.DiscoverLater({"a": split("a")})]
+
+
+def test_a_complete_discovery_is_not_repeated():
+    driver = Driver(discovery_interval_s=30.0)
+    assert only(driver.discovered(split("a"), complete=True), e.ScheduleDiscovery) == []
+
+
+def test_a_failed_initial_discovery_fails_the_job():
+    error = RetriableError("no leader")
+    assert Driver().send(e.DiscoveryFailed(error)) == [e.Fail(error)]
+
+
+@pytest.mark.parametrize(("interval_s", "delay_s"), [(None, DISCOVERY_RETRY_S), (30.0, 30.0)])
+def test_a_later_discovery_that_fails_for_now_is_tried_again(interval_s, delay_s):
+    driver = Driver(checkpoint_of(reading("a", 3)), discovery_interval_s=interval_s)
+    error = RetriableError("no leader")
+    assert driver.send(e.DiscoveryFailed(error)) == [e.ReportDiscoveryFailure(error), e.ScheduleDiscovery(delay_s)]
+    assert only(driver.send(e.DiscoveryDue()), e.DiscoverLater) == [e.DiscoverLater({"a": split("a", 3)})]
+
+
+def test_a_later_discovery_that_fails_for_good_fails_the_job():
+    error = PeerError("not authorised")
+    assert Driver(checkpoint_of()).send(e.DiscoveryFailed(error)) == [e.Fail(error)]
+
+
+def test_missing_splits_are_reported_once():
+    driver = Driver(checkpoint_of(reading("a", 3), reading("b", 1)), discovery_interval_s=1.0)
+    assert only(driver.discovered(missing=["a"]), e.ReportMissing) == [e.ReportMissing((split("a", 3),))]
+    driver.send(e.DiscoveryDue())
+    assert only(driver.discovered(missing=["a"]), e.ReportMissing) == []
+
+
+@pytest.mark.parametrize(("parallelism", "interval_s"), [(0, None), (-1, None), (1, 0.0), (1, -1.0)])
+def test_settings_that_make_no_sense_are_refused(parallelism, interval_s):
+    with pytest.raises(UsageError):
+        create_enumerator(EagerEnumerator, parallelism=parallelism, discovery_interval_s=interval_s)
+
+
+# --- eager ------------------------------------------------------------------------------------------------------------
+
+
+def test_eager_gives_each_reader_its_share_as_it_registers():
+    driver = Driver()
+    driver.discovered(*(split(name) for name in "abcde"))
+    assert assigned(driver.register(1)) == {1: [split("b"), split("d")]}
+    assert assigned(driver.register(0)) == {0: [split("a"), split("c"), split("e")]}
+
+
+def test_eager_gives_a_new_split_to_the_reader_with_least_to_do():
+    driver = Driver(discovery_interval_s=1.0)
+    driver.discovered(*(split(name) for name in "abc"))
+    driver.register(0, 1)
+    driver.send(e.DiscoveryDue())
+    assert assigned(driver.discovered(split("d"))) == {1: [split("d")]}
+
+
+def test_eager_replans_what_a_lost_reader_held():
+    driver = Driver()
+    driver.discovered(*(split(name) for name in "abcd"))
+    driver.register(0, 1)
+    lost = driver.send(e.ReaderLost(0))
+    again = driver.register(0)
+    assert assigned_splits(lost + again) == [split("a"), split("c")]
+
+
+@pytest.mark.parametrize("parallelism", [1, 3, 8])
+def test_eager_restores_at_any_parallelism(parallelism):
+    states = [reading(f"{number:02}", number) for number in range(20)]
+    driver = Driver(checkpoint_of(*states), parallelism=parallelism)
+    commands = driver.register(*range(parallelism))
+    assert assigned_splits(commands) == [state.split for state in states]
+    sizes = [len(splits) for splits in assigned(commands).values()]
+    assert max(sizes) - min(sizes) <= 1
+
+
+# --- lazy -------------------------------------------------------------------------------------------------------------
+
+
+def test_lazy_gives_one_split_for_each_request():
+    driver = Driver(assignment=LazyEnumerator)
+    driver.discovered(*(split(name) for name in "abc"))
+    assert assigned(driver.register(0, 1)) == {}
+    assert assigned(driver.send(e.SplitRequested(1))) == {1: [split("a")]}
+    assert assigned(driver.send(e.SplitRequested(1))) == {1: [split("b")]}
+
+
+def test_lazy_remembers_a_request_until_a_split_is_discovered():
+    """FLINK-40362"""
+    driver = Driver(assignment=LazyEnumerator)
+    driver.register(0)
+    driver.send(e.SplitRequested(0))
+    assert assigned(driver.discovered(split("a"), split("b"))) == {0: [split("a")]}
+
+
+def test_lazy_answers_the_oldest_request_first():
+    driver = Driver(assignment=LazyEnumerator)
+    driver.register(0, 1)
+    driver.send(e.SplitRequested(1), e.SplitRequested(0))
+    assert assigned(driver.discovered(split("a"))) == {1: [split("a")]}
+
+
+def test_lazy_wakes_a_waiting_reader_when_another_is_lost():
+    """seatunnel #11677"""
+    driver = Driver(assignment=LazyEnumerator)
+    driver.discovered(split("a", 0, 5), complete=True)
+    driver.register(0, 1)
+    driver.send(e.SplitRequested(0), e.SplitRequested(1))
+    assert assigned(driver.send(e.ReaderLost(0))) == {1: [split("a", 0, 5)]}
+
+
+def test_lazy_forgets_the_request_of_a_lost_reader():
+    driver = Driver(assignment=LazyEnumerator)
+    driver.register(0)
+    driver.send(e.SplitRequested(0), e.ReaderLost(0))
+    driver.register(0)
+    assert assigned(driver.discovered(split("a"))) == {}
+    assert assigned(driver.send(e.SplitRequested(0))) == {0: [split("a")]}
+
+
+@pytest.mark.parametrize("parallelism", [1, 4])
+def test_lazy_restores_at_any_parallelism(parallelism):
+    states = [reading(name, 1, 5) for name in "abcdefgh"]
+    driver = Driver(checkpoint_of(*states, finished("z", 3)), parallelism=parallelism, assignment=LazyEnumerator)
+    commands = driver.register(*range(parallelism))
+    for request in range(8):
+        commands += driver.send(e.SplitRequested(request % parallelism))
+    assert assigned_splits(commands) == [state.split for state in states]
+
+
+# --- scale ------------------------------------------------------------------------------------------------------------
+
+
+class CountedSplit:
+    """A split that counts how often anybody asks who it is: what work on a split comes down to."""
+
+    reads = 0
+
+    def __init__(self, number: int) -> None:
+        self._id = f"split-{number}"
+
+    @property
+    def split_id(self) -> str:
+        CountedSplit.reads += 1
+        return self._id
+
+
+class CountedDict(dict):
+    """Counts the entries that anybody walks over."""
+
+    steps = 0
+
+    def __iter__(self):
+        for key in super().__iter__():
+            CountedDict.steps += 1
+            yield key
+
+    def items(self):
+        for item in super().items():
+            CountedDict.steps += 1
+            yield item
+
+    def values(self):
+        for value in super().values():
+            CountedDict.steps += 1
+            yield value
+
+
+def steps_of_a_restore(count: int, readers: int) -> int:
+    """Restore `count` splits, register readers, and look once: how many splits were touched."""
+    from headrace.enumerator import Checkpoint, Coordinator, SplitState
+
+    CountedSplit.reads = CountedDict.steps = 0
+    states = tuple(SplitState(CountedSplit(number), finished=False) for number in range(count))
+    enumerator = restore_enumerator(EagerEnumerator, Checkpoint(1, states, exhausted=False), parallelism=readers)
+    ledger = enumerator.ledger
+    ledger._entries = CountedDict(ledger._entries)
+    ledger._unassigned = CountedDict(ledger._unassigned)
+    coordinator = Coordinator(enumerator)
+    coordinator.handle(e.Started())
+    given = 0
+    for reader in range(readers):
+        given += sum(len(assign.splits) for assign in only(coordinator.handle(e.ReaderRegistered(reader)), e.Assign))
+    added = [CountedSplit(count + number) for number in range(10)]
+    given += sum(len(assign.splits) for assign in only(coordinator.handle(e.SplitsDiscovered(Findings(added))), e.Assign))
+    assert given == count + 10
+    return CountedSplit.reads + CountedDict.steps
+
+
+def test_restoring_100_000_splits_and_looking_once_is_linear_in_the_splits():
+    steps = steps_of_a_restore(100_000, readers=64)
+    assert steps < 12 * 100_000
+    assert steps < 11 * steps_of_a_restore(10_000, readers=64)

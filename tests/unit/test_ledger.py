@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import pytest
+from driving import finished, reading, split
+from headrace.enumerator import Ledger, SplitState
+from headrace.enumerator.errors import ProtocolViolationError
+from headrace.enumerator.ledger import FINISHED, UNASSIGNED, Assigned, FinishedBy
+from headrace.testing.memory import MemorySplit
+
+
+def ledger_of(*splits: MemorySplit) -> Ledger[MemorySplit]:
+    ledger: Ledger[MemorySplit] = Ledger()
+    ledger.add(splits)
+    return ledger
+
+
+def test_an_empty_ledger_has_finished_everything():
+    assert Ledger().all_finished
+
+
+def test_a_discovered_split_is_unassigned_in_order_of_discovery():
+    ledger = ledger_of(split("b"), split("a"))
+    assert list(ledger.unassigned) == ["b", "a"]
+    assert not ledger.all_finished
+
+
+def test_adding_a_known_split_changes_nothing():
+    ledger = ledger_of(split("a", 5))
+    ledger.assign("a", 0)
+    assert ledger.add([split("a", 0), split("b")]) == ["b"]
+    assert ledger["a"].durable == split("a", 5)
+    assert ledger["a"].place == Assigned(0)
+
+
+def test_an_assigned_split_waits_no_longer():
+    ledger = ledger_of(split("a", 3))
+    assert ledger.assign("a", 1) == split("a", 3)
+    assert list(ledger.unassigned) == []
+    assert ledger.held_by(1) == ["a"]
+    assert ledger.load(1) == 1
+
+
+def test_a_split_is_assigned_to_one_reader_only():
+    ledger = ledger_of(split("a"))
+    ledger.assign("a", 0)
+    with pytest.raises(ProtocolViolationError, match="should be Unassigned"):
+        ledger.assign("a", 1)
+
+
+def test_an_unknown_split_is_refused():
+    with pytest.raises(ProtocolViolationError, match="not in the ledger"):
+        ledger_of().assign("a", 0)
+
+
+def test_only_its_reader_finishes_a_split():
+    ledger = ledger_of(split("a"))
+    ledger.assign("a", 0)
+    with pytest.raises(ProtocolViolationError, match="reader 1 finished split a"):
+        ledger.finish("a", 1)
+    ledger.finish("a", 0)
+    assert ledger["a"].place == FinishedBy(0)
+    assert ledger.all_finished
+
+
+def test_a_split_finishes_once():
+    ledger = ledger_of(split("a"))
+    ledger.assign("a", 0)
+    ledger.finish("a", 0)
+    with pytest.raises(ProtocolViolationError, match="should be Assigned"):
+        ledger.finish("a", 0)
+
+
+def test_what_a_lost_reader_held_waits_at_its_durable_position():
+    ledger = ledger_of(split("a", 2), split("b"), split("c"))
+    for split_id, reader in (("a", 0), ("b", 0), ("c", 1)):
+        ledger.assign(split_id, reader)
+    ledger.finish("b", 0)
+    assert ledger.release(0) == ["a", "b"]
+    assert list(ledger.unassigned) == ["a", "b"]
+    assert not ledger.all_finished
+    assert ledger.assign("a", 1) == split("a", 2)
+
+
+def test_a_reader_that_holds_nothing_is_lost_without_effect():
+    assert ledger_of(split("a")).release(4) == []
+
+
+def test_a_snapshot_has_every_split_once():
+    ledger = ledger_of(split("a"), split("b"), split("c", 0, 4), split("d", 0, 4))
+    ledger.assign("a", 0)
+    ledger.assign("c", 0)
+    ledger.finish("c", 0)
+    ledger.make_durable({"c": finished("c", 4)})
+    ledger.assign("d", 1)
+    assert ledger.snapshot({"a": reading("a", 9)}) == [
+        reading("a", 9),
+        reading("b", 0),
+        finished("c", 4),
+        reading("d", 0, 4),
+    ]
+
+
+def test_a_reported_position_is_durable_only_once_it_is_said_to_be():
+    ledger = ledger_of(split("a"))
+    ledger.assign("a", 0)
+    ledger.snapshot({"a": reading("a", 9)})
+    assert ledger["a"].durable == split("a", 0)
+    ledger.make_durable({"a": reading("a", 9)})
+    assert ledger["a"].durable == split("a", 9)
+    assert ledger["a"].place == Assigned(0)
+
+
+def test_a_split_that_finished_durably_is_not_lost_with_its_reader():
+    ledger = ledger_of(split("a", 0, 4))
+    ledger.assign("a", 0)
+    ledger.finish("a", 0)
+    ledger.make_durable({"a": finished("a", 4)})
+    assert ledger["a"].place == FINISHED
+    assert ledger.held_by(0) == []
+    assert ledger.release(0) == []
+    assert ledger.all_finished
+
+
+def test_a_split_finished_in_a_checkpoint_stays_so_when_its_reader_was_lost_meanwhile():
+    ledger = ledger_of(split("a", 0, 4))
+    ledger.assign("a", 0)
+    ledger.finish("a", 0)
+    ledger.release(0)
+    ledger.make_durable({"a": finished("a", 4)})
+    assert ledger["a"].place == FINISHED
+    assert list(ledger.unassigned) == []
+    assert ledger.all_finished
+
+
+def test_a_finish_reported_twice_is_harmless():
+    ledger = Ledger([finished("a", 4)])
+    ledger.make_durable({"a": finished("a", 4)})
+    assert ledger.all_finished
+
+
+def test_a_split_that_is_being_read_cannot_be_finished_durably():
+    ledger = ledger_of(split("a", 0, 4))
+    ledger.assign("a", 0)
+    with pytest.raises(ProtocolViolationError, match="finished in a completed checkpoint"):
+        ledger.make_durable({"a": finished("a", 4)})
+
+
+def test_a_restored_ledger_has_unfinished_splits_waiting():
+    ledger = Ledger([finished("a", 4), reading("b", 2), SplitState(split("c"), finished=False)])
+    assert list(ledger.unassigned) == ["b", "c"]
+    assert not ledger.all_finished
+    assert ledger.known() == {"a": split("a", 4, 4), "b": split("b", 2), "c": split("c")}
+    assert len(ledger) == 3
+    assert "a" in ledger
+
+
+def test_a_split_twice_in_a_restored_ledger_is_refused():
+    with pytest.raises(ProtocolViolationError, match="twice"):
+        Ledger([reading("a", 1), reading("a", 2)])
+
+
+def test_a_split_is_reported_missing_once_until_it_has_been_seen_again():
+    ledger = ledger_of(split("a"), split("b"))
+    assert ledger.mark_missing({"a", "unknown"}) == [split("a")]
+    assert ledger.mark_missing({"a"}) == []
+    assert ledger.mark_missing(()) == []
+    assert ledger.mark_missing({"a"}) == [split("a")]
+
+
+def test_a_missing_split_keeps_its_place_and_position():
+    ledger = ledger_of(split("a", 3))
+    ledger.assign("a", 0)
+    ledger.mark_missing({"a"})
+    assert ledger["a"].missing
+    assert ledger["a"].place == Assigned(0)
+    ledger.mark_missing(())
+    assert ledger.add([split("a", 0)]) == []
+    assert ledger["a"].durable == split("a", 3)
+    assert UNASSIGNED not in [entry.place for entry in ledger]
