@@ -1,0 +1,351 @@
+from __future__ import annotations
+
+from itertools import product
+from typing import get_args
+
+import pytest
+from driving import Driver, assigned, assigned_splits, checkpoint_of, finished, only, reading, split
+from headrace.enumerator import Findings, LazyEnumerator
+from headrace.enumerator import events as e
+from headrace.enumerator.coordinator import TRANSITIONS, Phase
+from headrace.enumerator.errors import ProtocolViolationError
+from headrace.enumerator.ledger import UNASSIGNED, Assigned
+
+EVENTS = {
+    e.Started: e.Started(),
+    e.SplitsDiscovered: e.SplitsDiscovered(Findings([])),
+    e.DiscoveryFailed: e.DiscoveryFailed(TimeoutError()),
+    e.DiscoveryDue: e.DiscoveryDue(),
+    e.ReaderRegistered: e.ReaderRegistered(0),
+    e.ReaderLost: e.ReaderLost(0),
+    e.SplitRequested: e.SplitRequested(0),
+    e.SplitFinished: e.SplitFinished(0, "a"),
+    e.CheckpointTriggered: e.CheckpointTriggered(1),
+    e.ReaderSnapshotted: e.ReaderSnapshotted(0, 1, {}),
+    e.CheckpointCompleted: e.CheckpointCompleted(1),
+    e.CheckpointAborted: e.CheckpointAborted(1),
+}
+
+
+def reading_job(**options) -> Driver:
+    """Two readers; reader 0 reads a and c, reader 1 reads b."""
+    driver = Driver(**options)
+    driver.discovered(split("a", 0, 9), split("b", 0, 9), split("c", 0, 9), complete=True)
+    driver.register(0, 1)
+    return driver
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def test_there_is_an_example_of_every_event():
+    assert set(EVENTS) == {getattr(kind, "__origin__", kind) for kind in get_args(e.Event)}
+
+
+@pytest.mark.parametrize(("phase", "event"), [key for key in product(Phase, EVENTS) if key not in TRANSITIONS])
+def test_what_is_not_in_the_table_is_refused(phase, event):
+    driver = reading_job()
+    driver.coordinator.phase = phase
+    with pytest.raises(ProtocolViolationError, match=phase.name):
+        driver.send(EVENTS[event])
+    assert driver.coordinator.phase is phase
+
+
+def test_what_the_table_refuses():
+    """Written out, so that nobody widens the table without saying so."""
+    created = {(Phase.CREATED, event) for event in EVENTS if event is not e.Started}
+    started = {(phase, e.Started) for phase in Phase if phase is not Phase.CREATED}
+    completed = {(phase, e.CheckpointCompleted) for phase in (Phase.RUNNING, Phase.COLLECTING)}
+    refused = {key for key in product(Phase, EVENTS) if key not in TRANSITIONS}
+    assert refused == created | started | (completed - created)
+
+
+def test_a_reader_outside_the_slots_is_refused():
+    with pytest.raises(ProtocolViolationError, match="slot"):
+        Driver(parallelism=2).register(2)
+
+
+@pytest.mark.parametrize("event", [e.SplitRequested(1), e.SplitFinished(1, "b")])
+def test_a_reader_that_is_not_registered_cannot_speak(event):
+    driver = reading_job()
+    driver.send(e.ReaderLost(1))
+    with pytest.raises(ProtocolViolationError, match="not registered"):
+        driver.send(event)
+
+
+def test_losing_a_reader_that_is_not_there_changes_nothing():
+    assert Driver().send(e.ReaderLost(1)) == []
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_holds_what_the_readers_delivered():
+    driver = reading_job()
+    checkpoint = driver.checkpoint(1, r0=[reading("a", 4, 9), reading("c", 1, 9)], r1=[reading("b", 2, 9)])
+    assert checkpoint.splits == (reading("a", 4, 9), reading("b", 2, 9), reading("c", 1, 9))
+    assert checkpoint.exhausted
+
+
+def test_a_checkpoint_without_readers_is_there_at_once():
+    driver = Driver()
+    driver.discovered(split("a", 3))
+    assert driver.checkpoint(1).splits == (reading("a", 3),)
+
+
+def test_a_checkpoint_before_the_initial_discovery_has_answered_is_declined():
+    driver = Driver()
+    (declined,) = driver.send(e.CheckpointTriggered(1))
+    assert isinstance(declined, e.DeclineCheckpoint)
+    assert driver.coordinator.phase is Phase.RUNNING
+    driver.discovered(split("a"))
+    assert driver.checkpoint(2).splits == (reading("a", 0),)
+
+
+def test_a_checkpoint_while_a_restored_enumerator_looks_holds_what_was_restored():
+    driver = Driver(checkpoint_of(reading("a", 3), finished("b", 2)))
+    checkpoint = driver.checkpoint(8)
+    assert checkpoint.splits == (reading("a", 3), finished("b", 2))
+    assert not checkpoint.exhausted
+
+
+def test_a_second_checkpoint_is_declined_while_one_is_under_way():
+    driver = reading_job()
+    driver.send(e.CheckpointTriggered(1))
+    (declined,) = driver.send(e.CheckpointTriggered(2))
+    assert "checkpoint 1" in declined.reason
+    driver.snapshot(0, 1, reading("a", 0, 9), reading("c", 0, 9))
+    assert only(driver.snapshot(1, 1, reading("b", 0, 9)), e.PersistCheckpoint)
+    (declined,) = driver.send(e.CheckpointTriggered(3))
+    assert declined.checkpoint_id == 3
+
+
+def test_positions_are_published_once_durable():
+    driver = reading_job()
+    driver.checkpoint(1, r0=[reading("a", 4, 9), reading("c", 1, 9)], r1=[reading("b", 2, 9)])
+    assert only(driver.commands, e.PublishPositions) == []
+    (publish,) = only(driver.send(e.CheckpointCompleted(1)), e.PublishPositions)
+    assert publish.splits == (split("a", 4, 9), split("b", 2, 9), split("c", 1, 9))
+
+
+def test_a_split_assigned_after_the_trigger_is_in_the_checkpoint_where_it_begins():
+    """FLINK-20290"""
+    driver = Driver(discovery_interval_s=1.0)
+    driver.discovered(split("a"))
+    driver.register(0, 1)
+    driver.send(e.DiscoveryDue(), e.CheckpointTriggered(1))
+    assert assigned(driver.discovered(split("b"))) == {1: [split("b")]}
+    driver.snapshot(0, 1, reading("a", 5))
+    (persist,) = only(driver.snapshot(1, 1), e.PersistCheckpoint)
+    assert persist.checkpoint.splits == (reading("a", 5), reading("b", 0))
+
+
+def test_snapshots_are_asked_for_before_anything_is_assigned():
+    driver = Driver(assignment=LazyEnumerator)
+    driver.discovered(split("a"))
+    driver.register(0)
+    commands = driver.send(e.CheckpointTriggered(1), e.SplitRequested(0))
+    assert [type(command) for command in commands] == [e.SnapshotReader, e.Assign]
+
+
+def test_a_snapshot_without_a_split_that_the_reader_holds_is_refused_and_changes_nothing():
+    driver = reading_job()
+    driver.send(e.CheckpointTriggered(1))
+    with pytest.raises(ProtocolViolationError, match=r"does not report its splits \['c'\]"):
+        driver.snapshot(0, 1, reading("a", 4, 9))
+    driver.snapshot(0, 1, reading("a", 4, 9), reading("c", 4, 9))
+    assert only(driver.snapshot(1, 1, reading("b", 2, 9)), e.PersistCheckpoint)
+
+
+def test_a_snapshot_with_a_split_of_another_reader_is_refused():
+    driver = reading_job()
+    driver.send(e.CheckpointTriggered(1))
+    with pytest.raises(ProtocolViolationError, match="does not hold"):
+        driver.snapshot(1, 1, reading("b", 2, 9), reading("a", 4, 9))
+
+
+def test_a_snapshot_with_an_unknown_split_is_refused():
+    driver = reading_job()
+    driver.send(e.CheckpointTriggered(1))
+    with pytest.raises(ProtocolViolationError, match="does not hold"):
+        driver.snapshot(1, 1, reading("b", 2, 9), finished("unknown", 4))
+
+
+def test_a_snapshot_that_finishes_a_split_nobody_finished_is_refused():
+    driver = reading_job()
+    driver.send(e.CheckpointTriggered(1))
+    with pytest.raises(ProtocolViolationError, match="disagree"):
+        driver.snapshot(1, 1, finished("b", 9))
+
+
+def test_the_answer_to_a_checkpoint_that_was_given_up_is_ignored():
+    driver = reading_job()
+    driver.send(e.CheckpointTriggered(1), e.CheckpointAborted(1))
+    assert driver.snapshot(1, 1, reading("b", 2, 9)) == []
+    driver.send(e.CheckpointTriggered(2))
+    assert driver.snapshot(1, 1, reading("b", 2, 9)) == []
+    assert driver.coordinator.phase is Phase.COLLECTING
+
+
+def test_late_news_of_an_old_checkpoints_end_does_not_end_the_next_one():
+    driver = reading_job()
+    driver.send(e.CheckpointTriggered(1), e.ReaderLost(1))
+    driver.send(e.CheckpointAborted(1), e.CheckpointTriggered(2), e.CheckpointAborted(1))
+    assert driver.coordinator.phase is Phase.COLLECTING
+
+
+@pytest.mark.parametrize("event", [e.CheckpointCompleted(2), e.CheckpointAborted(2)])
+def test_the_end_of_a_checkpoint_that_never_began_is_refused(event):
+    driver = Driver()
+    driver.discovered(split("a"))
+    driver.checkpoint(1)
+    with pytest.raises(ProtocolViolationError, match="not the one under way"):
+        driver.send(event)
+
+
+# --- lost readers -----------------------------------------------------------------------------------------------------
+
+
+def test_a_reader_lost_while_snapshots_are_collected_costs_the_checkpoint():
+    driver = reading_job()
+    driver.send(e.CheckpointTriggered(1))
+    driver.snapshot(1, 1, reading("b", 2, 9))
+    commands = driver.send(e.ReaderLost(1))
+    assert only(commands, e.DeclineCheckpoint) == [e.DeclineCheckpoint(1, "reader 1 was lost")]
+    assert assigned_splits(commands + driver.register(1)) == [split("b", 0, 9)]
+    assert driver.coordinator.phase is Phase.RUNNING
+
+
+def lost_while_persisting() -> Driver:
+    driver = reading_job()
+    driver.checkpoint(1, r0=[reading("a", 4, 9), reading("c", 1, 9)], r1=[reading("b", 2, 9)])
+    assert assigned(driver.send(e.ReaderLost(1)) + driver.register(1)) == {}
+    return driver
+
+
+def test_a_reader_lost_while_persisting_goes_on_from_the_checkpoint_when_it_completes():
+    assert assigned_splits(lost_while_persisting().send(e.CheckpointCompleted(1))) == [split("b", 2, 9)]
+
+
+def test_a_reader_lost_while_persisting_goes_back_when_the_checkpoint_is_aborted():
+    assert assigned_splits(lost_while_persisting().send(e.CheckpointAborted(1))) == [split("b", 0, 9)]
+
+
+def test_a_split_finished_in_the_checkpoint_is_not_read_again_when_its_reader_is_lost_while_persisting():
+    driver = reading_job()
+    driver.send(e.SplitFinished(1, "b"))
+    driver.checkpoint(1, r0=[reading("a", 4, 9), reading("c", 1, 9)], r1=[finished("b", 9)])
+    driver.send(e.ReaderLost(1))
+    assert assigned(driver.send(e.CheckpointCompleted(1)) + driver.register(1)) == {}
+
+
+def test_a_reader_that_registers_again_is_taken_to_have_been_lost():
+    """FLINK-40710"""
+    driver = reading_job()
+    assert assigned_splits(driver.register(0)) == [split("a", 0, 9), split("c", 0, 9)]
+
+
+def test_a_reader_that_registers_again_costs_the_checkpoint_it_was_asked_for():
+    driver = reading_job()
+    driver.send(e.CheckpointTriggered(1))
+    assert [command.reason for command in only(driver.register(0), e.DeclineCheckpoint)] == ["reader 0 was lost"]
+
+
+def test_a_split_finished_since_the_last_checkpoint_is_lost_with_its_reader():
+    """FLINK-37416, FLINK-28639"""
+    driver = reading_job()
+    driver.send(e.SplitFinished(1, "b"))
+    assert assigned_splits(driver.send(e.ReaderLost(1)) + driver.register(1)) == [split("b", 0, 9)]
+
+
+def test_a_split_that_finishes_after_the_readers_snapshot_is_still_open_in_the_checkpoint():
+    driver = reading_job()
+    driver.send(e.CheckpointTriggered(1))
+    driver.snapshot(1, 1, reading("b", 2, 9))
+    driver.send(e.SplitFinished(1, "b"))
+    (persist,) = only(driver.snapshot(0, 1, reading("a", 4, 9), reading("c", 1, 9)), e.PersistCheckpoint)
+    assert reading("b", 2, 9) in persist.checkpoint.splits
+    driver.send(e.CheckpointCompleted(1))
+    assert assigned_splits(driver.send(e.ReaderLost(1)) + driver.register(1)) == [split("b", 2, 9)]
+
+
+def test_a_reader_that_missed_the_completion_may_report_a_finished_split_again():
+    driver = reading_job()
+    driver.send(e.SplitFinished(1, "b"))
+    others = [reading("a", 4, 9), reading("c", 1, 9)]
+    driver.checkpoint(1, r0=others, r1=[finished("b", 9)])
+    driver.send(e.CheckpointCompleted(1))
+    assert finished("b", 9) in driver.checkpoint(2, r0=others, r1=[finished("b", 9)]).splits
+    driver.send(e.CheckpointCompleted(2))
+
+
+# --- the end of input -------------------------------------------------------------------------------------------------
+
+
+def test_readers_hear_that_no_split_will_come_once_all_are_assigned():
+    driver = Driver()
+    driver.register(0, 1)
+    commands = driver.discovered(split("a", 0, 9), complete=True)
+    assert [type(command) for command in commands] == [e.Assign, e.NoMoreSplits, e.NoMoreSplits]
+
+
+def test_no_such_thing_is_said_while_splits_may_be_added():
+    driver = Driver(discovery_interval_s=1.0)
+    driver.discovered()
+    assert driver.register(0) == []
+
+
+def test_no_such_thing_is_said_while_a_split_waits():
+    driver = Driver(assignment=LazyEnumerator)
+    driver.discovered(split("a", 0, 9), complete=True)
+    assert driver.register(0) == []
+    assert [type(command) for command in driver.send(e.SplitRequested(0))] == [e.Assign, e.NoMoreSplits]
+
+
+def test_the_source_finishes_when_the_last_split_does_and_says_so_once():
+    driver = reading_job()
+    assert driver.send(e.SplitFinished(0, "a"), e.SplitFinished(1, "b")) == []
+    assert driver.send(e.SplitFinished(0, "c")) == [e.SourceFinished()]
+    assert only(driver.send(e.SplitRequested(0)), e.SourceFinished) == []
+
+
+def test_a_reader_lost_after_the_end_takes_the_end_back():
+    driver = reading_job()
+    driver.send(e.SplitFinished(0, "a"), e.SplitFinished(1, "b"), e.SplitFinished(0, "c"))
+    again = driver.send(e.ReaderLost(1)) + driver.register(1)
+    assert only(again, e.SourceFinished) == []
+    holder = next(reader for reader, splits in assigned(again).items() if splits)
+    assert driver.send(e.SplitFinished(holder, "b")) == [e.SourceFinished()]
+
+
+def test_a_bounded_source_without_splits_finishes():
+    assert Driver().discovered(complete=True) == [e.SourceFinished()]
+
+
+def test_a_restored_source_that_had_finished_finishes_again():
+    """FLINK-31006"""
+    driver = Driver(checkpoint_of(finished("a", 9), exhausted=True))
+    assert driver.commands == [e.SourceFinished()]
+    assert driver.register(0, 1) == [e.NoMoreSplits(0), e.NoMoreSplits(1)]
+
+
+def test_a_restored_source_whose_discovery_was_done_says_that_no_split_will_come():
+    """FLINK-31006"""
+    driver = Driver(checkpoint_of(reading("a", 3, 9), finished("b", 9), exhausted=True), parallelism=1)
+    assert driver.register(0) == [e.Assign(0, (split("a", 3, 9),)), e.NoMoreSplits(0)]
+    assert driver.send(e.SplitFinished(0, "a")) == [e.SourceFinished()]
+
+
+def test_a_restored_source_whose_discovery_was_not_done_ends_when_it_is():
+    driver = Driver(checkpoint_of(finished("a", 9)), parallelism=1)
+    assert driver.register(0) == []
+    assert driver.discovered(complete=True) == [e.NoMoreSplits(0), e.SourceFinished()]
+
+
+def test_every_split_is_in_one_place_all_along():
+    """I1"""
+    driver = reading_job()
+    assert [entry.place for entry in driver.ledger] == [Assigned(0), Assigned(1), Assigned(0)]
+    driver.checkpoint(1, r0=[reading("a", 4, 9), reading("c", 1, 9)], r1=[reading("b", 2, 9)])
+    driver.send(e.ReaderLost(0))
+    assert [entry.place for entry in driver.ledger] == [UNASSIGNED, Assigned(1), UNASSIGNED]
