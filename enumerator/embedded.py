@@ -114,6 +114,8 @@ class EmbeddedRun(Generic[SplitT]):
 
     def poll(self, timeout: float) -> SplitBatch[SplitT] | None:
         """The next batch of any reader; None when nothing came in about `timeout` seconds or the source has `finished`."""
+        if self._closed:
+            return None
         if self._due_at is not None and self._clock() >= self._due_at:
             self._due_at = None
             self._send(DiscoveryDue())
@@ -172,6 +174,9 @@ class EmbeddedRun(Generic[SplitT]):
 
     def close(self) -> None:
         """Close readers and discovery. May be called more than once; a checkpoint can still be taken afterwards."""
+        if self._closed:
+            return
+        self._closed = True
         for slot in self._slots.values():
             slot.reader.close()
         self._discovery.close()

@@ -9,9 +9,10 @@ from driving import SERIALIZER, checkpoint_of, finished, reading
 from headrace.enumerator import Checkpoint, CheckpointSerializer
 from headrace.enumerator.checkpoint import VERSION
 from headrace.enumerator.errors import StateError
-from headrace.testing.memory import MemorySplitSerializer
 from hypothesis import example, given
 from hypothesis import strategies as st
+
+from headrace.testing.memory import MemorySplitSerializer
 
 GOLDEN = Path(__file__).parent / "golden"
 GOOD = checkpoint_of(reading("a", 3), finished("b", 9), reading("ünï", 2**62, 2**63), exhausted=True)

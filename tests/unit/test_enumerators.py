@@ -8,6 +8,7 @@ from headrace.enumerator import EagerEnumerator, Findings, LazyEnumerator, Ledge
 from headrace.enumerator import events as e
 from headrace.enumerator.enumerator import DISCOVERY_RETRY_S, DISCOVERY_TRANSITIONS, Discovery, Trigger
 from headrace.enumerator.errors import PeerError, ProtocolViolationError, RetriableError, UsageError
+
 from headrace.testing.memory import MemorySplit
 
 BOTH = pytest.mark.parametrize("assignment", [EagerEnumerator, LazyEnumerator])

@@ -5,6 +5,7 @@ from driving import finished, reading, split
 from headrace.enumerator import Ledger, SplitState
 from headrace.enumerator.errors import ProtocolViolationError
 from headrace.enumerator.ledger import FINISHED, UNASSIGNED, Assigned, FinishedBy
+
 from headrace.testing.memory import MemorySplit
 
 

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import pytest
+from headrace.enumerator.planning import TASK_RECORDS, OffsetRange, admit, plan_tasks
+from hypothesis import given
+from hypothesis import strategies as st
+
+BACKLOGS = st.dictionaries(st.text("abcdef", min_size=1, max_size=2), st.tuples(st.integers(0, 1000), st.integers(0, 10**6)))
+RANGES = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 200_000)), max_size=12).map(
+    lambda items: [OffsetRange(f"s{number:02}", start, start + size) for number, (start, size) in enumerate(items)]
+)
+LIMITS = st.none() | st.integers(1, 300_000)
+
+
+def test_without_a_limit_everything_is_admitted():
+    assert admit({"a": 3, "b": 0}, {"a": 10, "b": 0}, None) == {"a": 10, "b": 0}
+
+
+def test_a_backlog_within_the_limit_is_admitted_whole():
+    assert admit({"a": 0, "b": 0}, {"a": 4, "b": 6}, 10) == {"a": 4, "b": 6}
+
+
+def test_a_limit_is_shared_out_in_proportion_to_the_backlogs():
+    assert admit({"a": 0, "b": 100}, {"a": 300, "b": 200}, 100) == {"a": 75, "b": 125}
+
+
+def test_a_small_backlog_does_not_starve():
+    assert admit({"a": 0, "b": 0}, {"a": 1_000_000, "b": 1}, 10)["b"] == 1
+
+
+def test_an_end_behind_its_start_counts_as_no_backlog():
+    assert admit({"a": 10, "b": 0}, {"a": 3, "b": 5}, None) == {"a": 10, "b": 5}
+
+
+@given(BACKLOGS, st.integers(1, 10**6))
+def test_admission_never_leaves_the_range_nor_passes_the_limit_by_more_than_a_record_a_split(backlogs, limit):
+    starts = {name: start for name, (start, _) in backlogs.items()}
+    ends = {name: start + size for name, (start, size) in backlogs.items()}
+    admitted = admit(starts, ends, limit)
+    assert all(starts[name] <= admitted[name] <= ends[name] for name in starts)
+    assert all(admitted[name] > starts[name] for name in starts if ends[name] > starts[name])
+    assert sum(admitted[name] - starts[name] for name in starts) <= limit + len(starts)
+
+
+def test_nothing_to_read_makes_no_task():
+    assert plan_tasks([OffsetRange("a", 5, 5), OffsetRange("b", 5, 3)]) == []
+
+
+def test_small_ranges_share_a_task():
+    ranges = [OffsetRange("a", 0, 10), OffsetRange("b", 5, 6)]
+    assert plan_tasks(ranges) == [ranges]
+
+
+def test_a_range_as_large_as_a_task_has_one_to_itself():
+    large = OffsetRange("b", 0, TASK_RECORDS)
+    assert plan_tasks([OffsetRange("a", 0, 10), large, OffsetRange("c", 0, 10)]) == [
+        [OffsetRange("a", 0, 10)],
+        [large],
+        [OffsetRange("c", 0, 10)],
+    ]
+
+
+def test_a_large_range_is_cut_evenly():
+    tasks = plan_tasks([OffsetRange("a", 0, 10)], max_task_records=4)
+    assert tasks == [[OffsetRange("a", 0, 3)], [OffsetRange("a", 3, 6)], [OffsetRange("a", 6, 10)]]
+
+
+def test_min_tasks_cuts_the_largest_and_packs_nothing():
+    tasks = plan_tasks([OffsetRange("a", 0, 300), OffsetRange("b", 0, 100)], min_tasks=4)
+    assert [piece for task in tasks for piece in task] == [
+        OffsetRange("a", 0, 100),
+        OffsetRange("a", 100, 200),
+        OffsetRange("a", 200, 300),
+        OffsetRange("b", 0, 100),
+    ]
+    assert all(len(task) == 1 for task in tasks)
+
+
+def test_min_tasks_does_not_cut_below_one_record():
+    assert plan_tasks([OffsetRange("a", 7, 9)], min_tasks=10) == [[OffsetRange("a", 7, 8)], [OffsetRange("a", 8, 9)]]
+
+
+@pytest.mark.parametrize("min_tasks", [1, 2])
+def test_min_tasks_that_are_there_already_change_nothing(min_tasks):
+    ranges = [OffsetRange("a", 0, 3), OffsetRange("b", 0, 3)]
+    assert plan_tasks(ranges, min_tasks=min_tasks) == [[ranges[0]], [ranges[1]]]
+
+
+@given(RANGES, st.none() | st.integers(1, 50), LIMITS.map(lambda limit: limit and max(limit, 1000)))
+def test_tasks_cover_every_offset_once_and_in_order(ranges, min_tasks, max_task_records):
+    tasks = plan_tasks(ranges, min_tasks=min_tasks, max_task_records=max_task_records)
+    assert all(task and all(piece.size > 0 for piece in task) for task in tasks)
+    for item in ranges:
+        pieces = [piece for task in tasks for piece in task if piece.split_id == item.split_id]
+        edges = [item.start, *(piece.stop for piece in pieces)]
+        assert [piece.start for piece in pieces] == edges[:-1]
+        assert edges[-1] == (item.stop if pieces else item.start)
+        assert bool(pieces) == (item.size > 0)
+    if max_task_records is not None:
+        assert all(sum(piece.size for piece in task) <= max_task_records for task in tasks)

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from driving import finished, reading, split
+from headrace.enumerator import SplitBatch
+from headrace.enumerator.progress import ReaderProgress
+
+from headrace.testing.memory import SCHEMA, MemorySplit
+
+NOTHING = pa.RecordBatch.from_pylist([], schema=SCHEMA)
+
+
+def progress_of(*splits: MemorySplit) -> ReaderProgress[MemorySplit]:
+    progress: ReaderProgress[MemorySplit] = ReaderProgress()
+    progress.assigned(splits)
+    return progress
+
+
+def test_a_split_that_delivered_nothing_stands_where_it_began():
+    assert progress_of(split("a", 5)).snapshot() == {"a": reading("a", 5)}
+
+
+def test_a_position_is_where_the_last_delivered_batch_ended():
+    progress = progress_of(split("a"), split("b"))
+    progress.delivered(SplitBatch(split("a", 7), NOTHING))
+    assert progress.snapshot() == {"a": reading("a", 7), "b": reading("b", 0)}
+
+
+def test_a_snapshot_does_not_move_with_the_reader():
+    progress = progress_of(split("a"))
+    before = progress.snapshot()
+    progress.delivered(SplitBatch(split("a", 7), NOTHING))
+    assert before == {"a": reading("a", 0)}
+
+
+def test_a_finished_split_is_reported_until_a_completed_checkpoint_has_it():
+    """FLINK-37416"""
+    progress = progress_of(split("a", 0, 9))
+    progress.delivered(SplitBatch(split("a", 9, 9), NOTHING, finished=True))
+    reported = progress.snapshot()
+    assert reported == {"a": finished("a", 9)}
+    assert progress.snapshot() == reported
+    progress.checkpoint_completed(reported)
+    assert progress.snapshot() == {}
+
+
+def test_a_split_that_finished_after_the_snapshot_is_still_to_be_reported():
+    progress = progress_of(split("a", 0, 9))
+    reported = progress.snapshot()
+    progress.delivered(SplitBatch(split("a", 9, 9), NOTHING, finished=True))
+    progress.checkpoint_completed(reported)
+    assert progress.snapshot() == {"a": finished("a", 9)}
+
+
+def test_the_end_of_a_split_may_come_without_records():
+    progress = progress_of(split("a", 9, 9))
+    progress.delivered(SplitBatch(split("a", 9, 9), NOTHING, finished=True))
+    assert progress.snapshot() == {"a": finished("a", 9)}
+
+
+def test_a_batch_of_a_split_that_was_never_assigned_is_refused():
+    with pytest.raises(KeyError, match="never assigned"):
+        progress_of().delivered(SplitBatch(split("a", 7), NOTHING))
