@@ -16,11 +16,11 @@ class UsageError(HeadraceError, ValueError):
 
 
 class PeerError(HeadraceError):
-    """The other side's fault (a broker, a database): refused, broke the protocol, or sent corrupt bytes."""
+    """The other side (a broker, a database) refused, broke the protocol, or sent corrupt bytes."""
 
 
 class CorruptDataError(PeerError):
-    """Bytes from the other side failed a checksum or cannot be parsed. Names the place (for Kafka: topic, partition, offset)."""
+    """Bytes from the other side failed a checksum or cannot be parsed. Names the place (Kafka: topic, partition, offset)."""
 
 
 class AuthenticationError(PeerError):
