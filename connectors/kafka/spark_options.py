@@ -296,9 +296,6 @@ def _check_stream(given: Mapping[str, Any]) -> None:
         raise UsageError("ending offset not valid in streaming queries")
     if "endingoffsetsbytimestamp" in given or "endingtimestamp" in given:
         raise UsageError("ending timestamp not valid in streaming queries")
-    least, most = given.get("minoffsetspertrigger"), given.get("maxoffsetspertrigger")
-    if least is not None and most is not None and least > most:
-        raise UsageError(f"The value of minOffsetPerTrigger({least}) is higher than the maxOffsetsPerTrigger({most}).")
 
 
 def _check_batch(given: Mapping[str, Any]) -> None:
@@ -362,8 +359,10 @@ def _start(given: Mapping[str, Any], properties: Mapping[str, str], mode: Mode) 
 
 
 def _limits(given: Mapping[str, Any]) -> Limits:
-    delay_s = given.get("maxtriggerdelay", 900.0)
-    return Limits(given.get("maxoffsetspertrigger"), given.get("minoffsetspertrigger"), delay_s)
+    least, most = given.get("minoffsetspertrigger"), given.get("maxoffsetspertrigger")
+    if least is not None and most is not None and least > most:
+        raise UsageError(f"The value of minOffsetPerTrigger({least}) is higher than the maxOffsetsPerTrigger({most}).")
+    return Limits(most, least, given.get("maxtriggerdelay", 900.0))
 
 
 def _stop(given: Mapping[str, Any]) -> Positions:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from headrace.connectors.log_read import Operator, Predicate
 from pyspark.sql.datasource import (
     EqualTo,
     Filter,
@@ -18,6 +17,8 @@ from pyspark.sql.datasource import (
     Not,
     StringStartsWith,
 )
+
+from headrace.connectors.log_read import Operator, Predicate
 
 _OPERATORS: dict[type[Filter], Operator] = {
     EqualTo: Operator.EQUAL,

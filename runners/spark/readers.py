@@ -10,14 +10,6 @@ from dataclasses import replace
 from typing import Any, Generic, cast
 
 import pyarrow as pa
-from headrace.connectors.log_read import LogRead, Predicate
-from headrace.enumerator.errors import UsageError
-from headrace.enumerator.planning import OffsetRange, plan_tasks
-from headrace.enumerator.split import OffsetSplitT
-from headrace.runners.spark.filters import predicate
-from headrace.runners.spark.schema import wanted_columns
-from headrace.runners.spark.stream import StreamPlanner
-from headrace.runners.spark.tasks import read_splits
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -27,6 +19,15 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
+
+from headrace.connectors.log_read import LogRead, Predicate
+from headrace.enumerator.errors import UsageError
+from headrace.enumerator.planning import OffsetRange, plan_tasks
+from headrace.enumerator.split import OffsetSplitT
+from headrace.runners.spark.filters import predicate
+from headrace.runners.spark.schema import wanted_columns
+from headrace.runners.spark.stream import StreamPlanner
+from headrace.runners.spark.tasks import read_splits
 
 log = logging.getLogger(__name__)
 
@@ -57,11 +58,10 @@ class _PushFilters:
     default. It looks at `__func__` to tell; this has that of the class it does not override, so both settings work.
     """
 
-    __func__ = DataSourceReader.pushFilters
-
     def __init__(self, read: LogRead[Any], pushed: list[Predicate]) -> None:
         self._read = read
         self._pushed = pushed
+        self.__func__ = DataSourceReader.pushFilters  # an instance's: a class's would come back bound
 
     def __call__(self, filters: Sequence[Filter]) -> Iterable[Filter]:
         """Note what can prune; return the filters that Spark must apply still, as the very same objects."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
 from headrace.connectors.log_read import LogRead
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.split import OffsetSplitT
-from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
 
 
 def spark_schema(schema: pa.Schema) -> StructType:

@@ -6,9 +6,10 @@ import os
 import sys
 
 import pyspark
-from headrace.enumerator.errors import UsageError
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
+
+from headrace.enumerator.errors import UsageError
 
 MINIMUM = (4, 2)
 

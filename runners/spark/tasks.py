@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
+
 from headrace.enumerator.errors import DeadlineExceededError
 from headrace.enumerator.source import LogSource, SourceReader
 from headrace.enumerator.split import OffsetSplitT

@@ -1,0 +1,267 @@
+"""Spark's Kafka options: what they mean, which win, which are refused and how. Nobody is contacted."""
+
+import pickle
+
+import pytest
+
+from headrace.connectors.kafka.jvm_checkpoint import JvmCheckpoint
+from headrace.connectors.kafka.positions import At, Committed, Earliest, Latest, Timestamp
+from headrace.connectors.kafka.spark_options import OPTIONS, Mode, any_read, kafka_read
+from headrace.enumerator.errors import StateError, UsageError
+
+BASE = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "t"}
+OFFSETS = '{"t":{"0":23,"1":-1,"2":-2}}'
+
+
+def read(mode=Mode.STREAM, **options):
+    return kafka_read({**BASE, **{name.replace("__", "."): value for name, value in options.items()}}, mode)
+
+
+def test_streaming_starts_at_latest_and_has_no_end():
+    source = read().source
+    assert (source.start, source.stop, source.start_found_later) == (Latest(), None, Earliest())
+
+
+def test_batch_reads_from_earliest_to_latest():
+    source = read(Mode.BATCH).source
+    assert (source.start, source.stop) == (Earliest(), Latest())
+
+
+def test_defaults_are_those_of_sparks_source():
+    job = read()
+    assert job.source.fail_on_data_loss
+    assert job.source.isolation == "read_uncommitted"
+    assert job.source.no_match == "error"
+    assert job.source.group is None
+    assert "headers" not in job.columns
+    assert job.limits.max_delay_s == 900
+    assert (job.limits.max_offsets, job.limits.min_offsets, job.min_tasks, job.max_task_offsets) == (None,) * 4
+
+
+def test_names_ignore_case():
+    job = kafka_read(
+        {"KAFKA.Bootstrap.Servers": "localhost:9092", "SUBSCRIBE": "t", "StartingOFFSETS": "Earliest"}, Mode.STREAM
+    )
+    assert job.source.start == Earliest()
+
+
+@pytest.mark.parametrize(
+    ("options", "attribute", "value"),
+    [
+        ({"subscribe": " a , b,"}, "topics", ("a", "b")),
+        ({"subscribePattern": "a.*"}, "pattern", "a.*"),
+        ({"assign": '{"a":[0,1],"b":[2]}'}, "partitions", {"a": (0, 1), "b": (2,)}),
+    ],
+)
+def test_subscriptions(options, attribute, value):
+    source = kafka_read({"kafka.bootstrap.servers": "localhost:9092", **options}, Mode.STREAM).source
+    assert getattr(source, attribute) == value
+
+
+@pytest.mark.parametrize(
+    ("options", "start"),
+    [
+        ({"startingOffsets": "earliest"}, Earliest()),
+        ({"startingOffsets": OFFSETS}, {("t", 0): At(23), ("t", 1): Latest(), ("t", 2): Earliest()}),
+        ({"startingTimestamp": "7"}, Timestamp(7)),
+        ({"startingOffsetsByTimestamp": '{"t":{"0":5}}'}, {("t", 0): Timestamp(5)}),
+        ({"startingOffsetsByTimestamp": '{"t":{"0":5}}', "startingOffsets": "earliest"}, {("t", 0): Timestamp(5)}),
+        (
+            {"startingTimestamp": "7", "startingOffsetsByTimestamp": '{"t":{"0":5}}', "startingOffsets": "earliest"},
+            Timestamp(7),
+        ),
+        ({"startingOffsets": "group", "kafka.group.id": "g"}, Committed("g", Earliest())),
+        ({"startingOffsets": "group", "commitOffsetsToGroup": "g"}, Committed("g", Earliest())),
+        (
+            {"startingOffsets": "group", "kafka.group.id": "old", "commitOffsetsToGroup": "new"},
+            Committed("old", Earliest()),
+        ),
+        (
+            {"startingOffsets": "group", "kafka.group.id": "g", "startingOffsetsWithoutCommit": "latest"},
+            Committed("g", Latest()),
+        ),
+    ],
+)
+def test_where_a_stream_starts(options, start):
+    assert kafka_read({**BASE, **options}, Mode.STREAM).source.start == start
+
+
+@pytest.mark.parametrize(
+    ("options", "stop"),
+    [
+        ({"endingOffsets": '{"t":{"0":9,"1":-1}}'}, {("t", 0): At(9), ("t", 1): Latest()}),
+        ({"endingTimestamp": "9"}, Timestamp(9)),
+        ({"endingOffsetsByTimestamp": '{"t":{"0":5}}', "endingOffsets": "latest"}, {("t", 0): Timestamp(5)}),
+        ({"endingTimestamp": "9", "endingOffsetsByTimestamp": '{"t":{"0":5}}'}, Timestamp(9)),
+    ],
+)
+def test_where_a_batch_ends(options, stop):
+    assert kafka_read({**BASE, **options}, Mode.BATCH).source.stop == stop
+
+
+def test_everything_else_arrives_where_it_belongs():
+    job = read(
+        includeHeaders="TRUE",
+        failOnDataLoss="false",
+        maxOffsetsPerTrigger="100",
+        minOffsetsPerTrigger="10",
+        maxTriggerDelay="2m",
+        maxRecordsPerPartition="50",
+        minPartitions="8",
+        commitOffsetsToGroup="g",
+        startingOffsetsByTimestampStrategy="latest",
+        startingOffsetsOfNewPartitions="latest",
+        kafkaConsumer__pollTimeoutMs="1500",
+        kafka__isolation__level="read_committed",
+        kafka__client__id="me",
+        jvmCheckpoint="/ck",
+    )
+    assert job.columns[-1] == "headers"
+    assert (job.limits.max_offsets, job.limits.min_offsets, job.limits.max_delay_s) == (100, 10, 120)
+    assert (job.min_tasks, job.max_task_offsets, job.poll_timeout_s) == (8, 50, 1.5)
+    assert job.predecessor == JvmCheckpoint("/ck")
+    source = job.source
+    assert (source.group, source.fail_on_data_loss, source.no_match) == ("g", False, "latest")
+    assert (source.start_found_later, source.isolation, source.config.client_id) == (Latest(), "read_committed", "me")
+
+
+def test_the_job_can_be_pickled():
+    assert pickle.loads(pickle.dumps(read())) == read()
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("100", 0.1), ("100ms", 0.1), ("5s", 5), ("15m", 900), ("2min", 120), ("1h", 3600), ("1d", 86400)]
+)
+def test_times(text, seconds):
+    assert read(maxTriggerDelay=text).limits.max_delay_s == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("option", sorted(option.name for option in OPTIONS.values()))
+def test_a_misspelt_option_is_refused_with_the_nearest_known_one(option):
+    misspelt = option[:3] + option[4:]
+    with pytest.raises(UsageError, match=f"did you mean '{option}'"):
+        read(**{misspelt: "1"})
+
+
+def test_an_option_like_no_other_is_refused_with_all_there_are():
+    with pytest.raises(UsageError, match="there are: subscribe, subscribePattern"):
+        read(zzzzzzzz="1")
+
+
+@pytest.mark.parametrize("option", ["path", "checkpointLocation"])
+def test_what_spark_adds_is_let_pass(option):
+    assert read(**{option: "/x"}) == read()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "One of the following options must be specified for Kafka source"),
+        ({"subscribe": "t", "assign": '{"t":[0]}'}, "Only one of the following options can be specified"),
+        ({"subscribe": "t", "subscribePattern": "t"}, "Only one of the following options can be specified"),
+        ({"subscribe": " , "}, "No topics to subscribe to"),
+        ({"subscribePattern": " "}, "Pattern to subscribe is empty"),
+        ({"assign": ""}, "No topicpartitions to assign"),
+        ({"assign": "t:0"}, "No topicpartitions to assign"),
+        ({"assign": '{"t":"x"}'}, "assign.*must be JSON like"),
+        ({"assign": '{"t":3}'}, "assign.*must be JSON like"),
+        ({"subscribe": "t", "startingOffsets": "middle"}, "startingOffsets.*must be earliest, latest, group, or JSON"),
+        ({"subscribe": "t", "startingOffsets": '{"t":5}'}, "startingOffsets.*must be JSON like"),
+        ({"subscribe": "t", "startingOffsets": '{"t":{"0":-3}}'}, "offset must be between 0"),
+        ({"subscribe": "t", "startingOffsets": "group"}, "set kafka.group.id, or commitOffsetsToGroup"),
+        ({"subscribe": "t", "startingTimestamp": "noon"}, "Expected a single long value, got noon"),
+        ({"subscribe": "t", "startingOffsetsByTimestamp": "5"}, "must be JSON like"),
+        ({"subscribe": "t", "startingOffsetsByTimestampStrategy": "guess"}, "must be error or latest"),
+        ({"subscribe": "t", "failOnDataLoss": "perhaps"}, "must be true or false"),
+        ({"subscribe": "t", "minPartitions": "0"}, "minPartitions must be positive"),
+        ({"subscribe": "t", "minPartitions": "a"}, "must be a whole number"),
+        ({"subscribe": "t", "maxRecordsPerPartition": "0"}, "maxRecordsPerPartition must be positive"),
+        ({"subscribe": "t", "maxTriggerDelay": "soon"}, "must be a time such as"),
+        ({"subscribe": "t", "fetchOffset.numRetries": "-1"}, "must be at least 0"),
+        ({"subscribe": "t", "minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "3"}, r"minOffsetPerTrigger\(9\) is"),
+        ({"subscribe": "t", "kafka.auto.offset.reset": "latest"}, "auto.offset.reset' is not supported"),
+        ({"subscribe": "t", "kafka.key.deserializer": "x"}, "key.deserializer' is not supported"),
+        ({"subscribe": "t", "kafka.value.deserializer": "x"}, "value.deserializer' is not supported"),
+        ({"subscribe": "t", "kafka.enable.auto.commit": "true"}, "enable.auto.commit' is not supported"),
+        ({"subscribe": "t", "kafka.interceptor.classes": "x"}, "interceptor.classes' is not supported"),
+        ({"subscribe": "t", "kafka.fetch.max.byte": "1"}, "did you mean 'fetch.max.bytes'"),
+    ],
+)
+@pytest.mark.parametrize("mode", [Mode.STREAM, Mode.BATCH])
+def test_refused_in_every_kind_of_query(options, message, mode):
+    with pytest.raises(UsageError, match=message):
+        kafka_read({"kafka.bootstrap.servers": "localhost:9092", **options}, mode)
+
+
+def test_bootstrap_servers_are_needed():
+    with pytest.raises(UsageError, match="kafka.bootstrap.servers' must be specified"):
+        kafka_read({"subscribe": "t"}, Mode.STREAM)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"endingOffsets": "latest"}, "ending offset not valid in streaming queries"),
+        ({"endingOffsetsByTimestamp": '{"t":{"0":5}}'}, "ending timestamp not valid in streaming queries"),
+        ({"endingTimestamp": "5"}, "ending timestamp not valid in streaming queries"),
+    ],
+)
+def test_refused_in_streaming_queries(options, message):
+    with pytest.raises(UsageError, match=message):
+        kafka_read({**BASE, **options}, Mode.STREAM)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"startingOffsets": "latest"}, "starting offset can't be latest for batch"),
+        ({"startingOffsets": '{"t":{"0":-1}}'}, "startingOffsets for t-0 can't be latest for batch"),
+        ({"endingOffsets": "earliest"}, "ending offset can't be earliest for batch"),
+        ({"endingOffsets": '{"t":{"0":-2}}'}, "ending offset for t-0 can't be earliest for batch"),
+        ({"startingOffsets": '{"t":{"0":5}}', "endingOffsets": '{"t":{"1":9}}'}, "must name the same partitions: t-0, t-1"),
+        ({"startingOffsets": '{"t":{"0":5}}', "endingOffsets": '{"t":{"0":4}}'}, "offset 5 of t-0 is greater than"),
+        (
+            {"startingOffsetsByTimestamp": '{"t":{"0":5}}', "endingOffsetsByTimestamp": '{"t":{"0":4}}'},
+            "timestamp 5 of t-0 is greater than",
+        ),
+    ],
+)
+def test_refused_in_batch_queries(options, message):
+    with pytest.raises(UsageError, match=message):
+        kafka_read({**BASE, **options}, Mode.BATCH)
+
+
+def test_trigger_options_are_ignored_in_batch_queries_with_a_warning(caplog):
+    read(Mode.BATCH, maxOffsetsPerTrigger="5")
+    assert "maxOffsetsPerTrigger option ignored in batch queries" in caplog.text
+
+
+def test_the_schema_can_be_asked_for_before_the_kind_of_query_is_known():
+    assert any_read({**BASE, "endingOffsets": "latest"}).source.stop == Latest()
+    assert any_read({**BASE, "startingOffsets": "latest"}).source.start == Latest()
+    with pytest.raises(UsageError, match="did you mean"):
+        any_read({**BASE, "startingOfsets": "latest"})
+
+
+class TestJvmCheckpoint:
+    def test_its_file_is_read(self, tmp_path):
+        directory = tmp_path / "sources" / "0"
+        directory.mkdir(parents=True)
+        (directory / "0").write_bytes(b'\0v1\n{"t":{"0":5}}')
+        assert JvmCheckpoint(str(tmp_path)).initial_offsets() == '{"t":{"0":5}}'
+        assert JvmCheckpoint(f"file://{tmp_path}/sources/0").initial_offsets() == '{"t":{"0":5}}'
+
+    def test_the_form_of_spark_21_is_read(self, tmp_path):
+        (tmp_path / "sources" / "0").mkdir(parents=True)
+        (tmp_path / "sources" / "0" / "0").write_bytes(b'\0{"t":{"0":5}}')
+        assert JvmCheckpoint(str(tmp_path)).initial_offsets() == '{"t":{"0":5}}'
+
+    def test_a_newer_version_is_refused(self, tmp_path):
+        (tmp_path / "sources" / "0").mkdir(parents=True)
+        (tmp_path / "sources" / "0" / "0").write_bytes(b'\0v99999\n{"t":{"0":5}}')
+        with pytest.raises(StateError, match="v99999"):
+            JvmCheckpoint(str(tmp_path)).initial_offsets()
+
+    def test_a_directory_without_it_is_named(self, tmp_path):
+        with pytest.raises(StateError, match="sources/0/0"):
+            JvmCheckpoint(str(tmp_path)).initial_offsets()

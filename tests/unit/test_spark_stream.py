@@ -1,0 +1,558 @@
+"""What a streaming query's driver decides, over a log in memory: no Spark, no broker, no clock but the test's."""
+
+import json
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+import pytest
+
+from headrace.connectors.log_read import Limits, LogRead
+from headrace.enumerator.errors import DataLossError, DeadlineExceededError, RetriableError, StateError
+from headrace.enumerator.source import LogOffsets
+from headrace.runners.spark.stream import StreamPlanner
+from headrace.runners.spark.tasks import LARGE_BATCH_BYTES, SMALL_BATCH_BYTES, read_splits, well_sized
+from headrace.testing.memory import MemoryLog, MemorySource, MemorySplit
+
+
+class WatchedSource(MemorySource):
+    """Keeps what the runner tells it, and fails when told to."""
+
+    def __init__(self, log, **arguments):
+        super().__init__(log, **arguments)
+        self.published = []
+        self.missing = []
+        self.publish_error = None
+        self.discoveries = []
+
+    def create_discovery(self):
+        discovery = super().create_discovery()
+        for name in ("initial", "later"):
+            setattr(discovery, name, self._counted(name, getattr(discovery, name)))
+        return discovery
+
+    def _counted(self, name, method):
+        def call(*arguments):
+            self.discoveries.append(name)
+            return method(*arguments)
+
+        return call
+
+    def checkpoint_completed(self, splits):
+        if self.publish_error is not None:
+            raise self.publish_error
+        self.published.append({split.split_id: split.next_offset for split in splits})
+
+    def splits_missing(self, splits):
+        self.missing.append([split.split_id for split in splits])
+
+    def offsets_from_json(self, text):
+        body = json.loads(text)
+        if "splits" in body:
+            return super().offsets_from_json(text)
+        return LogOffsets({split_id: MemorySplit(split_id, at) for split_id, at in body.items()}, began={})
+
+
+@dataclass
+class Query:
+    """A query with a checkpoint: what Spark logs, and calls in the order that it does. `run` starts it anew."""
+
+    source: WatchedSource
+    limits: Limits = field(default_factory=Limits)
+    predecessor: object = None
+    min_tasks: int | None = None
+    max_task_offsets: int | None = None
+    now: float = 1000.0
+    offset_log: list = field(default_factory=list)
+    committed: int = 0
+    rows: list = field(default_factory=list)
+
+    def __post_init__(self):
+        self.run()
+
+    def run(self):
+        job = LogRead(
+            source=self.source,
+            columns=("value",),
+            limits=self.limits,
+            predecessor=self.predecessor,
+            min_tasks=self.min_tasks,
+            max_task_offsets=self.max_task_offsets,
+        )
+        self.planner = StreamPlanner(job, lambda: self.now)
+        if self.offset_log and self.committed < len(self.offset_log):
+            self._process(len(self.offset_log) - 1)
+
+    def trigger(self):
+        """One trigger to its end: True when a batch ran."""
+        if not self.log_offsets():
+            return False
+        self._process(len(self.offset_log) - 1)
+        return True
+
+    def log_offsets(self):
+        """One trigger up to the offset log: Spark may be killed after this."""
+        start = self._start(len(self.offset_log))
+        if self.offset_log:
+            self.planner.committed(self.offset_log[-1])
+        end = self.planner.next_offsets(start, self.limits.max_offsets, self.limits.min_offsets)
+        if end == start:
+            return False
+        self.offset_log.append(end)
+        return True
+
+    def _start(self, batch):
+        return self.offset_log[batch - 1] if batch else self.planner.initial_offsets()
+
+    def _process(self, batch):
+        for task in self.planner.tasks(self._start(batch), self.offset_log[batch]):
+            for records in read_splits(self.source, task, ["split", "offset", "value"], 1.0):
+                self.rows += records["value"].to_pylist()
+        self.committed = batch + 1
+
+
+@pytest.fixture
+def log():
+    log = MemoryLog()
+    for name in "ab":
+        log.create(name)
+        log.append(name, [f"{name}{number}" for number in range(10)])
+    return log
+
+
+def all_values(log):
+    return sorted(value for split_id in log._values for value in log.read(split_id, 0, 10**9))
+
+
+def test_a_query_reads_everything_once_and_then_what_comes(log):
+    query = Query(WatchedSource(log))
+    assert query.trigger()
+    assert not query.trigger()
+    log.append("a", ["a10"])
+    assert query.trigger()
+    assert sorted(query.rows) == all_values(log)
+
+
+def test_the_initial_answer_is_asked_once_and_differs_from_every_end(log):
+    query = Query(WatchedSource(log, start="latest"))
+    initial = query.planner.initial_offsets()
+    log.append("a", ["a10"])
+    assert query.planner.initial_offsets() == initial
+    assert query.source.discoveries == ["initial"]
+    assert query.planner.next_offsets(initial, None, None) != initial
+
+
+def test_batch_0_runs_without_data_so_that_the_start_is_durable(log):
+    query = Query(WatchedSource(log, start="latest"))
+    assert query.trigger()
+    assert query.rows == []
+    log.append("a", ["late"])
+    query.run()  # a restart before any other batch: the position must not be looked up again
+    assert query.trigger()
+    assert query.rows == ["late"]
+    assert query.source.discoveries.count("initial") == 1
+
+
+def test_a_killed_batch_0_is_replayed_from_where_it_began_not_from_a_new_latest(log):
+    query = Query(WatchedSource(log, start="latest"))
+    start = query.planner.initial_offsets()
+    log.append("a", ["one", "two"])
+    assert query.log_offsets()
+    log.append("b", ["three"])
+    query.run()  # killed: Spark asks for initial offsets again, and "latest" is another place now
+    assert query.planner.initial_offsets() != start
+    query.trigger()
+    assert sorted(query.rows) == ["one", "three", "two"]
+
+
+def test_a_killed_later_batch_is_replayed_with_the_same_ranges(log):
+    query = Query(WatchedSource(log))
+    query.trigger()
+    log.append("a", ["x"])
+    query.log_offsets()
+    log.append("a", ["y"])
+    query.run()
+    assert query.rows[-1] == "x"
+    query.trigger()
+    assert sorted(query.rows) == all_values(log)
+
+
+def test_no_restart_initialises_again(log):
+    query = Query(WatchedSource(log))
+    query.trigger()
+    query.source.discoveries.clear()
+    query.run()
+    query.trigger()
+    assert query.source.discoveries == ["later"]
+
+
+def test_a_split_found_later_is_read_from_its_first_value(log):
+    query = Query(WatchedSource(log, start="latest"))
+    query.trigger()
+    log.create("c")
+    log.append("c", ["c0"])
+    query.trigger()
+    assert query.rows == ["c0"]
+
+
+def test_an_empty_split_found_later_is_made_durable_at_once(log):
+    query = Query(WatchedSource(log))
+    query.trigger()
+    log.create("c")
+    assert query.trigger()
+    assert "c" in query.source.offsets_from_json(query.offset_log[-1]).splits
+    assert not query.trigger()
+
+
+def test_a_split_found_in_a_killed_batch_is_replayed_from_where_it_began(log):
+    query = Query(WatchedSource(log))
+    query.trigger()
+    log.create("c")
+    log.append("c", ["c0", "c1"])
+    query.log_offsets()
+    query.run()
+    assert sorted(query.rows) == all_values(log)
+
+
+def test_a_source_without_splits_waits_for_them():
+    log = MemoryLog()
+    query = Query(WatchedSource(log))
+    assert query.trigger()
+    query.run()
+    log.create("a")
+    log.append("a", ["first"])
+    query.trigger()
+    assert query.rows == ["first"]
+
+
+def test_a_killed_batch_0_without_splits_is_replayed():
+    log = MemoryLog()
+    query = Query(WatchedSource(log))
+    query.log_offsets()
+    query.run()
+    assert query.rows == []
+    assert query.committed == 1
+
+
+class TestMissingSplits:
+    def test_are_reported_once_and_keep_their_place(self, log):
+        query = Query(WatchedSource(log))
+        query.trigger()
+        log.hide("a")
+        log.append("a", ["hidden"])
+        query.trigger()
+        query.trigger()
+        assert query.source.missing == [["a"]]
+        log.show("a")
+        query.trigger()
+        assert sorted(query.rows) == all_values(log)
+
+    def test_stop_the_query_when_the_source_says_so(self, log):
+        query = Query(WatchedSource(log))
+        query.trigger()
+        log.hide("a")
+
+        def refuse(splits):
+            raise DataLossError(f"gone: {splits[0].split_id}")
+
+        query.source.splits_missing = refuse
+        with pytest.raises(DataLossError, match="gone: a"):
+            query.trigger()
+
+
+class TestLimits:
+    def test_max_offsets_are_shared_out_over_all_splits(self, log):
+        query = Query(WatchedSource(log), limits=Limits(max_offsets=4))
+        query.trigger()
+        assert sorted(query.rows) == ["a0", "a1", "b0", "b1"]
+        while query.trigger():
+            pass
+        assert sorted(query.rows) == all_values(log)
+
+    def test_min_offsets_hold_a_batch_back_until_enough_are_there(self, log):
+        query = Query(WatchedSource(log), limits=Limits(min_offsets=5, max_delay_s=60))
+        query.trigger()  # the first never waits
+        log.append("a", ["1", "2"])
+        query.now += 59
+        assert not query.trigger()
+        log.append("b", ["3", "4", "5"])
+        assert query.trigger()
+        assert sorted(query.rows) == all_values(log)
+
+    def test_min_offsets_hold_a_batch_back_no_longer_than_the_delay(self, log):
+        query = Query(WatchedSource(log), limits=Limits(min_offsets=5, max_delay_s=60))
+        query.trigger()
+        log.append("a", ["1"])
+        query.now += 59.9
+        assert not query.trigger()
+        query.now += 0.1
+        assert query.trigger()
+
+    def test_the_delay_counts_from_the_last_batch(self, log):
+        query = Query(WatchedSource(log), limits=Limits(min_offsets=5, max_delay_s=60))
+        query.trigger()
+        query.now += 50
+        log.append("a", ["1"] * 5)
+        assert query.trigger()
+        log.append("a", ["1"])
+        query.now += 50
+        assert not query.trigger()
+        query.now += 10
+        assert query.trigger()
+
+    def test_min_and_max_together(self, log):
+        query = Query(WatchedSource(log), limits=Limits(min_offsets=3, max_offsets=6, max_delay_s=60))
+        sizes = []
+        while query.trigger():
+            sizes.append(len(query.rows) - sum(sizes))
+        assert sizes == [6, 6, 6]  # two are left, fewer than the minimum
+        query.now += 60
+        query.trigger()
+        assert sorted(query.rows) == all_values(log)
+
+    def test_a_split_found_later_does_not_wait(self, log):
+        query = Query(WatchedSource(log), limits=Limits(min_offsets=5, max_delay_s=60))
+        query.trigger()
+        log.create("c")
+        assert query.trigger()
+
+
+class TestAvailableNow:
+    def run_all(self, query):
+        query.run()
+        query.planner.pin_end()
+        return [query.trigger() for _ in range(10)]
+
+    def test_reads_what_is_there_at_the_first_look_and_ends(self, log):
+        query = Query(WatchedSource(log), limits=Limits(max_offsets=8))
+        query.planner.pin_end()
+        assert query.trigger()
+        log.append("a", ["later"])
+        log.create("c")
+        log.append("c", ["new"])
+        while query.trigger():
+            pass
+        assert sorted(query.rows) == sorted(set(all_values(log)) - {"later", "new"})
+        self.run_all(query)
+        assert sorted(query.rows) == all_values(log)
+
+    def test_min_offsets_do_not_keep_it_from_ending(self, log):
+        query = Query(WatchedSource(log), limits=Limits(min_offsets=3, max_offsets=6))
+        self.run_all(query)
+        assert sorted(query.rows) == all_values(log)
+
+    def test_splits_removed_and_added_between_runs(self, log):  # SPARK-53560
+        query = Query(WatchedSource(log), limits=Limits(max_offsets=4))
+        query.planner.pin_end()
+        query.trigger()
+        query.log_offsets()  # killed with a batch not committed
+        log.hide("b")
+        log.create("c")
+        log.append("c", ["c0"])
+        batches = self.run_all(query)
+        assert batches[-1] is False
+        assert {"c0", "a9"} <= set(query.rows)
+        log.show("b")
+        self.run_all(query)
+        assert sorted(query.rows) == all_values(log)
+
+    def test_a_run_with_nothing_new_ends_at_once(self, log):
+        query = Query(WatchedSource(log))
+        self.run_all(query)
+        assert not any(self.run_all(query))
+
+
+class TestPublishedPositions:
+    def test_are_published_once_committed_and_only_then(self, log):
+        query = Query(WatchedSource(log))
+        query.trigger()
+        assert query.source.published == []
+        query.trigger()
+        assert query.source.published == [{"a": 10, "b": 10}]
+
+    def test_the_last_of_a_run_is_included(self, log):
+        query = Query(WatchedSource(log), limits=Limits(max_offsets=8))
+        query.planner.pin_end()
+        while query.trigger():
+            pass
+        assert query.source.published[-1] == {"a": 10, "b": 10}
+
+    def test_never_go_back_and_are_not_repeated(self, log):
+        query = Query(WatchedSource(log))
+        query.trigger()
+        log.append("a", ["x"])
+        query.trigger()
+        query.trigger()
+        query.planner.committed(query.offset_log[0])
+        assert query.source.published == [{"a": 10, "b": 10}, {"a": 11}]
+
+    def test_initial_offsets_are_not_published(self, log):
+        query = Query(WatchedSource(log, start="latest"))
+        query.planner.next_offsets(query.planner.initial_offsets(), None, None)
+        assert query.source.published == []
+
+    @pytest.mark.parametrize("error", [RetriableError("busy"), ConnectionError("lost"), DeadlineExceededError("late")])
+    def test_a_passing_failure_warns_and_is_made_good_later(self, log, error, caplog):
+        query = Query(WatchedSource(log))
+        query.trigger()
+        query.source.publish_error = error
+        query.trigger()
+        assert "could not be published" in caplog.text
+        query.source.publish_error = None
+        query.trigger()
+        assert query.source.published == [{"a": 10, "b": 10}]
+
+    def test_a_lasting_failure_stops_the_query(self, log):
+        query = Query(WatchedSource(log))
+        query.trigger()
+        query.source.publish_error = StateError("refused")
+        with pytest.raises(StateError, match="refused"):
+            query.trigger()
+
+
+class Before:
+    def __init__(self, offsets):
+        self.offsets = offsets
+
+    def initial_offsets(self):
+        return json.dumps(self.offsets)
+
+
+class TestTakingOver:
+    def test_another_connectors_offsets_are_gone_on_from(self, log):
+        query = Query(WatchedSource(log))
+        query.offset_log, query.committed = [json.dumps({"a": 3, "b": 9})], 1
+        query.run()
+        query.trigger()
+        assert sorted(query.rows) == [f"a{number}" for number in range(3, 10)] + ["b9"]
+        query.run()
+        assert not query.trigger()
+
+    def test_its_uncommitted_batch_is_replayed(self, log):
+        query = Query(WatchedSource(log))
+        query.offset_log, query.committed = [json.dumps({"a": 3, "b": 9}), json.dumps({"a": 5, "b": 9})], 1
+        query.run()
+        assert query.rows == ["a3", "a4"]
+
+    def test_a_split_that_its_uncommitted_batch_found_is_read_from_its_first_value(self, log):
+        query = Query(WatchedSource(log))
+        query.offset_log, query.committed = [json.dumps({"a": 10}), json.dumps({"a": 10, "b": 2})], 1
+        query.run()
+        assert query.rows == ["b0", "b1"]
+
+    def test_its_uncommitted_batch_0_is_refused_with_advice(self, log):
+        query = Query(WatchedSource(log, start="latest"))
+        query.offset_log = [json.dumps({"a": 5, "b": 5})]
+        with pytest.raises(StateError, match="jvmCheckpoint"):
+            query.run()
+
+    def test_its_uncommitted_batch_0_is_replayed_when_its_checkpoint_is_named(self, log):
+        query = Query(WatchedSource(log, start="latest"), predecessor=Before({"a": 3, "b": 5}))
+        query.offset_log = [json.dumps({"a": 5, "b": 5})]
+        query.run()
+        assert query.rows == ["a3", "a4"]
+        query.trigger()
+        assert sorted(query.rows) == sorted(set(all_values(log)) - {"a0", "a1", "a2", *(f"b{n}" for n in range(5))})
+
+    def test_its_initial_offsets_are_used_when_it_died_before_its_first_batch(self, log):
+        query = Query(WatchedSource(log, start="latest"), predecessor=Before({"a": 9, "b": 10}))
+        query.trigger()
+        assert query.rows == ["a9"]
+
+    def test_splits_that_its_uncommitted_batch_lacks_are_reported(self, log):
+        query = Query(WatchedSource(log))
+        query.offset_log, query.committed = [json.dumps({"a": 3, "b": 9}), json.dumps({"a": 5})], 1
+        query.run()
+        assert query.source.missing == [["b"]]
+
+
+class TestTasks:
+    def tasks(self, log, **plan):
+        query = Query(WatchedSource(log), **plan)
+        query.log_offsets()
+        return query.planner.tasks(query.planner.initial_offsets(), query.offset_log[0])
+
+    def test_small_ranges_share_one(self, log):
+        assert self.tasks(log) == [(MemorySplit("a", 0, 10), MemorySplit("b", 0, 10))]
+
+    def test_min_tasks_splits_ranges(self, log):
+        tasks = self.tasks(log, min_tasks=4)
+        assert [(split.split_id, split.next_offset, split.stop_offset) for task in tasks for split in task] == [
+            ("a", 0, 5),
+            ("a", 5, 10),
+            ("b", 0, 5),
+            ("b", 5, 10),
+        ]
+
+    def test_max_task_offsets_bounds_them(self, log):
+        tasks = self.tasks(log, max_task_offsets=3)
+        assert max(sum(split.stop_offset - split.next_offset for split in task) for task in tasks) <= 3
+
+    def test_no_data_is_no_task(self, log):
+        query = Query(WatchedSource(log, start="latest"))
+        query.log_offsets()
+        assert query.planner.tasks(query.planner.initial_offsets(), query.offset_log[0]) == []
+
+
+def test_progress_shows_the_end_as_last_seen(log):
+    query = Query(WatchedSource(log), limits=Limits(max_offsets=4))
+    assert query.planner.latest_seen() is None
+    query.trigger()
+    assert json.loads(query.planner.latest_seen()) == {"a": 10, "b": 10}
+
+
+class TestReading:
+    def test_pieces_of_one_split_are_read_in_order(self, log):
+        split = MemorySplit("a", 0)
+        batches = read_splits(MemorySource(log), [split.between(0, 4), split.between(4, 10)], ["value"], 1.0)
+        assert [value for batch in batches for value in batch["value"].to_pylist()] == [f"a{n}" for n in range(10)]
+
+    def test_columns_come_in_the_order_asked_for(self, log):
+        (batch,) = read_splits(MemorySource(log), [MemorySplit("a", 0, 2)], ["value", "offset"], 1.0)
+        assert batch.schema.names == ["value", "offset"]
+
+    def test_a_source_that_falls_silent_is_an_error_that_names_the_split(self, log):
+        now = iter(range(100))
+        with pytest.raises(DeadlineExceededError, match=r"nothing came for 5 s while these were read: a"):
+            list(read_splits(MemorySource(log), [MemorySplit("a", 0, 11)], ["value"], 5.0, lambda: next(now)))
+
+    def test_leaving_early_closes_the_reader(self, log):
+        closed = []
+
+        class Source(MemorySource):
+            def create_reader(self):
+                reader = super().create_reader()
+                reader.close = lambda: closed.append(True)
+                return reader
+
+        batches = read_splits(Source(log), [MemorySplit("a", 0, 10)], ["value"], 1.0)
+        next(batches)
+        batches.close()
+        assert closed == [True]
+
+
+def batch_of(size):
+    return pa.record_batch({"value": pa.array([b"x" * 1000] * (size // 1000))})
+
+
+def test_small_batches_are_put_together_and_large_ones_cut():
+    small, large = batch_of(SMALL_BATCH_BYTES // 100), batch_of(3 * LARGE_BATCH_BYTES)
+    given = [*[small] * 250, small.slice(0, 0), large, small]
+    got = list(well_sized(iter(given)))
+    assert sum(batch.num_rows for batch in got) == sum(batch.num_rows for batch in given)
+    assert all(batch.num_rows > 0 for batch in got)
+    assert max(batch.nbytes for batch in got) <= LARGE_BATCH_BYTES * 1.01
+    assert len(got) <= 3 + 4 + 1
+
+
+def test_a_batch_of_a_good_size_is_not_copied():
+    batch = batch_of(SMALL_BATCH_BYTES * 2)
+    (got,) = well_sized(iter([batch]))
+    assert got["value"].buffers()[2].address == batch["value"].buffers()[2].address
+
+
+def test_a_replayed_batch_is_planned_the_same_by_another_planner(log):
+    query = Query(WatchedSource(log), max_task_offsets=3)
+    query.log_offsets()
+    first = query.planner.tasks(query.planner.initial_offsets(), query.offset_log[0])
+    other = replace(query, offset_log=[], committed=0)
+    assert other.planner.tasks(other.planner.initial_offsets(), query.offset_log[0]) == first
