@@ -23,11 +23,6 @@ from collections.abc import Callable
 from typing import Any
 
 import kafka.errors as kafka_python_errors
-from headrace.connectors.kafka.errors import ConnectionLostError, TlsError
-from headrace.connectors.kafka.fetch_protocol import parse_fetch_response
-from headrace.connectors.kafka.properties import ClientConfig
-from headrace.connectors.kafka.tls import ssl_context
-from headrace.enumerator.errors import AuthenticationError, CorruptDataError, HeadraceError, PeerError, UsageError
 from kafka.net.connection import KafkaConnection
 from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.net.selector import NetworkSelector
@@ -60,6 +55,12 @@ from kafka.protocol.producer import (
     ProduceRequest,
 )
 from kafka.version import __version__ as kafka_python_version
+
+from headrace.connectors.kafka.errors import ConnectionLostError, TlsError
+from headrace.connectors.kafka.fetch_protocol import parse_fetch_response
+from headrace.connectors.kafka.properties import ClientConfig
+from headrace.connectors.kafka.tls import ssl_context
+from headrace.enumerator.errors import AuthenticationError, CorruptDataError, HeadraceError, PeerError, UsageError
 
 __all__ = [
     "AddPartitionsToTxnRequest",
@@ -342,7 +343,7 @@ def _shake_hands(host: str, port: int, config: ClientConfig) -> _Adopted:
                 f"{host}:{port}: connected, but no answer to the handshake in {config.request_timeout_ms} ms"
             )
         if future.exception is not None:
-            raise _explain(future.exception, f"{host}:{port}") from future.exception
+            raise _explain_handshake(future.exception, f"{host}:{port}") from future.exception
         adopted: _Adopted = future.value
         return adopted
     except BaseException:
@@ -456,6 +457,13 @@ for _name in ("net.connection", "net.transport", "net.selector", "net.compat", "
 
 
 # --- what went wrong, in our terms -------------------------------------------------------------------------------------
+
+
+def _explain_handshake(error: BaseException, address: str) -> HeadraceError:
+    explained = _explain(error, address)
+    if isinstance(explained, ConnectionLostError):
+        return ConnectionLostError(f"{explained}, during the handshake; if it always ends so, check security.protocol")
+    return explained
 
 
 def _explain(error: BaseException, address: str) -> HeadraceError:
