@@ -1,0 +1,217 @@
+"""Flights through Kafka and Spark, with everything going wrong on the way; then an oracle counts. See README.md."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn, TypeVar
+
+import pandas as pd
+import pyarrow.parquet
+from display import Display, History, Sample
+from driver import DemoError, Driver
+from files import committed_files, is_committed
+from flights import FLIGHTS, airlines, flights
+from oracle import Verdict, judge, read_output
+from producer import FlightProducer
+from report import delays, draw
+from rich.console import Console
+
+from headrace.connectors.kafka.broker import add_partitions, create_topic, delete_topic, start_broker
+
+T = TypeVar("T")
+
+PARTITIONS, PARTITIONS_WHILE_DOWN, PARTITIONS_WHILE_RUNNING = 3, 6, 9  # carriers hash to each of those added
+FIRST_KILL, GROWTH, SECOND_KILL = 0.15, 0.4, 0.6  # shares of the flights that are out by then
+BATCHES_AT_LEAST = 15
+HOLD_SHARE = 0.25  # of the flights: production waits when it is so far ahead, so that no machine is too slow for the plan
+LOOK_SECONDS = 0.01
+SAMPLE_SECONDS = 0.25
+STALL_SECONDS = 180.0
+
+
+class Demo:
+    """One run: what happens to it when, and how far it is."""
+
+    def __init__(self, bootstrap: str, topic: str, total: int, directory: Path, console: Console) -> None:
+        """Prepare to bring `total` flights from `topic` to Parquet files in `directory`."""
+        self._bootstrap = bootstrap
+        self._topic = topic
+        self._total = total
+        self._output, self._checkpoint = directory / "flights", directory / "checkpoint"
+        self._partitions = PARTITIONS
+        self._state = "starting"
+        self.history = History()
+        self._display = Display(console, self.history, total)
+        arguments = [bootstrap, topic, str(self._output), str(self._checkpoint), str(total // BATCHES_AT_LEAST)]
+        self._driver = Driver(arguments, directory)
+
+    def run(self, rate: float) -> None:
+        """Produce and read at the same time, kill twice, add partitions twice, restore, finish."""
+        produced = flights(self._total)
+        self.history.began = time.monotonic()
+        with FlightProducer(self._bootstrap, self._topic, produced, rate) as self._producer, self._driver, self._display:
+            self._driver.start()
+            self._wait_until_out(FIRST_KILL)
+            batch = self._kill()
+            self._add_partitions(PARTITIONS_WHILE_DOWN)
+            self._restore(batch)
+            self._wait_until_out(GROWTH)
+            self._add_partitions(PARTITIONS_WHILE_RUNNING)
+            self._wait_until_out(SECOND_KILL)
+            self._restore(self._kill())
+            self._wait("the end of production", self._producer.is_done)
+            self._state = "finishing"
+            self._driver.tell_to_finish()
+            self._wait("the job's end", self._driver.has_finished)
+            self._sample()
+
+    def judge(self) -> Verdict:
+        """Ask the oracle."""
+        return judge(self._bootstrap, self._topic, self._output)
+
+    def output(self) -> pd.DataFrame:
+        """Every row written."""
+        return read_output(self._output).to_pandas()
+
+    def _wait_until_out(self, share: float) -> None:
+        self._wait(f"{share:.0%} of the flights in the output", lambda: self._last.records_out >= share * self._total)
+        self._state = "running"
+
+    def _kill(self) -> int:
+        batch = self._wait("a batch to be under way", lambda: self._driver.kill_within_batch(self._checkpoint))
+        self._state = "down"
+        self._display.event("kill", f"killed the driver (SIGKILL) within batch {batch}")
+        return batch
+
+    def _restore(self, batch: int) -> None:
+        """Restart the job; it is restored when it has committed the batch it was killed in."""
+        killed_at = self.history.events[-1].at
+        self._state = "restoring"
+        self._driver.start()
+        self._wait(f"batch {batch}, to be done again,", lambda: is_committed(self._checkpoint, batch))
+        self._state = "running"
+        seconds = self.history.now - killed_at
+        self._display.event("restore", f"restored: batch {batch} is done, {seconds:.1f} s later")
+
+    def _add_partitions(self, total: int) -> None:
+        """Grow the topic; return when every new partition holds flights."""
+        add_partitions(self._bootstrap, self._topic, total)
+        added = range(self._partitions, total)
+        self._display.event("partitions", f"added partitions {added.start} to {added.stop - 1}, the job {self._state}")
+        self._partitions = total
+        self._wait("flights in every new partition", lambda: all(self._producer.acknowledged[number] for number in added))
+
+    def _wait(self, what: str, condition: Callable[[], T | None]) -> T:
+        """Look after everything until the condition gives something true."""
+        progress, deadline = -1, 0.0
+        while not (found := condition()):
+            self._look()
+            if self._last.records_out != progress:
+                progress, deadline = self._last.records_out, time.monotonic() + STALL_SECONDS
+            if time.monotonic() > deadline:
+                raise DemoError(f"nothing moved for {STALL_SECONDS:.0f} s while waiting for {what}:\n{self._driver.log_tail()}")
+            time.sleep(LOOK_SECONDS)
+        return found
+
+    def _look(self) -> None:
+        """Notice a process or thread that died; sample and show, when it is time."""
+        is_running = self._driver.is_running
+        self._producer.is_done()
+        if self.history.now >= self._last.at + SAMPLE_SECONDS:
+            self._sample()
+            lag = self._last.records_in - self._last.records_out
+            self._producer.hold = is_running and lag > HOLD_SHARE * self._total
+            self._display.update(self._state, self._partitions)
+
+    def _sample(self) -> None:
+        records_in = self._producer.acknowledged.total()
+        self.history.samples.append(Sample(self.history.now, records_in, sum(map(_rows, committed_files(self._output)))))
+
+    @property
+    def _last(self) -> Sample:
+        return self.history.samples[-1]
+
+
+@cache
+def _rows(file: Path) -> int:
+    return int(pyarrow.parquet.read_metadata(file).num_rows)
+
+
+@contextmanager
+def new_topic(bootstrap: str) -> Iterator[str]:
+    """Give a topic of a unique name, deleted with the context."""
+    name = f"flights-{uuid.uuid4().hex[:8]}"
+    create_topic(bootstrap, name, PARTITIONS)
+    try:
+        yield name
+    finally:
+        delete_topic(bootstrap, name)
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Flights through Kafka and Spark, with kills, restores and new partitions.")
+    parser.add_argument("--flights", type=int, default=FLIGHTS, help="how many (default: all %(default)s)")
+    parser.add_argument("--rate", type=float, default=3500.0, help="flights produced per second (default: %(default)g)")
+    parser.add_argument("--output", type=Path, default=Path("demo-output"), help="directory (default: %(default)s)")
+    return parser.parse_args(arguments)
+
+
+def prepare(directory: Path) -> Path:
+    """Make the output directory, without what an earlier run left there."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in ("flights", "checkpoint"):
+        shutil.rmtree(directory / name, ignore_errors=True)
+    for name in ("job.log", "throughput.png"):
+        (directory / name).unlink(missing_ok=True)
+    return directory.resolve()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the demo; give the exit status: 0 if the oracle found every flight in the output exactly once, and as it was."""
+    options = parse(arguments)
+    console = Console()
+    directory = prepare(options.output)
+    console.print("starting Kafka")
+    with start_broker() as cluster, new_topic(cluster.bootstrap) as topic:
+        demo = Demo(cluster.bootstrap, topic, options.flights, directory, console)
+        demo.run(options.rate)
+        console.print("the oracle reads the topic and the output")
+        verdict = demo.judge()
+    console.print(delays(demo.output(), airlines()))
+    picture = directory / "throughput.png"
+    draw(demo.history, picture)
+    console.print(f"throughput over time: {picture}", soft_wrap=True, highlight=False)
+    is_whole = verdict.records_in == options.flights
+    if not is_whole or verdict.altered:
+        console.print(f"of {options.flights} flights {verdict.records_in} are in the topic; rows altered: {verdict.altered}")
+    last = (
+        f"headrace demo: {verdict.records_in} records in, {verdict.records_out} out, {verdict.duplicates} duplicates, "
+        f"{verdict.lost} lost, {demo.history.restores} restores"
+    )
+    console.print(last, soft_wrap=True, highlight=False)
+    return 0 if verdict.is_good and is_whole else 1
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except DemoError as error:
+        sys.exit(f"headrace demo: {error}")
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)

@@ -1,0 +1,120 @@
+"""`make demo`: it passes, its oracle sees what is wrong, and the bug that headrace exists to prevent makes it fail."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from headrace.connectors.kafka.broker import create_topic
+
+ROOT = Path(__file__).parents[2]
+FLIGHTS = ROOT / "examples" / "flights"
+REINITIALISE = ROOT / "tests" / "planted" / "reinitialise"
+COUNT = 30_000
+LAST_LINE = re.compile(r"headrace demo: (\d+) records in, (\d+) out, (\d+) duplicates, (\d+) lost, (\d+) restores")
+
+pytestmark = pytest.mark.broker
+
+
+def run_demo(bootstrap, output, python_path=()):
+    environment = {**os.environ, "HEADRACE_BOOTSTRAP": bootstrap, "PYTHONPATH": os.pathsep.join(map(str, python_path))}
+    command = [sys.executable, FLIGHTS / "demo.py", "--flights", str(COUNT), "--output", output]
+    done = subprocess.run(command, cwd=output, env=environment, capture_output=True, text=True, check=False)
+    found = LAST_LINE.fullmatch(done.stdout.rstrip().rpartition("\n")[2])
+    assert found, f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.returncode, [int(group) for group in found.groups()]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_every_flight_is_written_once_through_kills_and_new_partitions(broker, tmp_path):
+    assert run_demo(broker.bootstrap, tmp_path) == (0, [COUNT, COUNT, 0, 0, 2])
+    assert (tmp_path / "throughput.png").stat().st_size > 10_000
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_a_restore_that_initialises_again_is_seen_as_duplicates(broker, tmp_path):
+    status, (records_in, records_out, duplicates, lost, _) = run_demo(broker.bootstrap, tmp_path, [REINITIALISE])
+    assert status == 1
+    assert (records_in, lost) == (COUNT, 0)
+    assert duplicates == records_out - COUNT > 0
+
+
+@pytest.fixture
+def oracle(monkeypatch):
+    monkeypatch.syspath_prepend(FLIGHTS)
+    return importlib.import_module("oracle")
+
+
+@pytest.fixture(scope="module")
+def flights(broker):
+    """A topic of a thousand flights."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(FLIGHTS)
+        producer, data = importlib.import_module("producer"), importlib.import_module("flights")
+    name = f"flights-{os.urandom(4).hex()}"
+    create_topic(broker.bootstrap, name, 3)
+    with producer.FlightProducer(broker.bootstrap, name, data.flights(1000), rate=100_000) as flights:
+        flights.wait()
+    return name
+
+
+def replaced(table, column, row, value):
+    values = table[column].to_pylist()
+    values[row] = value
+    return table.set_column(table.schema.get_field_index(column), column, pa.array(values, table.schema.field(column).type))
+
+
+@pytest.mark.parametrize(
+    ("change", "duplicates", "lost", "altered"),
+    [
+        (lambda rows: rows, 0, 0, 0),
+        (lambda rows: pa.concat_tables([rows, rows.slice(7, 1)]), 1, 0, 0),
+        (lambda rows: rows.slice(1), 0, 1, 0),
+        (lambda rows: pa.concat_tables([rows.slice(1), rows.slice(7, 1)]), 1, 1, 0),
+        (lambda rows: replaced(rows, "id", 3, 10**6), 0, 1, 1),
+        (lambda rows: replaced(rows, "dest", 3, None), 0, 0, 1),
+        (lambda rows: replaced(rows, "offset", 3, 10**6), 0, 0, 1),
+    ],
+    ids=["nothing", "duplicate", "missing", "both", "unknown", "content", "offset"],
+)
+def test_the_oracle_sees(broker, flights, oracle, tmp_path, change, duplicates, lost, altered):
+    rows = oracle.read_topic(broker.bootstrap, flights)
+    write_output(tmp_path, change(rows))
+    verdict = oracle.judge(broker.bootstrap, flights, tmp_path)
+    assert (verdict.records_in, verdict.duplicates, verdict.lost, verdict.altered) == (1000, duplicates, lost, altered)
+    assert verdict.is_good == (not (duplicates or lost or altered))
+
+
+def write_output(directory, *tables):
+    """Each table as a file of a batch, as Spark's file sink logs them; beside them one that a killed batch left."""
+    log = directory / "_spark_metadata"
+    log.mkdir()
+    for batch, table in enumerate(tables):
+        file = directory / f"part-{batch}.parquet"
+        pyarrow.parquet.write_table(table, file)
+        (log / str(batch)).write_text("v1\n" + json.dumps({"path": file.as_uri(), "action": "add"}))
+    pyarrow.parquet.write_table(tables[0], directory / "part-killed.parquet")
+
+
+def test_the_files_of_a_compacted_log_are_counted_once(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(FLIGHTS)
+    log = tmp_path / "_spark_metadata"
+    log.mkdir()
+    entries = [json.dumps({"path": f"file:///a/part%20{batch}", "action": "add"}) for batch in range(12)]
+    for batch in (*range(9), 10, 11):
+        (log / str(batch)).write_text(f"v1\n{entries[batch]}")
+    (log / "9.compact").write_text("\n".join(["v1", *entries[:10]]))
+    (log / ".11.crc").write_bytes(b"")
+    files = importlib.import_module("files").committed_files(tmp_path)
+    assert [str(file) for file in files] == [f"/a/part {batch}" for batch in range(12)]

@@ -1,0 +1,23 @@
+"""A planted bug, for `PYTHONPATH`: what Python imports by itself at its start puts it into the processes that Spark starts.
+
+Beam #31313, #34890: a restored source initialises again, and the answer takes the place of what was restored.
+"""
+
+import sys
+from dataclasses import replace
+
+if "pyspark.daemon" in sys.orig_argv:
+    from headrace.connectors.kafka.source import KafkaSource
+
+    restore = KafkaSource.offsets_from_json
+    parsed = []
+
+    def initialise_again(self, text):
+        offsets = restore(self, text)
+        is_restored = not parsed and not offsets.initial  # a process that starts a query sees initial offsets first
+        parsed.append(text)
+        if not is_restored:
+            return offsets
+        return replace(offsets, splits={split.split_id: split for split in self.create_discovery().initial().added})
+
+    KafkaSource.offsets_from_json = initialise_again
