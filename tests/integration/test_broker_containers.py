@@ -10,12 +10,13 @@ from typing import Any, ClassVar
 
 import docker
 import pytest
+
 from headrace.connectors.kafka.broker import containers, create_topic, start, start_broker
 from headrace.connectors.kafka.broker.jars import kafka_jars
 from headrace.connectors.kafka.broker.metadata import is_listening
 from headrace.enumerator.errors import PeerError
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
 
 
 class Engine:
@@ -142,6 +143,7 @@ def test_an_image_that_cannot_be_had_is_an_error_of_ours(monkeypatch: pytest.Mon
         pass
 
 
-def test_without_an_engine_docker_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/absent.sock")
+@pytest.mark.parametrize("address", ["unix:///absent/docker.sock", "tcp://127.0.0.1:1"])
+def test_without_an_engine_of_this_machine_docker_does_not_answer(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("DOCKER_HOST", address)
     assert not containers.docker_answers()

@@ -71,7 +71,7 @@ class Cluster:
         """Start the broker again on its address and data, stopping it first if it runs; wait until it serves.
 
         After `kill`, or while brokers are missing, that can take the session timeout of 3 s: the controller admits it
-        only then. Raises PeerError with the end of its log if it fails, DeadlineExceededError after 60 s.
+        only then. Raises PeerError with the end of its log if it fails, DeadlineExceededError after 120 s.
         """
         self.stop(node)
         self._node(node).start()
@@ -109,7 +109,7 @@ class Cluster:
     def wait_ready(self) -> None:
         """Wait until every broker that runs and is not paused answers, and names all of these as alive.
 
-        Raises PeerError with the end of its log when one ends meanwhile, DeadlineExceededError after 60 s.
+        Raises PeerError with the end of its log when one ends meanwhile, DeadlineExceededError after 120 s.
         """
         expected = {node for node in self._nodes if node not in self._paused and self.is_running(node)}
         wait_until(lambda: self._check(expected), f"Kafka brokers {sorted(expected)} did not become ready")

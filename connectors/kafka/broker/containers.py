@@ -7,6 +7,7 @@ serve a Java process serve a container.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from testcontainers.core.container import DockerContainer
 
 IMAGE = f"apache/kafka:{KAFKA_VERSION}"
+LOCAL_ENGINE = "unix:///var/run/docker.sock"  # the default of docker's own client
 PING_SECONDS = 3
 
 
@@ -29,7 +31,7 @@ def docker_answers() -> bool:
 
     A remote engine, or Docker Desktop with its virtual machine, has a network of its own and is not used.
     """
-    if sys.platform != "linux":
+    if sys.platform != "linux" or not _engine_listens():
         return False
     try:
         import docker
@@ -39,12 +41,21 @@ def docker_answers() -> bool:
     try:
         client = docker.from_env(timeout=PING_SECONDS)
         try:
-            is_local: bool = client.api.base_url.startswith("http+docker://")
-            return is_local and bool(client.info().get("OperatingSystem") != "Docker Desktop")
+            return bool(client.info().get("OperatingSystem") != "Docker Desktop")
         finally:
             client.close()
     except (docker.errors.DockerException, OSError):
         return False
+
+
+def _engine_listens() -> bool:
+    # Before docker's own client, which leaks its socket when nothing listens.
+    scheme, _, path = os.environ.get("DOCKER_HOST", LOCAL_ENGINE).partition("://")
+    if scheme != "unix":
+        return False
+    with socket.socket(socket.AF_UNIX) as engine:
+        engine.settimeout(PING_SECONDS)
+        return engine.connect_ex(path) == 0
 
 
 class ContainerNode:

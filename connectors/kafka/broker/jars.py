@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from headrace.enumerator.errors import PeerError, UsageError
 from rich.console import Console
+
+from headrace.enumerator.errors import PeerError, UsageError
 
 KAFKA_VERSION = "4.3.1"
 # Kafka's own dependencies hold no logging back end; without one a broker that fails would not say why.

@@ -6,15 +6,16 @@ import socket
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from headrace.enumerator.errors import DeadlineExceededError, RetriableError
 from kafka.errors import KafkaError
 from kafka.net.compat import KafkaNetClient
 from kafka.protocol.metadata import MetadataRequest
 from tenacity import RetryError, Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
+from headrace.enumerator.errors import DeadlineExceededError, RetriableError
+
 POLL_SECONDS = 0.05
 ANSWER_SECONDS = 5.0
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 120.0
 
 
 def addresses(bootstrap: str) -> list[str]:
@@ -58,7 +59,7 @@ def ask(address: str, topics: Iterable[str]) -> Any:  # noqa: ANN401 - kafka-pyt
 def wait_until(check: Callable[[], None], what: str) -> None:
     """Call `check` every 50 ms until it no longer raises RetriableError.
 
-    Raises DeadlineExceededError after 60 s, and at once whatever else `check` raises.
+    Raises DeadlineExceededError after 120 s, and at once whatever else `check` raises.
     """
     attempts = Retrying(
         retry=retry_if_exception_type(RetriableError),

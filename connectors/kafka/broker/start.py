@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
+
 from headrace.connectors.kafka.broker.cluster import Cluster
 from headrace.connectors.kafka.broker.containers import container_launcher, docker_answers
 from headrace.connectors.kafka.broker.metadata import addresses, ask, wait_until
@@ -22,7 +24,6 @@ from headrace.connectors.kafka.broker.processes import java_launcher
 from headrace.connectors.kafka.broker.security import make_security
 from headrace.connectors.kafka.broker.settings import CONTROLLER, PLAINTEXT, server_properties, write_properties
 from headrace.enumerator.errors import PeerError, UsageError
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 BOOTSTRAP_VARIABLE = "HEADRACE_BOOTSTRAP"
 START_ATTEMPTS = 3
@@ -69,7 +70,7 @@ def start_broker(
     given, and it must have at least `brokers` brokers.
 
     Raises UsageError for wishes that cannot be met (also: neither Docker nor PySpark and Java), PeerError with the end
-    of the log when a broker fails to start, DeadlineExceededError when it does not serve within 60 s.
+    of the log when a broker fails to start, DeadlineExceededError when it does not serve within 120 s.
     """
     if brokers < 1:
         raise UsageError(f"a cluster of {brokers} brokers: at least 1 is needed")

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from headrace.connectors.kafka.broker.metadata import addresses, ask, is_listening, wait_until
-from headrace.enumerator.errors import PeerError, RetriableError, UsageError
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError, TopicAlreadyExistsError, UnknownTopicOrPartitionError
+
+from headrace.connectors.kafka.broker.metadata import addresses, ask, is_listening, wait_until
+from headrace.enumerator.errors import PeerError, RetriableError, UsageError
 
 NO_ERROR = 0
 UNKNOWN_TOPIC = UnknownTopicOrPartitionError.errno
@@ -20,7 +21,7 @@ def create_topic(
 ) -> None:
     """Create a topic; return when every broker names a leader for each partition.
 
-    Raises UsageError when it exists, PeerError when the brokers refuse, DeadlineExceededError after 60 s.
+    Raises UsageError when it exists, PeerError when the brokers refuse, DeadlineExceededError after 120 s.
     """
     wanted = {"num_partitions": partitions, "replication_factor": replication, "configs": dict(configs or {})}
     with _admin(bootstrap, f"creating topic {name}") as admin:
@@ -31,7 +32,7 @@ def create_topic(
 def add_partitions(bootstrap: str, name: str, total: int) -> None:
     """Grow a topic to `total` partitions; return when every broker names a leader for each.
 
-    Raises PeerError when the brokers refuse, DeadlineExceededError after 60 s.
+    Raises PeerError when the brokers refuse, DeadlineExceededError after 120 s.
     """
     with _admin(bootstrap, f"adding partitions to topic {name}") as admin:
         admin.create_partitions({name: total})
@@ -41,7 +42,7 @@ def add_partitions(bootstrap: str, name: str, total: int) -> None:
 def delete_topic(bootstrap: str, name: str) -> None:
     """Delete a topic; return when no broker knows it any more.
 
-    Raises UsageError when there is no such topic, PeerError when the brokers refuse, DeadlineExceededError after 60 s.
+    Raises UsageError when there is no such topic, PeerError when the brokers refuse, DeadlineExceededError after 120 s.
     """
     with _admin(bootstrap, f"deleting topic {name}") as admin:
         admin.delete_topics([name])
