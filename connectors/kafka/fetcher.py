@@ -54,6 +54,7 @@ class Fetcher:
         self._connections: dict[Broker, Connection] = {}
         self._busy: set[Broker] = set()
         self._threads: dict[Broker | None, threading.Thread] = {}
+        self._crash: BaseException | None = None
         self._closed = False
         with self._lock:
             for source in sources:
@@ -77,10 +78,15 @@ class Fetcher:
             return not self._queue and not len(self._plan)
 
     def poll(self, timeout_s: float) -> FetchedData | FetchFailed | None:
-        """The next data or failure, waiting up to `timeout_s`; None when there was none in time, or when `done`."""
+        """The next data or failure, waiting up to `timeout_s`; None when there was none in time, or when `done`.
+
+        Raises nothing of Kafka's: failures are items. RuntimeError says that a fetching thread died of a bug.
+        """
         deadline = time.monotonic() + timeout_s
         with self._lock:
             while not self._queue:
+                if self._crash is not None:
+                    raise RuntimeError("a thread of the fetcher died, which is a bug") from self._crash
                 left = deadline - time.monotonic()
                 if left <= 0 or self._closed or not len(self._plan):
                     return None
@@ -128,9 +134,19 @@ class Fetcher:
         if broker in self._threads or self._closed:
             return
         name = "headrace-fetch-" + ("lookup" if broker is None else str(broker.node_id))
-        target = self._look_up_for_ever if broker is None else lambda: self._fetch_for_ever(broker)
-        self._threads[broker] = threading.Thread(target=target, name=name, daemon=True)
+        self._threads[broker] = threading.Thread(target=self._run, args=(broker,), name=name, daemon=True)
         self._threads[broker].start()
+
+    def _run(self, broker: Broker | None) -> None:
+        try:
+            if broker is None:
+                self._look_up_for_ever()
+            else:
+                self._fetch_for_ever(broker)
+        except BaseException as error:  # noqa: BLE001 - the reader must hear of it instead of waiting for ever
+            with self._lock:
+                self._crash = error
+                self._to_reader.notify_all()
 
     def _deliver(self, outcomes: Iterable[FetchedData | FetchFailed | None]) -> None:
         for outcome in outcomes:

@@ -1,6 +1,7 @@
 """TLS and SASL against a real broker."""
 
 import logging
+import os
 import socket
 import time
 from dataclasses import replace
@@ -34,6 +35,8 @@ MODULES = {
 
 @pytest.fixture(scope="module")
 def secured():
+    if "HEADRACE_BOOTSTRAP" in os.environ:
+        pytest.skip("an external cluster has its own listeners and users")
     with start_broker(
         security=("SSL", "SASL_PLAINTEXT", "SASL_SSL"),
         users={USER: PASSWORD},
