@@ -6,6 +6,7 @@ the one that the last completed checkpoint holds, because that is where reading 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic
@@ -67,8 +68,9 @@ class Ledger(Generic[SplitT]):
     def __init__(self, states: Iterable[SplitState[SplitT]] = ()) -> None:
         """An empty ledger, or the one that a checkpoint holds."""
         self._entries: dict[str, Entry[SplitT]] = {}
-        # dicts as ordered sets: assignment order is discovery order
-        self._unassigned: dict[str, None] = {}
+        # Dicts as ordered sets: assignment order is discovery order. What is emptied from the front is an OrderedDict,
+        # because a dict walks past everything that was ever deleted there.
+        self._unassigned: OrderedDict[str, None] = OrderedDict()
         self._held: dict[int, dict[str, None]] = {}
         self._unfinished = 0
         for state in states:
@@ -126,7 +128,8 @@ class Ledger(Generic[SplitT]):
         entry = self._expect(split_id, Unassigned)
         del self._unassigned[split_id]
         self._held.setdefault(reader, {})[split_id] = None
-        self._entries[split_id] = replace(entry, place=Assigned(reader))
+        # not dataclasses.replace, which takes longer than all the rest of a restore
+        self._entries[split_id] = Entry(entry.durable, Assigned(reader), entry.missing)
         return entry.durable
 
     def finish(self, split_id: str, reader: int) -> None:
