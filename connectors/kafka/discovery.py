@@ -15,6 +15,7 @@ from uuid import UUID
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponential
 
 from headrace.connectors.kafka.cluster import KafkaCluster, TopicMetadata, TopicPartition, java_pattern
+from headrace.connectors.kafka.errors import UnknownTopicError
 from headrace.connectors.kafka.positions import At, Committed, Earliest, Latest, Position, Timestamp
 from headrace.connectors.kafka.properties import Isolation
 from headrace.connectors.kafka.split import KafkaSplit
@@ -81,8 +82,11 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         Raises UsageError for topics or partitions that do not exist or per-partition positions that do not fit them, and
         DataLossError for a position that is out of range.
         """
-        found = self._select(lambda names: self._cluster.topics(names).values())
-        absent = self._absent(found)
+        try:
+            found = self._select(lambda names: self._cluster.topics(names).values())
+            absent = self._absent(found)
+        except UnknownTopicError as error:
+            absent = sorted(error.topics)
         if absent:
             raise UsageError(f"no such topic or partition on {self._cluster.config.bootstrap}: {', '.join(absent)}")
         partitions = found.keys()
@@ -127,13 +131,9 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         return [topic for topic in self._cluster.find_topics(names).values() if topic is not None]
 
     def _absent(self, found: Mapping[TopicPartition, UUID | None]) -> list[str]:
-        match self._subscription:
-            case Topics(names):
-                return sorted(set(names) - {topic for topic, _ in found})
-            case Partitions(wanted):
-                return [f"{topic}-{partition}" for topic, partition in wanted if (topic, partition) not in found]
-            case Pattern():
-                return []  # none may match yet
+        if isinstance(self._subscription, Partitions):
+            return [f"{topic}-{partition}" for topic, partition in self._subscription.wanted if (topic, partition) not in found]
+        return []  # a topic that is named must be there to be found; of a pattern's, none may match yet
 
     def _look_twice_for_missing(
         self, known: Mapping[str, KafkaSplit]
