@@ -194,7 +194,7 @@ def test_refused_in_every_kind_of_query(options, message, mode):
 
 
 def test_bootstrap_servers_are_needed():
-    with pytest.raises(UsageError, match="kafka.bootstrap.servers' must be specified"):
+    with pytest.raises(UsageError, match=r"kafka\.bootstrap\.servers' must be specified"):
         kafka_read({"subscribe": "t"}, Mode.STREAM)
 
 

@@ -1,0 +1,32 @@
+"""Spark Connect: batch and streaming reads, pushdown on and off, with a client that has no JVM."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+from spark_tools import ROOT
+
+CLIENT = ROOT / "tests" / "helpers" / "connect_client.py"
+
+
+def test_reads_over_spark_connect(topics, tmp_path):
+    topic = topics.create(2)
+    for partition in range(2):
+        topics.send(topic, range(partition * 5, partition * 5 + 5), partition)
+    command = [sys.executable, str(CLIENT), json.dumps(topics.options(topic)), str(tmp_path / "checkpoint")]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    # a process group of its own, because the local server outlives its client
+    client = subprocess.Popen(
+        command, cwd=ROOT, env=environment, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        output, errors = client.communicate(timeout=300)
+    finally:
+        os.killpg(client.pid, signal.SIGKILL)
+    assert client.returncode == 0, errors[-4000:]
+    lines = dict(line.split(": ", 1) for line in output.splitlines() if ": " in line)
+    assert lines["pushdown false"] == lines["pushdown true"] == "['7', '8', '9']"
+    assert lines["stream"] == str([str(number) for number in range(10)])
+    assert lines["client"].startswith("pyspark.sql.connect")

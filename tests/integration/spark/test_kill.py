@@ -1,0 +1,118 @@
+"""SIGKILL of the driver, JVM and all, and a new one over the same checkpoint: every record once, none lost."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from spark_tools import ROOT
+
+DRIVER = ROOT / "tests" / "helpers" / "spark_driver.py"
+
+
+class Driver:
+    """A driver process in a process group of its own."""
+
+    def __init__(self, out: Path, **arguments) -> None:
+        self.out = out
+        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+        self._log = (out / "driver.log").open("ab")
+        command = [
+            sys.executable,
+            str(DRIVER),
+            json.dumps({**arguments, "out": str(out), "checkpoint": str(out / "checkpoint")}),
+        ]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, start_new_session=True, stdout=self._log, stderr=subprocess.STDOUT
+        )
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 240) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.process.poll() is None, self.log()
+            assert time.monotonic() < deadline, self.log()
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        assert self.process.wait(60) == -signal.SIGKILL
+        self._log.close()
+
+    def finish(self) -> None:
+        try:
+            assert self.process.wait(300) == 0, self.log()
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait(60)
+        self._log.close()
+
+    def log(self) -> str:
+        return (self.out / "driver.log").read_text()[-4000:]
+
+
+@pytest.fixture
+def start(tmp_path):
+    started = []
+
+    def start(**arguments):
+        started.append(Driver(tmp_path, **arguments))
+        return started[-1]
+
+    yield start
+    for driver in started:
+        driver.end()
+
+
+def rows_in(out: Path) -> list[tuple[int, int, str]]:
+    return [tuple(row) for path in out.glob("*.json") for row in json.loads(path.read_text())]
+
+
+def test_killed_in_batch_0_of_a_query_from_latest(topics, start, tmp_path):
+    """Records arrive between the first and the second run: a new look for "latest" would pass over them."""
+    topic = topics.create(2)
+    topics.send(topic, ["before"])
+    first = start(options=topics.options(topic), stop_in=0)
+    first.wait_for((tmp_path / "reached").exists)
+    began = json.loads((tmp_path / "checkpoint" / "offsets" / "0").read_text().splitlines()[-1])["began"]
+    assert began == {topic: {"0": 1, "1": 0}}
+    topics.send(topic, range(5), 0)
+    topics.send(topic, range(5, 10), 1)
+    first.kill()
+    assert not (tmp_path / "checkpoint" / "commits" / "0").exists()
+    start(options=topics.options(topic), until=10).finish()
+    assert sorted(int(value) for _, _, value in rows_in(tmp_path)) == list(range(10))
+
+
+def test_killed_again_and_again_in_mid_stream(topics, start, tmp_path):
+    topic = topics.create(3)
+    total, sent, random_order = 6000, 0, random.Random(1)
+    options = topics.options(topic, startingOffsets="earliest", maxOffsetsPerTrigger=300)
+    kills = 0
+    for _ in range(2):
+        for partition in range(3):
+            topics.send(topic, range(sent, sent + 500), partition)
+            sent += 500
+        seen = len(list(tmp_path.glob("*.json")))
+        driver = start(options=options)
+        target = seen + random_order.randint(2, 4)
+        driver.wait_for(lambda: len(list(tmp_path.glob("*.json"))) >= target)  # noqa: B023 - called in this round only
+        driver.kill()
+        kills += 1
+    for partition in range(3):
+        topics.send(topic, range(sent, sent + (total - sent) // (3 - partition)), partition)
+        sent += (total - sent) // (3 - partition)
+    start(options=options, until=total).finish()
+    rows = rows_in(tmp_path)
+    assert kills == 2
+    assert sorted(int(value) for _, _, value in rows) == list(range(total))
+    assert len({(partition, offset) for partition, offset, _ in rows}) == total

@@ -1,0 +1,307 @@
+"""Streaming queries against a real broker (KafkaMicroBatchSourceSuite)."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from pyspark.errors import StreamingQueryException
+
+from headrace.connectors.kafka.cluster import KafkaCluster
+from headrace.connectors.kafka.properties import ClientConfig
+
+LONG_AGO = 1_600_000_000_000
+
+
+def numbers(*spans):
+    return [str(number) for span in spans for number in span]
+
+
+def committed_of(topics, group, topic, partitions):
+    consumer = Consumer({"bootstrap.servers": topics.bootstrap, "group.id": group})
+    try:
+        answer = consumer.committed([TopicPartition(topic, number) for number in range(partitions)], timeout=30)
+        return [item.offset for item in answer]
+    finally:
+        consumer.close()
+
+
+def test_latest_is_where_the_query_started(query, topics):
+    topic = topics.create(2)
+    topics.send(topic, ["old"])
+    query.start(topics.options(topic))
+    query.caught_up()
+    topics.send(topic, [1], 0)
+    topics.send(topic, [2], 1)
+    query.caught_up()
+    assert query.values == ["1", "2"]
+
+
+def test_what_comes_while_stopped_is_read_after_the_restart(query, topics):
+    topic = topics.create()
+    query.start(topics.options(topic))
+    query.caught_up()
+    query.stop()
+    topics.send(topic, range(5))
+    query.start(topics.options(topic))
+    query.caught_up()
+    assert query.values == numbers(range(5))
+
+
+@pytest.mark.parametrize("how", ["subscribe", "subscribePattern", "assign"])
+def test_partitions_and_topics_that_appear_are_read_from_their_first_record(query, topics, how):
+    topic = topics.create()
+    chosen = {
+        "subscribe": topic,
+        "subscribePattern": topic.rpartition("-")[0] + "-.*",
+        "assign": json.dumps({topic: [0]}),
+    }
+    query.start(topics.options(**{how: chosen[how]}))
+    query.caught_up()
+    topics.send(topic, ["first"])
+    query.caught_up()
+    topics.grow(topic, 2)
+    topics.send(topic, ["second partition"], 1)
+    another = topics.create()
+    topics.send(another, ["another topic"])
+    query.caught_up()
+    assert (
+        set(query.values)
+        == {
+            "subscribe": {"first", "second partition"},
+            "subscribePattern": {"first", "second partition", "another topic"},
+            "assign": {"first"},
+        }[how]
+    )
+
+
+def test_a_partition_that_appears_while_stopped_is_read_from_its_first_record(query, topics):
+    topic = topics.create()
+    query.run_available(topics.options(topic))
+    topics.grow(topic, 3)
+    for partition in range(3):
+        topics.send(topic, [partition], partition)
+    query.run_available(topics.options(topic))
+    assert query.values == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"startingOffsets": "earliest"}, numbers(range(5))),
+        ({"startingOffsets": '{"TOPIC":{"0":3}}'}, ["3", "4"]),
+        ({"startingOffsets": '{"TOPIC":{"0":-2}}'}, numbers(range(5))),
+        ({"startingOffsets": '{"TOPIC":{"0":-1}}'}, []),
+        ({"startingTimestamp": str(LONG_AGO + 2000)}, ["2", "3", "4"]),
+        ({"startingOffsetsByTimestamp": json.dumps({"TOPIC": {"0": LONG_AGO + 4000}})}, ["4"]),
+        ({"startingTimestamp": str(LONG_AGO + 10**7), "startingOffsetsByTimestampStrategy": "latest"}, []),
+    ],
+)
+def test_where_a_new_query_starts(query, topics, options, expected):
+    topic = topics.create()
+    for number in range(5):
+        topics.send(topic, [number], timestamp=LONG_AGO + number * 1000)
+    named = {name: value.replace("TOPIC", topic) for name, value in options.items()}
+    query.run_available(topics.options(topic, **named))
+    assert query.values == expected
+
+
+def test_a_timestamp_without_match_fails_the_query(query, topics):
+    topic = topics.create()
+    topics.send(topic, [1], timestamp=LONG_AGO)
+    with pytest.raises(StreamingQueryException, match="no offset matches"):
+        query.run_available(topics.options(topic, startingTimestamp=LONG_AGO + 10**7))
+
+
+def test_ending_offsets_are_refused(query, topics):
+    with pytest.raises(StreamingQueryException, match="ending offset not valid in streaming queries"):
+        query.run_available(topics.options(topics.create(), endingOffsets="latest"))
+
+
+def test_max_offsets_per_trigger_are_shared_out(query, topics):
+    topic = topics.create(3)
+    for partition, count in enumerate((100, 10, 1)):
+        topics.send(topic, range(count), partition)
+    query.run_available(topics.options(topic, startingOffsets="earliest", maxOffsetsPerTrigger=20))
+    first = [row["partition"] for row in query.batches[0]]
+    assert {partition: first.count(partition) for partition in range(3)} == {0: 18, 1: 1, 2: 1}
+    assert len(query.rows) == 111
+
+
+def test_min_offsets_per_trigger_hold_a_batch_back(query, topics):
+    topic = topics.create()
+    topics.send(topic, range(3))
+    options = topics.options(topic, startingOffsets="earliest", minOffsetsPerTrigger=4, maxTriggerDelay="1h")
+    query.start(options)
+    query.caught_up()
+    topics.send(topic, range(3, 6))
+    query.caught_up()
+    assert query.values == numbers(range(3))
+    topics.send(topic, [6])
+    query.caught_up()
+    assert query.values == numbers(range(7))
+
+
+class TestAvailableNow:
+    def test_reads_everything_in_bounded_batches(self, query, topics):
+        topic = topics.create(2)
+        for partition in range(2):
+            topics.send(topic, range(partition * 10, partition * 10 + 10), partition)
+        query.run_available(topics.options(topic, startingOffsets="earliest", maxOffsetsPerTrigger=6))
+        assert query.values == numbers(range(20))
+        assert len(query.batches) > 2
+
+    def test_min_offsets_leave_nothing_behind(self, query, topics):
+        topic = topics.create()
+        topics.send(topic, range(10))
+        options = topics.options(topic, startingOffsets="earliest", minOffsetsPerTrigger=4, maxOffsetsPerTrigger=4)
+        query.run_available(options)
+        assert query.values == numbers(range(10))
+
+    def test_partitions_changed_while_a_batch_was_not_committed(self, query, topics):  # SPARK-53560
+        topic = topics.create()
+        topics.send(topic, range(10))
+        options = topics.options(topic, startingOffsets="earliest", maxOffsetsPerTrigger=4)
+        query.fails_in = 1
+        with pytest.raises(StreamingQueryException, match="planted failure"):
+            query.run_available(options)
+        query.fails_in = None
+        topics.grow(topic, 3)
+        topics.send(topic, range(10, 20), 2)
+        query.run_available(options)
+        assert query.values == numbers(range(20))
+
+
+class TestGroups:
+    def test_offsets_are_committed_as_batches_complete_the_last_one_included(self, query, topics):
+        topic = topics.create(2)
+        topics.send(topic, range(10), 0)
+        topics.send(topic, range(10, 14), 1)
+        options = topics.options(topic, startingOffsets="earliest", maxOffsetsPerTrigger=5, commitOffsetsToGroup=f"g-{topic}")
+        query.run_available(options)
+        assert committed_of(topics, f"g-{topic}", topic, 2) == [10, 4]
+
+    def test_a_failed_batch_is_not_committed(self, query, topics):
+        topic = topics.create()
+        topics.send(topic, range(10))
+        query.fails_in = 1
+        options = topics.options(topic, startingOffsets="earliest", maxOffsetsPerTrigger=6, commitOffsetsToGroup=f"g-{topic}")
+        with pytest.raises(StreamingQueryException, match="planted failure"):
+            query.run_available(options)
+        assert committed_of(topics, f"g-{topic}", topic, 1) == [6]
+
+    def test_a_query_can_start_where_a_group_stands(self, query, topics):
+        topic = topics.create(2)
+        topics.send(topic, range(10), 0)
+        topics.send(topic, range(10, 20), 1)
+        with KafkaCluster(ClientConfig(bootstrap=topics.bootstrap)) as kafka:
+            kafka.commit_offsets(f"g-{topic}", {(topic, 0): 7})
+        query.run_available(topics.options(topic, startingOffsets="group", kafka__group__id=f"g-{topic}"))
+        assert query.values == numbers(range(7, 20))
+
+
+def test_read_committed_moves_past_aborted_records_and_markers(query, topics):
+    topic = topics.create()
+    for first, commit in ((0, True), (5, False)):
+        with topics.transaction() as producer:
+            for number in range(first, first + 5):
+                producer.produce(topic, str(number), partition=0)
+            producer.flush()
+            (producer.commit_transaction if commit else producer.abort_transaction)()
+    options = topics.options(topic, startingOffsets="earliest", kafka__isolation__level="read_committed")
+    query.run_available(options)
+    assert query.values == numbers(range(5))
+    topics.send(topic, ["10"])
+    query.run_available(options)
+    assert query.values == ["0", "1", "2", "3", "4", "10"]
+
+
+def test_a_compacted_topic_with_gaps(query, topics):
+    """Only the newest record of each key is left: offsets without records fail nothing (SPARK-23685)."""
+    topic = topics.create(1, cleanup_policy="compact", segment_ms="100", min_cleanable_dirty_ratio="0.01")
+    for number in range(20):
+        topics.send(topic, [number], key=f"k{number % 3}")
+    query.run_available(topics.options(topic, startingOffsets="earliest", maxOffsetsPerTrigger=7))
+    assert query.values[-3:] == ["17", "18", "19"]
+
+
+def test_headers_and_every_column(query, topics):
+    topic = topics.create()
+    topics.send(topic, ["v"], key="k", headers=[("h", b"x")], timestamp=LONG_AGO)
+    query.run_available(topics.options(topic, startingOffsets="earliest", includeHeaders="true"))
+    (row,) = query.rows
+    assert (row["key"], row["value"], row["topic"], row["partition"], row["offset"]) == (b"k", b"v", topic, 0, 0)
+    assert row["timestamp"].timestamp() * 1000 == LONG_AGO
+    assert (row["timestampType"], row["headers"][0]["key"], row["headers"][0]["value"]) == (0, "h", b"x")
+
+
+def test_only_the_columns_of_the_users_schema(query, topics, spark):
+    topic = topics.create()
+    topics.send(topic, range(3))
+    options = topics.options(topic, startingOffsets="earliest")
+    frame = spark.readStream.format("headrace").schema("value binary").options(**options).load()
+    query.start_frame(frame, availableNow=True).awaitTermination()
+    assert [row.asDict() for row in query.rows] == [{"value": str(number).encode()} for number in range(3)]
+
+
+def test_progress_reports_offsets_and_the_end_of_the_topic(query, topics):
+    topic = topics.create()
+    topics.send(topic, range(10))
+    query.run_available(topics.options(topic, startingOffsets="earliest", maxOffsetsPerTrigger=6))
+    first = query.running.recentProgress[0]
+    assert first["numInputRows"] == 6
+    (source,) = first["sources"]
+    offset, latest = (
+        json.loads(text) if isinstance(text, str) else text for text in (source["endOffset"], source["latestOffset"])
+    )
+    assert offset["offsets"] == {topic: {"0": 6}}
+    assert latest == {topic: {"0": 10}}
+
+
+def test_two_queries_over_one_topic_and_a_self_union(query, topics, spark):
+    topic = topics.create()
+    topics.send(topic, range(3))
+    options = topics.options(topic, startingOffsets="earliest")
+    frames = [spark.readStream.format("headrace").options(**options).load() for _ in range(2)]
+    query.start_frame(frames[0].union(frames[1]), availableNow=True).awaitTermination()
+    assert query.values == sorted(numbers(range(3)) * 2)
+
+
+def test_a_join_with_a_batch_read(query, topics, spark):
+    streamed, static = topics.create(), topics.create()
+    topics.send(streamed, range(5))
+    topics.send(static, range(3, 8))
+    known = spark.read.format("headrace").options(**topics.options(static)).load().select("value")
+    options = topics.options(streamed, startingOffsets="earliest")
+    frame = spark.readStream.format("headrace").options(**options).load().join(known, "value")
+    query.start_frame(frame, availableNow=True).awaitTermination()
+    assert query.values == ["3", "4"]
+
+
+def children_of(pid: int) -> list[int]:
+    found = [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+    return found + [deeper for child in found for deeper in children_of(child)]
+
+
+def task_workers(spark) -> list[int]:
+    """The Python processes of this session that run tasks: children of its daemon for the module pyspark.worker."""
+    jvm = spark.sparkContext._gateway.proc.pid
+    running = [pid for pid in children_of(jvm) if b"pyspark.worker" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+    return [worker for daemon in running for worker in children_of(daemon)]
+
+
+def test_a_query_goes_on_after_its_workers_are_gone(query, topics, spark):
+    topic = topics.create()
+    topics.send(topic, range(3))
+    query.start(topics.options(topic, startingOffsets="earliest"))
+    query.caught_up()
+    killed = task_workers(spark)
+    assert killed
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    topics.send(topic, range(3, 6))
+    query.caught_up()
+    assert query.values == numbers(range(6))
+    assert not set(killed) & set(task_workers(spark))

@@ -1,0 +1,83 @@
+"""A query of Spark's JVM connector, continued with headrace from the same checkpoint."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+
+def numbers(*spans):
+    return [str(number) for span in spans for number in span]
+
+
+@pytest.fixture
+def filled(topics):
+    """Two partitions with 0-9 and 10-19."""
+    topic = topics.create(2)
+    for partition in range(2):
+        topics.send(topic, range(partition * 10, partition * 10 + 10), partition)
+    return topic
+
+
+def logged(query, batch):
+    return json.loads((Path(query.checkpoint) / "offsets" / str(batch)).read_text().splitlines()[-1])
+
+
+def test_it_goes_on_where_the_jvm_connector_was_stopped(query, topics, filled):
+    options = topics.options(filled, startingOffsets="earliest", maxOffsetsPerTrigger=6)
+    query.run_available(options, "kafka")
+    assert query.values == numbers(range(20))
+    batches = len(query.batches)
+    topics.send(filled, range(20, 30), 0)
+    topics.grow(filled, 3)
+    topics.send(filled, range(30, 40), 2)
+    query.run_available(options)
+    assert query.values == numbers(range(40))
+    assert "headrace" not in logged(query, batches - 1)
+    assert logged(query, batches)["headrace"] == 1
+
+
+@pytest.mark.parametrize("kept", ["kept", "rewritten"])
+def test_its_uncommitted_batch_is_included(query, topics, filled, kept):
+    """`rewritten`: the JVM connector had handed the batch's records on when it died; they are handed on once more, the same."""
+    options = topics.options(filled, startingOffsets="earliest", maxOffsetsPerTrigger=6)
+    query.fails_in = 2
+    with pytest.raises(StreamingQueryException, match="planted failure"):
+        query.run_available(options, "kafka")
+    query.fails_in = None
+    assert sorted(query.batches) == [0, 1]
+    assert "headrace" not in logged(query, 2)
+    if kept == "rewritten":
+        query.batches[2] = ["stands for what was written in vain"]
+    topics.send(filled, range(20, 30), 1)
+    query.run_available(options)
+    assert query.values == numbers(range(30))
+    assert len(query.batches[2]) == 6
+
+
+class TestKilledInItsFirstBatch:
+    @pytest.fixture
+    def killed(self, query, topics):
+        """A JVM query from latest, begun when 0-9 were there, whose batch 0 of 10-14 failed; then 15-19 came."""
+        topic = topics.create()
+        topics.send(topic, range(10))
+        start = topics.options(topic, startingOffsets=json.dumps({topic: {"0": 10}}))
+        topics.send(topic, range(10, 15))
+        query.fails_in = 0
+        with pytest.raises(StreamingQueryException, match="planted failure"):
+            query.run_available(start, "kafka")
+        query.fails_in = None
+        topics.send(topic, range(15, 20))
+        return topic
+
+    def test_it_is_refused_with_advice(self, query, topics, killed):
+        with pytest.raises(StreamingQueryException, match=re.escape("option jvmCheckpoint")):
+            query.run_available(topics.options(killed))
+        assert query.values == []
+
+    def test_it_is_continued_when_the_checkpoint_is_named(self, query, topics, killed):
+        query.run_available(topics.options(killed, jvmCheckpoint=query.checkpoint))
+        assert query.values == numbers(range(10, 20))
+        assert len(query.batches[0]) == 5
