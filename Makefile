@@ -26,8 +26,8 @@ lint: $(INSTALLED) $(TREE) ## Style, types, and which layer may import which
 bench: $(INSTALLED) ## Side by side with Spark's JVM connector; results and plots go to benchmarks/results
 	$(BIN)/python benchmarks/read_throughput.py
 
-soak: $(INSTALLED) ## Hundreds of thousands of simulated histories of the heart, then the planted bugs
-	$(BIN)/python tests/simulation/soak.py
+soak: $(INSTALLED) ## Simulated histories of the heart, many more than in the tests
+	$(BIN)/python tests/helpers/simulate.py --histories 200000
 
 $(INSTALLED): setup.cfg setup.py pyproject.toml connectors/kafka/records.py
 	$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else "headrace needs Python 3.11 to 3.13, this is " + sys.version)'
