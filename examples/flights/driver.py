@@ -108,14 +108,14 @@ class Driver:
 
     def _freeze(self) -> set[psutil.Process]:
         """SIGSTOP the whole family, parents first so that none has another child; wait until it holds."""
-        frozen: set[psutil.Process] = set()
-        while new := self._family() - frozen:
+        seen: set[psutil.Process] = set()
+        while new := self._family() - seen:
             for process in new:
                 with suppress(psutil.NoSuchProcess):
                     process.suspend()
             _wait_for(new, {psutil.STATUS_STOPPED})
-            frozen |= new
-        return frozen
+            seen |= new
+        return {process for process in seen if process.is_running()}
 
     def _family(self) -> set[psutil.Process]:
         """The driver and its descendants: Spark's Python daemons leave the process group, so a group is not enough."""

@@ -26,6 +26,7 @@ CONF = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "WARN",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",

@@ -6,7 +6,7 @@ Beam #31313, #34890: a restored source initialises again, and the answer takes t
 import sys
 from dataclasses import replace
 
-if "pyspark.daemon" in sys.orig_argv:
+if "pyspark.sql.streaming.python_streaming_source_runner" in sys.orig_argv:  # Spark's planner
     from headrace.connectors.kafka.source import KafkaSource
 
     restore = KafkaSource.offsets_from_json
