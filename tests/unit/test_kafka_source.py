@@ -1,0 +1,163 @@
+"""KafkaSource as a value: what contradicts itself is refused when it is made, it can be pickled, and it contacts nobody."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from headrace.connectors.kafka.discovery import Partitions, Pattern, Topics
+from headrace.connectors.kafka.properties import Isolation
+from headrace.enumerator import Boundedness
+from headrace.enumerator.errors import UsageError
+from headrace.kafka import At, Committed, Earliest, KafkaSource, KafkaSplit, Latest, Timestamp
+
+NOBODY = "127.0.0.1:1"
+
+
+def make(**arguments):
+    return KafkaSource(NOBODY, **({"topics": ["t"]} | arguments))
+
+
+REFUSED = {
+    "nothing to read": ({"topics": None}, "exactly one of topics, pattern and partitions, not none"),
+    "topics and a pattern": ({"pattern": "t.*"}, "not topics and pattern"),
+    "all three": ({"pattern": "t", "partitions": {"t": [0]}}, "not topics and pattern and partitions"),
+    "a name instead of names": ({"topics": "t"}, "topics must be a non-empty list"),
+    "no names": ({"topics": []}, "topics must be a non-empty list"),
+    "an empty name": ({"topics": ["t", ""]}, "topics must be a non-empty list"),
+    "a pattern that is none": ({"topics": None, "pattern": "("}, "not a regular expression"),
+    "an empty pattern": ({"topics": None, "pattern": ""}, "pattern must not be empty"),
+    "no partitions": ({"topics": None, "partitions": {"t": []}}, "partitions must be like"),
+    "a negative partition": ({"topics": None, "partitions": {"t": [-1]}}, "partitions must be like"),
+    "a partition that is no number": ({"topics": None, "partitions": {"t": ["0"]}}, "partitions must be like"),
+    "a partition that is a truth": ({"topics": None, "partitions": {"t": [True]}}, "partitions must be like"),
+    "a word for a start": ({"start": "earliest"}, "start must be one of Earliest, Latest, At"),
+    "a class for a start": ({"start": Earliest}, "start must be one of"),
+    "a word among starts": ({"start": {("t", 0): 5}}, "start must be one of"),
+    "starts by topic": ({"start": {"t": Earliest()}}, r"'t' is not \(topic, partition\)"),
+    "stops by odd keys": ({"stop": {("t", "0"): Latest()}}, r"\('t', '0'\) is not \(topic, partition\)"),
+    "a stop at the beginning": ({"stop": Earliest()}, "stop must be one of Latest, At, Timestamp, Committed"),
+    "a later start by partition": ({"start_found_later": {("t", 0): Latest()}}, "start_found_later must be one position"),
+    "a word for a later start": ({"start_found_later": "latest"}, "start_found_later must be one of"),
+    "a start of no group": ({"start": Committed()}, "Committed.. needs a group"),
+    "a stop of no group": ({"stop": {("t", 0): Committed()}}, "Committed.. needs a group"),
+    "an unknown isolation": ({"isolation": "serializable"}, "isolation.level must be read_uncommitted or read_committed"),
+    "two isolations": ({"properties": {"isolation.level": "read_uncommitted"}}, "contradicts the property isolation.level"),
+    "two clusters": ({"properties": {"Bootstrap.Servers": "other:9092"}}, "contradicts the property bootstrap.servers"),
+    "two groups": ({"group": "a", "properties": {"group.id": "b"}}, "group='a' contradicts the property group.id='b'"),
+    "an empty group": ({"group": ""}, "group.id must not be empty"),
+    "an unknown property": ({"properties": {"max.partition.fetch.byte": "1"}}, "did you mean 'max.partition.fetch.bytes'"),
+    "a property of Java": ({"properties": {"key.deserializer": "x"}}, "key.deserializer"),
+    "an unknown column": ({"columns": ["value", "valeu"]}, "valeu"),
+    "no column": ({"columns": []}, "columns"),
+    "a word for no match": ({"no_match": "earliest"}, "no_match must be 'error' or 'latest'"),
+    "a tiny budget": ({"fetch_budget_bytes": 1000}, "at least 1 MiB"),
+    "an interval of nothing": ({"discovery_interval_s": 0}, "discovery_interval_s must be positive"),
+    "a negative interval": ({"discovery_interval_s": -1.0}, "discovery_interval_s must be positive"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_contradiction_is_refused_when_it_is_made(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        make(**arguments)
+
+
+@pytest.mark.parametrize("bootstrap", ["", "host", "host:port", "host:0", ","])
+def test_an_address_that_is_none_is_refused(bootstrap):
+    with pytest.raises(UsageError, match=r"bootstrap"):
+        KafkaSource(bootstrap, topics=["t"])
+
+
+def test_what_is_said_twice_the_same_way_is_no_contradiction():
+    properties = {"isolation.level": "read_committed", "group.id": "g", "bootstrap.servers": NOBODY}
+    assert make(group="g", properties=properties).config == make(group="g").config
+
+
+def test_a_group_in_the_properties_serves_committed_but_is_never_committed_to():
+    source = make(start=Committed(), properties={"group.id": "g"})
+    assert source.config.group_id == "g"
+    source.checkpoint_completed([KafkaSplit("t", None, 0, 1)])  # would fail, as nobody is there
+
+
+def test_defaults_lose_nothing():
+    source = make()
+    assert source.start == Earliest()
+    assert source.start_found_later == Earliest()
+    assert source.config.isolation is Isolation.READ_COMMITTED
+    assert source.fail_on_data_loss
+    assert source.boundedness is Boundedness.UNBOUNDED
+    assert make(stop=Latest()).boundedness is Boundedness.BOUNDED
+
+
+def test_what_is_read_is_one_tagged_value():
+    assert make(topics=["b", "a", "b"]).subscription == Topics(("b", "a"))
+    assert make(topics=None, pattern="a.*").subscription == Pattern("a.*")
+    assert make(topics=None, partitions={"a": [1, 0, 1]}).subscription == Partitions((("a", 1), ("a", 0)))
+
+
+def test_the_schema_is_that_of_sparks_own_source():
+    assert make().schema == pa.schema(
+        [
+            ("key", pa.binary()),
+            ("value", pa.binary()),
+            ("topic", pa.string()),
+            ("partition", pa.int32()),
+            ("offset", pa.int64()),
+            ("timestamp", pa.timestamp("us", tz="UTC")),
+            ("timestampType", pa.int32()),
+        ]
+    )
+    assert make(columns=["headers", "value"]).schema.names == ["value", "headers"]
+    assert make().with_columns(["offset", "key"]).schema.names == ["key", "offset"]
+
+
+def test_a_copy_is_equal_and_works_without_a_network(monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("a connection")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket, "socket", refuse)
+    source = make(
+        start={("t", 0): At(3), ("t", 1): Timestamp(5)},
+        stop=Committed("g", At(0)),
+        group="g",
+        properties={"security.protocol": "SSL"},
+        discovery_interval_s=None,
+    )
+    copy = pickle.loads(pickle.dumps(source))
+    assert copy == source
+    assert (copy.config, copy.subscription, copy.schema) == (source.config, source.subscription, source.schema)
+    copy.create_discovery().close()
+    with copy.create_reader() as reader:
+        assert reader.poll(0.0) is None
+    copy.create_reader().close()
+
+
+def test_its_text_shows_no_secret():
+    jaas = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="hunter2";'
+    properties = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.jaas.config": jaas}
+    source = make(properties=properties)
+    assert "hunter2" not in repr(source) + repr(source.config)
+
+
+@pytest.mark.parametrize("module", ["headrace", "headrace.enumerator", "headrace.testing.memory"])
+def test_importing_headrace_imports_no_engine_and_no_client(module):
+    unwanted = ("pyspark", "apache_beam", "kafka", "confluent_kafka", "cramjam", "tenacity")
+    code = f"import sys, {module}; print([name for name in {unwanted} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
+    assert done.stdout.strip() == "[]"
+
+
+def test_importing_the_kafka_source_imports_no_engine():
+    unwanted = ("pyspark", "apache_beam", "confluent_kafka", "testcontainers")
+    code = f"import sys, headrace.kafka; print([name for name in {unwanted} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
+    assert done.stdout.strip() == "[]"
