@@ -90,7 +90,7 @@ class Demo:
     def _kill(self) -> int:
         batch = self._wait("a batch to be under way", lambda: self._driver.kill_within_batch(self._checkpoint))
         self._state = "down"
-        self._display.event("kill", f"killed the driver (SIGKILL) within batch {batch}")
+        self._display.event("kill", "killed", f"killed the driver (SIGKILL) within batch {batch}")
         return batch
 
     def _restore(self, batch: int) -> None:
@@ -101,13 +101,14 @@ class Demo:
         self._wait(f"batch {batch}, to be done again,", lambda: is_committed(self._checkpoint, batch))
         self._state = "running"
         seconds = self.history.now - killed_at
-        self._display.event("restore", f"restored: batch {batch} is done, {seconds:.1f} s later")
+        self._display.event("restore", f"restored, {seconds:.0f} s", f"restored: batch {batch} is done, {seconds:.1f} s later")
 
     def _add_partitions(self, total: int) -> None:
         """Grow the topic; return when every new partition holds flights."""
         add_partitions(self._bootstrap, self._topic, total)
         added = range(self._partitions, total)
-        self._display.event("partitions", f"added partitions {added.start} to {added.stop - 1}, the job {self._state}")
+        text = f"added partitions {added.start} to {added.stop - 1} while the job is {self._state}"
+        self._display.event("partitions", f"+{len(added)} partitions", text)
         self._partitions = total
         self._wait("flights in every new partition", lambda: all(self._producer.acknowledged[number] for number in added))
 

@@ -33,7 +33,7 @@ class Event:
 
     at: float
     kind: EventKind
-    text: str
+    label: str
 
 
 @dataclass
@@ -93,9 +93,9 @@ class Display:
             self._written_at = self._history.now
             self._write(line)
 
-    def event(self, kind: EventKind, text: str) -> None:
-        """Note an event and show it, to stay."""
-        self._history.events.append(Event(self._history.now, kind, text))
+    def event(self, kind: EventKind, label: str, text: str) -> None:
+        """Note an event under its label for the picture, and show its text, to stay."""
+        self._history.events.append(Event(self._history.now, kind, label))
         self._write(text)
 
     def _write(self, text: str) -> None:

@@ -17,6 +17,7 @@ from rich.table import Table
 
 BIN_SECONDS = 2.0
 COLOURS = {"in": "#9aa5b1", "out": "#1f6fb4", "kill": "#c62828", "restore": "#2e7d32", "partitions": "#e08e0b"}
+LABEL_HEIGHTS: dict[EventKind, float] = {"kill": 0.98, "partitions": 0.91, "restore": 0.84}  # apart, for events that are close
 LABELS: dict[EventKind, str] = {"kill": "driver killed", "restore": "restored", "partitions": "partitions added"}
 
 
@@ -47,6 +48,8 @@ def draw(history: History, path: Path) -> None:
             axes.set_ylim(bottom=0)
             axes.set_xlim(0, history.samples[-1].at)
             axes.grid(axis="y", alpha=0.25)
+        _label(above, history)
+        above.set_ylim(top=above.get_ylim()[1] * 1.25)
         above.set_title("Flights through Kafka and Spark by headrace: throughput through kills, restores and new partitions")
         figure.legend(handles=_legend(history), loc="outside lower center", ncols=6, frameon=False)
         figure.savefig(path)
@@ -59,7 +62,6 @@ def _draw_rates(axes: Axes, history: History) -> None:
     axes.stairs(rate_out, edges, color=COLOURS["out"], fill=True, alpha=0.85)
     axes.stairs(rate_in, edges, color=COLOURS["in"], linewidth=1.8)
     axes.set_ylabel("records per second")
-    axes.margins(y=0.15)
 
 
 def _draw_lag(axes: Axes, history: History) -> None:
@@ -84,6 +86,20 @@ def _mark(axes: Axes, history: History) -> None:
             axes.axvspan(killed_at, event.at, color=COLOURS["kill"], alpha=0.08, linewidth=0)
 
 
+def _label(axes: Axes, history: History) -> None:
+    for event in history.events:
+        axes.annotate(
+            event.label,
+            (event.at, LABEL_HEIGHTS[event.kind]),
+            xycoords=("data", "axes fraction"),
+            xytext=(3, 0),
+            textcoords="offset points",
+            verticalalignment="top",
+            fontsize=8.5,
+            color=COLOURS[event.kind],
+        )
+
+
 def _legend(history: History) -> list[Line2D | Patch]:
     kinds = {event.kind for event in history.events}
     marks = [
@@ -95,4 +111,5 @@ def _legend(history: History) -> list[Line2D | Patch]:
         Line2D([], [], color=COLOURS["in"], linewidth=1.8, label="produced"),
         Patch(color=COLOURS["out"], alpha=0.85, label="written"),
         *marks,
+        Patch(color=COLOURS["kill"], alpha=0.08, label="down"),
     ]
