@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 import tenacity
+
 from headrace.connectors.kafka.errors import UnknownTopicError, broker_error
 from headrace.connectors.kafka.pool import ConnectionPool
 from headrace.connectors.kafka.positions import Earliest, Latest, Timestamp

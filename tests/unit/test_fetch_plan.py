@@ -4,6 +4,7 @@ import struct
 from uuid import UUID
 
 import pytest
+
 from headrace.connectors.kafka.errors import (
     LogTruncatedError,
     OffsetOutOfRangeError,
@@ -66,6 +67,14 @@ def test_data_moves_the_offset_to_after_the_last_batch():
     assert (data.fetch_offset, data.next_offset, data.last_epoch, data.high_watermark) == (10, 13, 3, 50)
     (again,) = plan.take(ONE, 0.0, ROOM)
     assert (again.offset, again.last_epoch) == (13, 3)
+
+
+def test_a_batch_that_was_cut_off_is_not_handed_out():
+    plan = plan_of(FetchFrom("t", 0, 10))
+    (asked,) = plan.take(ONE, 0.0, ROOM)
+    data = plan.landed(asked, answer(bytes(batches(10, 5)) + bytes(batches(15, 5))[:-1]), None, 0.0)
+    assert isinstance(data, FetchedData)
+    assert (bytes(data.records), data.next_offset) == (bytes(batches(10, 5)), 15)
 
 
 def test_the_partition_ends_when_its_stop_is_reached():
@@ -289,6 +298,17 @@ def test_an_answer_to_a_question_of_before_is_ignored():
     assert plan.landed(asked, answer(batches(10, 5)), None, 0.0) is None
     assert plan.lost([asked], CorruptDataError("no"), 0.0) == []
     assert [source.offset for source in plan.homeless(0.0)] == [99]
+
+
+def test_what_was_looked_up_for_a_question_of_before_is_ignored():
+    old, new = FetchFrom("t", 0, 10), FetchFrom("t", 0, 99)
+    plan = FetchPlan(CONFIG)
+    plan.add(old)
+    plan.add(new)
+    assert plan.house(old, Leader(ONE, 0), ID, 0.0) is None
+    assert plan.lookup_failed(old, CorruptDataError("no"), 0.0) is None
+    assert plan.cleared(old, OffsetOutOfRangeError("t", 0, 10, 20, 30), 0.0) is None
+    assert plan.homeless(0.0) == [new]
 
 
 def test_an_answer_for_a_removed_partition_is_ignored():

@@ -3,11 +3,12 @@ import struct
 from uuid import UUID
 
 import pytest
-from headrace.connectors.kafka.fetch_protocol import BatchSpan, parse_fetch_response, span_of_batches
-from headrace.enumerator.errors import CorruptDataError
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka.protocol.consumer import FetchResponse
+
+from headrace.connectors.kafka.fetch_protocol import BatchSpan, parse_fetch_response, span_of_batches
+from headrace.enumerator.errors import CorruptDataError
 
 VERSIONS = range(4, 19)
 TOPIC_ID = UUID(int=0x1234)

@@ -1,6 +1,8 @@
 import pickle
 
 import pytest
+from kafka.errors import kafka_errors
+
 from headrace.connectors.kafka.errors import (
     BrokerError,
     GroupInUseError,
@@ -20,7 +22,6 @@ from headrace.enumerator.errors import (
     UsageError,
     is_retriable,
 )
-from kafka.errors import kafka_errors
 
 RENAMED = {  # kafka-python keeps some names that Kafka has changed since
     -1: "UNKNOWN", 6: "NOT_LEADER_FOR_PARTITION", 10: "MESSAGE_SIZE_TOO_LARGE", 17: "INVALID_TOPIC",

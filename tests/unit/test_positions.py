@@ -1,6 +1,7 @@
 import pickle
 
 import pytest
+
 from headrace.connectors.kafka.positions import At, Committed, Earliest, Latest, Timestamp
 from headrace.enumerator.errors import UsageError
 

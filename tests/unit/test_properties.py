@@ -1,10 +1,11 @@
 import pickle
 
 import pytest
-from headrace.connectors.kafka.properties import ClientConfig, Isolation, SaslConfig, TlsConfig, parse_jaas
-from headrace.enumerator.errors import UsageError
 from hypothesis import given
 from hypothesis import strategies as st
+
+from headrace.connectors.kafka.properties import ClientConfig, Isolation, SaslConfig, TlsConfig, parse_jaas
+from headrace.enumerator.errors import UsageError
 
 BOOTSTRAP = {"bootstrap.servers": "broker:9092"}
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"

@@ -4,6 +4,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import pkcs12
 from cryptography.x509 import load_pem_x509_certificates
+
 from headrace.connectors.kafka.broker.security import Certificates, make_certificates
 from headrace.connectors.kafka.properties import TlsConfig
 from headrace.connectors.kafka.tls import ssl_context

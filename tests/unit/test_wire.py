@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+
 from headrace.connectors.kafka.errors import ConnectionLostError, TlsError
 from headrace.connectors.kafka.properties import ClientConfig, TlsConfig
 from headrace.connectors.kafka.wire import Connection, _BufferPool, _check_version
