@@ -205,7 +205,10 @@ class EagerEnumerator(SplitEnumerator[SplitT]):
 
 
 class LazyEnumerator(SplitEnumerator[SplitT]):
-    """Gives a reader its next split when it asks. For many splits of unequal size (files)."""
+    """Gives a reader its next split when it asks. For many splits of unequal size (files).
+
+    A reader has to ask when it has nothing to read just now, or splits wait for ever behind one that has no end.
+    """
 
     def __init__(
         self, ledger: Ledger[SplitT], discovery: Discovery, parallelism: int, discovery_interval_s: float | None

@@ -1,6 +1,7 @@
 """What happens to a coordinator (events) and what it wants done (commands). Plain data; the runner moves them.
 
 The channel between the coordinator and one reader must keep the order of what is sent, in both directions.
+A message of a reader that the coordinator has been told is lost, or that another has taken the place of, must not reach it.
 """
 
 from __future__ import annotations

@@ -181,11 +181,12 @@ class Ledger(Generic[SplitT]):
         return newly
 
     def _insert(self, split: SplitT, place: Place) -> None:
-        if split.split_id in self._entries:
-            raise ProtocolViolationError(f"split {split.split_id} is in the ledger twice")
-        self._entries[split.split_id] = Entry(split, place)
-        if isinstance(place, Unassigned):
-            self._unassigned[split.split_id] = None
+        split_id = split.split_id
+        if split_id in self._entries:
+            raise ProtocolViolationError(f"split {split_id} is in the ledger twice")
+        self._entries[split_id] = Entry(split, place)
+        if place is UNASSIGNED:
+            self._unassigned[split_id] = None
             self._unfinished += 1
 
     def _finish_durably(self, split_id: str, place: Place) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import planted
 import pyarrow as pa
 import pytest
-from headrace.enumerator import Boundedness, EagerEnumerator, LazyEnumerator
 
+from headrace.enumerator import Boundedness, EagerEnumerator, LazyEnumerator
 from headrace.testing.conformance import ExternalContext, SourceConformance
 from headrace.testing.memory import MemoryLog, MemorySource, MemorySplit
 

@@ -17,7 +17,6 @@ from headrace.enumerator import (
     restore_enumerator,
 )
 from headrace.enumerator import events as e
-
 from headrace.testing.memory import MemorySplit, MemorySplitSerializer
 
 SERIALIZER = CheckpointSerializer("memory", MemorySplitSerializer())

@@ -23,7 +23,6 @@ from headrace.enumerator.coordinator import Coordinator, Phase
 from headrace.enumerator.enumerator import DISCOVERY_TRANSITIONS, Discovery, Trigger
 from headrace.enumerator.ledger import UNASSIGNED, Finished, FinishedBy
 from headrace.enumerator.progress import ReaderProgress
-
 from headrace.testing.memory import MemoryDiscovery, MemoryReader, MemorySplitSerializer
 
 Planted = Callable[[], AbstractContextManager[None]]

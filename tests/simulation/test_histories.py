@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import planted
 import pytest
-from headrace.enumerator.errors import ProtocolViolationError
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
@@ -20,6 +19,8 @@ from simulator import (
     hide,
     run_history,
 )
+
+from headrace.enumerator.errors import ProtocolViolationError
 
 HISTORIES = 3000
 SEEDS_UNTIL_CAUGHT = 6000

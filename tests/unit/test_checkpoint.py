@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from driving import SERIALIZER, checkpoint_of, finished, reading
-from headrace.enumerator import Checkpoint, CheckpointSerializer
-from headrace.enumerator.checkpoint import VERSION
-from headrace.enumerator.errors import StateError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from headrace.enumerator import Checkpoint, CheckpointSerializer
+from headrace.enumerator.checkpoint import VERSION
+from headrace.enumerator.errors import StateError
 from headrace.testing.memory import MemorySplitSerializer
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -5,6 +5,7 @@ from typing import get_args
 
 import pytest
 from driving import Driver, assigned, assigned_splits, checkpoint_of, finished, only, reading, split
+
 from headrace.enumerator import Findings, LazyEnumerator
 from headrace.enumerator import events as e
 from headrace.enumerator.coordinator import TRANSITIONS, Phase

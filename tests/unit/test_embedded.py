@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
+
 from headrace.enumerator import EagerEnumerator, EmbeddedRun, LazyEnumerator
 from headrace.enumerator.errors import RetriableError, StateError, UsageError
-
 from headrace.testing.memory import MemoryDiscovery, MemoryLog, MemoryReader, MemorySource
 
 BOTH = pytest.mark.parametrize("assignment", [EagerEnumerator, LazyEnumerator])

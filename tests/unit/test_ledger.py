@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 from driving import finished, reading, split
+
 from headrace.enumerator import Ledger, SplitState
 from headrace.enumerator.errors import ProtocolViolationError
 from headrace.enumerator.ledger import FINISHED, UNASSIGNED, Assigned, FinishedBy
-
 from headrace.testing.memory import MemorySplit
 
 

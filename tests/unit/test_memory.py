@@ -6,9 +6,9 @@ import gc
 import pickle
 
 import pytest
+
 from headrace.enumerator.errors import DataLossError, StateError, UsageError
 from headrace.enumerator.source import LogOffsets
-
 from headrace.testing.memory import MemoryLog, MemorySource, MemorySplit
 
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 from driving import finished, reading, split
+
 from headrace.enumerator import SplitBatch
 from headrace.enumerator.progress import ReaderProgress
-
 from headrace.testing.memory import SCHEMA, MemorySplit
 
 NOTHING = pa.RecordBatch.from_pylist([], schema=SCHEMA)
