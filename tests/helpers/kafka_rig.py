@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from kafka_tools import Proxy, proxy_to
 
 from headrace.connectors.kafka import wire
-from headrace.enumerator import EmbeddedRun, SplitBatch
+from headrace.enumerator import EagerEnumerator, EmbeddedRun, SplitBatch, SplitEnumerator
 from headrace.kafka import KafkaSource, KafkaSplit
 
 DEADLINE_S = 40.0
@@ -176,7 +176,14 @@ def consume(
 class Reading:
     """A run whose rows are collected, under a clock that stands still unless told."""
 
-    def __init__(self, source: KafkaSource, checkpoint: bytes | None = None, *, parallelism: int = 1) -> None:
+    def __init__(
+        self,
+        source: KafkaSource,
+        checkpoint: bytes | None = None,
+        *,
+        parallelism: int = 1,
+        assignment: type[SplitEnumerator[KafkaSplit]] = EagerEnumerator,
+    ) -> None:
         self.source = source
         self.now_s = 0.0
         self.rows: list[Row] = []
@@ -185,6 +192,7 @@ class Reading:
             clock=lambda: self.now_s,
             checkpoint=checkpoint,
             parallelism=parallelism,
+            assignment=assignment,
             discovery_interval_s=source.discovery_interval_s,
         )
 

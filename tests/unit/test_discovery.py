@@ -1,0 +1,259 @@
+"""Discovery against a cluster that is only pretended: which splits it finds, and which looks and answers it believes."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import pytest
+
+from headrace.connectors.kafka.cluster import CommittedOffset, OffsetAnswer, PartitionMetadata, TopicMetadata
+from headrace.connectors.kafka.discovery import (
+    MISSING_LOOKS,
+    KafkaDiscovery,
+    Partitions,
+    Pattern,
+    PositionPlan,
+    Topics,
+)
+from headrace.connectors.kafka.errors import UnknownTopicError
+from headrace.connectors.kafka.properties import ClientConfig, Isolation
+from headrace.connectors.kafka.split import KafkaSplit
+from headrace.enumerator.errors import DataLossError, RetriableError, UsageError
+from headrace.kafka import At, Committed, Earliest, Latest, Timestamp
+
+A, B = UUID(int=1), UUID(int=2)
+
+
+@dataclass
+class PretendedCluster:
+    """Topic name -> (id, number of partitions). Every log has offsets 2 to 9; timestamps are 10 times the offset."""
+
+    there: dict[str, tuple[UUID, int]]
+    config: ClientConfig = field(default_factory=lambda: ClientConfig(bootstrap="nobody:1"))
+    groups: dict[str, dict[tuple[str, int], int]] = field(default_factory=dict)
+    asked: list[tuple[object, Isolation | None]] = field(default_factory=list)
+    looks: int = 0
+
+    def topics(self, wanted):
+        if hasattr(wanted, "fullmatch"):
+            return {name: self._topic(name) for name in self.there if wanted.fullmatch(name)}
+        unknown = frozenset(wanted) - self.there.keys()
+        if unknown:
+            raise UnknownTopicError(unknown)
+        return {name: self._topic(name) for name in wanted}
+
+    def find_topics(self, names):
+        self.looks += 1
+        return {name: self._topic(name) if name in self.there else None for name in names}
+
+    def list_offsets(self, positions, isolation=None):
+        self.asked += [(position, isolation) for position in positions.values()]
+        return {tp: OffsetAnswer(_offset(position)) for tp, position in positions.items()}
+
+    def committed_offsets(self, group, partitions):
+        found = self.groups.get(group, {})
+        return {tp: CommittedOffset(found[tp]) if tp in found else None for tp in partitions}
+
+    def _topic(self, name):
+        topic_id, count = self.there[name]
+        return TopicMetadata(name, topic_id, {n: PartitionMetadata(1, 0) for n in reversed(range(count))})
+
+
+def _offset(position):
+    match position:
+        case Earliest():
+            return 2
+        case Latest():
+            return 9
+        case Timestamp(ms):
+            return next((offset for offset in range(2, 9) if offset * 10 >= ms), None)
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch):
+    """Nobody sleeps; how long they would have."""
+    slept = []
+    monkeypatch.setattr("tenacity.nap.time.sleep", slept.append)
+    return slept
+
+
+def discovery(cluster, subscription=Topics(("t",)), **plan):  # noqa: B008 - a value
+    defaults = {
+        "start": Earliest(),
+        "start_found_later": Earliest(),
+        "stop": None,
+        "isolation": Isolation.READ_COMMITTED,
+        "no_match": "latest",
+        "fail_on_data_loss": True,
+    }
+    return KafkaDiscovery(cluster, subscription, PositionPlan(**(defaults | plan)))
+
+
+def of(findings):
+    return {(split.topic, split.partition): (split.next_offset, split.stop_offset) for split in findings.added}
+
+
+def known(*splits):
+    return {split.split_id: split for split in splits}
+
+
+# --- initial ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("position", "offset"),
+    [
+        (Earliest(), 2),
+        (Latest(), 9),
+        (At(5), 5),
+        (At(2), 2),
+        (At(9), 9),
+        (Timestamp(30), 3),
+        (Timestamp(31), 4),
+        (Timestamp(99), 9),
+        (Committed("g"), 7),
+        (Committed("none"), 2),
+        (Committed("none", Latest()), 9),
+        (Committed("none", At(4)), 4),
+        (Committed("none", Timestamp(40)), 4),
+    ],
+    ids=str,
+)
+def test_every_position_becomes_a_number(position, offset):
+    cluster = PretendedCluster({"t": (A, 1)}, groups={"g": {("t", 0): 7}})
+    assert of(discovery(cluster, start=position).initial()) == {("t", 0): (offset, None)}
+
+
+def test_a_start_is_asked_for_at_the_sources_isolation():
+    cluster = PretendedCluster({"t": (A, 1)})
+    discovery(cluster, start=Latest(), isolation=Isolation.READ_UNCOMMITTED).initial()
+    assert cluster.asked == [(Latest(), Isolation.READ_UNCOMMITTED)]
+
+
+def test_splits_carry_the_topics_id_and_come_in_order():
+    cluster = PretendedCluster({"b": (B, 2), "a": (A, 1)})
+    found = discovery(cluster, Pattern(".*")).initial()
+    assert [split.split_id for split in found.added] == [f"a-0@{A}", f"b-0@{B}", f"b-1@{B}"]
+    assert (found.missing, found.complete) == (frozenset(), False)
+
+
+def test_with_a_stop_discovery_is_complete():
+    cluster = PretendedCluster({"t": (A, 2)})
+    found = discovery(cluster, stop={("t", 0): At(4), ("t", 1): Latest()}).initial()
+    assert of(found) == {("t", 0): (2, 4), ("t", 1): (2, 9)}
+    assert found.complete
+
+
+@pytest.mark.parametrize(("start", "stop"), [(At(5), At(3)), (Latest(), Timestamp(20)), (Earliest(), At(0))], ids=str)
+def test_a_stop_before_the_start_is_an_empty_split(start, stop):
+    (split,) = discovery(PretendedCluster({"t": (A, 1)}), start=start, stop=stop).initial().added
+    assert split.exhausted
+    assert split.stop_offset == split.next_offset
+
+
+@pytest.mark.parametrize("offset", [1, 10])
+def test_a_start_out_of_range_is_loss_or_a_warning(offset, caplog):
+    cluster = PretendedCluster({"t": (A, 1)})
+    with pytest.raises(DataLossError, match=f"t-0: offset {offset} is wanted, but only 2 to 9 are there"):
+        discovery(cluster, start=At(offset)).initial()
+    with pytest.raises(DataLossError):
+        discovery(PretendedCluster({"t": (A, 1)}, groups={"g": {("t", 0): offset}}), start=Committed("g")).initial()
+    with caplog.at_level(logging.WARNING):
+        lax = discovery(cluster, start=At(offset), fail_on_data_loss=False).initial()
+    assert of(lax) == {("t", 0): (2 if offset < 2 else 9, None)}
+    assert "going on at" in caplog.text
+
+
+def test_a_stop_beyond_the_end_is_loss():
+    with pytest.raises(DataLossError, match="offset 10 is wanted"):
+        discovery(PretendedCluster({"t": (A, 1)}), stop=At(10)).initial()
+
+
+def test_a_timestamp_without_match_can_be_an_error():
+    with pytest.raises(UsageError, match=r"t-0 Timestamp\(ms=99\)"):
+        discovery(PretendedCluster({"t": (A, 1)}), start=Timestamp(99), no_match="error").initial()
+
+
+@pytest.mark.parametrize(
+    ("subscription", "absent"),
+    [
+        (Topics(("t", "u", "v")), "u, v"),
+        (Partitions((("t", 0), ("t", 4))), "t-4"),
+        (Partitions((("u", 0),)), "u"),
+    ],
+)
+def test_what_is_not_there_is_the_users_mistake_at_first(subscription, absent):
+    with pytest.raises(UsageError, match=f"no such topic or partition on nobody:1: {absent}$"):
+        discovery(PretendedCluster({"t": (A, 2)}), subscription).initial()
+
+
+def test_a_pattern_may_match_nothing_yet():
+    assert discovery(PretendedCluster({}), Pattern("x")).initial().added == []
+
+
+# --- later ----------------------------------------------------------------------------------------------------------------
+
+
+def test_later_only_what_is_not_known_is_found_and_positions_are_not_looked_at(pauses):
+    cluster = PretendedCluster({"t": (A, 3)})
+    found = discovery(cluster, start=Latest()).later(known(KafkaSplit("t", A, 0, 5), KafkaSplit("t", A, 2, 700)))
+    assert of(found) == {("t", 1): (2, None)}
+    assert (found.missing, found.complete) == (frozenset(), False)
+    assert pauses == []
+
+
+def test_partitions_found_later_have_their_own_position():
+    found = discovery(PretendedCluster({"t": (A, 1)}), start_found_later=Latest()).later({})
+    assert of(found) == {("t", 0): (9, None)}
+
+
+def test_a_recreated_topic_is_new_and_the_old_one_missing():
+    old = KafkaSplit("t", A, 0, 5)
+    found = discovery(PretendedCluster({"t": (B, 1)})).later(known(old))
+    assert [split.split_id for split in found.added] == [f"t-0@{B}"]
+    assert found.missing == {old.split_id}
+
+
+def test_a_deleted_topic_is_missing_and_no_error():
+    old = KafkaSplit("t", A, 0, 5)
+    for subscription in (Topics(("t", "u")), Pattern("t"), Partitions((("t", 0), ("u", 0)))):
+        found = discovery(PretendedCluster({"u": (B, 1)}), subscription).later(known(old))
+        assert found.missing == {old.split_id}
+
+
+@pytest.mark.parametrize("hidden_for", range(1, MISSING_LOOKS))
+def test_a_partition_that_is_back_within_the_looks_is_not_missing(hidden_for, pauses):
+    class Flapping(PretendedCluster):
+        def find_topics(self, names):
+            self.there = {"t": (A, 1 if self.looks < hidden_for else 2)}
+            return super().find_topics(names)
+
+    cluster = Flapping({})
+    found = discovery(cluster).later(known(KafkaSplit("t", A, 0, 5), KafkaSplit("t", A, 1, 5)))
+    assert (found.added, found.missing) == ([], frozenset())
+    assert cluster.looks == hidden_for + 1
+    assert pauses == [0.1, 0.2, 0.4][:hidden_for]
+
+
+def test_what_stays_away_for_all_looks_is_missing():
+    cluster = PretendedCluster({"t": (A, 1)})
+    gone = KafkaSplit("t", A, 1, 5)
+    assert discovery(cluster).later(known(KafkaSplit("t", A, 0, 5), gone)).missing == {gone.split_id}
+    assert cluster.looks == MISSING_LOOKS
+
+
+def test_a_passing_error_while_looking_is_passed_on_as_such():
+    class Down(PretendedCluster):
+        def find_topics(self, names):
+            raise RetriableError("nobody is there")
+
+    with pytest.raises(RetriableError):
+        discovery(Down({})).later({})
+
+
+def test_the_ids_of_what_is_selected():
+    cluster = PretendedCluster({"t": (A, 2)})
+    assert discovery(cluster, Topics(("t", "gone"))).topic_ids() == {("t", 0): A, ("t", 1): A}
+    assert discovery(cluster, Partitions((("t", 1), ("t", 9)))).topic_ids() == {("t", 1): A}
