@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any, Generic, Self
 
 import pyarrow as pa
+
 from headrace.enumerator.split import OffsetSplitT, SplitT
 
 JsonObject = Mapping[str, Any]
