@@ -354,6 +354,25 @@ def _shake_hands(host: str, port: int, config: ClientConfig) -> _Adopted:
         _quiet.here = False
 
 
+class _LastWords:
+    """Hears a broker out that answers and hangs up at once: kafka-python forgets the answer when the end comes with it.
+
+    That answer is why we were refused; without it, wrong credentials would look like a lost connection and be tried again.
+    """
+
+    def _sock_recv(self) -> tuple[bytes, Exception | None]:
+        data, error = super()._sock_recv()  # type: ignore[misc] # of kafka-python's transports
+        return (data, None) if data else (data, error)
+
+
+class _TcpTransport(_LastWords, KafkaTCPTransport):  # type: ignore[misc]
+    pass
+
+
+class _TlsTransport(_LastWords, KafkaSSLTransport):  # type: ignore[misc]
+    pass
+
+
 def _open_socket(host: str, port: int, config: ClientConfig) -> socket.socket:
     """A TCP connection to the first address of `host` that answers, not blocking, as kafka-python wants it."""
     failure: OSError = ConnectionError("the name has no address")
@@ -381,9 +400,9 @@ async def _introduce(
     net: Message, raw: socket.socket, host: str, config: ClientConfig, context: ssl.SSLContext | None
 ) -> _Adopted:
     if context is None:
-        transport = KafkaTCPTransport(net, raw, host=host)
+        transport = _TcpTransport(net, raw, host=host)
     else:
-        transport = KafkaSSLTransport(net, raw, host=host, ssl_context=context)
+        transport = _TlsTransport(net, raw, host=host, ssl_context=context)
     try:
         await transport.handshake()
         connection = KafkaConnection(net, node_id=host, **_settings(config))

@@ -20,7 +20,7 @@ from headrace.connectors.kafka.fetcher import FetchedData, Fetcher, FetchFrom
 from headrace.connectors.kafka.positions import Latest
 from headrace.connectors.kafka.properties import ClientConfig
 from headrace.connectors.kafka.wire import Connection, MetadataRequest
-from headrace.enumerator.errors import AuthenticationError, is_retriable
+from headrace.enumerator.errors import AuthenticationError, CorruptDataError, is_retriable
 
 pytestmark = pytest.mark.broker
 
@@ -166,7 +166,7 @@ def test_a_client_certificate_of_a_strange_authority_is_refused(secured, tmp_pat
 
 def test_no_tls_at_a_tls_port_and_tls_at_a_plain_one(secured):
     plain = ClientConfig(bootstrap=secured.listeners["SSL"])
-    with pytest.raises(ConnectionLostError, match=r"security\.protocol"):
+    with pytest.raises(CorruptDataError, match=r"TLS is spoken at this port; set security\.protocol"):
         connect(plain)
     tls = replace(client(secured, "SSL"), bootstrap=secured.bootstrap)
     with pytest.raises((TlsError, ConnectionLostError), match=r"security\.protocol"):

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.connectors.kafka.errors import ConnectionLostError, TlsError
 from headrace.connectors.kafka.properties import ClientConfig, TlsConfig
-from headrace.connectors.kafka.wire import Connection, _BufferPool, _check_version
+from headrace.connectors.kafka.wire import Connection, _BufferPool, _check_version, _TcpTransport
 from headrace.enumerator.errors import CorruptDataError, HeadraceError, is_retriable
 
 
@@ -102,6 +102,17 @@ def test_a_port_where_nothing_listens():
 def test_a_name_without_an_address():
     with pytest.raises(ConnectionLostError, match=r"no\.such\.host\.invalid:9092"):
         Connection("no.such.host.invalid", 9092, ClientConfig(bootstrap="unused:1"))
+
+
+def test_the_last_words_of_a_broker_that_hangs_up_are_heard():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(0)
+        transport = _TcpTransport(None, ours)
+        theirs.sendall(b"refused, and this is why")
+        theirs.close()
+        assert transport._sock_recv() == (b"refused, and this is why", None)
+        assert isinstance(transport._sock_recv()[1], Exception)
 
 
 def test_failed_handshakes_leave_no_descriptor_open():
