@@ -78,9 +78,8 @@ class StreamPlanner(Generic[OffsetSplitT]):
         Also publishes `start`, whose batch Spark has committed by now. Raises DataLossError as the source sees fit.
         """
         offsets = self._parse(start)
+        self._seen = backlog = self._look(offsets)
         self._publish(offsets)
-        backlog = self._look(offsets)
-        self._seen = backlog
         if self._waits_for_more(backlog, offsets, min_offsets):
             return start
         starts = {split_id: split.next_offset for split_id, split in backlog.splits.items()}
@@ -190,10 +189,14 @@ class StreamPlanner(Generic[OffsetSplitT]):
         return {split.split_id: min(added.get(split.split_id, split.next_offset), split.next_offset) for split in splits}
 
     def _publish(self, offsets: LogOffsets[OffsetSplitT]) -> None:
-        """Positions are durable now. Never goes back; a failure that can pass is made good with the next batch."""
+        """Positions are durable now. Never goes back; a failure that can pass is made good with the next batch.
+
+        Splits that are gone are left out: another may bear the same name by now.
+        """
         if offsets.initial:
             return
-        ahead = [s for split_id, s in offsets.splits.items() if s.next_offset > self._published.get(split_id, -1)]
+        present = {split_id: split for split_id, split in offsets.splits.items() if split_id not in self._missing}
+        ahead = [s for split_id, s in present.items() if s.next_offset > self._published.get(split_id, -1)]
         if not ahead:
             return
         try:

@@ -92,12 +92,12 @@ class Query:
     def log_offsets(self):
         """One trigger up to the offset log: Spark may be killed after this."""
         start = self._start(len(self.offset_log))
-        if self.offset_log:
-            self.planner.committed(self.offset_log[-1])
         end = self.planner.next_offsets(start, self.limits.max_offsets, self.limits.min_offsets)
         if end == start:
             return False
         self.offset_log.append(end)
+        if len(self.offset_log) > 1:
+            self.planner.committed(self.offset_log[-2])
         return True
 
     def _start(self, batch):
@@ -384,6 +384,13 @@ class TestPublishedPositions:
         query.trigger()
         query.planner.committed(query.offset_log[0])
         assert query.source.published == [{"a": 10, "b": 10}, {"a": 11}]
+
+    def test_those_of_splits_that_are_gone_are_left_out(self, log):
+        query = Query(WatchedSource(log))
+        query.trigger()
+        log.hide("a")
+        query.trigger()
+        assert query.source.published == [{"b": 10}]
 
     def test_initial_offsets_are_not_published(self, log):
         query = Query(WatchedSource(log, start="latest"))
