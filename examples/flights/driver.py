@@ -17,7 +17,7 @@ import psutil
 from files import batch_under_way
 
 JOB = Path(__file__).with_name("job.py")
-LOG_LINES = 40
+LOG_LINES, LINE_LENGTH = 40, 400
 STATE_SECONDS = 10.0
 
 
@@ -104,7 +104,7 @@ class Driver:
     def log_tail(self) -> str:
         """The last lines the job wrote, less Java's stack traces."""
         lines = self._log.read_text(errors="replace").splitlines()
-        return "\n".join([line for line in lines if not line.startswith("\t")][-LOG_LINES:])
+        return "\n".join([line[:LINE_LENGTH] for line in lines if not line.startswith("\t")][-LOG_LINES:])
 
     def _freeze(self) -> set[psutil.Process]:
         """SIGSTOP the whole family, parents first so that none has another child; wait until it holds."""

@@ -22,7 +22,9 @@ SCHEMA = """
     air_time INT, distance INT, hour INT, minute INT, time_hour TIMESTAMP
 """
 
-CONF = {
+CONF: dict[str, bool | float | int | str | None] = {
+    # A driver that lives for a minute gains nothing from the optimising compiler: without it, it starts with a third less work.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
@@ -61,7 +63,7 @@ def main(bootstrap: str, topic: str, output: str, checkpoint: str, records_per_b
         .start()
     )
     while not finish.is_set():
-        if query.awaitTermination(0.2):
+        if query.awaitTermination(1):
             raise SystemExit("the query ended by itself")
     query.processAllAvailable()
     query.stop()

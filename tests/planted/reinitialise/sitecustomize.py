@@ -18,6 +18,7 @@ if "pyspark.sql.streaming.python_streaming_source_runner" in sys.orig_argv:  # S
         parsed.append(text)
         if not is_restored:
             return offsets
-        return replace(offsets, splits={split.split_id: split for split in self.create_discovery().initial().added})
+        initial = {split.split_id: split for split in self.create_discovery().initial().added}
+        return replace(offsets, splits={split_id: initial[split_id] for split_id in offsets.splits})
 
     KafkaSource.offsets_from_json = initialise_again
