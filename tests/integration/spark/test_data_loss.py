@@ -52,7 +52,7 @@ class TestStreaming:
         topics.send(topic, range(5))
         query.run_available(topics.options(topic, startingOffsets="earliest"))
         self.create_again(topics, topic)
-        with pytest.raises(StreamingQueryException, match="deleted or re-created"):
+        with pytest.raises(StreamingQueryException, match="deleted and created again"):
             query.run_available(topics.options(topic))
 
     def test_or_is_read_from_its_first_record(self, query, topics):
