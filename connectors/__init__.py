@@ -1,0 +1,1 @@
+"""Connectors: each implements the heart's `Source`, and knows no engine."""

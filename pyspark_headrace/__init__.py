@@ -13,9 +13,10 @@ from pyspark.sql.datasource import DataSource
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
+    from pyspark.sql.types import StructType
+
     from headrace.connectors.kafka.split import KafkaSplit
     from headrace.runners.spark.readers import BatchReader, StreamReader
-    from pyspark.sql.types import StructType
 
 __all__ = ["DefaultSource"]
 

@@ -1,0 +1,1 @@
+"""Kafka as a source. The public names are in `headrace.kafka`."""

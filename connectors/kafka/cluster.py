@@ -106,6 +106,7 @@ class KafkaCluster:
         self._coordinators: dict[tuple[CoordinatorKind, str], Broker] = {}
         self._lock = threading.Lock()
         _clusters.add(self)
+        weakref.finalize(self, self._pool.close)  # nobody need close a cluster that the whole process shares
 
     def __reduce__(self) -> tuple[type[KafkaCluster], tuple[ClientConfig]]:
         """Only the configuration travels."""

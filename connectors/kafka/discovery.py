@@ -114,9 +114,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
     def close(self) -> None:
         """Nothing to do: connections belong to the process, see `shared_cluster`."""
 
-    def _select(
-        self, named: Callable[[Collection[str]], Iterable[TopicMetadata]]
-    ) -> dict[TopicPartition, UUID | None]:
+    def _select(self, named: Callable[[Collection[str]], Iterable[TopicMetadata]]) -> dict[TopicPartition, UUID | None]:
         match self._subscription:
             case Topics(names):
                 return _partitions(named(names))
@@ -171,7 +169,9 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         unmatched = [tp for tp, answer in answers.items() if answer.offset is None]
         if unmatched and no_match == "error":
             names = ", ".join(f"{topic}-{partition} {asked[topic, partition]}" for topic, partition in sorted(unmatched))
-            raise UsageError(f"no offset matches the requested timestamp: {names}; ask for the latest offset in that case, or earlier")
+            raise UsageError(
+                f"no offset matches the requested timestamp: {names}; ask for the latest offset in that case, or earlier"
+            )
         ends = self._cluster.list_offsets(dict.fromkeys(unmatched, Latest()), self._plan.isolation) if unmatched else {}
         resolved = {tp: answer.offset for tp, answer in {**answers, **ends}.items() if answer.offset is not None}
         return {tp: {**resolved, **self._in_range(fixed, is_stop=is_stop)}[tp] for tp in positions}
@@ -245,7 +245,7 @@ def _or_fallback(position: Committed, offset: int | None) -> Position:
 
 
 def validate(positions: Positions | None, what: str, allowed: Sequence[type]) -> None:
-    """Raise UsageError when `positions` is not a position, or a mapping (topic, partition) -> position, of the allowed kinds."""
+    """Raise UsageError unless `positions` is of the allowed kinds, alone or in a mapping (topic, partition) -> position."""
     if isinstance(positions, Mapping):
         for key in positions:
             if not (isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], str) and type(key[1]) is int):

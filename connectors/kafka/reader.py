@@ -169,9 +169,7 @@ class KafkaReader(SourceReader[KafkaSplit]):
 
 
 def _fetch_from(split: KafkaSplit) -> FetchFrom:
-    return FetchFrom(
-        split.topic, split.partition, split.next_offset, split.topic_id, split.stop_offset, split.last_epoch
-    )
+    return FetchFrom(split.topic, split.partition, split.next_offset, split.topic_id, split.stop_offset, split.last_epoch)
 
 
 def _after_loss(error: DataLossError, split: KafkaSplit) -> int | None:

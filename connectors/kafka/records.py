@@ -27,6 +27,7 @@ import cramjam
 import cython  # type: ignore[import-untyped]
 import pyarrow as pa
 from crc32c import crc32c
+
 from headrace.enumerator.errors import CorruptDataError, UsageError
 
 if cython.compiled:

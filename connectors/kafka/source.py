@@ -65,15 +65,15 @@ class KafkaSource(LogSource[KafkaSplit]):
     Exactly one of `topics`, `pattern` (a regular expression for the whole name, Java's syntax) and `partitions`
     ({"topic": [0, 1]}) says what is read. Arguments:
 
-    - `start`: Earliest() (default), Latest(), At(offset), Timestamp(ms), Committed(group), or one of them per (topic, partition).
-    - `start_found_later`: for partitions discovered after the start; Earliest() (default), so that none of their records is lost.
+    - `start`: Earliest() (default), Latest(), At(offset), Timestamp(ms), Committed(group), or one per (topic, partition).
+    - `start_found_later`: for partitions discovered later; Earliest() (default), so that none of their records is lost.
     - `stop`: None (default) reads for ever; Latest(), At, Timestamp, Committed, or a mapping, ends there, exclusively.
       It is resolved once, when reading begins, and partitions that appear later are then not read.
     - `group`: commit the positions there whenever a checkpoint completes (never otherwise). Default: none.
     - `isolation`: "read_committed" (default) or "read_uncommitted".
-    - `properties`: the Java client's property names and values ("security.protocol", ...). One that cannot be honoured is refused.
+    - `properties`: the Java client's names and values ("security.protocol", ...). One that cannot be honoured is refused.
     - `fail_on_data_loss`: True (default) raises DataLossError when records are gone; False warns and goes on after them.
-    - `columns`: of the record batches; default key, value, topic, partition, offset, timestamp, timestampType. "headers" is the eighth.
+    - `columns`: of the batches; default key, value, topic, partition, offset, timestamp, timestampType. Also: headers.
     - `discovery_interval_s`: seconds between two looks for new partitions (default 300); None looks only at start and restore.
     - `fetch_budget_bytes`: bound on what one reader holds fetched but not decoded (default 64 MiB).
     - `no_match`: what a start Timestamp later than every record means: "latest" (default), the end, or "error".
@@ -219,7 +219,9 @@ class KafkaSource(LogSource[KafkaSplit]):
         ends: dict[str, int] = looks(self._ends, splits)
         for split in splits:
             if ends[split.split_id] < split.next_offset:
-                message = f"{split}: the partition ends at {ends[split.split_id]}, but was already read up to {split.next_offset}"
+                message = (
+                    f"{split}: the partition ends at {ends[split.split_id]}, but was already read up to {split.next_offset}"
+                )
                 if self.fail_on_data_loss:
                     raise DataLossError(f"{message}: records were lost, or the topic was re-created. {ALLOW_LOSS}")
                 log.warning("%s; going on from there", message)
@@ -274,7 +276,9 @@ class KafkaSource(LogSource[KafkaSplit]):
         identities = self.create_discovery().topic_ids()
         gone = sorted(f"{topic}-{partition}" for topic, partition in positions.keys() - identities.keys())
         if gone and self.fail_on_data_loss:
-            raise DataLossError(f"the checkpoint of Spark's Kafka connector names partitions that are gone: {', '.join(gone)}. {ALLOW_LOSS}")
+            raise DataLossError(
+                f"the checkpoint of Spark's Kafka connector names partitions that are gone: {', '.join(gone)}. {ALLOW_LOSS}"
+            )
         found = [KafkaSplit(tp[0], identities[tp], tp[1], at) for tp, at in positions.items() if tp in identities]
         if not found and positions:
             raise StateError(f"none of the checkpoint's partitions is among those subscribed to: {', '.join(gone)}")

@@ -50,7 +50,7 @@ class KafkaSplit:
 
 
 class KafkaSplitSerializer(SplitSerializer[KafkaSplit]):
-    """Version 1: {"topic", "topic_id", "partition", "next_offset", "stop_offset", "last_epoch"}; ids, stops and epochs may be null."""
+    """V1: {"topic", "topic_id", "partition", "next_offset", "stop_offset", "last_epoch"}; id, stop, epoch may be null."""
 
     version = 1
 

@@ -1,4 +1,4 @@
-"""A Spark Connect client with a local server of its own, as a script: options as JSON, and a checkpoint. Prints what it read."""
+"""A Spark Connect client with a local server of its own, as a script: options as JSON, a checkpoint. Prints what it read."""
 
 import json
 import sys
