@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
-from kafka_tools import Proxy, proxy_to
+from kafka_tools import proxy_to
 
 from headrace.connectors.kafka import wire
 from headrace.enumerator import EagerEnumerator, EmbeddedRun, SplitBatch, SplitEnumerator
@@ -269,13 +269,21 @@ def by_partition(rows: Sequence[Row]) -> dict[tuple[str, int], list[int]]:
 
 
 @contextmanager
-def through_proxy(monkeypatch: Any, address: str) -> Iterator[Proxy]:
-    """Lead every connection that headrace makes to `address` through a proxy, whatever the brokers advertise."""
+def through_proxy(monkeypatch: Any, address: str) -> Iterator[Any]:
+    """Lead every connection that headrace makes to `address` through a proxy, whatever the brokers advertise.
+
+    Errors put into the proxy's `refusals` are raised first, one for each connection that is tried.
+    """
     connect = wire._open_socket
     with proxy_to(address) as proxy, monkeypatch.context() as patch:
 
         def detour(host: str, port: int, config: Any) -> Any:
-            return connect("127.0.0.1", proxy.port, config) if f"{host}:{port}" == address else connect(host, port, config)
+            if f"{host}:{port}" != address:
+                return connect(host, port, config)
+            if proxy.refusals:
+                raise proxy.refusals.pop()
+            return connect("127.0.0.1", proxy.port, config)
 
+        proxy.refusals = []
         patch.setattr(wire, "_open_socket", detour)
         yield proxy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 from dataclasses import replace
 
 import pytest
@@ -23,7 +24,6 @@ from kafka_rig import (
     write_batches,
 )
 
-from headrace.connectors.kafka import discovery as discovery_module
 from headrace.connectors.kafka import reader as reader_module
 from headrace.connectors.kafka.broker import add_partitions, create_topic, delete_topic
 from headrace.connectors.kafka.cluster import KafkaCluster, OffsetAnswer
@@ -222,7 +222,7 @@ def test_librdkafka_4844_an_error_moves_no_position(bootstrap, topic, monkeypatc
 
 @pytest.mark.parametrize("start", [Earliest(), Latest()], ids=str)
 def test_librdkafka_a_transient_disconnect_resets_no_position(broker, ten, start, monkeypatch):
-    """Cut in the middle of answers, and refused for a while: no record twice (a reset to earliest), none lost (to latest)."""
+    """Cut amid answers, then refused, then nameless: no record twice (a reset to earliest), none lost (to latest)."""
     values = [b"%05d" % n + bytes(2000) for n in range(400)]
     source = KafkaSource(broker.bootstrap, topics=[ten], start=start, properties={"client.id": f"cut-{start}"})
     with through_proxy(monkeypatch, broker.bootstrap) as proxy, Reading(source) as reading:
@@ -232,8 +232,9 @@ def test_librdkafka_a_transient_disconnect_resets_no_position(broker, ten, start
         for number in range(4):
             cuts = proxy.cuts
             proxy.cut_after(50_000)
+            proxy.refusals += [ConnectionRefusedError(), socket.gaierror(socket.EAI_AGAIN, "no name")] * 2
             write(broker.bootstrap, ten, values[number * 100 : number * 100 + 100])
-            reading.until(lambda seen=cuts: proxy.cuts > seen)
+            reading.until(lambda seen=cuts: proxy.cuts > seen and not proxy.refusals)
         reading.until_rows(before + 400)
         assert reading.values[before:] == values
         assert [row[2] for row in reading.rows[before:]] == list(range(10, 410))
@@ -342,7 +343,7 @@ def test_flink_39837_metadata_that_flaps_adds_nothing_again(bootstrap, topic, mo
     write(bootstrap, name, [b"a", b"b"], partition=1)
     with Reading(KafkaSource(bootstrap, topics=[name])) as reading:
         reading.until_rows(2)
-        for looks in range(1, discovery_module.MISSING_LOOKS):
+        for looks in (1, 2, 3):
             with monkeypatch.context() as patch:
                 flaps = flapping(patch, name, looks)
                 reading.look()
@@ -367,7 +368,7 @@ def test_flink_39837_nor_when_it_flaps_for_long(bootstrap, topic, monkeypatch, c
                 else:
                     each.look()
                     assert f"{name}-1" in caplog.text
-                assert len(flaps) >= discovery_module.MISSING_LOOKS
+                assert len(flaps) == 4, "so many looks before it is believed"
         reading.look()
         write(bootstrap, name, [b"c"], partition=1)
         assert reading.until_rows(3)[2:] == [(name, 1, 2, b"c")]
