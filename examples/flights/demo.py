@@ -85,10 +85,9 @@ class Demo:
 
     def _wait_until_out(self, share: float) -> None:
         self._wait(f"{share:.0%} of the flights in the output", lambda: self._last.records_out >= share * self._total)
-        self._state = "running"
 
     def _kill(self) -> int:
-        batch = self._wait("a batch to be under way", lambda: self._driver.kill_within_batch(self._checkpoint))
+        batch = self._wait("a batch to be under way", lambda: self._driver.kill_within_batch(self._checkpoint, self._output))
         self._state = "down"
         self._display.event("kill", "killed", f"killed the driver (SIGKILL) within batch {batch}")
         return batch
@@ -130,11 +129,14 @@ class Demo:
         self._producer.is_done()
         if self.history.now >= self._last.at + SAMPLE_SECONDS:
             self._sample()
+            if self._state == "starting" and self._last.records_out:
+                self._state = "running"
             lag = self._last.records_in - self._last.records_out
             self._producer.hold = is_running and lag > HOLD_SHARE * self._total
             self._display.update(self._state, self._partitions)
 
     def _sample(self) -> None:
+        """Note how far everything is."""
         records_in = self._producer.acknowledged.total()
         self.history.samples.append(Sample(self.history.now, records_in, sum(map(_rows, committed_files(self._output)))))
 

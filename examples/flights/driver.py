@@ -69,15 +69,15 @@ class Driver:
             raise DemoError(f"the driver ended by itself with status {status}. The end of its log:\n{self.log_tail()}")
         return True
 
-    def kill_within_batch(self, checkpoint: Path) -> int | None:
+    def kill_within_batch(self, checkpoint: Path, output: Path) -> int | None:
         """SIGKILL every process of the driver if a batch, but not the first, is under way at this instant; else None.
 
-        To be sure of the instant they are all frozen before the checkpoint is looked at. Gives the batch's number.
+        To be sure of the instant they are all frozen before the files are looked at. Gives the batch's number.
         """
-        if not self.is_running or not batch_under_way(checkpoint):
+        if not self.is_running or not batch_under_way(checkpoint, output):
             return None
         frozen = self._freeze()
-        batch = batch_under_way(checkpoint)
+        batch = batch_under_way(checkpoint, output)
         if not batch:
             for process in frozen:
                 process.resume()

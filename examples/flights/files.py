@@ -7,10 +7,10 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 
-def batch_under_way(checkpoint: Path) -> int | None:
-    """The batch whose offsets are in the checkpoint and whose commit is not."""
+def batch_under_way(checkpoint: Path, output: Path) -> int | None:
+    """The batch whose offsets are in the checkpoint, and whose rows are not in the output."""
     planned = max(_numbers(checkpoint / "offsets"), default=None)
-    return None if planned is None or is_committed(checkpoint, planned) else planned
+    return None if planned is None or _is_written(output, planned) else planned
 
 
 def is_committed(checkpoint: Path, batch: int) -> bool:
@@ -31,6 +31,11 @@ def committed_files(output: Path) -> list[Path]:
     lines = (line for entry in entries for line in entry.read_text().splitlines()[1:])  # the first is the version
     actions = [json.loads(line) for line in lines]
     return [Path(unquote(urlparse(action["path"]).path)) for action in actions if action["action"] == "add"]
+
+
+def _is_written(output: Path, batch: int) -> bool:
+    entry = output / "_spark_metadata" / str(batch)
+    return entry.exists() or entry.with_suffix(".compact").exists()
 
 
 def _numbers(directory: Path) -> list[int]:
