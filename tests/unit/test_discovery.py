@@ -216,7 +216,7 @@ def test_a_deleted_topic_is_missing_and_no_error():
         assert found.missing == {old.split_id}
 
 
-@pytest.mark.parametrize("hidden_for", (1, 2, 3))
+@pytest.mark.parametrize("hidden_for", [1, 2, 3])
 def test_a_partition_that_is_back_within_the_looks_is_not_missing(hidden_for, pauses):
     class Flapping(PretendedCluster):
         def find_topics(self, names):
