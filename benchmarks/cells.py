@@ -1,0 +1,161 @@
+"""What `read_throughput.py` measures: every cell, with its targets."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from harness import Cell, Target
+from local_systems import LOCAL_SYSTEMS, LocalRead, local_read
+from spark_systems import (
+    SPARK_SYSTEMS,
+    Read,
+    Start,
+    Stream,
+    Ticks,
+    available_now,
+    batch_read,
+    first_batch,
+    first_trigger,
+    trigger_time,
+)
+from topics import Shape, fill, trickling
+
+TICK_S = 0.1
+CODECS = ("none", "lz4", "zstd")
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is read; and how often, by default."""
+
+    rounds: int
+    small_records: int  # of 100 B
+    large_records: int  # of 1 KiB
+    backlog_records: int  # streamed in steps
+    step: int
+    triggers: int
+    slow_records: int
+    start_records: int = 10_000
+
+    def shape(self, value_bytes: int, codec: str) -> Shape:
+        """The topic of that record size."""
+        return Shape(self.small_records if value_bytes < 1024 else self.large_records, value_bytes, codec)
+
+
+FULL = Size(5, 6_000_000, 1_000_000, 2_000_000, 100_000, 30, 1_000_000)
+QUICK = Size(3, 600_000, 100_000, 300_000, 100_000, 10, 100_000)
+
+
+def cells(size: Size) -> list[Cell]:
+    """All cells; in quick mode fewer record sizes and codecs."""
+    quick = size is QUICK
+    shapes = (
+        [size.shape(100, "none"), size.shape(1024, "lz4")]
+        if quick
+        else [size.shape(value_bytes, codec) for value_bytes in (100, 1024) for codec in CODECS]
+    )
+    return [
+        *(_batch(shape, aggregate) for shape in shapes for aggregate in (False, True)),
+        *(_one_column(shape) for shape in shapes),
+        *(_trigger(partitions, size.triggers) for partitions in (8, 100)),
+        _stream(Shape(size.backlog_records, 100), size.step),
+        _stream(size.shape(100, "none"), None),
+        *_starts(Shape(size.start_records, 100)),
+        *(_local(shape, size.slow_records) for shape in shapes),
+    ]
+
+
+def _filled(shape: Shape) -> functools.partial[contextmanager[None]]:
+    return functools.partial(_fill, shape)
+
+
+@contextmanager
+def _fill(shape: Shape, bootstrap: str) -> Iterator[None]:
+    fill(bootstrap, shape)
+    yield
+
+
+def _batch(shape: Shape, aggregate: bool) -> Cell:  # noqa: FBT001 - both values of a choice are meant
+    sink = "aggregate" if aggregate else "noop"
+    return Cell(
+        "batch",
+        f"{shape.value_bytes} B {shape.codec} {sink}",
+        f"{shape}, to {'an aggregate' if aggregate else 'noop'}",
+        "records/s",
+        SPARK_SYSTEMS,
+        batch_read,
+        Read(shape, aggregate=aggregate),
+        (Target("jvm", "at least", 2.2), Target("ceiling", "at least", 0.85)),
+        _filled(shape),
+    )
+
+
+def _one_column(shape: Shape) -> Cell:
+    return Cell(
+        "value only",
+        f"{shape.value_bytes} B {shape.codec}",
+        f"{shape}, to noop",
+        "records/s",
+        SPARK_SYSTEMS,
+        batch_read,
+        Read(shape, columns=("value",)),
+        (Target("jvm", "at least", 4.0),),
+        _filled(shape),
+    )
+
+
+def _trigger(partitions: int, triggers: int) -> Cell:
+    topic = f"bench-ticks-{partitions}p"
+    return Cell(
+        "trigger",
+        f"{partitions} partitions",
+        f"{partitions} partitions, a record in each every {TICK_S * 1000:.0f} ms",
+        "ms",
+        SPARK_SYSTEMS,
+        trigger_time,
+        Ticks(topic, partitions, triggers),
+        (Target("jvm", "at most", 0.6),),
+        functools.partial(trickling, topic=topic, partitions=partitions, interval_s=TICK_S),
+    )
+
+
+def _stream(shape: Shape, per_trigger: int | None) -> Cell:
+    limit = "unlimited" if per_trigger is None else f"{per_trigger:,} a trigger"
+    return Cell(
+        "stream",
+        limit,
+        f"{shape.records:,} records of {shape}, {limit}",
+        "records/s",
+        SPARK_SYSTEMS,
+        available_now,
+        Stream(shape, per_trigger),
+        (Target("jvm", "at least", 2.0),),
+        _filled(shape),
+    )
+
+
+def _starts(shape: Shape) -> list[Cell]:
+    target = (Target("ceiling", "at most more", 1.0),)
+    titles = (("first batch", "the first batch read of a new session", first_batch),)
+    titles += (("first trigger", "the first trigger after a restart", first_trigger),)
+    return [
+        Cell("start", name, title, "s", SPARK_SYSTEMS, task, Start(shape), target, _filled(shape), fresh=True)
+        for name, title, task in titles
+    ]
+
+
+def _local(shape: Shape, slow_records: int) -> Cell:
+    return Cell(
+        "local",
+        f"{shape.value_bytes} B {shape.codec}",
+        str(shape),
+        "records/s",
+        LOCAL_SYSTEMS,
+        local_read,
+        LocalRead(shape, slow_records),
+        tuple(Target(system, "at least", 10.0) for system in LOCAL_SYSTEMS[1:]),
+        _filled(shape),
+    )

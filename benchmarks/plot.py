@@ -1,0 +1,56 @@
+"""Bars with their spread, one figure for a group of cells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+COLOURS = ("#0b6e99", "#c8553d", "#b9bec4")
+BAR = 0.26
+INK = "#333333"
+
+
+class Spread(Protocol):
+    """A median and its quartiles."""
+
+    low: float
+    median: float
+    high: float
+
+
+def plot(bars: Mapping[str, Mapping[str, Spread]], title: str, unit: str, file: Path, notes: Mapping[str, str]) -> None:
+    """Draw cells as groups of bars, one bar a system, whiskers from quartile to quartile."""
+    scale, digits, label = {"records/s": (1e6, 2, "million records per second"), "s": (1.0, 1, "seconds")}.get(
+        unit, (1.0, 0, unit)
+    )
+    systems = list(dict.fromkeys(system for group in bars.values() for system in group))
+    figure, axes = plt.subplots(figsize=(9, 1.1 + (0.22 + BAR * len(systems)) * 0.95 * len(bars)), layout="constrained")
+    longest = max(spread.high for group in bars.values() for spread in group.values()) / scale
+    for place, system in enumerate(systems):
+        for row, group in enumerate(bars.values()):
+            if system not in group:
+                continue
+            spread = group[system]
+            middle, low, high = spread.median / scale, spread.low / scale, spread.high / scale
+            at = row + (place - (len(systems) - 1) / 2) * BAR
+            axes.barh(at, middle, BAR * 0.9, color=COLOURS[place], label=system if row == 0 else None)
+            axes.errorbar(middle, at, xerr=[[middle - low], [high - middle]], color=INK, capsize=2, linewidth=1)
+            axes.text(max(middle, high) + longest * 0.012, at, f"{middle:.{digits}f}", va="center", fontsize=8, color=INK)
+    axes.set_yticks(range(len(bars)), [f"{name}\n{notes[name]}" for name in bars], fontsize=8.5)
+    axes.invert_yaxis()
+    axes.set_xlim(0, longest * 1.1)
+    axes.set_xlabel(f"{label} (median; whiskers: quartiles)", fontsize=9, color=INK)
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK, pad=26)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=len(systems), frameon=False, fontsize=9)
+    figure.savefig(file, dpi=150)
+    plt.close(figure)

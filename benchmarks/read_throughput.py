@@ -1,0 +1,85 @@
+"""Reading Kafka: headrace beside Spark's JVM connector, Spark's own ceiling for Python sources, and plain Python clients.
+
+    python benchmarks/read_throughput.py [--quick] [--only TEXT] [--again]
+
+Results are JSON in `benchmarks/results`, one file a cell; RESULTS.md and the plots are made from these files alone. A cell that
+is finished is not measured again, so an interrupted run goes on where it was.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from cells import FULL, QUICK, cells
+from environment import environment
+from harness import Cell, Fleet, fleet, is_finished, measure, save
+from jars import jvm_connector_jars
+from report import report, summary
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from headrace.connectors.kafka.broker import start_broker
+
+HERE = Path(__file__).parent
+BROKER_HEAP = ("-Xms1g", "-Xmx1g")
+console = Console()
+
+
+def main(
+    quick: Annotated[bool, typer.Option(envvar="QUICK", help="A few minutes: little data, fewer cells.")] = False,  # noqa: FBT002
+    only: Annotated[str, typer.Option(help="Only cells whose key has this in it.")] = "",
+    again: Annotated[bool, typer.Option(help="Measure finished cells again.")] = False,  # noqa: FBT002
+    rounds: Annotated[int, typer.Option(min=0, help="Rounds of a cell; 0: 5, quick 3.")] = 0,
+    report_only: Annotated[bool, typer.Option(help="Measure nothing; make tables and plots anew.")] = False,  # noqa: FBT002
+) -> None:
+    """Measure what is not measured yet, then write the tables and plots."""
+    size = QUICK if quick else FULL
+    rounds = rounds or size.rounds
+    results = HERE / "results" / "quick" if quick else HERE / "results"
+    wanted = [cell for cell in cells(size) if only in cell.key]
+    if not report_only:
+        pending = [cell for cell in wanted if again or not is_finished(results, cell, rounds)]
+        console.print(f"{len(wanted)} cells, {len(wanted) - len(pending)} of them finished before")
+        if pending:
+            _measure_all(pending, rounds, results)
+    written = report(results, results if quick else HERE)
+    console.print(summary(results))
+    console.print(f"Written: {written.relative_to(HERE.parent)}")
+
+
+def _measure_all(pending: list[Cell], rounds: int, results: Path) -> None:
+    jvm_connector_jars()
+    scratch = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
+    external = "HEADRACE_BOOTSTRAP" in os.environ
+    facts = environment("external" if external else "local")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with (
+        start_broker(jvm_options=BROKER_HEAP) as cluster,
+        fleet(scratch, cluster.bootstrap) as ships,
+        Progress(*columns, console=console) as progress,
+    ):
+        bar = progress.add_task("", total=len(pending))
+        for cell in pending:
+            progress.update(bar, description=f"{cell.key}: topic")
+            document = _measure(ships, cell, rounds, facts, cluster.bootstrap, progress, bar)
+            save(results, cell, document)
+            progress.console.print(summary(results, [cell.key]))
+            progress.advance(bar)
+
+
+def _measure(
+    ships: Fleet, cell: Cell, rounds: int, facts: dict, bootstrap: str, progress: Progress, bar: int
+) -> dict[str, object]:
+    def tell(step: str) -> None:
+        progress.update(bar, description=f"{cell.key}: {step}")
+
+    with cell.setting(bootstrap):
+        return measure(ships, cell, rounds, facts, tell, progress.console.print)
+
+
+if __name__ == "__main__":
+    typer.run(main)

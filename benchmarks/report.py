@@ -1,0 +1,228 @@
+"""RESULTS.md, the plots and the table on the screen, all from the JSON of the cells."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plot import plot
+from rich.table import Table
+
+Document = Mapping[str, Any]
+
+GROUPS = {
+    "batch": (
+        "Spark batch read, all seven columns",
+        "Records per second from `spark.read` to the end of the query; more is better.",
+    ),
+    "value only": (
+        "Spark batch read, only the column asked for",
+        'headrace and the ceiling with `.schema("value binary")`, the JVM connector with `.select("value")`. More is better.',
+    ),
+    "trigger": (
+        "Micro-batch overhead",
+        "Median `triggerExecution` of batches with next to no data, from Spark's own progress reports. Less is better.",
+    ),
+    "stream": (
+        "Spark streaming, AvailableNow over a backlog",
+        "Records per second from `start` to the query's end; more is better.",
+    ),
+    "start": (
+        "Cold start",
+        "Every run in a new process; the start of the session itself is not counted. Less is better. "
+        "Here `ceiling` is the least a Python source can cost: it yields one ready batch.",
+    ),
+    "local": (
+        "Read in one process, no engine",
+        "All values' bytes added up; headrace gives Arrow, the others Python objects. More is better.",
+    ),
+}
+
+NAMES = {
+    "headrace": "headrace",
+    "jvm": "Spark's JVM connector",
+    "ceiling": "Spark's Python ceiling",
+    "confluent": "confluent-kafka",
+}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median and its quartiles."""
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Collection[float]) -> Spread:
+        """Of at least one value."""
+        if len(values) == 1:
+            (only,) = values
+            return cls(only, only, only)
+        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(low, median, high)
+
+    def text(self, unit: str) -> str:
+        """The median with its quartiles, as written in a table."""
+        scale, digits = {"records/s": (1e6, 2), "ms": (1, 0), "x": (1, 2)}.get(unit, (1, 1))
+        numbers = (f"{value / scale:.{digits}f}" for value in (self.median, self.low, self.high))
+        return "{} ({} to {})".format(*numbers)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A target, what was reached (paired, round by round), and whether that is enough; no spread: nothing to compare."""
+
+    target: Mapping[str, Any]
+    unit: str
+    reached: Spread | None
+    valid: bool
+
+    @property
+    def wanted(self) -> str:
+        """The target, short."""
+        sign, bound = ("≥" if self.target["kind"] == "at least" else "≤"), f"{self.target['bound']:g}"
+        return f"{sign} +{bound} {self.unit}" if self.target["kind"] == "at most more" else f"{sign} {bound} x"
+
+    @property
+    def verdict(self) -> str:
+        """One word."""
+        if self.reached is None or not self.valid:
+            return "invalid"
+        enough = self.reached.median >= self.target["bound"]
+        if self.target["kind"] != "at least":
+            enough = self.reached.median <= self.target["bound"]
+        return "met" if enough else "missed"
+
+    def text(self) -> str:
+        """What was reached, as written in a table."""
+        if self.reached is None:
+            return "-"
+        return (
+            self.reached.text(self.unit) + f" {self.unit}"
+            if self.target["kind"] == "at most more"
+            else self.reached.text("x") + " x"
+        )
+
+
+def load(directory: Path) -> dict[str, Document]:
+    """All cells' documents by key."""
+    return {file.stem: json.loads(file.read_text()) for file in sorted(directory.glob("*.json"))}
+
+
+def values(document: Document, system: str) -> dict[int, float]:
+    """The system's figures by round, of valid runs."""
+    return {run["round"]: run["value"] for run in document["runs"] if run["system"] == system and run["valid"]}
+
+
+def judge(document: Document) -> list[Judged]:
+    """Every target of a cell, and what was reached."""
+    ours = values(document, "headrace")
+    valid = all(run["valid"] for run in document["runs"])
+    judged = []
+    for target in document["targets"]:
+        theirs = values(document, target["against"])
+        both = sorted(ours.keys() & theirs.keys())
+        if target["kind"] == "at most more":
+            compared = [ours[number] - theirs[number] for number in both]
+        else:
+            compared = [ours[number] / theirs[number] for number in both]
+        judged.append(Judged(target, document["unit"], Spread.of(compared) if compared else None, valid))
+    return judged
+
+
+def summary(directory: Path, keys: Collection[str] = ()) -> Table:
+    """The cells as a table for the screen; all, or these."""
+    table = Table("cell", "system", "median (quartiles)", "ours against it", "target", "verdict")
+    for key, document in load(directory).items():
+        if keys and key not in keys:
+            continue
+        targets = {judged.target["against"]: judged for judged in judge(document)}
+        for system in document["systems"]:
+            found = values(document, system)
+            figure = f"{Spread.of(found.values()).text(document['unit'])} {_unit(document['unit'])}" if found else "-"
+            judged = targets.get(system)
+            row = (judged.text(), judged.wanted, judged.verdict) if judged else ("", "", "")
+            table.add_row(key if system == document["systems"][0] else "", system, figure, *row)
+    return table
+
+
+def report(results: Path, target: Path) -> Path:
+    """Write RESULTS.md into `target`, and the plots beside the JSON."""
+    documents = load(results)
+    lines = ["# Results", "", "Made by `benchmarks/read_throughput.py` from the JSON in `benchmarks/results`; do not edit.", ""]
+    lines += _facts(documents.values())
+    for group, (title, explained) in GROUPS.items():
+        chosen = [document for document in documents.values() if document["group"] == group]
+        if chosen:
+            image = results / f"{group.replace(' ', '-')}.png"
+            _plot(chosen, title, image)
+            lines += ["", f"## {title}", "", explained, "", *_table(chosen), "", f"![{title}]({image.relative_to(target)})"]
+    file = target / "RESULTS.md"
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def _plot(documents: list[Document], title: str, file: Path) -> None:
+    bars = {}
+    for document in documents:
+        found = {system: values(document, system) for system in document["systems"]}
+        bars[document["title"]] = {_name(name): Spread.of(runs.values()) for name, runs in found.items() if runs}
+    notes = {
+        document["title"]: "   ".join(f"{judged.text().split(' (')[0]}" for judged in judge(document)) for document in documents
+    }
+    if any(bars.values()):
+        plot(bars, title, documents[0]["unit"], file, notes)
+
+
+def _table(documents: list[Document]) -> Iterable[str]:
+    systems, unit = documents[0]["systems"], documents[0]["unit"]
+    heads = [f"{_name(system)}, {_unit(unit)}" for system in systems]
+    targets = [f"against {_name(judged.target['against'])}: {judged.wanted}" for judged in judge(documents[0])]
+    yield f"| | {' | '.join(heads)} | {' | '.join(f'{wanted} | ' for wanted in targets)}"
+    yield "|---" * (1 + len(heads) + 2 * len(targets)) + "|"
+    for document in documents:
+        found = [values(document, system) for system in systems]
+        figures = [Spread.of(runs.values()).text(unit) if runs else "-" for runs in found]
+        verdicts = [f"{judged.text()} | {judged.verdict}" for judged in judge(document)]
+        yield f"| {document['title']} | {' | '.join(figures)} | {' | '.join(verdicts)} |"
+
+
+def _facts(documents: Iterable[Document]) -> Iterable[str]:
+    documents = list(documents)
+    rounds = sorted({document["rounds"] for document in documents})
+    loads = [run["load"][0] for document in documents for run in document["runs"]]
+    invalid = sum(not run["valid"] for document in documents for run in document["runs"])
+    yield (
+        f"Systems ran in turn (A B C A B C ...), {' or '.join(map(str, rounds))} rounds a cell. Figures are medians with their "
+        "quartiles; ratios are taken round by round, and their median and quartiles are given. Every run is checked to have "
+        f"read every record: {invalid} of {len(loads)} runs were invalid."
+    )
+    yield ""
+    if loads:
+        spread = Spread.of(loads)
+        yield f"Load average before the runs: median {spread.median:.1f}, quartiles {spread.low:.1f} and {spread.high:.1f}."
+        yield ""
+    facts: dict[str, set[str]] = {}
+    for document in documents:
+        environment = document["environment"]
+        known = {**environment["machine"], **environment["versions"], "commit": environment["commit"]}
+        for name, value in known.items():
+            facts.setdefault(name, set()).add(str(value))
+    yield "| | |"
+    yield "|---|---|"
+    for name, found in facts.items():
+        yield f"| {name} | {', '.join(sorted(found))} |"
+
+
+def _name(system: str) -> str:
+    return NAMES.get(system, system)
+
+
+def _unit(unit: str) -> str:
+    return "M records/s" if unit == "records/s" else unit

@@ -1,0 +1,262 @@
+"""The Spark side of the benchmarks: one session in this process, one system driven by it. Runs in a child of the harness.
+
+Systems: `headrace`; `jvm`, Spark's own Kafka connector; `ceiling`, a Python source that yields a ready-made Arrow batch. All
+three have the same session settings.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import Context, Measurement
+from jars import jvm_connector_jars
+from topics import KEY_BYTES, Shape
+
+SPARK_SYSTEMS = ("headrace", "jvm", "ceiling")
+FORMATS = {"headrace": "headrace", "jvm": "kafka", "ceiling": "ceiling"}
+CORES = 2
+HEAP = "2g"
+POLL_S = 0.01
+STREAM_TIMEOUT_S = 600.0
+
+
+@functools.cache
+def session(system: str) -> Any:  # noqa: ANN401 - Spark is imported here and not before
+    """The process's Spark session."""
+    here = Path(__file__).parent
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    # Spark finds sources by listing the path, where an editable install of headrace does not show.
+    os.environ["PYTHONPATH"] = str(here / "sources" if system == "ceiling" else here.parent)
+    from pyspark.sql import SparkSession
+
+    settings = {
+        "spark.master": f"local[{CORES}]",
+        "spark.driver.memory": HEAP,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.streaming.numRecentProgressUpdates": "10000",
+        "spark.log.level": "ERROR",
+    }
+    if system == "jvm":
+        settings["spark.jars"] = ",".join(jvm_connector_jars())
+    return SparkSession.builder.config(map=settings).getOrCreate()
+
+
+@dataclass(frozen=True)
+class Read:
+    """A topic to read: all seven columns, or only some; into the noop sink, or an aggregate."""
+
+    shape: Shape
+    columns: tuple[str, ...] = ()
+    aggregate: bool = False
+
+
+def batch_read(context: Context, work: Read) -> Measurement:
+    """One batch read of the whole topic, from `spark.read` to its end. Records per second."""
+    spark = session(context.system)
+    before = _queries(spark)
+    started = time.perf_counter()
+    frame = _frame(spark.read, context, work.shape, work.columns)
+    totals = _aggregate(frame) if work.aggregate else frame.write.format("noop").mode("overwrite").save()
+    seconds = time.perf_counter() - started
+    records = _records_read(spark, before)
+    if totals is not None:
+        wanted = (work.shape.records, work.shape.records * KEY_BYTES, work.shape.records * work.shape.value_bytes)
+        records = records if tuple(totals) == wanted else -1
+    return Measurement(work.shape.records / seconds, records, work.shape.records, {"seconds": seconds})
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A backlog to stream, AvailableNow; at most so many records a trigger."""
+
+    shape: Shape
+    per_trigger: int | None
+
+
+def available_now(context: Context, work: Stream) -> Measurement:
+    """One query over the whole topic, from `start` to its end. Records per second."""
+    spark = session(context.system)
+    frame = _stream_frame(spark, context, work.shape, work.per_trigger, "earliest")
+    with _checkpoint(context) as checkpoint:
+        started = time.perf_counter()
+        query = _to_noop(frame, checkpoint).trigger(availableNow=True).start()
+        if not query.awaitTermination(STREAM_TIMEOUT_S):
+            query.stop()
+        seconds = time.perf_counter() - started
+        progress = [item for item in query.recentProgress if item["numInputRows"] > 0]
+    records = sum(item["numInputRows"] for item in progress)
+    detail = {"seconds": seconds, "triggers": len(progress), "phases_ms": _phases(progress)}
+    return Measurement(work.shape.records / seconds, records, work.shape.records, detail)
+
+
+@dataclass(frozen=True)
+class Ticks:
+    """A topic that gets a record in every partition all the time; so many triggers are measured, after some that are not."""
+
+    topic: str
+    partitions: int
+    triggers: int
+    skipped: int = 10
+
+
+def trigger_time(context: Context, work: Ticks) -> Measurement:
+    """The median time of a trigger with next to no data, in ms, as Spark's own progress reports it."""
+    spark = session(context.system)
+    shape = Shape(0, 0, partitions=work.partitions)
+    frame = _stream_frame(spark, context, shape, None, "latest", work.topic)
+    wanted = work.skipped + work.triggers
+    with _checkpoint(context) as checkpoint:
+        query = _to_noop(frame, checkpoint).start()
+        progress = _first_with_rows(query, wanted)[work.skipped : wanted]
+        query.stop()
+    times = [item["durationMs"]["triggerExecution"] for item in progress]
+    detail = {"phases_ms": _phases(progress), "rows": statistics.median(item["numInputRows"] for item in progress)}
+    return Measurement(statistics.median(times), len(times), work.triggers, {**detail, "triggers_ms": times})
+
+
+@dataclass(frozen=True)
+class Start:
+    """A small topic, read first thing in a new process."""
+
+    shape: Shape
+    per_trigger: int = 1000
+
+
+def first_batch(context: Context, work: Start) -> Measurement:
+    """The first batch read of a new session, in seconds; the session's own start is not counted."""
+    began = time.perf_counter()
+    spark = session(context.system)
+    session_s = time.perf_counter() - began
+    times = []
+    for _ in range(2):
+        started = time.perf_counter()
+        count, *_ = _aggregate(_frame(spark.read, context, work.shape, ()))
+        times.append(time.perf_counter() - started)
+    return Measurement(times[0], count, work.shape.records, {"session_s": session_s, "second_read_s": times[1]})
+
+
+def first_trigger(context: Context, work: Start) -> Measurement:
+    """The first trigger of a query that another process began, from `start` to its progress report, in seconds.
+
+    The run for warming up begins the query; all runs share its checkpoint.
+    """
+    spark = session(context.system)
+    frame = _stream_frame(spark, context, work.shape, work.per_trigger, "earliest")
+    checkpoint = Path(context.scratch, "checkpoint")
+    started = time.perf_counter()
+    query = _to_noop(frame, checkpoint).trigger(processingTime="1 hour").start()
+    progress = _first_with_rows(query, 1)[0]
+    seconds = time.perf_counter() - started
+    query.stop()
+    detail = {"batch": progress["batchId"], "phases_ms": dict(progress["durationMs"])}
+    return Measurement(seconds, progress["numInputRows"], work.per_trigger, detail)
+
+
+def _options(context: Context, shape: Shape, topic: str | None) -> dict[str, str]:
+    if context.system == "ceiling":
+        return {"records": str(shape.records), "tasks": str(shape.partitions), "valueBytes": str(shape.value_bytes)}
+    return {"kafka.bootstrap.servers": context.bootstrap, "subscribe": topic or shape.topic}
+
+
+def _frame(reader: Any, context: Context, shape: Shape, columns: Sequence[str]) -> Any:  # noqa: ANN401 - Spark's
+    reader = reader.format(FORMATS[context.system]).options(**_options(context, shape, None))
+    if not columns:
+        return reader.load()
+    if context.system == "jvm":
+        return reader.load().select(*columns)
+    types = {"key": "binary", "value": "binary", "offset": "bigint"}
+    return reader.schema(", ".join(f"{column} {types[column]}" for column in columns)).load()
+
+
+def _stream_frame(
+    spark: Any,  # noqa: ANN401 - Spark's
+    context: Context,
+    shape: Shape,
+    per_trigger: int | None,
+    start: str,
+    topic: str | None = None,
+) -> Any:  # noqa: ANN401 - Spark's
+    options = _options(context, shape, topic)
+    if context.system == "ceiling":
+        endless = start == "latest"
+        step = shape.partitions if endless else per_trigger or shape.records
+        options |= {"records": str(10**12 if endless else shape.records), "step": str(step)}
+        options |= {"tasks": "1"} if endless else {}
+    else:
+        options["startingOffsets"] = start
+        options |= {} if per_trigger is None else {"maxOffsetsPerTrigger": str(per_trigger)}
+    return spark.readStream.format(FORMATS[context.system]).options(**options).load()
+
+
+def _aggregate(frame: Any) -> tuple[int, ...]:  # noqa: ANN401 - Spark's
+    columns = [name for name in ("key", "value") if name in frame.columns]
+    return tuple(frame.selectExpr("count(*)", *(f"sum(length({name}))" for name in columns)).first())
+
+
+def _records_read(spark: Any, since: int) -> int:  # noqa: ANN401 - Spark's
+    """What the scans of all queries after the first `since` gave, by Spark's own count."""
+    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+    store = spark._jsparkSession.sharedState().statusStore()
+    executions = store.executionsList()
+    return sum(_scanned(store, executions.apply(index).executionId()) for index in range(since, executions.size()))
+
+
+def _queries(spark: Any) -> int:  # noqa: ANN401 - Spark's
+    return int(spark._jsparkSession.sharedState().statusStore().executionsCount())
+
+
+def _scanned(store: Any, execution: int) -> int:  # noqa: ANN401 - Spark's
+    metrics, nodes = store.executionMetrics(execution), store.planGraph(execution).allNodes()
+    total = 0
+    for node in (nodes.apply(index) for index in range(nodes.size())):
+        mine = (node.metrics().apply(index) for index in range(node.metrics().size()))
+        rows = [metrics.get(metric.accumulatorId()) for metric in mine if metric.name() == "number of output rows"]
+        if "Scan " in node.name():
+            total += sum(int(text.get().replace(",", "")) for text in rows if text.isDefined())
+    return total
+
+
+def _to_noop(frame: Any, checkpoint: Path) -> Any:  # noqa: ANN401 - Spark's
+    return frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
+
+
+@contextmanager
+def _checkpoint(context: Context) -> Iterator[Path]:
+    directory = Path(tempfile.mkdtemp(dir=context.scratch))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _first_with_rows(query: Any, count: int) -> list[Any]:  # noqa: ANN401 - Spark's
+    """The first so many progress reports that have rows; waits for them."""
+    deadline = time.monotonic() + STREAM_TIMEOUT_S
+    seen: dict[int, Any] = {}
+    while len(seen) < count:
+        if time.monotonic() > deadline or not query.isActive:
+            raise RuntimeError(f"the query gave {len(seen)} of {count} batches: {query.exception() or 'it is too slow'}")
+        time.sleep(POLL_S if count == 1 else 0.5)  # asking for many reports costs the driver some work
+        last = query.lastProgress
+        if (last is not None and last["batchId"] >= count - 1) or count == 1:
+            seen = {item["batchId"]: item for item in query.recentProgress if item["numInputRows"] > 0}
+    return [seen[batch] for batch in sorted(seen)][:count]
+
+
+def _phases(progress: Sequence[Any]) -> dict[str, float]:
+    """The median of every phase of a trigger, in ms."""
+    names = {name for item in progress for name in item["durationMs"]}
+    return {name: statistics.median(item["durationMs"].get(name, 0) for item in progress) for name in sorted(names)}
