@@ -31,7 +31,7 @@ from headrace.connectors.kafka.broker import add_partitions, create_topic, delet
 T = TypeVar("T")
 
 PARTITIONS, PARTITIONS_WHILE_DOWN, PARTITIONS_WHILE_RUNNING = 3, 6, 9  # carriers hash to each of those added
-FIRST_KILL, GROWTH, SECOND_KILL = 0.15, 0.4, 0.6  # shares of the flights that are out by then
+FIRST_KILL, GROWTH, SECOND_KILL = 0.25, 0.45, 0.65  # shares of the flights that are out by then
 BATCHES_AT_LEAST = 15
 HOLD_SHARE = 0.25  # of the flights: production waits when it is so far ahead, so that no machine is too slow for the plan
 LOOK_SECONDS = 0.01

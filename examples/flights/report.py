@@ -26,9 +26,9 @@ def delays(flights: pd.DataFrame, airlines: pd.DataFrame) -> Table:
     by_carrier = flights.groupby("carrier")[["dep_delay", "arr_delay"]].mean()
     by_carrier["flights"] = flights.groupby("carrier").size()
     rows = by_carrier.join(airlines.set_index("carrier")["name"]).sort_values("arr_delay", ascending=False)
-    table = Table(title="Delays by carrier, from the output", title_justify="left")
-    table.add_column("Carrier")
-    for header in ("Flights", "Departure delay, min", "Arrival delay, min"):
+    table = Table(title="Mean delays by carrier in minutes, from the output", title_justify="left")
+    table.add_column("Carrier", no_wrap=True)
+    for header in ("Flights", "Departure", "Arrival"):
         table.add_column(header, justify="right")
     for row in rows.itertuples():
         table.add_row(f"{row.name}", f"{row.flights:,}", f"{row.dep_delay:.1f}", f"{row.arr_delay:.1f}")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from headrace.connectors.kafka.broker import create_topic
 
@@ -39,6 +40,8 @@ def run_demo(bootstrap, output, python_path=()):
 def test_every_flight_is_written_once_through_kills_and_new_partitions(broker, tmp_path):
     assert run_demo(broker.bootstrap, tmp_path) == (0, [COUNT, COUNT, 0, 0, 2])
     assert (tmp_path / "throughput.png").stat().st_size > 10_000
+    topics = AdminClient({"bootstrap.servers": broker.bootstrap}).list_topics(timeout=30).topics
+    assert not [name for name in topics if name.startswith("flights-")]
 
 
 @pytest.mark.spark
@@ -62,7 +65,7 @@ def flights(broker):
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(FLIGHTS)
         producer, data = importlib.import_module("producer"), importlib.import_module("flights")
-    name = f"flights-{os.urandom(4).hex()}"
+    name = f"thousand-flights-{os.urandom(4).hex()}"
     create_topic(broker.bootstrap, name, 3)
     with producer.FlightProducer(broker.bootstrap, name, data.flights(1000), rate=100_000) as flights:
         flights.wait()
