@@ -16,7 +16,8 @@ def test_reads_over_spark_connect(topics, tmp_path):
     for partition in range(2):
         topics.send(topic, range(partition * 5, partition * 5 + 5), partition)
     command = [sys.executable, str(CLIENT), json.dumps(topics.options(topic)), str(tmp_path / "checkpoint")]
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    # The server does not run where its client does, and an editable install's `pyspark_headrace` is seen on the path only.
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     # a process group of its own, because the local server outlives its client
     client = subprocess.Popen(
         command, cwd=ROOT, env=environment, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
