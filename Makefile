@@ -29,11 +29,13 @@ bench: $(INSTALLED) ## Side by side with Spark's JVM connector; results and plot
 soak: $(INSTALLED) ## Simulated histories of the heart, many more than in the tests
 	$(BIN)/python tests/helpers/simulate.py --histories 200000
 
+# The .pth file lets Spark see pyspark_headrace: it lists the folders on its path, where an editable install has none.
 $(INSTALLED): setup.cfg setup.py pyproject.toml connectors/kafka/records.py
 	$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else "headrace needs Python 3.11 to 3.13, this is " + sys.version)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --editable '.[spark,connect,demo,dev]'
+	echo '$(CURDIR)' > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/headrace-checkout.pth"
 	touch $@
 
 # The package as it will be installed, as links, for the tools that look at files and not at an editable install's finder.

@@ -251,7 +251,7 @@ class TestPushdown:
         frame = read(timed).where(condition)
         assert values(frame) == [str(p * 10 + o) for p in range(2) for o in range(6) if holds(p, o)]
         plan = frame._jdf.queryExecution().executedPlan().toString()
-        assert ("Filter (" not in plan) == (decided and pushdown), plan
+        assert (" Filter " not in plan) == (decided and pushdown), plan
 
     @pytest.mark.parametrize("shift_us", [0, 1, -1])
     @pytest.mark.parametrize("sign", [">", ">=", "<", "<=", "="])
