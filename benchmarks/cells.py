@@ -45,8 +45,8 @@ class Size:
         return Shape(self.small_records if value_bytes < 1024 else self.large_records, value_bytes, codec)
 
 
-FULL = Size(5, 6_000_000, 1_000_000, 2_000_000, 100_000, 30, 1_000_000)
-QUICK = Size(3, 600_000, 100_000, 300_000, 100_000, 10, 100_000)
+FULL = Size(5, 6_000_000, 1_000_000, 2_000_000, 100_000, 20, 1_000_000)
+QUICK = Size(3, 600_000, 100_000, 300_000, 100_000, 5, 100_000)
 
 
 def cells(size: Size) -> list[Cell]:
