@@ -258,10 +258,26 @@ def test_kafka_12478_20539_a_split_found_later_is_read_from_its_first_record_tho
         assert read(run) == "34"
 
 
+def test_faust_221_what_a_lost_reader_had_fetched_is_not_delivered_after_it():
+    log = log_of(a="123456")
+    with run_of(MemorySource(log, batch_size=2), parallelism=2) as run:
+        first = run.poll(0.0)
+        run.checkpoint()
+        run.checkpoint_completed()
+        dropped = run.poll(0.0)  # delivered, but in no completed checkpoint: its output goes with the reader
+        (owner,) = (number for number in range(2) if run.coordinator.enumerator.ledger.load(number))
+        run.lose_reader(owner)
+        run.start_reader(owner)
+        batches = [batch for batch in (run.poll(0.0) for _ in range(6)) if batch is not None]
+    assert first is not None
+    assert dropped is not None
+    kept = [value for batch in (first, *batches) for value in batch.records.column("value").to_pylist()]
+    assert "".join(kept) == "123456"
+
+
 def test_every_test_that_the_table_names_exists():
     named = set(re.findall(r"`(test_\w+)`", (Path(__file__).parent / "README.md").read_text()))
-    defined = {
-        name for file in Path(__file__).parent.glob("test_*.py") for name in re.findall(r"def (test_\w+)", file.read_text())
-    }
+    tests = Path(__file__).parents[1]
+    defined = {name for file in tests.rglob("test_*.py") for name in re.findall(r"def (test_\w+)", file.read_text())}
     assert named
     assert named <= defined
