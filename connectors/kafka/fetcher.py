@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from types import TracebackType
+from uuid import UUID
 
 from headrace.connectors.kafka.cluster import KafkaCluster
 from headrace.connectors.kafka.errors import OffsetOutOfRangeError, broker_error
@@ -19,7 +20,7 @@ from headrace.connectors.kafka.fetch_plan import Asked, FetchedData, FetchFailed
 from headrace.connectors.kafka.fetch_protocol import FetchAnswer
 from headrace.connectors.kafka.positions import Earliest, Latest
 from headrace.connectors.kafka.properties import Isolation
-from headrace.connectors.kafka.topology import Broker
+from headrace.connectors.kafka.topology import Broker, Leader
 from headrace.connectors.kafka.wire import Connection, FetchRequest, Message
 from headrace.enumerator.errors import HeadraceError, PeerError, RetriableError
 
@@ -147,6 +148,9 @@ class Fetcher:
             with self._lock:
                 self._crash = error
                 self._to_reader.notify_all()
+        finally:
+            if broker is not None:
+                self._give_back(broker)
 
     def _deliver(self, outcomes: Iterable[FetchedData | FetchFailed | None]) -> None:
         for outcome in outcomes:
@@ -186,14 +190,16 @@ class Fetcher:
         except HeadraceError as error:
             self._lookups_failed(sources, error)
             return
+        found: list[tuple[FetchFrom, Leader, UUID | None]] = []
         for source in sources:
             try:
-                leader, topic_id = self._cluster.leader(*source.key), self._cluster.topic_id(source.topic)
+                found.append((source, self._cluster.leader(*source.key), self._cluster.topic_id(source.topic)))
             except HeadraceError as error:
                 self._lookups_failed([source], error)
-                continue
-            with self._lock:
-                self._deliver([self._plan.house(source, leader, topic_id, time.monotonic())])
+        # All at once, so that a broker's first request already asks for all that it leads.
+        with self._lock:
+            self._deliver([self._plan.house(*home, time.monotonic()) for home in found])
+            for source, leader, _ in found:
                 if self._plan.is_ready(source):
                     self._start(leader.broker)
                 else:
@@ -235,7 +241,7 @@ class Fetcher:
             with self._lock:
                 asked, room = self._wait_for_work(broker, throttled_until)
                 if self._closed:
-                    break
+                    return
                 self._asked_bytes += room
                 self._busy.add(broker)
             try:
@@ -245,7 +251,6 @@ class Fetcher:
                     self._asked_bytes -= room
                     self._busy.discard(broker)
                     self._to_threads.notify_all()
-        self._give_back(broker)
 
     def _give_back(self, broker: Broker) -> None:
         with self._lock:
