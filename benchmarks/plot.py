@@ -42,7 +42,7 @@ def plot(bars: Mapping[str, Mapping[str, Spread]], title: str, unit: str, file: 
             axes.barh(at, middle, BAR * 0.9, color=COLOURS[place], label=system if row == 0 else None)
             axes.errorbar(middle, at, xerr=[[middle - low], [high - middle]], color=INK, capsize=2, linewidth=1)
             axes.text(max(middle, high) + longest * 0.012, at, f"{middle:.{digits}f}", va="center", fontsize=8, color=INK)
-    axes.set_yticks(range(len(bars)), [f"{name}\n{notes[name]}" for name in bars], fontsize=8.5)
+    axes.set_yticks(range(len(bars)), [f"{name}\n{notes[name]}" for name in bars], fontsize=8.5, linespacing=1.4)
     axes.invert_yaxis()
     axes.set_xlim(0, longest * 1.1)
     axes.set_xlabel(f"{label} (median; whiskers: quartiles)", fontsize=9, color=INK)

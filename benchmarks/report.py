@@ -99,6 +99,15 @@ class Judged:
             enough = self.reached.median <= self.target["bound"]
         return "met" if enough else "missed"
 
+    def brief(self) -> str:
+        """What was reached, as written beside a plot."""
+        against = {"jvm": "JVM"}.get(self.target["against"], self.target["against"])
+        if self.reached is None:
+            return "-"
+        if self.target["kind"] == "at most more":
+            return f"{against} {self.reached.median:+.1f} {self.unit}"
+        return f"{self.reached.median:.2f} x {against}"
+
     def text(self) -> str:
         """What was reached, as written in a table."""
         if self.reached is None:
@@ -173,9 +182,7 @@ def _plot(documents: list[Document], title: str, file: Path) -> None:
     for document in documents:
         found = {system: values(document, system) for system in document["systems"]}
         bars[document["title"]] = {_name(name): Spread.of(runs.values()) for name, runs in found.items() if runs}
-    notes = {
-        document["title"]: "   ".join(f"{judged.text().split(' (')[0]}" for judged in judge(document)) for document in documents
-    }
+    notes = {document["title"]: "\n".join(judged.brief() for judged in judge(document)) for document in documents}
     if any(bars.values()):
         plot(bars, title, documents[0]["unit"], file, notes)
 
@@ -184,7 +191,7 @@ def _table(documents: list[Document]) -> Iterable[str]:
     systems, unit = documents[0]["systems"], documents[0]["unit"]
     heads = [f"{_name(system)}, {_unit(unit)}" for system in systems]
     targets = [f"against {_name(judged.target['against'])}: {judged.wanted}" for judged in judge(documents[0])]
-    yield f"| | {' | '.join(heads)} | {' | '.join(f'{wanted} | ' for wanted in targets)}"
+    yield f"| | {' | '.join(heads)} | {' | '.join(f'{wanted} | verdict' for wanted in targets)} |"
     yield "|---" * (1 + len(heads) + 2 * len(targets)) + "|"
     for document in documents:
         found = [values(document, system) for system in systems]
