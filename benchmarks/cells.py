@@ -45,7 +45,7 @@ class Size:
         return Shape(self.small_records if value_bytes < 1024 else self.large_records, value_bytes, codec)
 
 
-FULL = Size(5, 6_000_000, 1_000_000, 2_000_000, 100_000, 20, 1_000_000)
+FULL = Size(5, 3_000_000, 500_000, 1_000_000, 100_000, 20, 300_000)
 QUICK = Size(3, 600_000, 100_000, 300_000, 100_000, 5, 100_000)
 
 
@@ -61,9 +61,9 @@ def cells(size: Size) -> list[Cell]:
         *(_batch(shape, aggregate) for shape in shapes for aggregate in (False, True)),
         *(_one_column(shape) for shape in shapes),
         *(_trigger(partitions, size.triggers) for partitions in (8, 100)),
+        *_starts(Shape(size.start_records, 100)),
         _stream(Shape(size.backlog_records, 100), size.step),
         _stream(size.shape(100, "none"), None),
-        *_starts(Shape(size.start_records, 100)),
         *(_local(shape, size.slow_records) for shape in shapes),
     ]
 

@@ -17,7 +17,9 @@ def test_reads_over_spark_connect(topics, tmp_path):
         topics.send(topic, range(partition * 5, partition * 5 + 5), partition)
     command = [sys.executable, str(CLIENT), json.dumps(topics.options(topic)), str(tmp_path / "checkpoint")]
     # The server does not run where its client does, and an editable install's `pyspark_headrace` is seen on the path only.
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    # With SPARK_TESTING it takes a free port; else it insists on 15002, which another one may hold.
+    ours = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "SPARK_TESTING": "1"}
+    environment = {**os.environ, **ours}
     # a process group of its own, because the local server outlives its client
     client = subprocess.Popen(
         command, cwd=ROOT, env=environment, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -95,8 +95,8 @@ def test_killed_in_batch_0_of_a_query_from_latest(topics, start, tmp_path):
 
 def test_killed_again_and_again_in_mid_stream(topics, start, tmp_path):
     topic = topics.create(3)
-    total, sent, random_order = 6000, 0, random.Random(1)
-    options = topics.options(topic, startingOffsets="earliest", maxOffsetsPerTrigger=300)
+    total, sent, random_order = 4500, 0, random.Random(1)
+    options = topics.options(topic, startingOffsets="earliest", maxOffsetsPerTrigger=450)
     kills = 0
     for _ in range(2):
         for partition in range(3):
