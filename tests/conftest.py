@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -25,6 +26,18 @@ CONFIG = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500"}
 
 def _config() -> dict[str, str]:
     return {} if os.environ.get("HEADRACE_BOOTSTRAP") else CONFIG
+
+
+def _fetching() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("headrace-fetch")}
+
+
+@pytest.fixture(autouse=True)
+def _no_fetcher_left_open() -> Iterator[None]:
+    """Fails the test that leaves threads fetching, here and not in some later test that counts them."""
+    before = _fetching()
+    yield
+    assert _fetching() <= before
 
 
 @pytest.fixture(scope="session")

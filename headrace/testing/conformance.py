@@ -9,7 +9,7 @@ A connector is put in by a subclass with a factory, in a file that pytest collec
         poll_timeout_s = 0.5   # a real system needs time to answer; the kit itself never sleeps
         quiet_polls = 4        # that many polls without records mean that none will come
 
-A runner is put in by overriding `start_run`. What the context makes must be its own, so that cases do not meet each other
+A runner is put in by overriding `create_run`. What the context makes must be its own, so that cases do not meet each other
 (for Kafka: a topic with a random name, a partition per split).
 """
 
@@ -21,7 +21,8 @@ import socket
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -108,7 +109,7 @@ class Run(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Stop without a checkpoint: a crash."""
+        """Stop without a checkpoint: a crash. May be called more than once."""
 
 
 class _EmbeddedKitRun(Run):
@@ -286,16 +287,31 @@ class SourceConformance(ABC):
     def create_external_context(self) -> ExternalContext:
         """A new external system, or a part of one that nobody else uses."""
 
-    def start_run(self, source: Source[Any], *, checkpoint: bytes | None = None, parallelism: int = 1) -> Run:
+    def create_run(self, source: Source[Any], *, checkpoint: bytes | None, parallelism: int) -> Run:
         """A run on the runner under test: fresh, or restored from the bytes of `Run.checkpoint`."""
         return _EmbeddedKitRun(source, checkpoint, parallelism, self.assignment)
 
     @pytest.fixture
     def external(self) -> Iterator[ExternalContext]:
-        """The factory's product, closed after the case."""
+        """The factory's product, closed after the case, like the runs that the case has left open by failing."""
         context = self.create_external_context()
         yield context
+        self.close_runs()
         context.close()
+
+    @cached_property
+    def _runs(self) -> ExitStack:
+        return ExitStack()
+
+    def start_run(self, source: Source[Any], *, checkpoint: bytes | None = None, parallelism: int = 1) -> Run:
+        """What the cases call: `create_run`, and the run is closed at the case's end at the latest."""
+        run = self.create_run(source, checkpoint=checkpoint, parallelism=parallelism)
+        self._runs.callback(run.close)
+        return run
+
+    def close_runs(self) -> None:
+        """Close what the case has left open. Only needed where a case is called by hand."""
+        self._runs.close()
 
     # --- steps of a case ----------------------------------------------------------------------------------------------
 

@@ -150,4 +150,5 @@ def test_the_kit_catches(bug: planted.Planted, broker):
     case = getattr(kit, CAUGHT_BY[bug])
     with bug(), pytest.raises(Exception, match=r"."):
         case(context)
+    kit.close_runs()
     context.close()

@@ -3,7 +3,7 @@
 Another connector is run the same way, in a file of its own beside this one: subclass `SourceConformance`, give it an
 `ExternalContext` (for Kafka: a topic with a random name on the broker of the session, whose `create_split` adds a partition
 and returns its split id), `poll_timeout_s` above 0, and mark the class with `pytest.mark.broker`. Another runner: override
-`start_run`.
+`create_run`.
 """
 
 from __future__ import annotations
