@@ -45,7 +45,7 @@ class Size:
         return Shape(self.small_records if value_bytes < 1024 else self.large_records, value_bytes, codec)
 
 
-FULL = Size(5, 3_000_000, 500_000, 1_000_000, 100_000, 20, 300_000)
+FULL = Size(5, 6_000_000, 1_000_000, 1_000_000, 100_000, 12, 300_000)
 QUICK = Size(3, 600_000, 100_000, 300_000, 100_000, 5, 100_000)
 
 

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import psutil
 
 CALL_TIMEOUT_S = 900.0
+WARM_UPS = 2
 END_TIMEOUT_S = 30.0
 LOG_LINES = 15
 
@@ -63,8 +64,8 @@ class Cell:
     """One row of the results: the same work, done by several systems in turn.
 
     `task` runs in each system's process with `work`, while the context that `setting` makes for a broker's address is held.
-    With `fresh` every run has a new process; otherwise the systems' processes live through all cells of a group. The first
-    run of each system in each cell is a warm-up.
+    With `fresh` every run has a new process, and the first run of each system is a warm-up; otherwise the systems' processes
+    live through all cells of a group, and the first two runs in each cell are: the JVM compiles for several seconds of work.
     """
 
     group: str
@@ -207,9 +208,10 @@ def measure(
     `report` is told each step, `complain` whatever goes wrong.
     """
     runs: list[dict[str, Any]] = []
-    for number in range(rounds + 1):
+    warm_ups = 1 if cell.fresh else WARM_UPS
+    for number in range(1 - warm_ups, rounds + 1):
         for system in cell.systems:
-            report(f"{'warm-up' if number == 0 else f'{number}/{rounds}'} {system}")
+            report(f"{'warm-up' if number < 1 else f'{number}/{rounds}'} {system}")
             run = {"system": system, "round": number, **_run(ships, cell, system, complain)}
             if number > 0 or not run["valid"]:
                 runs.append(run)

@@ -52,8 +52,9 @@ _TYPES: dict[str, pa.DataType] = {
 ALL_COLUMNS: tuple[str, ...] = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 """The columns of Spark's Kafka source, in its order. `headers` is the eighth, and has to be asked for by name."""
 
-MAX_BATCH_BYTES = 16 << 20
-"""Default bound, in bytes of uncompressed records, on one decoded Arrow batch."""
+MAX_BATCH_BYTES = 3 << 19
+"""Default bound, in bytes of uncompressed records, on one decoded Arrow batch: 1.5 MiB, so that it is still in the processor's
+cache when its reader passes it on. Measured on Spark: larger ones cost a tenth of the throughput, smaller ones more."""
 
 MAX_UNCOMPRESSED_BYTES = 256 << 20
 """Default bound, in bytes, on what one compressed Kafka batch may unpack to: the guard against decompression bombs."""
@@ -1060,7 +1061,7 @@ def decode(
     None means read_uncommitted: every record is kept. Nothing yielded refers to `data`, but it must not change until the
     iterator is exhausted.
 
-    An Arrow batch holds at most `max_batch_bytes` bytes of records (default 16 MiB; a single larger record is given
+    An Arrow batch holds at most `max_batch_bytes` bytes of records (default 1.5 MiB; a single larger record is given
     whole, alone) and `max_batch_rows` rows (default: no bound). One Kafka batch may unpack to at most
     `max_uncompressed_bytes` (default 256 MiB).
 

@@ -108,7 +108,9 @@ _check_version(kafka_python_version)
 
 _MAX_FRAME_BYTES = 256 * 1024 * 1024  # less than any four bytes of HTTP or of a TLS alert, read as a length
 _SMALLEST_POOLED = 64 * 1024
-_IDLE_BUFFERS = 6
+_BUFFER_STEP = 1024 * 1024
+_MOST_SLACK = 8  # times what is needed: a small answer does not hold on to a large buffer
+_IDLE_BUFFERS = 8  # as many as a fetcher's default budget fills: a new one costs a page fault for every 4 KiB
 _REPLACED_AT = 0.85  # of the lifetime of a SASL session (KIP-368), as the Java client does
 
 
@@ -126,12 +128,13 @@ class _BufferPool:
         """A view of exactly `size` bytes, of a buffer that nobody else sees."""
         if size < _SMALLEST_POOLED:
             return memoryview(bytearray(size))
-        room = 1 << (size - 1).bit_length()
-        for buffer in self._buffers:
-            if len(buffer) == room and _unseen(buffer):
+        idle = sorted((buffer for buffer in self._buffers if _unseen(buffer)), key=len)
+        for buffer in idle:
+            if size <= len(buffer) <= _MOST_SLACK * size:
                 return memoryview(buffer)[:size]
-        self._buffers = [buffer for buffer in self._buffers if not _unseen(buffer)][-_IDLE_BUFFERS + 1 :]
-        self._buffers.append(bytearray(room))
+        dropped = {id(buffer) for buffer in idle[: -_IDLE_BUFFERS + 1]}
+        self._buffers = [buffer for buffer in self._buffers if id(buffer) not in dropped]
+        self._buffers.append(bytearray(-(-size // _BUFFER_STEP) * _BUFFER_STEP))
         return memoryview(self._buffers[-1])[:size]
 
 

@@ -6,6 +6,8 @@ keeps its connections with the process, not with the reader.
 
 from __future__ import annotations
 
+import functools
+import gc
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +18,7 @@ from headrace.enumerator.errors import DeadlineExceededError
 from headrace.enumerator.source import LogSource, SourceReader
 from headrace.enumerator.split import OffsetSplitT
 
-SMALL_BATCH_BYTES = 1 << 20
+SMALL_BATCH_BYTES = 1 << 18
 """Batches smaller than this are put together, as each costs Spark a round trip through Arrow and the JVM."""
 
 LARGE_BATCH_BYTES = 32 << 20
@@ -37,9 +39,21 @@ def read_splits(
     Raises DeadlineExceededError when nothing at all comes for `stall_s` seconds, and what the source's reader raises.
     Closing the iterator early (LIMIT, a killed task) stops the fetching.
     """
-    with source.create_reader() as reader:
-        for batch in well_sized(_batches(reader, splits, stall_s, clock)):
-            yield batch if batch.schema.names == columns else batch.select(columns)
+    try:
+        with source.create_reader() as reader:
+            for batch in well_sized(_batches(reader, splits, stall_s, clock)):
+                yield batch if batch.schema.names == columns else batch.select(columns)
+    finally:
+        _spare_the_collector()
+
+
+@functools.cache
+def _spare_the_collector() -> None:
+    """Keep what the first task has loaded, modules above all, out of all garbage collections to come. Once per process.
+
+    Spark's worker collects after every task; going through the 65,000 objects of the modules takes it longer than a small task.
+    """
+    gc.freeze()
 
 
 def _batches(
