@@ -1,0 +1,229 @@
+"""The contract of a two-phase-commit sink: what a connector implements, and what a runner calls where.
+
+One *job* (a streaming query, one batch write) writes *epochs* (Spark's batch ids), each in any number of tasks and attempts:
+
+- In a task: `TwoPhaseSink.begin` gives a `Transaction`; its `write` takes Arrow batches, its `prepare` (the pre-commit) returns
+  a *handle* once everything is acknowledged. A task without rows begins nothing and has no handle.
+- On the driver: a `Committer` ends what the handles name. First the list of an epoch's handles is made durable
+  (`Committer.record`), only then is any of them committed. What a restart finds in the list is committed, or repaired;
+  what it does not find there is aborted. `headrace.connectors.commit` decides in which order; it is the same for all sinks.
+
+Handles outlive the process that wrote them: they are serialized with a version, and any process may end them. Every method
+of `Committer` may be called again after a crash in the middle of it. Modelled on Flink's two-phase-commit sinks (FLIP-143,
+FLIP-191), where the framework's checkpoint is the durable list.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import pyarrow as pa
+
+from headrace.enumerator.errors import StateError, UsageError
+
+__all__ = [
+    "Attempt",
+    "CommitList",
+    "CommitListSerializer",
+    "Committer",
+    "HandleSerializer",
+    "Outcome",
+    "Transaction",
+    "TwoPhaseSink",
+    "check_job",
+]
+
+HandleT = TypeVar("HandleT")
+
+FORMAT = "headrace-commit-list"
+VERSION = 1
+_JOB_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
+_LONGEST_JOB = 100
+
+
+class Outcome(Enum):
+    """What became of a transaction."""
+
+    COMMITTED = "committed"
+    ABORTED = "aborted"  # by its timeout, or by somebody; nothing of it will ever be visible
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Who writes: one attempt at one task of one epoch of a job. No two running attempts are equal.
+
+    `job` is made of letters, digits, `-` and `_`, at most 100; `epoch`, `task` and `number` count from 0.
+    """
+
+    job: str
+    epoch: int
+    task: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitList(Generic[HandleT]):
+    """The transactions that make up an epoch. `completed`: all of them are committed, and are not named any more."""
+
+    epoch: int
+    handles: tuple[HandleT, ...]
+    completed: bool = False
+
+
+class HandleSerializer(ABC, Generic[HandleT]):
+    """A handle's versioned form. `version` is the newest; every version ever written stays readable."""
+
+    version: int
+
+    @abstractmethod
+    def serialize(self, handle: HandleT) -> Any:  # noqa: ANN401 - any JSON value
+        """A value that JSON can hold."""
+
+    @abstractmethod
+    def deserialize(self, version: int, value: Any) -> HandleT:  # noqa: ANN401 - any JSON value
+        """What `serialize` of `version` (at most the newest) was given. Raises KeyError, TypeError or ValueError otherwise."""
+
+
+class Transaction(ABC, Generic[HandleT]):
+    """One attempt's transaction, in the task's process. Used by one thread: writes, then `prepare` or `abort`, once."""
+
+    @abstractmethod
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows, without waiting for acknowledgements. Raises UsageError for rows that cannot be written; drops none (I7)."""
+
+    @abstractmethod
+    def prepare(self) -> HandleT | None:
+        """Pre-commit: after it the rows survive this process, unseen, until the handle is ended.
+
+        Returns only when everything is acknowledged; None when no row was written. Raises if any row was not, and the
+        transaction is then aborted.
+        """
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Give up, as far as it can be done now; recovery does the rest. Never raises for an unreachable peer."""
+
+    def __enter__(self) -> Self:
+        """Leaving aborts what was not prepared."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Abort, unless `prepare` has returned."""
+        self.abort()
+
+
+class Committer(ABC, Generic[HandleT]):
+    """Ends the transactions of one job, in the driver's process. Called by one thread, by `headrace.connectors.commit`."""
+
+    @abstractmethod
+    def fence(self) -> CommitList[HandleT] | None:
+        """Shut out any other driver of this job, then read its durable list; None when there is none. Called first, once.
+
+        From here on `record` of an older driver raises FencedError there.
+        """
+
+    @abstractmethod
+    def check(self, handles: Sequence[HandleT]) -> None:
+        """Raise unless every one of these is still prepared, with time left to commit it. Nothing is durable yet."""
+
+    @abstractmethod
+    def record(self, commits: CommitList[HandleT]) -> None:
+        """Make this the job's durable list. Raises FencedError when another driver has taken over."""
+
+    @abstractmethod
+    def end(self, handle: HandleT) -> Outcome:
+        """Commit what is on the durable list, and say what became of it, however often it is called and whoever did it before.
+
+        Raises DataLossError when it can no longer be known.
+        """
+
+    @abstractmethod
+    def copy(self, handles: Sequence[HandleT]) -> HandleT:
+        """The rows of these aborted transactions, which are on the durable list, prepared once more in a transaction of ours.
+
+        Raises DataLossError naming what is gone.
+        """
+
+    @abstractmethod
+    def sweep(self, keep: Collection[HandleT]) -> None:
+        """Abort every open transaction of this job but these."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Remove the job's durable list: it will not run again."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give connections back."""
+
+
+class TwoPhaseSink(ABC, Generic[HandleT]):
+    """Where a job writes. Picklable, since it travels to tasks; contacts nobody before a method is called."""
+
+    @property
+    @abstractmethod
+    def handles(self) -> HandleSerializer[HandleT]:
+        """How handles travel and are stored."""
+
+    @abstractmethod
+    def begin(self, attempt: Attempt) -> Transaction[HandleT]:
+        """A new transaction; what an earlier attempt of the same name left open is aborted. Called in a task."""
+
+    @abstractmethod
+    def committer(self, job: str) -> Committer[HandleT]:
+        """The one that ends this job's transactions. Called on the driver."""
+
+    @abstractmethod
+    def recorded_epochs(self) -> Mapping[str, int]:
+        """Job to the last epoch that is on its durable list, of all jobs that share the place where lists are kept.
+
+        Called before an epoch's tasks start, and shipped to them: they must not write again what is durable.
+        """
+
+
+class CommitListSerializer(Generic[HandleT]):
+    """A durable list as JSON in UTF-8: the newest version written, every version ever written read, newer ones refused."""
+
+    def __init__(self, handles: HandleSerializer[HandleT]) -> None:
+        """For lists of such handles."""
+        self._handles = handles
+
+    def serialize(self, commits: CommitList[HandleT]) -> bytes:
+        """The list in the newest version."""
+        value = {
+            "format": FORMAT,
+            "version": VERSION,
+            "epoch": commits.epoch,
+            "completed": commits.completed,
+            "handle_version": self._handles.version,
+            "handles": [self._handles.serialize(handle) for handle in commits.handles],
+        }
+        return json.dumps(value, separators=(",", ":")).encode()
+
+    def deserialize(self, data: bytes, where: str) -> CommitList[HandleT]:
+        """What `serialize` of this or an older version wrote. Raises StateError, naming `where`, for anything else."""
+        try:
+            value = json.loads(data)
+            if value["format"] != FORMAT:
+                raise StateError(f"{where}: this is no list of transactions: its format is {value['format']!r}")
+            newest = (VERSION, self._handles.version)
+            if value["version"] > VERSION or value["handle_version"] > self._handles.version:
+                found = (value["version"], value["handle_version"])
+                raise StateError(f"{where}: a newer headrace wrote this (version {found}; this one reads up to {newest})")
+            handles = tuple(self._handles.deserialize(value["handle_version"], item) for item in value["handles"])
+            return CommitList(int(value["epoch"]), handles, bool(value["completed"]))
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise StateError(f"{where}: the list of transactions is damaged: {type(error).__name__}: {error}") from error
+
+
+def check_job(job: str) -> str:
+    """The name, if it may name a job. Raises UsageError otherwise: it becomes part of names that are matched by patterns."""
+    if not 0 < len(job) <= _LONGEST_JOB or not _JOB_CHARACTERS.issuperset(job):
+        raise UsageError(f"a job's name has 1 to {_LONGEST_JOB} letters, digits, '-' and '_'; got {job!r}")
+    return job
