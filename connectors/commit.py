@@ -139,7 +139,7 @@ class Phase(Enum):
 
 
 def refuse_stale(job: str, epoch: int, recorded: int) -> None:
-    """Raise StaleEpochError if `epoch` is below the last recorded one: it may stand for other rows now, so it is not skipped."""
+    """Raise StaleEpochError if `epoch` is below the recorded one: it may stand for other rows now, so none skips it."""
     if epoch < recorded:
         raise StaleEpochError(
             f"job {job!r} is to write epoch {epoch}, and the sink has committed up to epoch {recorded} of it: the checkpoint "

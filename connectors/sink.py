@@ -95,7 +95,7 @@ class Transaction(ABC, Generic[HandleT]):
 
     @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows, without waiting for acknowledgements. Raises UsageError for rows that cannot be written; drops none (I7)."""
+        """Add rows, without waiting for acknowledgements. Raises UsageError for what cannot be written; never drops (I7)."""
 
     @abstractmethod
     def prepare(self) -> HandleT | None:
