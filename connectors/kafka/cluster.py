@@ -399,11 +399,18 @@ class KafkaCluster:
         finally:
             self.give_back(connection)
 
+    def finalized_features(self) -> dict[str, int]:
+        """The cluster's finalised feature levels, asked of any broker, once (KIP-584)."""
+        return self._any(Connection.finalized_features)
+
     def call_any(self, message: Message) -> Message:
         """One request to whichever broker answers first: known ones in random order, then the bootstrap addresses.
 
         Raises the last `RetriableError` when none can be reached, and any other error at once.
         """
+        return self._any(lambda connection: connection.request(message))
+
+    def _any(self, ask: Callable[[Connection], T]) -> T:
         with self._lock:
             known = [(broker.host, broker.port) for broker in self._brokers.values()]
         random.shuffle(known)
@@ -414,7 +421,7 @@ class KafkaCluster:
             try:
                 connection = self._pool.lease(address)
                 try:
-                    return connection.request(message)
+                    return ask(connection)
                 finally:
                     self._pool.give_back(connection)
             except RetriableError as error:
@@ -453,15 +460,19 @@ class KafkaCluster:
         tries = tenacity.Retrying(
             retry=tenacity.retry_if_exception(worth_another_try),
             stop=tenacity.stop_before_delay(self.config.default_api_timeout_ms / 1000),
-            wait=self._backoff,
+            wait=lambda state: self._backoff_s(state.attempt_number),
             sleep=self._pause,
             retry_error_callback=give_up,
         )
         return tries(operation)
 
-    def _backoff(self, state: tenacity.RetryCallState) -> float:
+    def back_off(self, attempt: int) -> None:
+        """Wait as long as is due after so many failed attempts; `close` wakes the caller."""
+        self._pause(self._backoff_s(attempt))
+
+    def _backoff_s(self, attempt: int) -> float:
         longest = max(self.config.retry_backoff_ms, self.config.retry_backoff_max_ms)
-        milliseconds = min(self.config.retry_backoff_ms * 2 ** min(state.attempt_number - 1, 30), longest)
+        milliseconds = min(self.config.retry_backoff_ms * 2 ** min(attempt - 1, 30), longest)
         jitter = random.uniform(0.8, 1.2)  # noqa: S311 - as Java's (KIP-580); it is no secret
         return float(milliseconds / 1000 * jitter)
 

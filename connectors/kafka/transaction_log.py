@@ -1,0 +1,217 @@
+"""What the log itself says about a transaction, once its coordinator no longer does: its outcome, and its records.
+
+EndTxn's "fenced" is no answer: it may come after a commit as after an abort. The partitions know. A fetch under read_committed
+at a transaction's first offset shows whether it is still open (the last stable offset has not passed it), was aborted (it is
+in the list of aborted transactions) or committed (it is not, and its batch is still there) (KIP-98).
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from uuid import UUID
+
+from crc32c import crc32c
+
+from headrace.connectors.kafka.cluster import KafkaCluster
+from headrace.connectors.kafka.errors import broker_error
+from headrace.connectors.kafka.fetch_protocol import FetchAnswer, PartitionAnswer
+from headrace.connectors.kafka.handles import KafkaHandle, WrittenRange
+from headrace.connectors.kafka.produce import OutBatch
+from headrace.connectors.kafka.properties import Isolation
+from headrace.connectors.kafka.topology import TopicPartition
+from headrace.connectors.kafka.transactions import Producer
+from headrace.connectors.kafka.wire import FetchRequest
+from headrace.connectors.sink import Outcome
+from headrace.enumerator.errors import DataLossError, RetriableError
+
+__all__ = ["BatchCopier", "fetch_at", "outcome_of"]
+
+_NONE, _OUT_OF_RANGE = 0, 1
+_FETCH_BYTES = 8 * 1024 * 1024
+_NO_TOPIC_IDS = 12
+
+_HEAD = struct.Struct(">qiibIhiqqqhii")
+"""A record batch's header: base offset, length, leader epoch, magic, CRC, attributes, last offset delta, base and greatest
+timestamp, producer id, producer epoch, base sequence, record count."""
+_AFTER_LENGTH = 12
+_CRC = struct.Struct(">I")
+_CRC_AT, _CRC_FROM = 17, 21
+_LOG_APPEND_TIME = 0x08
+_CONTROL = 0x20
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """One batch as it lies in the log."""
+
+    base_offset: int
+    last_offset: int
+    attributes: int
+    producer_id: int
+    producer_epoch: int
+    records: int
+    data: memoryview
+
+    def belongs_to(self, producer: Producer) -> bool:
+        return (self.producer_id, self.producer_epoch) == (producer.producer_id, producer.epoch)
+
+
+def fetch_at(cluster: KafkaCluster, topic: str, partition: int, offset: int, isolation: Isolation) -> PartitionAnswer:
+    """One partition's answer to one Fetch from its leader at once; errors that pass are retried.
+
+    `error` is 0 or OFFSET_OUT_OF_RANGE (1). Raises BrokerError for others, UnknownTopicError, DeadlineExceededError.
+    """
+    where = f"reading {topic}-{partition} at offset {offset}"
+
+    def ask() -> PartitionAnswer:
+        leader = cluster.leader(topic, partition)
+        request = _request(cluster, topic, partition, offset, isolation)
+        answer: FetchAnswer = cluster.call(leader.broker, request)
+        code = answer.error or answer.partitions[0].error
+        if code not in (_NONE, _OUT_OF_RANGE):
+            cluster.invalidate(topic)
+            raise broker_error(code, where)
+        return answer.partitions[0]
+
+    return cluster.retrying(where, ask)
+
+
+def _request(cluster: KafkaCluster, topic: str, partition: int, offset: int, isolation: Isolation) -> FetchRequest:
+    topic_id = cluster.topic_id(topic)
+    part = FetchRequest.FetchTopic.FetchPartition(
+        partition=partition,
+        current_leader_epoch=-1,
+        fetch_offset=offset,
+        last_fetched_epoch=-1,
+        log_start_offset=-1,
+        partition_max_bytes=_FETCH_BYTES,
+    )
+    return FetchRequest(
+        max_wait_ms=0,
+        min_bytes=0,
+        max_bytes=_FETCH_BYTES,
+        isolation_level=1 if isolation is Isolation.READ_COMMITTED else 0,
+        session_id=0,
+        session_epoch=-1,
+        rack_id="",
+        topics=[FetchRequest.FetchTopic(topic=topic, topic_id=topic_id, partitions=[part])],
+        forgotten_topics_data=[],
+        min_version=4,
+        max_version=_NO_TOPIC_IDS if topic_id is None else None,
+    )
+
+
+# --- outcome ----------------------------------------------------------------------------------------------------------
+
+
+def outcome_of(cluster: KafkaCluster, handle: KafkaHandle) -> Outcome:
+    """What became of a transaction that is no longer its coordinator's. Waits while it is still being ended.
+
+    Raises DataLossError when the log no longer tells: all its batches were deleted or compacted away.
+    """
+    for written in handle.ranges:
+        if _is_there(cluster, written):
+            ask = functools.partial(_ask, cluster, handle, written)
+            verdict = cluster.retrying(f"asking {written} for the outcome of a transaction", ask)
+            if verdict is not None:
+                return verdict
+    raise DataLossError(
+        f"the transaction of {handle.transactional_id!r} (producer {handle.producer.producer_id}, epoch {handle.producer.epoch}) "
+        "is no longer known to its coordinator, and its records are no longer in the log, so whether they were ever visible "
+        f"cannot be told: {'; '.join(map(str, handle.ranges))}"
+    )
+
+
+def _is_there(cluster: KafkaCluster, written: WrittenRange) -> bool:
+    """Whether the topic is still the one that was written to."""
+    found = cluster.find_topics([written.topic])[written.topic]
+    return found is not None and _same(written.topic_id, found.topic_id) and written.partition in found.partitions
+
+
+def _same(expected: UUID | None, found: UUID | None) -> bool:
+    return expected is None or found is None or expected == found
+
+
+def _ask(cluster: KafkaCluster, handle: KafkaHandle, written: WrittenRange) -> Outcome | None:
+    answer = fetch_at(cluster, written.topic, written.partition, written.first, Isolation.READ_COMMITTED)
+    if answer.error == _OUT_OF_RANGE:
+        return None
+    if answer.last_stable_offset is not None and answer.last_stable_offset <= written.first:
+        raise RetriableError(f"the transaction at offset {written.first} of {written.topic}-{written.partition} is still open")
+    if (handle.producer.producer_id, written.first) in (answer.aborted or ()):
+        return Outcome.ABORTED
+    first = next(_batches(answer.records), None)
+    if first is not None and first.base_offset <= written.first <= first.last_offset and first.belongs_to(handle.producer):
+        return Outcome.COMMITTED
+    return None
+
+
+# --- copying ----------------------------------------------------------------------------------------------------------
+
+
+class BatchCopier:
+    """Copies the batches of aborted transactions, with their records as they are, into a transaction of one producer."""
+
+    def __init__(self, cluster: KafkaCluster, producer: Producer) -> None:
+        """Contacts nobody yet."""
+        self._cluster = cluster
+        self._producer = producer
+        self._sequences: Counter[TopicPartition] = Counter()
+
+    def copies(self, handle: KafkaHandle) -> Iterator[tuple[str, OutBatch]]:
+        """Topic and batch, partition by partition. Raises DataLossError, naming the range, when records are gone."""
+        for written in handle.ranges:
+            if not _is_there(self._cluster, written):
+                raise DataLossError(f"{_LOST}: {written}; the topic was deleted or created anew since")
+            found = 0
+            for batch in _own_batches(self._cluster, handle, written):
+                found += batch.records
+                yield written.topic, self._copied(batch, (written.topic, written.partition))
+            if found != written.records:
+                gone = f"the log still has {found} of its records, retention or compaction took the others"
+                raise DataLossError(f"{_LOST}: {written}; {gone}")
+
+    def _copied(self, batch: _Batch, key: TopicPartition) -> OutBatch:
+        data = bytearray(batch.data)
+        head = list(_HEAD.unpack_from(data))
+        head[0], head[2] = 0, -1
+        head[5] &= ~_LOG_APPEND_TIME  # producers only ever send create time; the broker stamps it again if the topic says so
+        head[9:12] = self._producer.producer_id, self._producer.epoch, self._sequences[key]
+        _HEAD.pack_into(data, 0, *head)
+        _CRC.pack_into(data, _CRC_AT, crc32c(memoryview(data)[_CRC_FROM:]))
+        self._sequences[key] += batch.records
+        return OutBatch(key[1], data, batch.records)
+
+
+_LOST = "a transaction timed out before it could be committed, and what it wrote cannot be copied"
+
+
+def _own_batches(cluster: KafkaCluster, handle: KafkaHandle, written: WrittenRange) -> Iterator[_Batch]:
+    position = written.first
+    while position <= written.last:
+        answer = fetch_at(cluster, written.topic, written.partition, position, Isolation.READ_UNCOMMITTED)
+        batches = list(_batches(answer.records))
+        if answer.error == _OUT_OF_RANGE or not batches:
+            return
+        for batch in batches:
+            if batch.last_offset >= position:
+                position = batch.last_offset + 1
+                mine = batch.belongs_to(handle.producer) and not batch.attributes & _CONTROL
+                if mine and written.first <= batch.base_offset and batch.last_offset <= written.last:
+                    yield batch
+
+
+def _batches(records: memoryview) -> Iterator[_Batch]:
+    """The complete batches of a response."""
+    at = 0
+    while at + _HEAD.size <= len(records):
+        head = _HEAD.unpack_from(records, at)
+        end = at + _AFTER_LENGTH + head[1]
+        if end > len(records):
+            return
+        yield _Batch(head[0], head[0] + head[6], head[5], head[9], head[10], head[12], records[at:end])
+        at = end
