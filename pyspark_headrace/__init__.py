@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
+    from headrace.connectors.kafka.handles import KafkaHandle
     from headrace.connectors.kafka.split import KafkaSplit
     from headrace.runners.spark.readers import BatchReader, StreamReader
+    from headrace.runners.spark.writers import BatchWriter, StreamWriter
 
 __all__ = ["DefaultSource"]
 
@@ -68,3 +70,21 @@ class DefaultSource(DataSource):
         from headrace.runners.spark.readers import StreamReader
 
         return StreamReader(kafka_read(self.options, Mode.STREAM), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter[KafkaHandle]:  # noqa: FBT001 - Spark's signature
+        """A batch write. Raises UsageError for options or columns that cannot be honoured, and for `.mode("overwrite")`."""
+        from headrace.connectors.kafka.spark_sink_options import COLUMNS, kafka_write
+        from headrace.enumerator.errors import UsageError
+        from headrace.runners.spark.writers import BatchWriter, check_columns
+
+        if overwrite:
+            raise UsageError('Save mode Overwrite not allowed for Kafka. Allowed save mode is .mode("append")')
+        write = kafka_write(self.options)
+        return BatchWriter(write.sink, check_columns(schema, COLUMNS, ["value"]), write.job, write.epoch)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter[KafkaHandle]:  # noqa: FBT001, N802 - Spark's
+        """A streaming write. Raises UsageError for options or columns that cannot be honoured."""
+        from headrace.connectors.kafka.spark_sink_options import COLUMNS, kafka_write
+        from headrace.runners.spark.writers import StreamWriter, check_columns
+
+        return StreamWriter(kafka_write(self.options).sink, check_columns(schema, COLUMNS, ["value"]))

@@ -15,16 +15,19 @@ from dataclasses import dataclass, field
 from headrace.connectors.kafka.cluster import KafkaCluster
 from headrace.connectors.kafka.errors import BrokerError, broker_error
 from headrace.connectors.kafka.topology import Broker, TopicPartition
+from headrace.connectors.kafka.transactions import Producer, TransactionProtocol, Transactions
 from headrace.connectors.kafka.wire import Connection, Message, ProduceRequest
 from headrace.enumerator.errors import DeadlineExceededError, RetriableError
 
-__all__ = ["BatchSender", "OutBatch", "Written"]
+__all__ = ["BatchSender", "OutBatch", "Written", "idempotent_sender", "transactional_sender"]
 
 _MAX_IN_FLIGHT = 5  # the brokers remember as many batches of a producer, to know a repeated one
 _REQUEST_BYTES = 4 * 1024 * 1024
 _ALL_REPLICAS = -1
 _NONE, _OUT_OF_ORDER = 0, 45
 _TOPIC_IDS_FROM = 13
+_LAST_OF_V1 = 11
+_DELIVERY_TIMEOUT_S = 120.0  # Java's delivery.timeout.ms
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -280,3 +283,31 @@ def _within(lanes: list[_Lane], most_bytes: int) -> list[_Lane]:
             break
         chosen.append(lane)
     return chosen
+
+
+def transactional_sender(
+    cluster: KafkaCluster, transactions: Transactions, producer: Producer, protocol: TransactionProtocol
+) -> BatchSender:
+    """A sender that writes within the producer's transaction, in this version of the protocol."""
+    if protocol is TransactionProtocol.V1:
+        return BatchSender(
+            cluster,
+            transactional_id=producer.transactional_id,
+            max_version=_LAST_OF_V1,
+            timeout_s=_DELIVERY_TIMEOUT_S,
+            before_first=lambda partitions: transactions.add_partitions(producer, partitions),
+        )
+    return BatchSender(
+        cluster,
+        transactional_id=producer.transactional_id,
+        max_version=None,
+        timeout_s=_DELIVERY_TIMEOUT_S,
+        before_first=lambda _: None,  # Produce adds the partitions itself (KIP-890)
+    )
+
+
+def idempotent_sender(cluster: KafkaCluster) -> BatchSender:
+    """A sender without transactions."""
+    return BatchSender(
+        cluster, transactional_id=None, max_version=None, timeout_s=_DELIVERY_TIMEOUT_S, before_first=lambda _: None
+    )

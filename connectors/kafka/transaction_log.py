@@ -120,7 +120,7 @@ def outcome_of(cluster: KafkaCluster, handle: KafkaHandle) -> Outcome:
             if verdict is not None:
                 return verdict
     raise DataLossError(
-        f"the transaction of {handle.transactional_id!r} (producer {handle.producer.producer_id}, epoch {handle.producer.epoch}) "
+        f"the transaction of {handle.transactional_id!r} (producer {handle.producer.producer_id}) "
         "is no longer known to its coordinator, and its records are no longer in the log, so whether they were ever visible "
         f"cannot be told: {'; '.join(map(str, handle.ranges))}"
     )

@@ -1,0 +1,187 @@
+"""What Spark calls to write: batch and stream writers over any two-phase-commit sink.
+
+Spark's epochs are its batch ids, its jobs are queries (by their id, which tasks see and tell the driver) and batch writes.
+Tasks prepare; the driver's `commit` makes the list of what they prepared durable and ends it. A task of an epoch that is on the
+durable list already writes nothing: the driver completes it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from headrace.connectors.commit import JobCommitter, refuse_stale
+from headrace.connectors.sink import Attempt, HandleT, TwoPhaseSink
+from headrace.enumerator.errors import FencedError, HeadraceError, UsageError
+
+log = logging.getLogger(__name__)
+
+__all__ = ["BatchWriter", "Prepared", "StreamWriter", "check_columns"]
+
+_QUERY_ID = "sql.streaming.queryId"
+_BATCH_ID = "streaming.sql.batchId"
+
+
+@dataclass(frozen=True)
+class Prepared(WriterCommitMessage, Generic[HandleT]):
+    """What a task tells the driver: whose epoch it has written, and the handle of what it prepared, if it had any rows."""
+
+    job: str
+    epoch: int
+    handle: HandleT | None
+
+
+def check_columns(schema: StructType, known: Mapping[str, Sequence[str]], required: Sequence[str]) -> list[str]:
+    """The known columns of a frame, in its order. Raises UsageError for a missing one, or one of another type."""
+    for name in required:
+        if name not in schema.names:
+            raise UsageError(f"Required attribute '{name}' not found; the columns are {', '.join(schema.names)}")
+    for field in schema.fields:
+        found = field.dataType.simpleString()
+        if field.name in known and found not in known[field.name]:
+            raise UsageError(f"{field.name} attribute type must be {' or '.join(known[field.name])}, not {found}")
+    return [name for name in schema.names if name in known]
+
+
+class _Recorded:
+    """The epochs on the durable lists as of when this was pickled, which is before the tasks of an epoch start."""
+
+    def __init__(self, sink: TwoPhaseSink[Any]) -> None:
+        self._sink = sink
+        self._epochs: Mapping[str, int] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._epochs is None:
+            self._epochs = dict(self._sink.recorded_epochs())
+        return {"_sink": self._sink, "_epochs": self._epochs}
+
+    def epoch_of(self, job: str) -> int | None:
+        """The job's last epoch on its durable list."""
+        return None if self._epochs is None else self._epochs.get(job)
+
+
+def _prepare(
+    sink: TwoPhaseSink[HandleT], recorded: _Recorded, attempt: Attempt, columns: Sequence[str], rows: Iterable[pa.RecordBatch]
+) -> Prepared[HandleT]:
+    """One task's part of an epoch."""
+    last = recorded.epoch_of(attempt.job)
+    if last is not None:
+        refuse_stale(attempt.job, attempt.epoch, last)
+    if last == attempt.epoch:
+        return Prepared(attempt.job, attempt.epoch, None)
+    with sink.begin(attempt) as transaction:
+        for batch in rows:
+            transaction.write(batch.select(columns))
+        return Prepared(attempt.job, attempt.epoch, transaction.prepare())
+
+
+class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
+    """A streaming query's sink. Spark makes one for every batch beside the driver, and unpickles copies in the tasks."""
+
+    def __init__(self, sink: TwoPhaseSink[HandleT], columns: Sequence[str]) -> None:
+        """Contacts nobody. `columns` are those of the frame that are written."""
+        self._sink = sink
+        self._columns = list(columns)
+        self._recorded = _Recorded(sink)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Prepared[HandleT]:
+        """In a task. Raises StaleEpochError for a batch below the last one recorded, and what the sink raises."""
+        context = _context()
+        job, epoch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
+        if job is None or epoch is None:
+            raise UsageError("Spark does not say which query and batch this task is of: headrace needs PySpark 4.2 or later")
+        attempt = Attempt(job, int(epoch), context.partitionId(), context.attemptNumber())
+        return _prepare(self._sink, self._recorded, attempt, self._columns, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """On the driver. The first of a query recovers: it fences an older driver, and completes what that has left."""
+        prepared = _of_tasks(messages)
+        if not prepared:
+            return
+        committer = _committer(self._sink, prepared[0].job)
+        try:
+            committer.commit(batchId, _handles(prepared))
+        except BaseException as error:
+            _committer.cache_clear()  # the next attempt recovers
+            if isinstance(error, FencedError):
+                _fenced.add((self._sink, prepared[0].job))
+            raise
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """On the driver. What is on the durable list is completed all the same, everything else of the query is aborted."""
+        prepared = _of_tasks(messages)
+        if prepared:
+            _recover(self._sink, prepared[0].job)
+
+
+class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
+    """A batch write: nothing of it is seen unless every task succeeded."""
+
+    def __init__(self, sink: TwoPhaseSink[HandleT], columns: Sequence[str], job: str | None, epoch: int | None) -> None:
+        """`job` and `epoch` name a write that is repeated until it succeeds (default: this one alone). Contacts nobody."""
+        self._sink = sink
+        self._columns = list(columns)
+        self._is_repeatable = job is not None
+        self._job = job if job is not None else f"batch-{uuid.uuid4().hex}"
+        self._epoch = epoch if epoch is not None else 0
+        self._recorded = _Recorded(sink)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Prepared[HandleT]:
+        """In a task."""
+        context = _context()
+        attempt = Attempt(self._job, self._epoch, context.partitionId(), context.attemptNumber())
+        return _prepare(self._sink, self._recorded, attempt, self._columns, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """On the driver. If it dies in here, `headrace transactions commit` finishes the write."""
+        committer = JobCommitter(self._job, self._sink.committer(self._job))
+        committer.commit(self._epoch, _handles(_of_tasks(messages)))
+        if not self._is_repeatable:
+            committer.forget()
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """On the driver: as a stream's."""
+        _recover(self._sink, self._job)
+
+
+def _context() -> TaskContext:
+    context = TaskContext.get()
+    if context is None:
+        raise UsageError("this writer is called outside of a Spark task")
+    return context
+
+
+def _of_tasks(messages: Sequence[WriterCommitMessage | None]) -> list[Prepared[Any]]:
+    return [message for message in messages if isinstance(message, Prepared)]
+
+
+def _handles(prepared: Sequence[Prepared[HandleT]]) -> tuple[HandleT, ...]:
+    return tuple(message.handle for message in prepared if message.handle is not None)
+
+
+@functools.lru_cache(maxsize=16)
+def _committer(sink: TwoPhaseSink[Any], job: str) -> JobCommitter[Any]:
+    """Kept with the process, which Spark uses again for every batch: a driver fences and recovers once."""
+    return JobCommitter(job, sink.committer(job))
+
+
+_fenced: set[tuple[TwoPhaseSink[Any], str]] = set()
+"""Jobs that another driver has taken over. This one must not take them back, least of all to abort what is that driver's."""
+
+
+def _recover(sink: TwoPhaseSink[Any], job: str) -> None:
+    if (sink, job) in _fenced:
+        return
+    try:
+        JobCommitter(job, sink.committer(job)).recover()
+    except HeadraceError as error:
+        log.warning("job %s: what was prepared could not be aborted now, the next start will: %s", job, error)

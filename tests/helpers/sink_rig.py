@@ -1,0 +1,155 @@
+"""What the tests of the Kafka sink need: rows, readers that know nothing of headrace, and a committer that dies where told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import closing
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from headrace.connectors.commit import JobCommitter
+from headrace.connectors.kafka.handles import KafkaHandle
+from headrace.connectors.kafka.properties import ClientConfig
+from headrace.connectors.kafka.sink import KafkaSink
+from headrace.connectors.kafka.wire import Connection, UpdateFeaturesRequest
+from headrace.connectors.sink import Attempt, CommitList, Committer, Outcome
+
+PATIENCE_S = 30.0
+SAFE_DOWNGRADE = 2
+UPGRADE = 1
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: no `except Exception` catches it."""
+
+
+def rows(values: Iterable[str], **columns: Sequence[Any]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"value": pa.array([value.encode() for value in values]), **columns})
+
+
+def kafka_sink(bootstrap: str, topic: str | None, commit_topic: str, **given: Any) -> KafkaSink:
+    return KafkaSink(ClientConfig(bootstrap, default_api_timeout_ms=20_000), topic, commit_topic=commit_topic, **given)
+
+
+def prepared(sink: KafkaSink, job: str, epoch: int, *tasks: Sequence[str], number: int = 0) -> tuple[KafkaHandle, ...]:
+    """Each task writes its values, and prepares."""
+    handles = []
+    for task, values in enumerate(tasks):
+        transaction = sink.begin(Attempt(job, epoch, task, number))
+        transaction.write(rows(values))
+        handles.append(transaction.prepare())
+    return tuple(handle for handle in handles if handle is not None)
+
+
+def read_all(bootstrap: str, topic: str, isolation: str = "read_committed") -> list[str]:
+    """Every value of the topic up to its end, sorted, by a consumer of another make."""
+    settings = {
+        "bootstrap.servers": bootstrap,
+        "group.id": "reader",
+        "isolation.level": isolation,
+        "enable.auto.commit": False,
+        "auto.offset.reset": "earliest",
+        "enable.partition.eof": True,
+        "log_level": 0,
+    }
+    with closing(Consumer(settings)) as consumer:
+        partitions = consumer.list_topics(topic, timeout=PATIENCE_S).topics[topic].partitions
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+        left, values = set(partitions), []
+        deadline = time.monotonic() + PATIENCE_S
+        while left:
+            assert time.monotonic() < deadline, f"{topic} was not read to its end"
+            message = consumer.poll(1.0)
+            if message is None:
+                continue
+            if message.error() is None:
+                values.append((message.value() or b"").decode())
+            else:
+                assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                left.discard(message.partition())
+        return sorted(values)
+
+
+def eventually(read: Any, wanted: Any) -> None:
+    """Wait for it: a commit is visible some milliseconds after it is answered."""
+    deadline = time.monotonic() + PATIENCE_S
+    while (found := read()) != wanted:
+        assert time.monotonic() < deadline, f"{found} instead of {wanted}"
+
+
+def set_transaction_version(address: tuple[str, int], level: int) -> None:
+    """Move the cluster's finalised `transaction.version`."""
+    connection = Connection(*address, ClientConfig(f"{address[0]}:{address[1]}"))
+    try:
+        current = connection.finalized_features().get("transaction.version", 0)
+        if current == level:
+            return
+        key = UpdateFeaturesRequest.FeatureUpdateKey(
+            feature="transaction.version",
+            max_version_level=level,
+            allow_downgrade=level < current,
+            upgrade_type=SAFE_DOWNGRADE if level < current else UPGRADE,
+        )
+        response = connection.request(UpdateFeaturesRequest(timeout_ms=10_000, feature_updates=[key], validate_only=False))
+        assert response.error_code == 0, response
+        deadline = time.monotonic() + PATIENCE_S
+        while connection.finalized_features().get("transaction.version") != level:
+            assert time.monotonic() < deadline
+    finally:
+        connection.close()
+
+
+STEPS = ("fence", "check", "record", "end", "copy", "sweep")
+
+
+class DyingCommitter(Committer[KafkaHandle]):
+    """A real committer that is killed before or after its n-th call of a method."""
+
+    def __init__(self, inner: Committer[KafkaHandle], step: str, when: str, nth: int = 1) -> None:
+        self._inner, self._step, self._when, self._left = inner, step, when, nth
+        self.died = False
+
+    def _call(self, step: str, *arguments: Any) -> Any:
+        due = step == self._step
+        if due:
+            self._left -= 1
+        if due and self._left == 0 and self._when == "before":
+            self.died = True
+            raise Killed
+        answer = getattr(self._inner, step)(*arguments)
+        if due and self._left == 0 and self._when == "after":
+            self.died = True
+            raise Killed
+        return answer
+
+    def fence(self) -> CommitList[KafkaHandle] | None:
+        return self._call("fence")
+
+    def check(self, handles: Sequence[KafkaHandle]) -> None:
+        self._call("check", handles)
+
+    def record(self, commits: CommitList[KafkaHandle]) -> None:
+        self._call("record", commits)
+
+    def end(self, handle: KafkaHandle) -> Outcome:
+        return self._call("end", handle)
+
+    def copy(self, handles: Sequence[KafkaHandle]) -> KafkaHandle:
+        return self._call("copy", handles)
+
+    def sweep(self, keep: Collection[KafkaHandle]) -> None:
+        self._call("sweep", keep)
+
+    def forget(self) -> None:
+        self._call("forget")
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def committer(sink: KafkaSink, job: str) -> JobCommitter[KafkaHandle]:
+    """A driver."""
+    return JobCommitter(job, sink.committer(job))

@@ -1,0 +1,300 @@
+"""The Kafka sink on real brokers, under both versions of the transaction protocol: commit, kill, recover, repair, fence."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from sink_rig import (
+    STEPS,
+    DyingCommitter,
+    Killed,
+    committer,
+    eventually,
+    kafka_sink,
+    prepared,
+    read_all,
+    rows,
+    set_transaction_version,
+)
+
+from headrace.connectors.commit import JobCommitter, StaleEpochError
+from headrace.connectors.kafka.broker import create_topic, delete_topic, start_broker
+from headrace.connectors.kafka.errors import BrokerError, InvalidForBrokerError
+from headrace.connectors.kafka.records import HEADERS_TYPE
+from headrace.connectors.kafka.transactions import TransactionProtocol, Transactions, Verdict
+from headrace.connectors.sink import Attempt
+from headrace.enumerator.errors import DataLossError, DeadlineExceededError, FencedError, StateError, UsageError
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
+
+JOB = "job"
+
+
+@pytest.fixture(scope="module", params=["v1", "v2"])
+def bootstrap(request):
+    """A broker whose finalised transaction.version calls for that version of the protocol."""
+    if os.environ.get("HEADRACE_BOOTSTRAP"):
+        pytest.skip("it sets the cluster's transaction.version")
+    with start_broker(config={"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}) as cluster:
+        set_transaction_version(cluster.address(1), int(request.param[1]))
+        yield cluster.bootstrap
+
+
+@pytest.fixture
+def out(bootstrap, topic):
+    name = topic()
+    create_topic(bootstrap, name, 3)
+    return name
+
+
+@pytest.fixture
+def sink(bootstrap, out):
+    return kafka_sink(bootstrap, out, f"commits-{uuid.uuid4().hex[:8]}")
+
+
+def ongoing(sink):
+    return Transactions(sink.cluster()).ongoing(sink.job_prefix(JOB))
+
+
+def test_the_protocol_is_the_clusters(sink, request):
+    wanted = TransactionProtocol.V1 if "[v1" in request.node.name else TransactionProtocol.V2
+    (handle,) = prepared(sink, JOB, 0, ["a"])
+    assert handle.protocol is wanted
+
+
+def test_nothing_is_seen_before_the_commit_and_everything_after(sink, out, bootstrap):
+    handles = prepared(sink, JOB, 0, ["a", "b"], [], ["c"])
+    assert len(handles) == 2
+    assert read_all(bootstrap, out) == []
+    assert read_all(bootstrap, out, "read_uncommitted") == ["a", "b", "c"]
+    committer(sink, JOB).commit(0, handles)
+    eventually(lambda: read_all(bootstrap, out), ["a", "b", "c"])
+    assert ongoing(sink) == []
+    assert sink.recorded_epochs() == {JOB: 0}
+
+
+def test_epochs_follow_each_other(sink, out, bootstrap):
+    driver = committer(sink, JOB)
+    for epoch in range(5):
+        driver.commit(epoch, prepared(sink, JOB, epoch, [f"{epoch}a"], [f"{epoch}b"]))
+    driver.commit(5, ())
+    eventually(lambda: read_all(bootstrap, out), sorted(f"{epoch}{task}" for epoch in range(5) for task in "ab"))
+    assert sink.recorded_epochs() == {JOB: 5}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", [step for step in STEPS if step != "copy"])
+def test_a_driver_killed_anywhere_in_a_commit(sink, out, bootstrap, step, when):
+    committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
+    handles = prepared(sink, JOB, 1, ["1a"], ["1b"])
+    dying = DyingCommitter(sink.committer(JOB), step, when)
+    with pytest.raises(Killed):
+        JobCommitter(JOB, dying).commit(1, handles)
+    assert dying.died
+    # Spark replays the batch; its tasks write again unless it is recorded.
+    again = () if sink.recorded_epochs()[JOB] == 1 else prepared(sink, JOB, 1, ["1a", "1b"], number=0)
+    committer(sink, JOB).commit(1, again)
+    eventually(lambda: read_all(bootstrap, out), ["0", "1a", "1b"])
+    assert ongoing(sink) == []
+
+
+def take_over(sink, handle):
+    """Abort it behind the committer's back, as its timeout would: its coordinator then answers that it is fenced."""
+    Transactions(sink.cluster()).init(handle.transactional_id, 10_000)
+
+
+@pytest.mark.parametrize("lost", [[0], [1], [0, 1]], ids=["first", "second", "all"])
+def test_transactions_aborted_after_they_were_recorded_are_copied(sink, out, bootstrap, lost):
+    handles = prepared(sink, JOB, 0, ["a", "b"], ["c", "d"])
+    dying = DyingCommitter(sink.committer(JOB), "record", "after")
+    with pytest.raises(Killed):
+        JobCommitter(JOB, dying).commit(0, handles)
+    for index in lost:
+        take_over(sink, handles[index])
+    committer(sink, JOB).commit(0, ())
+    eventually(lambda: read_all(bootstrap, out), ["a", "b", "c", "d"])
+    assert len(read_all(bootstrap, out, "read_uncommitted")) == 4 + 2 * len(lost)
+    assert ongoing(sink) == []
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(("step", "nth"), [("copy", 1), ("record", 1), ("end", 2), ("sweep", 1), ("record", 2)])
+def test_a_driver_killed_in_a_repair(sink, out, bootstrap, step, nth, when):
+    handles = prepared(sink, JOB, 0, ["a", "b"])
+    with pytest.raises(Killed):
+        JobCommitter(JOB, DyingCommitter(sink.committer(JOB), "record", "after")).commit(0, handles)
+    take_over(sink, handles[0])
+    dying = DyingCommitter(sink.committer(JOB), step, when, nth)
+    with pytest.raises(Killed):
+        JobCommitter(JOB, dying).commit(0, ())
+    committer(sink, JOB).recover()
+    eventually(lambda: read_all(bootstrap, out), ["a", "b"])
+    assert ongoing(sink) == []
+
+
+def test_an_outage_longer_than_the_timeout_loses_nothing(bootstrap, out):
+    sink = kafka_sink(bootstrap, out, f"commits-{uuid.uuid4().hex[:8]}", transaction_timeout_ms=2000)
+    handles = prepared(sink, JOB, 0, ["a"], ["b"])
+    dying = DyingCommitter(sink.committer(JOB), "end", "after")
+    with pytest.raises(Killed):
+        JobCommitter(JOB, dying).commit(0, handles)  # the first is committed, the second is left to its timeout
+    eventually(lambda: ongoing(sink), [])
+    assert read_all(bootstrap, out) == ["a"]
+    committer(sink, JOB).commit(0, ())
+    eventually(lambda: read_all(bootstrap, out), ["a", "b"])
+
+
+def test_what_times_out_before_it_is_recorded_fails_the_epoch(bootstrap, out):
+    sink = kafka_sink(bootstrap, out, f"commits-{uuid.uuid4().hex[:8]}", transaction_timeout_ms=1000)
+    handles = prepared(sink, JOB, 0, ["a"])
+    eventually(lambda: ongoing(sink), [])
+    with pytest.raises((DeadlineExceededError, StateError)):
+        committer(sink, JOB).commit(0, handles)
+    assert sink.recorded_epochs() == {}
+    assert read_all(bootstrap, out) == []
+
+
+def test_rows_that_retention_took_are_named(sink, out, bootstrap):
+    handles = prepared(sink, JOB, 0, ["a"])
+    with pytest.raises(Killed):
+        JobCommitter(JOB, DyingCommitter(sink.committer(JOB), "record", "after")).commit(0, handles)
+    take_over(sink, handles[0])
+    delete_topic(bootstrap, out)
+    create_topic(bootstrap, out, 3)
+    with pytest.raises(DataLossError, match=out):
+        committer(sink, JOB).commit(0, ())
+
+
+def test_an_older_driver_is_fenced_and_takes_nothing_back(sink, out, bootstrap):
+    old, new = committer(sink, JOB), committer(sink, JOB)
+    old.commit(0, prepared(sink, JOB, 0, ["0"]))
+    new.recover()
+    handles = prepared(sink, JOB, 1, ["zombie"], number=7)
+    with pytest.raises(FencedError, match="another driver"):
+        old.commit(1, handles)
+    new.commit(1, prepared(sink, JOB, 1, ["1"]))
+    eventually(lambda: read_all(bootstrap, out), ["0", "1"])
+    assert ongoing(sink) == []
+
+
+def test_a_stale_epoch_is_refused_and_changes_nothing(sink, out, bootstrap):
+    driver = committer(sink, JOB)
+    for epoch in range(3):
+        driver.commit(epoch, prepared(sink, JOB, epoch, [str(epoch)]))
+    with pytest.raises(StaleEpochError, match="epoch 1"):
+        committer(sink, JOB).commit(1, prepared(sink, JOB, 1, ["other rows"]))
+    eventually(lambda: read_all(bootstrap, out), ["0", "1", "2"])
+
+
+def test_a_sweep_spares_other_jobs(sink, out, bootstrap):
+    other = prepared(sink, f"{JOB}1", 0, ["other"])
+    committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["mine"]))
+    committer(sink, f"{JOB}1").commit(0, other)
+    eventually(lambda: read_all(bootstrap, out), ["mine", "other"])
+
+
+def test_losing_attempts_are_aborted(sink, out, bootstrap):
+    prepared(sink, JOB, 0, ["lost"], number=1)
+    committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["won"], number=0))
+    eventually(lambda: read_all(bootstrap, out), ["won"])
+    assert ongoing(sink) == []
+
+
+def test_a_task_killed_and_repeated_under_the_same_name(sink, out, bootstrap):
+    prepared(sink, JOB, 0, ["orphan"])
+    committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["again"]))
+    eventually(lambda: read_all(bootstrap, out), ["again"])
+
+
+WRITER = """
+import os, sys
+from sink_rig import kafka_sink, prepared
+bootstrap, topic, commits, handle = sys.argv[1:]
+sink = kafka_sink(bootstrap, topic, commits)
+(made,) = prepared(sink, "job", 0, ["a", "b"])
+import json
+with open(handle + ".part", "w") as file:
+    json.dump(sink.handles.serialize(made), file)
+os.rename(handle + ".part", handle)
+import threading
+threading.Event().wait()
+"""
+
+
+def test_a_prepared_transaction_survives_the_kill_of_its_writer(sink, out, bootstrap, tmp_path):
+    file = tmp_path / "handle"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "helpers")}
+    arguments = [sys.executable, "-c", WRITER, bootstrap, out, sink.commit_topic, str(file)]
+    with subprocess.Popen(arguments, env=environment) as process:
+        eventually(file.exists, True)
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    handle = sink.handles.deserialize(1, json.loads(file.read_text()))
+    committer(sink, JOB).commit(0, (handle,))
+    eventually(lambda: read_all(bootstrap, out), ["a", "b"])
+
+
+def test_topics_partitions_keys_and_headers_are_the_rows_own(sink, bootstrap, topic):
+    first, second = topic(), topic()
+    for name in (first, second):
+        create_topic(bootstrap, name, 2)
+    own = kafka_sink(bootstrap, None, sink.commit_topic)
+    transaction = own.begin(Attempt(JOB, 0, 0, 0))
+    headers = pa.array(
+        [[{"key": "h", "value": b"1"}], None, []], pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    )
+    transaction.write(
+        rows(
+            ["a", "b", "c"],
+            topic=pa.array([first, second, first]),
+            key=pa.array([b"k", None, b"k"]),
+            partition=pa.array([1, 0, None], pa.int32()),
+            headers=headers,
+        )
+    )
+    committer(own, JOB).commit(0, (transaction.prepare(),))
+    eventually(lambda: read_all(bootstrap, first), ["a", "c"])
+    eventually(lambda: read_all(bootstrap, second), ["b"])
+
+
+def test_bad_rows_abort_and_are_named(sink, out, bootstrap):
+    with pytest.raises(UsageError, match="partition"), sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
+        transaction.write(rows(["a"], partition=pa.array([9], pa.int32())))
+    assert ongoing(sink) == []
+    with pytest.raises(UsageError, match="no topic"):
+        kafka_sink(bootstrap, None, "commits").begin(Attempt(JOB, 0, 0, 0)).write(rows(["a"]))
+
+
+def test_a_timeout_that_brokers_do_not_allow_is_refused_at_once(bootstrap, out):
+    sink = kafka_sink(bootstrap, out, "commits", transaction_timeout_ms=24 * 3600 * 1000)
+    with pytest.raises(InvalidForBrokerError, match=r"transaction\.max\.timeout\.ms"):
+        sink.begin(Attempt(JOB, 0, 0, 0)).write(rows(["a"]))
+
+
+def test_a_record_too_large_for_the_broker_is_an_error_and_not_a_loss(sink, out, bootstrap):
+    with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
+        transaction.write(rows(["small", "x" * 2_000_000]))
+        with pytest.raises(BrokerError, match="TOO_LARGE"):
+            transaction.prepare()
+    assert ongoing(sink) == []
+
+
+def test_a_delayed_end_of_an_older_transaction_does_not_touch_the_next(sink, out, bootstrap):
+    """KAFKA-17754, Jepsen's Bufstream report: the network held an EndTxn back until the next transaction was open."""
+    (first,) = prepared(sink, JOB, 0, ["0"])
+    committer(sink, JOB).commit(0, (first,))
+    (later,) = prepared(sink, JOB, 2, ["2"])
+    assert later.transactional_id == first.transactional_id
+    for verdict in Verdict:
+        Transactions(sink.cluster()).end(first.producer, first.protocol, verdict)
+    assert later.transactional_id in ongoing(sink)
+    committer(sink, JOB).commit(2, (later,))
+    eventually(lambda: read_all(bootstrap, out), ["0", "2"])
