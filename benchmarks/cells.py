@@ -1,4 +1,4 @@
-"""What `read_throughput.py` measures: every cell, with its targets."""
+"""What `read_throughput.py` and `write_throughput.py` measure: every cell, with its targets."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from spark_systems import (
     Ticks,
     available_now,
     batch_read,
+    copy_topic,
     first_batch,
     first_trigger,
     trigger_time,
@@ -39,6 +40,7 @@ class Size:
     triggers: int
     slow_records: int
     start_records: int = 10_000
+    copied_records: int = 1_000_000
 
     def shape(self, value_bytes: int, codec: str) -> Shape:
         """The topic of that record size."""
@@ -46,7 +48,7 @@ class Size:
 
 
 FULL = Size(5, 6_000_000, 1_000_000, 1_000_000, 100_000, 12, 300_000)
-QUICK = Size(3, 600_000, 100_000, 300_000, 100_000, 5, 100_000)
+QUICK = Size(3, 600_000, 100_000, 300_000, 100_000, 5, 100_000, copied_records=200_000)
 
 
 def cells(size: Size) -> list[Cell]:
@@ -68,6 +70,27 @@ def cells(size: Size) -> list[Cell]:
     ]
 
 
+def write_cells(size: Size) -> list[Cell]:
+    """What `write_throughput.py` measures: a topic copied to another on Spark."""
+    shapes = [Shape(size.copied_records, 100), Shape(size.copied_records // 5, 1024)]
+    return [_copy(shape, None) for shape in shapes] + [_copy(shapes[0], size.copied_records // 20)]
+
+
+def _copy(shape: Shape, per_trigger: int | None) -> Cell:
+    limit = "in one batch" if per_trigger is None else f"{per_trigger:,} a trigger"
+    return Cell(
+        "write",
+        f"{shape.value_bytes} B {limit}",
+        f"{shape}, {limit}",
+        "records/s",
+        ("headrace", "jvm"),
+        copy_topic,
+        Stream(shape, per_trigger),
+        (Target("jvm", "at least", 1.0),),
+        _filled(shape),
+    )
+
+
 def _filled(shape: Shape) -> functools.partial[contextmanager[None]]:
     return functools.partial(_fill, shape)
 
@@ -87,6 +110,7 @@ def _batch(shape: Shape, aggregate: bool) -> Cell:  # noqa: FBT001 - both values
         "records/s",
         SPARK_SYSTEMS,
         batch_read,
+        copy_topic,
         Read(shape, aggregate=aggregate),
         (Target("jvm", "at least", 2.2), Target("ceiling", "at least", 0.85)),
         _filled(shape),
@@ -101,6 +125,7 @@ def _one_column(shape: Shape) -> Cell:
         "records/s",
         SPARK_SYSTEMS,
         batch_read,
+        copy_topic,
         Read(shape, columns=("value",)),
         (Target("jvm", "at least", 4.0),),
         _filled(shape),

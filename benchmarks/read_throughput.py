@@ -38,15 +38,18 @@ def main(
 ) -> None:
     """Measure what is not measured yet, then write the tables and plots."""
     size = QUICK if quick else FULL
-    rounds = rounds or size.rounds
-    results = HERE / "results" / "quick" if quick else HERE / "results"
-    wanted = [cell for cell in cells(size) if only in cell.key]
-    if not report_only:
+    wanted = [] if report_only else [cell for cell in cells(size) if only in cell.key]
+    run(wanted, rounds or size.rounds, HERE / "results" / "quick" if quick else HERE / "results", again=again)
+
+
+def run(wanted: list[Cell], rounds: int, results: Path, *, again: bool) -> None:
+    """Measure those of the cells that are not measured yet (`again`: all), then write the tables and plots."""
+    if wanted:
         pending = [cell for cell in wanted if again or not is_finished(results, cell, rounds)]
         console.print(f"{len(wanted)} cells, {len(wanted) - len(pending)} of them finished before")
         if pending:
             _measure_all(pending, rounds, results)
-    written = report(results, results if quick else HERE)
+    written = report(results, HERE if results.parent == HERE else results)
     console.print(summary(results))
     console.print(f"Written: {written.relative_to(HERE.parent)}")
 

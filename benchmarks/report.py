@@ -36,6 +36,11 @@ GROUPS = {
         "Every run in a new process; the start of the session itself is not counted. Less is better. "
         "Here `ceiling` is the least a Python source can cost: it yields one ready batch.",
     ),
+    "write": (
+        "A topic copied to another on Spark",
+        "Records per second from `start` to the query's end, AvailableNow; headrace **exactly once**, the JVM connector "
+        "**at least once**. More is better.",
+    ),
     "local": (
         "Read in one process, no engine",
         "All values' bytes added up; headrace gives Arrow, the others Python objects. More is better.",

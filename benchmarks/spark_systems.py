@@ -13,6 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from typing import Any
 from harness import Context, Measurement
 from jars import jvm_connector_jars
 from topics import KEY_BYTES, Shape
+
+from headrace.connectors.kafka.broker import create_topic, delete_topic
+from headrace.kafka import Earliest, KafkaSource, Latest
 
 SPARK_SYSTEMS = ("headrace", "jvm", "ceiling")
 FORMATS = {"headrace": "headrace", "jvm": "kafka", "ceiling": "ceiling"}
@@ -102,6 +106,31 @@ def available_now(context: Context, work: Stream) -> Measurement:
         seconds = time.perf_counter() - started
         progress = [item for item in query.recentProgress if item["numInputRows"] > 0]
     records = sum(item["numInputRows"] for item in progress)
+    detail = {"seconds": seconds, "triggers": len(progress), "phases_ms": _phases(progress)}
+    return Measurement(work.shape.records / seconds, records, work.shape.records, detail)
+
+
+def copy_topic(context: Context, work: Stream) -> Measurement:
+    """One query that copies key and value of the whole topic to a new one, from `start` to its end. Records per second.
+
+    headrace exactly once, the JVM connector at least once. What came out is counted by reading it back, read_committed.
+    """
+    spark = session(context.system)
+    frame = _stream_frame(spark, context, work.shape, work.per_trigger, "earliest").select("key", "value")
+    topic = f"bench-copy-{uuid.uuid4().hex}"
+    create_topic(context.bootstrap, topic, work.shape.partitions)
+    options = {"kafka.bootstrap.servers": context.bootstrap, "topic": topic}
+    with _checkpoint(context) as checkpoint:
+        started = time.perf_counter()
+        writer = frame.writeStream.format(FORMATS[context.system]).options(**options)
+        query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+        if not query.awaitTermination(STREAM_TIMEOUT_S):
+            query.stop()
+        seconds = time.perf_counter() - started
+        progress = [item for item in query.recentProgress if item["numInputRows"] > 0]
+    written = KafkaSource(context.bootstrap, topics=[topic], start=Earliest(), stop=Latest(), isolation="read_committed")
+    records = sum(batch.num_rows for batch in written.batches())
+    delete_topic(context.bootstrap, topic)
     detail = {"seconds": seconds, "triggers": len(progress), "phases_ms": _phases(progress)}
     return Measurement(work.shape.records / seconds, records, work.shape.records, detail)
 

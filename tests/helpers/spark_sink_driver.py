@@ -1,0 +1,33 @@
+"""A Spark driver to be killed: copies a topic to another, exactly once.
+
+    python spark_sink_driver.py <json>: {"read", "write", "checkpoint", "tasks", "done"}
+
+Runs until the file `done` is there, then stops after what is under way.
+"""
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+
+
+def main(arguments: dict) -> None:
+    os.environ["HEADRACE_KILL_GROUP"] = str(os.getpgid(0))  # seen by what the JVM starts
+    from headrace.runners.spark import session_builder
+
+    settings = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": str(arguments["tasks"])}
+    spark = session_builder().master("local[2]").config(map=settings).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    frame = spark.readStream.format("headrace").options(**arguments["read"]).load().select("key", "value")
+    writer = frame.repartition(arguments["tasks"]).writeStream.format("headrace").options(**arguments["write"])
+    query = writer.option("checkpointLocation", arguments["checkpoint"]).trigger(processingTime="100 milliseconds").start()
+    while query.isActive and not Path(arguments["done"]).exists():
+        threading.Event().wait(0.1)
+    if query.exception() is not None:
+        raise query.exception()
+    query.stop()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

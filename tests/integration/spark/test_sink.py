@@ -1,0 +1,225 @@
+"""`format("headrace")` as a sink: Spark's options and columns, exactly once over SIGKILLs of the driver in every phase."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from pyspark.errors import PySparkException, StreamingQueryException
+from sink_rig import eventually, read_all
+
+TESTS = Path(__file__).parents[2]
+PATIENCE_S = 120.0
+
+
+@pytest.fixture
+def written(topics):
+    """Options of a write, and its topic."""
+    topic = topics.create(2)
+    return {"kafka.bootstrap.servers": topics.bootstrap, "topic": topic, "commitTopic": f"{topic}-commits"}
+
+
+@pytest.fixture
+def filled(topics):
+    topic = topics.create(2)
+    for partition in range(2):
+        topics.send(topic, range(partition * 50, partition * 50 + 50), partition)
+    return topic
+
+
+def first_record(bootstrap, topic):
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "first", "isolation.level": "read_committed"})
+    try:
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in range(2)])
+        message = consumer.poll(30)
+        assert message is not None
+        return message
+    finally:
+        consumer.close()
+
+
+class TestBatch:
+    def test_the_columns_of_sparks_sink(self, spark, written):
+        frame = spark.sql(
+            "SELECT 'k' AS key, 'v' AS value, 1 AS partition, 'left out' AS other, "
+            "array(named_struct('key', 'h', 'value', CAST('x' AS BINARY))) AS headers"
+        )
+        frame.write.format("headrace").options(**written).mode("append").save()
+        message = first_record(written["kafka.bootstrap.servers"], written["topic"])
+        assert (message.key(), message.value(), message.partition(), message.headers()) == (b"k", b"v", 1, [("h", b"x")])
+
+    def test_the_topic_column(self, spark, topics, written):
+        other = topics.create()
+        options = {name: value for name, value in written.items() if name != "topic"}
+        rows = [(written["topic"], "a"), (other, "b")]
+        spark.createDataFrame(rows, "topic string, value string").write.format("headrace").options(**options).mode(
+            "append"
+        ).save()
+        assert read_all(topics.bootstrap, written["topic"]) == ["a"]
+        assert read_all(topics.bootstrap, other) == ["b"]
+
+    def test_an_empty_frame(self, spark, topics, written):
+        spark.createDataFrame([], "value string").write.format("headrace").options(**written).mode("append").save()
+        assert read_all(topics.bootstrap, written["topic"]) == []
+
+    def test_nothing_is_seen_when_a_task_fails(self, spark, topics, written):
+        frame = spark.range(0, 100, 1, 4).selectExpr("IF(id = 99, raise_error('planted'), CAST(id AS STRING)) AS value")
+        with pytest.raises(PySparkException, match="planted"):
+            frame.write.format("headrace").options(**written).mode("append").save()
+        assert read_all(topics.bootstrap, written["topic"]) == []
+
+    @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+    def test_compression(self, spark, topics, written, codec):
+        frame = spark.range(100).selectExpr("CAST(id AS STRING) AS value")
+        options = {**written, "kafka.compression.type": codec}
+        frame.write.format("headrace").options(**options).mode("append").save()
+        assert read_all(topics.bootstrap, written["topic"]) == sorted(map(str, range(100)))
+
+    def test_at_least_once(self, spark, topics, written):
+        frame = spark.range(10).selectExpr("CAST(id AS STRING) AS value")
+        frame.write.format("headrace").options(**written, delivery="at-least-once").mode("append").save()
+        assert read_all(topics.bootstrap, written["topic"]) == sorted(map(str, range(10)))
+
+    @pytest.mark.parametrize(
+        ("query", "options", "complaint"),
+        [
+            ("SELECT 1 AS value", {}, "value attribute type must be string or binary, not int"),
+            ("SELECT 'k' AS key", {}, "Required attribute 'value' not found"),
+            ("SELECT 'v' AS value", {"delivery": "twice"}, "exactly-once or at-least-once"),
+            ("SELECT 'v' AS value", {"comitTopic": "x"}, "did you mean 'commitTopic'"),
+            ("SELECT 'v' AS value, 9 AS partition", {}, "partition 9"),
+        ],
+    )
+    def test_bad_input_is_refused_by_name(self, spark, written, query, options, complaint):
+        with pytest.raises(PySparkException, match=complaint):
+            spark.sql(query).write.format("headrace").options(**{**written, **options}).mode("append").save()
+
+    def test_overwriting_is_refused_as_spark_does(self, spark, written):
+        with pytest.raises(PySparkException, match="Overwrite not allowed for Kafka"):
+            spark.sql("SELECT 'v' AS value").write.format("headrace").options(**written).mode("overwrite").save()
+
+
+class TestStream:
+    def copy(self, spark, topics, source, written, checkpoint, **more):
+        frame = spark.readStream.format("headrace").options(
+            **topics.options(source, startingOffsets="earliest", maxOffsetsPerTrigger=30)
+        )
+        writer = frame.load().select("key", "value").writeStream.format("headrace").options(**written, **more)
+        writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
+
+    def test_a_topic_is_copied_and_the_query_goes_on(self, spark, topics, filled, written, tmp_path):
+        self.copy(spark, topics, filled, written, tmp_path)
+        topics.send(filled, range(100, 120), 1)
+        self.copy(spark, topics, filled, written, tmp_path)
+        eventually(lambda: read_all(topics.bootstrap, written["topic"]), sorted(map(str, range(120))))
+
+    def test_a_stale_checkpoint_is_refused(self, spark, topics, filled, written, tmp_path):
+        self.copy(spark, topics, filled, written, tmp_path)
+        for log in ("offsets", "commits"):
+            last = max((tmp_path / log).glob("[0-9]*"), key=lambda path: int(path.name))
+            for path in (last, last.parent / f".{last.name}.crc"):
+                path.unlink(missing_ok=True)
+        for path in [path for number in range(1, 9) for path in (tmp_path / "commits").glob(f"*{number}*")]:
+            path.unlink()
+        for path in [path for number in range(2, 9) for path in (tmp_path / "offsets").glob(f"*{number}*")]:
+            path.unlink()
+        with pytest.raises(StreamingQueryException, match="older copy"):
+            self.copy(spark, topics, filled, written, tmp_path)
+        assert read_all(topics.bootstrap, written["topic"]) == sorted(map(str, range(100)))
+
+    def test_the_checkpoint_may_be_the_sessions(self, spark, topics, filled, written, tmp_path):
+        spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path))
+        try:
+            frame = spark.readStream.format("headrace").options(**topics.options(filled, startingOffsets="earliest")).load()
+            writer = frame.select("value").writeStream.format("headrace").options(**written).queryName("named")
+            writer.trigger(availableNow=True).start().awaitTermination()
+        finally:
+            spark.conf.unset("spark.sql.streaming.checkpointLocation")
+        eventually(lambda: read_all(topics.bootstrap, written["topic"]), sorted(map(str, range(100))))
+
+    def test_in_foreach_batch_a_repeated_batch_is_written_once(self, spark, topics, filled, written, tmp_path):
+        failed = []
+
+        def write(frame, number):
+            options = {**written, "txnAppId": "app", "txnVersion": str(number)}
+            frame.select("value").write.format("headrace").options(**options).mode("append").save()
+            if not failed:
+                failed.append(number)
+                raise RuntimeError("planted")
+
+        frame = spark.readStream.format("headrace").options(**topics.options(filled, startingOffsets="earliest")).load()
+        writer = frame.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
+        with pytest.raises(StreamingQueryException, match="planted"):
+            writer.start().awaitTermination()
+        writer.start().awaitTermination()
+        assert failed == [0]
+        eventually(lambda: read_all(topics.bootstrap, written["topic"]), sorted(map(str, range(100))))
+
+
+PHASES = {
+    "before prepare": ("KafkaTransaction", "prepare", "before", 1),
+    "after prepare": ("KafkaTransaction", "prepare", "after", 1),
+    "before the list is durable": ("KafkaCommitter", "record", "before", 1),
+    "list durable": ("KafkaCommitter", "record", "after", 1),
+    "between two commits": ("KafkaCommitter", "end", "after", 1),
+    "after the commits, before Spark's log": ("KafkaCommitter", "record", "after", 2),
+    "in a later batch": ("KafkaCommitter", "end", "before", 4),
+}
+
+
+class Driver:
+    """A driver in a process group of its own."""
+
+    def __init__(self, arguments, tmp_path, environment):
+        self.log = (tmp_path / "driver.log").open("a")
+        script = TESTS / "helpers" / "spark_sink_driver.py"
+        self.process = subprocess.Popen(
+            [sys.executable, str(script), json.dumps(arguments)],
+            env={**os.environ, "PYSPARK_PYTHON": sys.executable, **environment},
+            stdout=self.log,
+            stderr=self.log,
+            start_new_session=True,
+            cwd=TESTS.parent,
+        )
+
+    def close(self):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(PATIENCE_S)
+        self.log.close()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_driver_killed_in_any_phase(topics, filled, written, tmp_path, phase):
+    owner, method, when, nth = PHASES[phase]
+    mark, done = tmp_path / "killed", tmp_path / "done"
+    kill = {"owner": owner, "method": method, "when": when, "nth": nth, "mark": str(mark)}
+    arguments = {
+        "read": topics.options(filled, startingOffsets="earliest", maxOffsetsPerTrigger=25),
+        "write": written,
+        "checkpoint": str(tmp_path / "checkpoint"),
+        "tasks": 2,
+        "done": str(done),
+    }
+    wanted = sorted(map(str, range(100)))
+    deadline = time.monotonic() + PATIENCE_S
+    environment = {"HEADRACE_KILL": json.dumps(kill), "PYTHONPATH": str(TESTS / "planted" / "kill")}
+    with contextlib.closing(Driver(arguments, tmp_path, environment)) as first:
+        first.process.wait(PATIENCE_S)
+        assert mark.exists(), (tmp_path / "driver.log").read_text()[-3000:]
+        assert first.process.returncode == -signal.SIGKILL
+    with contextlib.closing(Driver({**arguments, "tasks": 3}, tmp_path, {})) as second:
+        while len(found := read_all(topics.bootstrap, written["topic"])) < len(wanted):
+            assert second.process.poll() is None, (tmp_path / "driver.log").read_text()[-3000:]
+            assert time.monotonic() < deadline, found
+        done.touch()
+        second.process.wait(PATIENCE_S)
+    assert read_all(topics.bootstrap, written["topic"]) == wanted
+    assert len(read_all(topics.bootstrap, written["topic"], "read_uncommitted")) >= len(wanted)

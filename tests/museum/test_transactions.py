@@ -1,0 +1,212 @@
+"""The museum's transactions, on a real broker: what other systems did, and what must come of it here."""
+
+import uuid
+from dataclasses import replace
+
+import pytest
+from sink_rig import DyingCommitter, Killed, committer, eventually, kafka_sink, prepared, read_all, rows
+
+from headrace.connectors.commit import JobCommitter, StaleEpochError
+from headrace.connectors.kafka.broker import create_topic, delete_topic
+from headrace.connectors.kafka.errors import BrokerError, FencedByBrokerError
+from headrace.connectors.kafka.handles import KafkaHandle
+from headrace.connectors.kafka.properties import Isolation
+from headrace.connectors.kafka.transaction_log import fetch_at
+from headrace.connectors.kafka.transactions import Transactions, Verdict
+from headrace.connectors.sink import Attempt, Outcome
+from headrace.enumerator.errors import HeadraceError
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
+
+JOB = "job"
+TRANSACTIONAL = 0x10
+
+
+@pytest.fixture
+def bootstrap(broker):
+    return broker.bootstrap
+
+
+@pytest.fixture
+def out(bootstrap, topic):
+    name = topic()
+    create_topic(bootstrap, name, 2)
+    return name
+
+
+@pytest.fixture
+def sink(bootstrap, out):
+    return kafka_sink(bootstrap, out, f"commits-{uuid.uuid4().hex[:8]}", prefix=f"museum-{uuid.uuid4().hex[:8]}")
+
+
+def ongoing(sink):
+    return Transactions(sink.cluster()).ongoing(sink.job_prefix(JOB))
+
+
+def recorded_and_killed(sink, handles, epoch=0):
+    """The driver dies when the list is durable and nothing is committed."""
+    with pytest.raises(Killed):
+        JobCommitter(JOB, DyingCommitter(sink.committer(JOB), "record", "after")).commit(epoch, handles)
+
+
+def take_over(sink, handle):
+    Transactions(sink.cluster()).init(handle.transactional_id, 10_000)
+
+
+def test_flink_40703_ids_used_again_and_an_old_checkpoint_restored(sink, out, bootstrap):
+    driver = committer(sink, JOB)
+    for epoch in range(4):
+        driver.commit(epoch, prepared(sink, JOB, epoch, [str(epoch)]))
+    with pytest.raises(StaleEpochError):
+        committer(sink, JOB).commit(1, prepared(sink, JOB, 1, ["1"]))
+    eventually(lambda: read_all(bootstrap, out), ["0", "1", "2", "3"])
+    assert ongoing(sink) == []
+
+
+def test_flink_8086_the_same_state_restored_twice(sink, out, bootstrap):
+    recorded_and_killed(sink, prepared(sink, JOB, 0, ["a"], ["b"]))
+    for _ in range(2):
+        committer(sink, JOB).recover()
+        committer(sink, JOB).commit(0, ())
+    eventually(lambda: read_all(bootstrap, out), ["a", "b"])
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_flink_39072_an_expired_id_is_settled_by_the_log(sink, out, outcome):
+    (handle,) = prepared(sink, JOB, 0, ["a"])
+    verdict = Verdict.COMMIT if outcome is Outcome.COMMITTED else Verdict.ABORT
+    Transactions(sink.cluster()).end(handle.producer, handle.protocol, verdict)
+    expired = replace(handle, producer=replace(handle.producer, transactional_id=f"{sink.prefix}.expired"))
+    assert sink.committer(JOB).end(expired) is outcome
+
+
+def test_flink_37622_closing_a_writer_does_not_abort_what_it_has_prepared(sink, out, bootstrap):
+    with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
+        transaction.write(rows(["a"]))
+        handle = transaction.prepare()
+    transaction.abort()
+    committer(sink, JOB).commit(0, (handle,))
+    eventually(lambda: read_all(bootstrap, out), ["a"])
+
+
+def test_flink_31363_a_task_without_rows_opens_nothing(sink, out, bootstrap):
+    with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
+        transaction.write(rows([]))
+        assert transaction.prepare() is None
+    committer(sink, JOB).commit(0, ())
+    assert read_all(bootstrap, out, "read_uncommitted") == []
+
+
+def test_flink_25126_after_a_failed_commit_nothing_is_used_again(sink, out, bootstrap):
+    handles = prepared(sink, JOB, 0, ["a"], ["b"])
+    with pytest.raises(Killed):
+        JobCommitter(JOB, DyingCommitter(sink.committer(JOB), "end", "before", 2)).commit(0, handles)
+    again = committer(sink, JOB)
+    again.commit(0, ())
+    again.commit(1, prepared(sink, JOB, 1, ["c"]))
+    eventually(lambda: read_all(bootstrap, out), ["a", "b", "c"])
+
+
+def test_flink_29627_two_handles_of_one_task(sink, out, bootstrap):
+    handles = prepared(sink, JOB, 0, ["a"], number=0) + prepared(sink, JOB, 0, ["b"], number=1)
+    recorded_and_killed(sink, handles)
+    committer(sink, JOB).recover()
+    eventually(lambda: read_all(bootstrap, out), ["a", "b"])
+
+
+def test_flink_23854_a_dead_runs_transactions_do_not_linger(sink, out, bootstrap):
+    prepared(sink, JOB, 4, ["dead"], ["dead"], ["dead"])
+    committer(sink, JOB).commit(7, prepared(sink, JOB, 7, ["alive"]))
+    assert ongoing(sink) == []
+    eventually(lambda: read_all(bootstrap, out), ["alive"])
+
+
+def test_iceberg_kafka_connect_200_a_zombies_transaction_is_taken_over(sink, out, bootstrap):
+    zombie = sink.begin(Attempt(JOB, 0, 0, 0))
+    zombie.write(rows(["zombie"]))
+    (handle,) = prepared(sink, JOB, 0, ["successor"])
+    with pytest.raises(FencedByBrokerError):
+        zombie.prepare()
+    committer(sink, JOB).commit(0, (handle,))
+    eventually(lambda: read_all(bootstrap, out), ["successor"])
+
+
+def test_librdkafka_3575_a_fenced_writer_never_reports_success(sink):
+    transaction = sink.begin(Attempt(JOB, 0, 0, 0))
+    transaction.write(rows(["a"]))
+    Transactions(sink.cluster()).init(f"{sink.job_prefix(JOB)}0.0.0", 10_000)
+    with pytest.raises(HeadraceError):
+        transaction.prepare()
+    transaction.abort()
+
+
+def test_librdkafka_1_9_a_topic_that_goes_away_is_an_error(bootstrap, topic):
+    name = topic()
+    create_topic(bootstrap, name)
+    sink = kafka_sink(bootstrap, name, f"commits-{uuid.uuid4().hex[:8]}")
+    with sink.begin(Attempt(f"job-{name[:40]}", 0, 0, 0)) as transaction:
+        transaction.write(rows(["a"]))
+        delete_topic(bootstrap, name)
+        create_topic(bootstrap, name)
+        transaction.write(rows(["b"]))
+        try:
+            handle: KafkaHandle | None = transaction.prepare()
+        except BrokerError:
+            return
+    assert handle is not None
+    assert handle.records == 2  # all in the new one, from its first sequence: nothing had been sent before
+
+
+def test_librdkafka_3297_aborting_what_has_timed_out_is_no_error(bootstrap, out):
+    sink = kafka_sink(bootstrap, out, "commits", prefix=f"museum-{uuid.uuid4().hex[:8]}", transaction_timeout_ms=500)
+    transaction = sink.begin(Attempt(JOB, 0, 0, 0))
+    transaction.write(rows([str(number) * 1000 for number in range(6000)]))  # more than one request
+    eventually(lambda: ongoing(sink), [])
+    transaction.abort()
+
+
+def test_materialize_6214_exactly_once_is_what_reaches_the_log(sink, out):
+    (handle,) = prepared(sink, JOB, 0, ["a"])
+    (written,) = handle.ranges
+    answer = fetch_at(sink.cluster(), out, written.partition, written.first, Isolation.READ_UNCOMMITTED)
+    assert int.from_bytes(answer.records[21:23], "big") & TRANSACTIONAL
+    committer(sink, JOB).recover()
+
+
+def test_a_late_speculative_attempt_does_not_touch_the_winner(sink, out, bootstrap):
+    winner = prepared(sink, JOB, 0, ["winner"], number=0)
+    prepared(sink, JOB, 0, ["late"], number=1)
+    committer(sink, JOB).commit(0, winner)
+    eventually(lambda: read_all(bootstrap, out), ["winner"])
+
+
+def test_a_handle_is_ended_in_its_own_version(sink, out, bootstrap):
+    """Committed with the other version's EndTxn, a transaction would answer as an aborted one does, and be written again."""
+    handles = prepared(sink, JOB, 0, ["a"])
+    recorded_and_killed(sink, handles)
+    assert sink.committer(JOB).end(handles[0]) is Outcome.COMMITTED
+    assert sink.committer(JOB).end(handles[0]) is Outcome.COMMITTED
+    committer(sink, JOB).commit(0, ())
+    eventually(lambda: read_all(bootstrap, out), ["a"])
+    assert read_all(bootstrap, out, "read_uncommitted") == ["a"]
+
+
+def test_a_batch_part_committed_part_aborted_is_repaired(sink, out, bootstrap):
+    handles = prepared(sink, JOB, 0, ["a"], ["b"])
+    with pytest.raises(Killed):
+        JobCommitter(JOB, DyingCommitter(sink.committer(JOB), "end", "after")).commit(0, handles)
+    take_over(sink, handles[1])
+    committer(sink, JOB).commit(0, ())
+    eventually(lambda: read_all(bootstrap, out), ["a", "b"])
+
+
+def test_an_abort_after_the_commit_does_not_make_it_look_lost(sink, out, bootstrap):
+    """An EndTxn(abort) with the epoch after the commit's succeeds, and from then on the committed handle answers "fenced"."""
+    handles = prepared(sink, JOB, 0, ["a"])
+    recorded_and_killed(sink, handles)
+    transactions = Transactions(sink.cluster())
+    _, renewed = transactions.end(handles[0].producer, handles[0].protocol, Verdict.COMMIT)
+    transactions.end(renewed, handles[0].protocol, Verdict.ABORT)
+    assert sink.committer(JOB).end(handles[0]) is Outcome.COMMITTED
+    committer(sink, JOB).commit(0, ())
+    eventually(lambda: read_all(bootstrap, out, "read_uncommitted"), ["a"])
