@@ -2,6 +2,7 @@
 
     fence -> read the list -> complete it (commit; copy what was aborted after it was durable) -> sweep -> ready
     ready -> check -> record the list -> commit each -> sweep the losers -> record that it is completed -> ready
+    ready -> (an epoch without rows, or a replay) sweep -> record that it is completed, unless it is -> ready
 
 Two rules carry it (I6). Nothing is committed that is not on the durable list; and what is on it is committed whatever happens,
 so that a replayed epoch is completed and never written again. A transaction that was aborted after its list was durable (an
@@ -188,7 +189,10 @@ class CommitCore(Generic[HandleT]):
 
     def _commit(self, event: CommitRequested[HandleT]) -> list[Any]:
         self._asked = event
-        return self._take_up()
+        if event.handles and event.epoch > self._recorded_epoch:
+            return self._take_up()
+        # Nothing of it will be committed, so no commit is followed by a sweep: replays, and losers of an empty epoch, go now.
+        return self._sweep()
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
@@ -262,8 +266,13 @@ class CommitCore(Generic[HandleT]):
     def _sweep(self) -> list[Any]:
         """Abort what nobody names. What was asked for is kept, unless its epoch is recorded, and so is made up of others."""
         self.phase = Phase.SWEEPING
-        asked, recorded = self._asked, -1 if self.commits is None else self.commits.epoch
-        return [Sweep(asked.handles if asked is not None and asked.epoch > recorded else ())]
+        asked = self._asked
+        return [Sweep(asked.handles if asked is not None and asked.epoch > self._recorded_epoch else ())]
+
+    @property
+    def _recorded_epoch(self) -> int:
+        """The last epoch on a durable list; -1 if there is none."""
+        return -1 if self.commits is None else self.commits.epoch
 
 
 TRANSITIONS: dict[tuple[Phase, type[Any]], Callable[[CommitCore[Any], Any], list[Any]]] = {
