@@ -273,8 +273,12 @@ class CommitListSerializer(Generic[HandleT]):
             if value["version"] > VERSION or value["handle_version"] > self._handles.version:
                 found = (value["version"], value["handle_version"])
                 raise StateError(f"{where}: a newer headrace wrote this (version {found}; this one reads up to {newest})")
+            epoch, completed = value["epoch"], value["completed"]
+            # bool("false") is True, and a list taken for completed loses rows: nothing is converted here
+            if value["version"] < 1 or type(epoch) is not int or epoch < 0 or type(completed) is not bool:
+                raise ValueError(f"version {value['version']!r}, epoch {epoch!r}, completed {completed!r}")
             handles = tuple(self._handles.deserialize(value["handle_version"], item) for item in value["handles"])
-            return CommitList(int(value["epoch"]), handles, bool(value["completed"]))
+            return CommitList(epoch, handles, completed)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise StateError(f"{where}: the list of transactions is damaged: {type(error).__name__}: {error}") from error
 
