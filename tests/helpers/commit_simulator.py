@@ -1,0 +1,366 @@
+"""A job that writes epochs through `headrace.connectors.commit` into a MemoryLog, while everything around it goes wrong.
+
+Several drivers of the job may be alive: the newest is the engine's, the others are zombies that have not noticed yet. Each
+performs one Committer call at a time, so any of them can be killed before and after any call, `interrupt` kills it in the
+middle of one, and everything else can happen in between. Every action takes any integers and does nothing where it does not
+apply, so a history can be drawn from a seed or by Hypothesis. The invariants are checked after every action.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from headrace.connectors.commit import CommitRequested, JobCommitter, Phase, RecoveryRequested, StaleEpochError, refuse_stale
+from headrace.connectors.sink import Attempt, CommitListSerializer
+from headrace.enumerator.errors import FencedError, HeadraceError, PeerError
+from headrace.testing.memory_sink import MemoryHandle, MemoryHandleSerializer, MemoryLog, MemorySink, State
+
+JOB = "job"
+BYSTANDER = "job-2"  # its name begins with the other's, and nobody may touch what it has prepared
+ZOMBIES_AT_MOST = 2
+ROWS_AT_MOST = 4
+TASKS_AT_MOST = 3
+ACTIONS = 120
+FEW_CALLS = 60  # more than a commit without faults ever takes
+
+LISTS = CommitListSerializer(MemoryHandleSerializer())
+
+
+class KilledError(Exception):
+    """The process is gone."""
+
+
+class FusedLog(MemoryLog):
+    """A MemoryLog whose caller dies after `fuse` more changes; and which remembers what was ever on a durable list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fuse: int | None = None
+        self.listed: set[int] = set()
+
+    def changing(self) -> None:
+        if self.fuse == 0:
+            raise KilledError
+        if self.fuse is not None:
+            self.fuse -= 1
+
+    def store(self, job: str, generation: int, data: bytes) -> None:
+        super().store(job, generation, data)
+        self.listed.update(handle.number for handle in LISTS.deserialize(data, "the simulation").handles)
+
+    def recorded(self) -> int:
+        return LISTS.deserialize(self.stored()[JOB], "the simulation").epoch if JOB in self.stored() else -1
+
+
+class SteppedCommitter(JobCommitter[MemoryHandle]):
+    """A JobCommitter that performs one command when told to, so that others can act in between."""
+
+    def __init__(self, sink: MemorySink) -> None:
+        super().__init__(JOB, sink.committer(JOB))
+        self.commands: deque[Any] = deque()
+
+    @property
+    def phase(self) -> Phase:
+        return self._core.phase
+
+    def request(self, event: Any) -> None:
+        self.commands.extend(self._core.handle(event))
+
+    def step(self) -> str:
+        command = self.commands.popleft()
+        self.commands.extend(self._core.handle(self._perform(command)))
+        return type(command).__name__
+
+
+class Run:
+    """A driver process. `stale`: it was started from an older copy of the checkpoint."""
+
+    def __init__(self, sink: MemorySink, epoch: int, *, stale: bool = False) -> None:
+        self.committer = SteppedCommitter(sink)
+        self.epoch = epoch
+        self.stale = stale
+        self.handles: tuple[MemoryHandle, ...] | None = None  # None: its tasks have not run
+        self.asked = False
+        self.committed = False
+        self.began = 0
+        self.recorded = -1
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.committer.commands)
+
+    def next_epoch(self, epoch: int) -> None:
+        self.epoch, self.handles, self.asked, self.committed = epoch, None, False, False
+
+
+class CommitSimulation:
+    """The engine's checkpoint (`done`: the last epoch in it), the rows it has planned for each epoch, and the drivers."""
+
+    def __init__(self) -> None:
+        self.log = FusedLog()
+        self.sink = MemorySink(self.log)
+        self.rows: list[list[str]] = []
+        self.done = -1
+        self.completed: set[int] = set()
+        self.attempts: list[Attempt] = []
+        self.zombies: list[Run] = []
+        self.current = Run(self.sink, 0)
+        self.happened: Counter[str] = Counter()
+        self.bystander = self.log.begin(BYSTANDER, "0.0.0")
+        self.log.prepare(self.bystander)
+
+    # --- actions ------------------------------------------------------------------------------------------------------
+
+    def restart(self, zombie: int, recover: int) -> None:
+        """A new driver; the old one is dead, or goes on without knowing."""
+        if zombie % 2 and len(self.zombies) < ZOMBIES_AT_MOST:
+            self.zombies.append(self.current)
+        self.current = Run(self.sink, self.done + 1)
+        self.happened["restart"] += 1
+        if recover % 2:
+            self.current.committer.request(RecoveryRequested())
+
+    def rewind(self, back: int, fates: int) -> None:
+        """Somebody starts the job from an older copy of the checkpoint; its tasks write what they find now, or have yet to."""
+        epoch = self.log.recorded() - 1 - back % 2
+        if epoch >= 0 and len(self.zombies) < ZOMBIES_AT_MOST:
+            run = Run(self.sink, epoch, stale=True)
+            if fates % 2:
+                run.handles = self._tasks(run, [f"{epoch}:stale"] * (back % 3), 1, fates)
+            self.zombies.append(run)
+
+    def write(self, which: int, size: int, tasks: int, look: int, fates: int) -> None:
+        """The tasks of the epoch, unless they are told that it is recorded. `look`: whether they are told."""
+        run = self._run(which)
+        if run.handles is not None or run.busy:
+            return
+        while len(self.rows) <= run.epoch:
+            self.rows.append([f"{len(self.rows)}:{row}" for row in range(size % (ROWS_AT_MOST + 1))])
+        recorded = self.sink.recorded_epochs().get(JOB, -1) if look % 2 else -1
+        try:
+            refuse_stale(JOB, run.epoch, recorded)
+        except StaleEpochError:
+            assert run is not self.current, "the engine's driver is told that its checkpoint is old"
+            self._lose(run, "tasks refused")
+            return
+        if recorded == run.epoch:
+            self.happened["epoch skipped"] += 1
+        run.handles = () if recorded == run.epoch else self._tasks(run, self.rows[run.epoch], tasks, fates)
+
+    def request(self, which: int) -> None:
+        """The tasks are done: commit."""
+        run = self._run(which)
+        if run.handles is None or run.busy or run.asked:
+            return
+        run.asked, run.began, run.recorded = True, len(self.log.entries), self.log.recorded()
+        handles = run.handles
+        self._guarded(run, lambda: run.committer.request(CommitRequested(run.epoch, handles)))
+
+    def step(self, which: int) -> None:
+        """One Committer call."""
+        run = self._run(which)
+        if run.busy:
+            self._guarded(run, lambda: self.happened.update([run.committer.step()]))
+
+    def interrupt(self, which: int, fuse: int) -> None:
+        """A Committer call, in the middle of which the driver dies if it makes more than `fuse` changes."""
+        run = self._run(which)
+        if run.busy:
+            self.log.fuse = fuse % 3
+            try:
+                self._guarded(run, lambda: self.happened.update([run.committer.step()]))
+            finally:
+                self.log.fuse = None
+
+    def finish(self, which: int) -> None:
+        """All the calls that are left of what was requested."""
+        run = self._run(which)
+        for _ in range(FEW_CALLS):
+            if not run.busy:
+                return
+            self._guarded(run, lambda: self.happened.update([run.committer.step()]))
+        raise AssertionError("a commit does not end")
+
+    def store(self) -> None:
+        """The engine writes down that the epoch is done, and goes on with the next."""
+        if self.current.committed:
+            self.done = self.current.epoch
+            self.current.next_epoch(self.done + 1)
+
+    def again(self) -> None:
+        """The same driver writes the epoch it has just committed once more."""
+        if self.current.committed:
+            self.happened["again"] += 1
+            self.current.next_epoch(self.current.epoch)
+
+    def recover_again(self) -> None:
+        """The driver is asked to recover though it has."""
+        if not self.current.busy and self.current.committer.phase in (Phase.CREATED, Phase.READY):
+            self.current.committer.request(RecoveryRequested())
+
+    def kill_zombie(self, which: int) -> None:
+        """A zombie ends."""
+        if self.zombies:
+            self._lose(self.zombies[which % len(self.zombies)], "zombie killed")
+
+    def expire(self, which: int) -> None:
+        """A transaction has taken too long, or an outage has."""
+        unended = self.log.unended(JOB)
+        if unended:
+            entry = unended[which % len(unended)]
+            self.happened[f"expired {'listed' if entry.number in self.log.listed else entry.state.name}"] += 1
+            self.log.expire(entry.number)
+
+    def zombie_task(self, which: int, prepare: int) -> None:
+        """A task that nobody waits for any more begins again under its old name."""
+        if self.attempts:
+            attempt = self.attempts[which % len(self.attempts)]
+            transaction = self.sink.begin(attempt)
+            transaction.write(batch_of(self.rows[attempt.epoch][:1] or [f"{attempt.epoch}:zombie"]))
+            if prepare % 2:
+                transaction.prepare()
+
+    # --- checks -------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """What must be true at any moment."""
+        seen = Counter(row["value"] for row in self.log.rows())
+        assert not [value for value, times in seen.items() if times > 1], "rows are visible twice"
+        recorded, planned = self.log.recorded(), {value for rows in self.rows for value in rows}
+        for value in seen:
+            assert value in planned, f"{value} was never to be visible"
+            assert int(value.split(":")[0]) <= recorded, f"{value} is visible, and its epoch is on no durable list"
+        for epoch in self.completed:
+            assert not [value for value in self.rows[epoch] if value not in seen], f"rows of completed epoch {epoch} are lost"
+        committed = {entry.number for entry in self.log.entries if entry.state is State.COMMITTED}
+        assert committed <= self.log.listed, "a transaction was committed that never was on a durable list"
+        assert self.log.entries[self.bystander].state is State.PREPARED, "another job's transaction was ended"
+
+    def drain(self) -> None:
+        """Nothing fails any more: the job must go on by itself, and leave nothing open."""
+        self.restart(zombie=0, recover=0)
+        for _ in range(3):
+            self.write(0, size=2, tasks=2, look=0, fates=0)
+            run = self.current
+            self.request(0)
+            self.finish(0)
+            assert self.current is run, "the job cannot go on though nothing fails any more"
+            self.check()
+            assert not self.log.unended(JOB), "something is still open"
+            self.store()
+        assert self.completed.issuperset(range(self.done + 1))
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def _run(self, which: int) -> Run:
+        """Mostly the engine's driver."""
+        runs = [self.current, self.current, *self.zombies]
+        return runs[which % len(runs)]
+
+    def _lose(self, run: Run, why: str) -> None:
+        self.happened[why] += 1
+        if run is self.current:
+            self.current = Run(self.sink, self.done + 1)
+        else:
+            self.zombies.remove(run)
+
+    def _guarded(self, run: Run, act: Callable[[], Any]) -> None:
+        """A driver's action: any error of headrace ends the process, as it would."""
+        phase = run.committer.phase
+        try:
+            act()
+        except KilledError:
+            self._lose(run, f"killed {phase.name}")
+        except StaleEpochError:
+            assert run.epoch < self.log.recorded(), "an epoch that is not stale was refused"
+            self._lose(run, "stale epoch refused")
+        except FencedError:
+            self._lose(run, "fenced")
+        except PeerError:
+            assert phase is Phase.CHECKING
+            self._lose(run, "check failed")
+        else:
+            if run.asked and not run.busy and not run.committed:
+                self._finished(run)
+
+    def _finished(self, run: Run) -> None:
+        """The commit has returned."""
+        assert not run.stale, "a stale epoch was not refused"
+        assert run.recorded <= run.epoch, "a stale epoch was not refused"
+        left = [entry.number for entry in self.log.unended(JOB) if entry.number < run.began]
+        assert not left, f"the transactions {left} are open after a commit has completed"
+        run.committed = True
+        self.completed.add(run.epoch)
+        self.happened["commit completed"] += 1
+
+    def _tasks(self, run: Run, rows: list[str], tasks: int, fates: int) -> tuple[MemoryHandle, ...]:
+        """The rows dealt out to some tasks, each with attempts that fail, or that are not the one that counts."""
+        dice = random.Random(fates)
+        count = max(tasks % (TASKS_AT_MOST + 1), 1 if rows else 0)
+        shares: list[list[str]] = [[] for _ in range(count)]
+        for row in rows:
+            dice.choice(shares).append(row)
+        handles = [self._attempts(run, task, share, dice) for task, share in enumerate(shares)]
+        return tuple(handle for handle in handles if handle is not None)
+
+    def _attempts(self, run: Run, task: int, share: list[str], dice: random.Random) -> MemoryHandle | None:
+        number = 0
+        for fate in dice.choices(["fails", "is lost", "is speculative"], k=dice.choice([0, 0, 0, 1, 2])):
+            self._attempt(Attempt(JOB, run.epoch, task, number), share[:1], fate)
+            number += 1
+        return self._attempt(Attempt(JOB, run.epoch, task, number), share, "counts")
+
+    def _attempt(self, attempt: Attempt, share: list[str], fate: str) -> MemoryHandle | None:
+        if not share:
+            return None
+        self.attempts.append(attempt)
+        transaction = self.sink.begin(attempt)
+        transaction.write(batch_of(share))
+        if fate == "is lost":
+            return None
+        if fate == "fails":
+            transaction.abort()
+            return None
+        return transaction.prepare()
+
+
+def batch_of(values: list[str]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"value": values})
+
+
+# Each action, how many integers it takes, and how often it is drawn.
+DRAWN: list[tuple[Callable[..., None], int, int]] = [
+    (CommitSimulation.restart, 2, 3),
+    (CommitSimulation.rewind, 2, 4),
+    (CommitSimulation.write, 5, 12),
+    (CommitSimulation.request, 1, 12),
+    (CommitSimulation.step, 1, 30),
+    (CommitSimulation.interrupt, 2, 5),
+    (CommitSimulation.finish, 1, 8),
+    (CommitSimulation.store, 0, 6),
+    (CommitSimulation.again, 0, 1),
+    (CommitSimulation.recover_again, 0, 1),
+    (CommitSimulation.kill_zombie, 1, 1),
+    (CommitSimulation.expire, 1, 5),
+    (CommitSimulation.zombie_task, 2, 3),
+]
+
+
+def run_commit_history(seed: int) -> Counter[str]:
+    """One history; what happened in it. Raises AssertionError when an invariant is broken."""
+    dice = random.Random(seed)
+    simulation = CommitSimulation()
+    weights = [weight for _, _, weight in DRAWN]
+    try:
+        for action, arguments, _ in dice.choices(DRAWN, weights, k=dice.randint(5, ACTIONS)):
+            action(simulation, *(dice.randrange(64) for _ in range(arguments)))
+            simulation.check()
+        simulation.drain()
+    except HeadraceError as error:
+        raise AssertionError(f"history {seed}: {type(error).__name__}: {error}") from error
+    return simulation.happened

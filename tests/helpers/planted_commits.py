@@ -1,0 +1,204 @@
+"""Planted bugs in commit and recovery: each breaks one rule of `headrace.connectors.commit`, and must be caught.
+
+with planted_commits.sweep_skipped():
+    ...  # must fail
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from headrace.connectors import commit as module
+from headrace.connectors.commit import CommitCore, Copied, Ended, JobCommitter, Phase, Record, Sweep, Swept
+from headrace.connectors.sink import CommitList, Outcome
+
+Planted = Callable[[], AbstractContextManager[None]]
+Handler = Callable[[Any, Any], list[Any]]
+
+
+@contextmanager
+def _performing(command_type: type, planted: Callable[[Any, Callable[[Any], Any], Any], Any]) -> Iterator[None]:
+    """The commands of this type are performed by `planted(committer, perform, command)`."""
+    perform = JobCommitter._perform
+
+    def performed(self: Any, command: Any) -> Any:
+        if isinstance(command, command_type):
+            return planted(self._committer, lambda other: perform(self, other), command)
+        return perform(self, command)
+
+    with patch.object(JobCommitter, "_perform", performed):
+        yield
+
+
+@contextmanager
+def _transition(phase: Phase, event: type, handler: Handler) -> Iterator[None]:
+    with patch.dict(module.TRANSITIONS, {(phase, event): handler}):
+        yield
+
+
+@contextmanager
+def committed_before_the_list_is_durable() -> Iterator[None]:
+    """The transactions are committed first, and the list of them is written when that is done."""
+
+    def planted(committer: Any, perform: Callable[[Any], Any], command: Any) -> Any:
+        for handle in command.commits.handles:
+            committer.end(handle)
+        return perform(command)
+
+    with _performing(Record, planted):
+        yield
+
+
+@contextmanager
+def completed_before_the_commits() -> Iterator[None]:
+    """The list says that the epoch is completed before its transactions are committed."""
+
+    def planted(_: Any, perform: Callable[[Any], Any], command: Any) -> Any:
+        return perform(Record(CommitList(command.commits.epoch, (), completed=True)))
+
+    with _performing(Record, planted):
+        yield
+
+
+@contextmanager
+def recovery_skipped() -> Iterator[None]:
+    """A restarted driver takes what the durable list names for done."""
+
+    def planted(core: Any, event: Any) -> list[Any]:
+        core.commits = event.commits and replace(event.commits, handles=(), completed=True)
+        return core._sweep()  # type: ignore[no-any-return]
+
+    with _transition(Phase.FENCING, module.Fenced, planted):
+        yield
+
+
+@contextmanager
+def aborted_after_the_list_was_durable() -> Iterator[None]:
+    """A restarted driver aborts an unfinished epoch, though its list is durable, and lets it be written again."""
+
+    def planted(core: Any, event: Any) -> list[Any]:
+        core.commits = event.commits if event.commits is not None and event.commits.completed else None
+        return core._sweep()  # type: ignore[no-any-return]
+
+    with _transition(Phase.FENCING, module.Fenced, planted):
+        yield
+
+
+@contextmanager
+def expired_after_the_list_was_durable_ignored() -> Iterator[None]:
+    """A listed transaction that was aborted by its timeout counts as committed: no copy."""
+    ended = CommitCore._ended
+
+    def planted(core: Any, event: Any) -> list[Any]:
+        return ended(core, Ended(event.handle, Outcome.COMMITTED))
+
+    with _transition(Phase.ENDING, Ended, planted):
+        yield
+
+
+@contextmanager
+def copy_not_recorded() -> Iterator[None]:
+    """The copy is committed without taking the place of the others on the list."""
+
+    def planted(core: Any, event: Any) -> list[Any]:
+        core.commits = replace(core.commits, handles=(event.handle,))
+        return core._end_all()  # type: ignore[no-any-return]
+
+    with _transition(Phase.COPYING, Copied, planted):
+        yield
+
+
+@contextmanager
+def sweep_skipped() -> Iterator[None]:
+    """Nobody aborts the losers."""
+    with _performing(Sweep, lambda *_: Swept()):
+        yield
+
+
+@contextmanager
+def nothing_swept_where_nothing_is_committed() -> Iterator[None]:
+    """A driver that has recovered takes up a replay, or an epoch without rows, and leaves open what its tasks prepared."""
+
+    def planted(core: Any, event: Any) -> list[Any]:
+        core._asked = event
+        return core._take_up()  # type: ignore[no-any-return]
+
+    with _transition(Phase.READY, module.CommitRequested, planted):
+        yield
+
+
+@contextmanager
+def sweep_of_what_is_to_be_committed() -> Iterator[None]:
+    """The recovery before a commit aborts what the tasks have just prepared."""
+    with _performing(Sweep, lambda _, perform, __: perform(Sweep(()))):
+        yield
+
+
+@contextmanager
+def losers_of_a_recorded_epoch_kept() -> Iterator[None]:
+    """The recovery before a commit keeps what a replay has prepared, though its epoch is made up of others."""
+
+    def planted(core: Any) -> list[Any]:
+        core.phase = Phase.SWEEPING
+        return [Sweep(core._asked.handles if core._asked is not None else ())]
+
+    with patch.object(CommitCore, "_sweep", planted):
+        yield
+
+
+@contextmanager
+def stale_epoch_skipped() -> Iterator[None]:
+    """An epoch below the recorded one is taken for done."""
+    take_up = CommitCore._take_up
+
+    def planted(core: Any) -> list[Any]:
+        if core._asked is not None and core.commits is not None and core._asked.epoch < core.commits.epoch:
+            core._asked = None
+        return take_up(core)
+
+    with patch.object(CommitCore, "_take_up", planted):
+        yield
+
+
+@contextmanager
+def stale_epoch_written() -> Iterator[None]:
+    """An epoch below the recorded one is written once more."""
+    with patch.object(module, "refuse_stale", lambda *_: None):
+        yield
+
+
+@contextmanager
+def recorded_epoch_written_again() -> Iterator[None]:
+    """A replay of the recorded epoch is committed too."""
+    take_up = CommitCore._take_up
+
+    def planted(core: Any) -> list[Any]:
+        asked = core._asked
+        if asked is not None and asked.handles and core.commits is not None and asked.epoch == core.commits.epoch:
+            core._asked, core.commits = asked, replace(core.commits, epoch=asked.epoch - 1)
+        return take_up(core)
+
+    with patch.object(CommitCore, "_take_up", planted), patch.object(module, "refuse_stale", lambda *_: None):
+        yield
+
+
+ALL: tuple[Planted, ...] = (
+    committed_before_the_list_is_durable,
+    completed_before_the_commits,
+    recovery_skipped,
+    aborted_after_the_list_was_durable,
+    expired_after_the_list_was_durable_ignored,
+    copy_not_recorded,
+    sweep_skipped,
+    nothing_swept_where_nothing_is_committed,
+    sweep_of_what_is_to_be_committed,
+    losers_of_a_recorded_epoch_kept,
+    stale_epoch_skipped,
+    stale_epoch_written,
+    recorded_epoch_written_again,
+)
+"""Those that the simulation must catch: all of them."""

@@ -1,0 +1,308 @@
+"""The order of commit and recovery, transition by transition; and the durable list, byte by byte."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headrace.connectors.commit import (
+    TRANSITIONS,
+    Check,
+    Checked,
+    CommitCore,
+    CommitRequested,
+    Copied,
+    Copy,
+    End,
+    Ended,
+    Fence,
+    Fenced,
+    JobCommitter,
+    Phase,
+    Record,
+    Recorded,
+    RecoveryRequested,
+    StaleEpochError,
+    Sweep,
+    Swept,
+    refuse_stale,
+)
+from headrace.connectors.sink import Attempt, CommitList, CommitListSerializer, Outcome, check_job
+from headrace.enumerator.errors import DataLossError, FencedError, PeerError, ProtocolViolationError, StateError, UsageError
+from headrace.testing.memory_sink import MemoryHandle, MemoryHandleSerializer, MemoryLog, MemorySink
+
+GOLDEN = Path(__file__).parent / "golden"
+A, B, C = MemoryHandle(1), MemoryHandle(2), MemoryHandle(3)
+LISTS = CommitListSerializer(MemoryHandleSerializer())
+
+LISTED = CommitList(5, (A, B))
+DONE = CommitList(5, (), completed=True)
+ASKED = CommitRequested(5, (A, B))
+
+# What leads to each phase, for a commit of epoch 5 with A and B, or the recovery of it.
+NEW: list[Any] = []
+FENCING: list[Any] = [RecoveryRequested()]
+READY: list[Any] = [RecoveryRequested(), Fenced(None), Swept()]
+READY_AT_5: list[Any] = [RecoveryRequested(), Fenced(DONE), Swept()]
+CHECKING: list[Any] = [*READY, ASKED]
+RECORDING: list[Any] = [*CHECKING, Checked()]
+ENDING: list[Any] = [*RECORDING, Recorded()]
+COPYING: list[Any] = [*ENDING, Ended(A, Outcome.COMMITTED), Ended(B, Outcome.ABORTED)]
+SWEEPING: list[Any] = [*ENDING, Ended(A, Outcome.COMMITTED), Ended(B, Outcome.COMMITTED)]
+COMPLETING: list[Any] = [*SWEEPING, Swept()]
+PATHS = {
+    Phase.CREATED: NEW,
+    Phase.FENCING: FENCING,
+    Phase.READY: READY,
+    Phase.CHECKING: CHECKING,
+    Phase.RECORDING: RECORDING,
+    Phase.ENDING: ENDING,
+    Phase.COPYING: COPYING,
+    Phase.SWEEPING: SWEEPING,
+    Phase.COMPLETING: COMPLETING,
+}
+EVENTS = [RecoveryRequested(), ASKED, Fenced(None), Checked(), Recorded(), Ended(A, Outcome.COMMITTED), Copied(C), Swept()]
+
+
+@dataclass(frozen=True)
+class Case:
+    """After `path`, `event` gives `commands` and leads to `phase`."""
+
+    name: str
+    path: list[Any]
+    event: Any
+    commands: list[Any]
+    phase: Phase
+
+
+CASES = [
+    Case("recovery fences first", NEW, RecoveryRequested(), [Fence()], Phase.FENCING),
+    Case("a commit fences first", NEW, ASKED, [Fence()], Phase.FENCING),
+    Case("no list: only sweep", FENCING, Fenced(None), [Sweep(())], Phase.SWEEPING),
+    Case("a completed list: only sweep", FENCING, Fenced(DONE), [Sweep(())], Phase.SWEEPING),
+    Case("an unfinished list is completed", FENCING, Fenced(LISTED), [End(A), End(B)], Phase.ENDING),
+    Case("the sweep keeps what is asked for", [ASKED], Fenced(None), [Sweep((A, B))], Phase.SWEEPING),
+    Case("the sweep keeps no replay", [CommitRequested(5, (C,))], Fenced(DONE), [Sweep(())], Phase.SWEEPING),
+    Case("ready after recovery", READY[:-1], Swept(), [], Phase.READY),
+    Case("recovery again sweeps", READY, RecoveryRequested(), [Sweep(())], Phase.SWEEPING),
+    Case("a commit is checked first", READY, ASKED, [Check((A, B))], Phase.CHECKING),
+    Case("a replay is swept", READY_AT_5, CommitRequested(5, (C,)), [Sweep(())], Phase.SWEEPING),
+    Case("an empty epoch is swept", READY, CommitRequested(5, ()), [Sweep(())], Phase.SWEEPING),
+    Case("then a commit after recovery is checked", [ASKED, Fenced(None)], Swept(), [Check((A, B))], Phase.CHECKING),
+    Case("then a replay is done", [*READY_AT_5, CommitRequested(5, (C,))], Swept(), [], Phase.READY),
+    Case("then an empty epoch is recorded", [*READY, CommitRequested(5, ())], Swept(), [Record(DONE)], Phase.COMPLETING),
+    Case("the list is made durable", CHECKING, Checked(), [Record(LISTED)], Phase.RECORDING),
+    Case("only then it is committed", RECORDING, Recorded(), [End(A), End(B)], Phase.ENDING),
+    Case("all are waited for", ENDING, Ended(A, Outcome.COMMITTED), [], Phase.ENDING),
+    Case("what is aborted is copied", COPYING[:-1], Ended(B, Outcome.ABORTED), [Copy((B,))], Phase.COPYING),
+    Case("the copy takes its place on the list", COPYING, Copied(C), [Record(CommitList(5, (C,)))], Phase.RECORDING),
+    Case("and is committed then", [*COPYING, Copied(C)], Recorded(), [End(C)], Phase.ENDING),
+    Case("the losers are swept", SWEEPING[:-1], Ended(B, Outcome.COMMITTED), [Sweep(())], Phase.SWEEPING),
+    Case("at last the list is completed", SWEEPING, Swept(), [Record(DONE)], Phase.COMPLETING),
+    Case("ready after the commit", COMPLETING, Recorded(), [], Phase.READY),
+]
+
+
+def driven(path: list[Any]) -> CommitCore[MemoryHandle]:
+    core: CommitCore[MemoryHandle] = CommitCore("job")
+    for event in path:
+        core.handle(event)
+    return core
+
+
+def batch(*values: str) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"value": list(values)})
+
+
+def prepared(sink: MemorySink, epoch: int, task: int, *values: str, number: int = 0) -> MemoryHandle:
+    transaction = sink.begin(Attempt("job", epoch, task, number))
+    transaction.write(batch(*values))
+    handle = transaction.prepare()
+    assert handle is not None
+    return handle
+
+
+def visible(log: MemoryLog) -> list[str]:
+    return [row["value"] for row in log.rows()]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_transition(case: Case):
+    core = driven(case.path)
+    assert core.handle(case.event) == case.commands
+    assert core.phase is case.phase
+
+
+def test_every_transition_has_a_case():
+    assert {(driven(case.path).phase, type(case.event)) for case in CASES} == TRANSITIONS.keys()
+
+
+def test_the_paths_lead_where_they_say_and_miss_no_phase():
+    assert {phase: driven(path).phase for phase, path in PATHS.items()} == {phase: phase for phase in Phase}
+
+
+@pytest.mark.parametrize("phase", Phase, ids=lambda phase: phase.name)
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_an_event_that_is_not_in_the_table_is_refused_and_changes_nothing(phase, event):
+    if (phase, type(event)) in TRANSITIONS:
+        return
+    core = driven(PATHS[phase])
+    before = pickle.dumps(vars(core))
+    with pytest.raises(ProtocolViolationError, match=rf"'job' is {phase.name}: {type(event).__name__}"):
+        core.handle(event)
+    assert pickle.dumps(vars(core)) == before
+
+
+@pytest.mark.parametrize(
+    "path", [[CommitRequested(4, (C,)), Fenced(DONE), Swept()], [*READY_AT_5, CommitRequested(4, (C,)), Swept()]]
+)
+def test_a_stale_epoch_is_refused_after_its_transactions_are_swept(path):
+    core = driven(path[:-1])
+    with pytest.raises(StaleEpochError, match=r"'job' is to write epoch 4.*committed up to epoch 5.*newest checkpoint"):
+        core.handle(path[-1])
+    assert core.commits == DONE
+
+
+@pytest.mark.parametrize(("epoch", "recorded"), [(0, -1), (5, 5), (6, 5)])
+def test_no_other_epoch_is_stale(epoch, recorded):
+    refuse_stale("job", epoch, recorded)
+
+
+# --- with a log in memory -----------------------------------------------------------------------------------------------
+
+
+def test_a_commit_shows_the_rows_and_leaves_nothing_open():
+    log = MemoryLog()
+    sink = pickle.loads(pickle.dumps(MemorySink(log)))
+    loser = prepared(sink, 0, 0, "a", number=1)
+    handles = (prepared(sink, 0, 0, "a"), prepared(sink, 0, 1, "b", "c"))
+    committer = JobCommitter("job", sink.committer("job"))
+    committer.commit(0, handles)
+    assert visible(log) == ["a", "b", "c"]
+    assert not log.unended("job")
+    assert loser.number not in [handle.number for handle in handles]
+    assert sink.recorded_epochs() == {"job": 0}
+    committer.forget()
+    committer.close()
+    assert sink.recorded_epochs() == {}
+
+
+def test_what_expires_after_it_is_listed_is_copied():
+    log = MemoryLog()
+    sink = MemorySink(log)
+    handles = (prepared(sink, 0, 0, "a"), prepared(sink, 0, 1, "b"))
+    old = sink.committer("job")
+    old.fence()
+    old.record(CommitList(0, handles))
+    log.expire(handles[1].number)
+    JobCommitter("job", sink.committer("job")).recover()
+    assert sorted(visible(log)) == ["a", "b"]
+    with pytest.raises(FencedError, match="another driver"):
+        old.record(CommitList(0, ()))
+
+
+def test_what_expires_before_it_is_listed_fails_the_epoch_and_a_replay_writes_it():
+    log = MemoryLog()
+    sink = MemorySink(log)
+    handle = prepared(sink, 0, 0, "a")
+    log.expire(handle.number)
+    with pytest.raises(PeerError, match="not prepared any more"):
+        JobCommitter("job", sink.committer("job")).commit(0, (handle,))
+    JobCommitter("job", sink.committer("job")).commit(0, (prepared(sink, 0, 0, "a"),))
+    assert visible(log) == ["a"]
+
+
+def test_what_became_of_an_unknown_transaction_cannot_be_known():
+    with pytest.raises(DataLossError, match="transaction 7 was never prepared"):
+        MemorySink(MemoryLog()).committer("job").end(MemoryHandle(7))
+
+
+def test_a_transaction_without_rows_has_no_handle_and_leaving_aborts_what_is_not_prepared():
+    log = MemoryLog()
+    with MemorySink(log).begin(Attempt("job", 0, 0, 0)) as transaction:
+        assert transaction.prepare() is None
+    with MemorySink(log).begin(Attempt("job", 0, 1, 0)) as transaction:
+        transaction.write(batch("a"))
+    assert not log.unended("job")
+
+
+@pytest.mark.parametrize("job", ["", "a/b", "a.b", "ä", "x" * 101])
+def test_a_name_that_cannot_name_a_job(job):
+    with pytest.raises(UsageError, match="1 to 100 letters"):
+        MemorySink(MemoryLog()).committer(job)
+
+
+def test_a_name_that_can_name_a_job():
+    assert check_job("Query-1_" + "x" * 92)
+
+
+# --- the durable list ---------------------------------------------------------------------------------------------------
+
+# What each version wrote, and what it means. A file is never written again: a new version adds a new one.
+GOLDEN_LISTS = {"commit_list_v1.json": LISTED, "commit_list_completed_v1.json": DONE}
+
+
+def changed(**changes: object) -> bytes:
+    return json.dumps(json.loads(LISTS.serialize(LISTED)) | changes).encode()
+
+
+@pytest.mark.parametrize("name", GOLDEN_LISTS)
+def test_what_any_version_wrote_is_read(name):
+    assert LISTS.deserialize((GOLDEN / name).read_bytes(), "here") == GOLDEN_LISTS[name]
+
+
+@pytest.mark.parametrize("name", GOLDEN_LISTS)
+def test_the_current_version_writes_its_golden_file(name):
+    """A difference here means that the format has changed, and needs a new version."""
+    assert LISTS.serialize(GOLDEN_LISTS[name]) == (GOLDEN / name).read_bytes()
+
+
+@pytest.mark.parametrize("newer", [{"version": 2}, {"handle_version": 2}])
+def test_a_newer_list_is_refused_and_says_what_it_is(newer):
+    with pytest.raises(StateError, match=r"over there: a newer headrace wrote this .*reads up to \(1, 1\)"):
+        LISTS.deserialize(changed(**newer), "over there")
+
+
+def test_something_else_is_refused():
+    with pytest.raises(StateError, match="over there: this is no list of transactions: its format is 'flink'"):
+        LISTS.deserialize(changed(format="flink"), "over there")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"null",
+        b"7",
+        b"\xff\xfe\x00",
+        b"[" * 100_000,
+        LISTS.serialize(LISTED)[:-1],
+        changed(version="1"),
+        changed(version=0),
+        changed(version=None),
+        changed(handle_version=0),
+        changed(epoch="five"),
+        changed(epoch=None),
+        changed(epoch=-1),
+        changed(epoch=1.5),
+        changed(completed="false"),
+        changed(completed=None),
+        changed(handles=None),
+        changed(handles=7),
+        changed(handles="ab"),
+        changed(handles=[{}]),
+        changed(handles=[{"number": "x"}]),
+    ],
+    ids=lambda data: data[:40].decode(errors="replace"),
+)
+def test_a_damaged_list_is_refused_and_the_place_is_named(data):
+    with pytest.raises(StateError, match="over there: the list of transactions is damaged"):
+        LISTS.deserialize(data, "over there")
