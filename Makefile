@@ -30,7 +30,7 @@ soak: $(INSTALLED) ## Simulated histories of the heart, many more than in the te
 	$(BIN)/python tests/helpers/simulate.py --histories 200000
 
 # The .pth file lets Spark see pyspark_headrace: it lists the folders on its path, where an editable install has none.
-$(INSTALLED): setup.cfg setup.py pyproject.toml connectors/kafka/records.py
+$(INSTALLED): setup.cfg setup.py pyproject.toml connectors/kafka/records.py connectors/kafka/encode.py
 	$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else "headrace needs Python 3.11 to 3.13, this is " + sys.version)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip

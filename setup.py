@@ -1,4 +1,4 @@
-"""Builds the one compiled module; everything else about the package is in setup.cfg."""
+"""Builds the two compiled modules; everything else about the package is in setup.cfg."""
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
@@ -7,10 +7,11 @@ setup(
     ext_modules=cythonize(
         [
             Extension(
-                "headrace.connectors.kafka.records",
-                ["connectors/kafka/records.py"],
+                f"headrace.connectors.kafka.{name}",
+                [f"connectors/kafka/{name}.py"],
                 extra_compile_args=["-O3"],
             )
+            for name in ("records", "encode")
         ],
         compiler_directives={"language_level": "3"},
     )

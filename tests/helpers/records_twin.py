@@ -7,18 +7,18 @@ from types import ModuleType
 
 from headrace.connectors.kafka import records as compiled
 
-SOURCE = Path(compiled.__file__).with_name("records.py")
 
-
-def load() -> ModuleType:
-    """The module of `records.py` as plain Python, under another name. Cython must be installed: it provides `cython`."""
-    spec = importlib.util.spec_from_file_location("headrace_records_uncompiled", SOURCE)
+def load(module: ModuleType) -> ModuleType:
+    """A compiled module as plain Python, under another name. Cython must be installed: it provides `cython`."""
+    name = module.__name__.rpartition(".")[2]
+    assert module.__file__ is not None
+    spec = importlib.util.spec_from_file_location(f"headrace_{name}_uncompiled", Path(module.__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    twin = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = twin
+    spec.loader.exec_module(twin)
+    return twin
 
 
-uncompiled = load()
+uncompiled = load(compiled)
