@@ -1,0 +1,183 @@
+"""Arrow columns as what databases take: lines of PostgreSQL's COPY, and rows of Python values. No value changes on the way.
+
+Instants (timestamps with a time zone) are sent in UTC, in sessions whose time zone is UTC.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.enumerator.errors import UsageError
+
+__all__ = ["Field", "Kind", "check_finite", "copy_lines", "kind_of", "normalised", "python_rows", "text_rows"]
+
+_TEXT = pa.large_string()
+_MICROSECOND_DIGITS = 6
+
+
+class Kind(Enum):
+    """What an Arrow type means to a database."""
+
+    NULL = "null"
+    BOOLEAN = "boolean"
+    INTEGER = "integer"
+    FLOAT = "floating point"
+    DECIMAL = "decimal"
+    TEXT = "text"
+    BINARY = "binary"
+    DATE = "date"
+    TIME = "time of day"
+    INSTANT = "timestamp with time zone"
+    LOCAL = "timestamp without time zone"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A column that is written. `digits`: how many of a second's decimals the table keeps."""
+
+    name: str
+    kind: Kind
+    digits: int = _MICROSECOND_DIGITS
+
+
+_CANONICAL: dict[Kind, pa.DataType] = {
+    Kind.FLOAT: pa.float64(),
+    Kind.TEXT: _TEXT,
+    Kind.BINARY: pa.large_binary(),
+    Kind.DATE: pa.date32(),
+    Kind.TIME: pa.time64("us"),
+    Kind.INSTANT: pa.timestamp("us"),
+    Kind.LOCAL: pa.timestamp("us"),
+}
+
+
+def kind_of(arrow: pa.DataType) -> Kind | None:
+    """What the type means; None for types that no column of a table can hold, such as lists and structs."""
+    types = pa.types
+    if types.is_dictionary(arrow):
+        return kind_of(arrow.value_type)
+    if types.is_timestamp(arrow):
+        return Kind.LOCAL if arrow.tz is None else Kind.INSTANT
+    found = {
+        Kind.NULL: types.is_null(arrow),
+        Kind.BOOLEAN: types.is_boolean(arrow),
+        Kind.INTEGER: types.is_integer(arrow),
+        Kind.FLOAT: types.is_floating(arrow),
+        Kind.DECIMAL: types.is_decimal(arrow),
+        Kind.TEXT: types.is_string(arrow) or types.is_large_string(arrow) or types.is_string_view(arrow),
+        Kind.BINARY: types.is_binary(arrow)
+        or types.is_large_binary(arrow)
+        or types.is_fixed_size_binary(arrow)
+        or types.is_binary_view(arrow),
+        Kind.DATE: types.is_date(arrow),
+        Kind.TIME: types.is_time(arrow),
+    }
+    return next((kind for kind, does in found.items() if does), None)
+
+
+def normalised(array: pa.Array, field: Field) -> pa.Array:
+    """The values in the one Arrow type of their kind. Raises UsageError, naming the column, if the table would round one."""
+    if pa.types.is_dictionary(array.type):
+        array = array.cast(array.type.value_type)
+    if field.kind is Kind.INSTANT:
+        array = array.cast(pa.timestamp(array.type.unit, "UTC")).cast(pa.timestamp(array.type.unit))
+    canonical = _CANONICAL.get(field.kind)
+    try:
+        array = array if canonical is None else array.cast(canonical)
+    except pa.ArrowInvalid as error:
+        raise UsageError(f"column {field.name!r}: {error}") from error
+    if field.kind in (Kind.TIME, Kind.INSTANT, Kind.LOCAL) and field.digits < _MICROSECOND_DIGITS:
+        _check_digits(array, field)
+    return array
+
+
+def _check_digits(array: pa.Array, field: Field) -> None:
+    unit = 10 ** (_MICROSECOND_DIGITS - field.digits)
+    microseconds = array.cast(pa.int64())
+    whole = pc.multiply(pc.divide(microseconds, unit), unit)
+    if pc.any(pc.not_equal(whole, microseconds)).as_py():
+        raise UsageError(
+            f"column {field.name!r} of the table keeps {field.digits} decimals of a second, and there are values with more: "
+            "round them, or give the column more decimals"
+        )
+
+
+# --- COPY -------------------------------------------------------------------------------------------------------------
+
+
+def copy_lines(columns: Sequence[pa.Array], fields: Sequence[Field]) -> memoryview:
+    """The rows of these normalised columns (at least one) in PostgreSQL's text format of COPY."""
+    texts = [_copy_text(column, field.kind) for column, field in zip(columns, fields, strict=True)]
+    joined = pc.binary_join_element_wise(*texts, _scalar("\t"), null_handling="replace", null_replacement="\\N")
+    lines = pc.binary_join_element_wise(joined, _scalar("\n"), _scalar(""))
+    size = pc.sum(pc.binary_length(lines)).as_py() or 0
+    data = lines.buffers()[2]
+    assert lines.offset == 0  # the result of a kernel: the lines stand in its buffer one after the other
+    return memoryview(data)[:size] if size else memoryview(b"")
+
+
+def _scalar(text: str) -> pa.Scalar:
+    return pa.scalar(text, _TEXT)
+
+
+def _copy_text(array: pa.Array, kind: Kind) -> pa.Array:
+    match kind:
+        case Kind.TEXT:
+            for raw, escaped in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r")):
+                array = pc.replace_substring(array, raw, escaped)
+            return array
+        case Kind.BINARY:
+            return pc.binary_join_element_wise(_scalar("\\\\x"), _hex(array), _scalar(""))
+        case Kind.INSTANT:
+            return pc.binary_join_element_wise(array.cast(_TEXT), _scalar("+00"), _scalar(""))
+        case _:
+            return array.cast(_TEXT)
+
+
+def _hex(array: pa.LargeBinaryArray) -> pa.LargeStringArray:
+    """Two digits a byte, made of the whole buffer at once."""
+    _, offsets_buffer, data = array.buffers()
+    offsets = pa.Array.from_buffers(pa.int64(), len(array) + 1, [None, offsets_buffer], offset=array.offset)
+    start, stop = offsets[0].as_py(), offsets[len(array)].as_py()
+    digits = binascii.hexlify(memoryview(data)[start:stop]) if stop > start else b""
+    doubled = pc.multiply(pc.subtract(offsets, start), 2)
+    texts = pa.LargeStringArray.from_buffers(len(array), doubled.buffers()[1], pa.py_buffer(digits))
+    return pc.if_else(array.is_valid(), texts, pa.scalar(None, _TEXT)) if array.null_count else texts
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def python_rows(columns: Sequence[pa.Array], fields: Sequence[Field]) -> list[tuple[Any, ...]]:
+    """The rows of these normalised columns as Python values; instants as datetimes in UTC without a time zone.
+
+    Raises UsageError, naming the column, for a year that Python has not.
+    """
+    values = []
+    for column, field in zip(columns, fields, strict=True):
+        try:
+            values.append(column.to_pylist())
+        except (ValueError, OverflowError) as error:
+            raise UsageError(f"column {field.name!r} has a {field.kind.value} out of range: {error}") from error
+    return list(zip(*values, strict=True))
+
+
+def text_rows(columns: Sequence[pa.Array], fields: Sequence[Field]) -> list[tuple[Any, ...]]:
+    """As `python_rows`, with dates and times as ISO 8601 text, for a database that has no types for them."""
+    temporal = (Kind.DATE, Kind.TIME, Kind.INSTANT, Kind.LOCAL)
+    pairs = zip(columns, fields, strict=True)
+    return python_rows([column.cast(_TEXT) if field.kind in temporal else column for column, field in pairs], fields)
+
+
+def check_finite(columns: Sequence[pa.Array], fields: Sequence[Field], database: str) -> None:
+    """Raise UsageError, naming the column, if one holds NaN or an infinity."""
+    for column, field in zip(columns, fields, strict=True):
+        if field.kind is Kind.FLOAT and pc.any(pc.invert(pc.is_finite(column))).as_py():
+            raise UsageError(f"column {field.name!r} holds NaN or an infinity, which {database} cannot store")

@@ -1,0 +1,95 @@
+"""The names of prepared transactions, and the handles that carry them.
+
+A name is `headrace.<place>.<job>.<epoch>.<task>.<number>.<nonce>`:
+
+- `place` is a digest of where the job's durable list is kept. Names are shared by a whole server; two databases on it may each
+  have a job of the same name, and neither may touch the other's transactions.
+- `job` is shortened to 13 characters, `~` and a digest if it is longer than 46: `~` is in no job's name, so a shortened one
+  is no other job's name.
+- `nonce` is new each time: after a checkpoint was thrown away, the same attempt comes again, and must not be taken for the one
+  that was committed then.
+
+MariaDB and MySQL take a name in two parts of up to 64 bytes, split here before the epoch; PostgreSQL takes one below 200 bytes.
+No part holds a dot, so a job's prefix, which ends in one, is no prefix of another job's names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.connectors.sink import Attempt, HandleSerializer, check_job
+from headrace.enumerator.errors import UsageError
+
+__all__ = ["SqlHandle", "SqlHandleSerializer", "attempt_prefix", "job_prefix", "new_gid", "place_digest", "split_gid"]
+
+_LONGEST_PART = 64
+_LONGEST_JOB = 46  # 64 without "headrace.", the place and its dot
+_KEPT = 13
+_GID = re.compile(r"headrace\.[0-9a-f]{8}\.[A-Za-z0-9_~-]{1,46}\.[0-9]+\.[0-9]+\.[0-9]+\.[0-9a-f]{8}")
+
+
+@dataclass(frozen=True, slots=True)
+class SqlHandle:
+    """A prepared transaction by its name in the database, and how many rows it holds."""
+
+    gid: str
+    rows: int
+
+
+class SqlHandleSerializer(HandleSerializer[SqlHandle]):
+    """A handle as a JSON object of `gid` and `rows`."""
+
+    version = 1
+
+    def serialize(self, handle: SqlHandle) -> Any:  # noqa: ANN401 - any JSON value
+        """The handle in version 1."""
+        return {"gid": handle.gid, "rows": handle.rows}
+
+    def deserialize(self, version: int, value: Any) -> SqlHandle:  # noqa: ANN401 - any JSON value
+        """What `serialize` was given. Raises ValueError for a name that is not ours: names become part of statements."""
+        if version != 1:
+            raise ValueError(f"version {version} of a SQL handle is not known")
+        gid, rows = value["gid"], value["rows"]
+        if not _GID.fullmatch(gid) or len(split_gid(gid)[0]) > _LONGEST_PART or len(split_gid(gid)[1]) > _LONGEST_PART:
+            raise ValueError(f"{gid!r} names no transaction of ours")
+        if not isinstance(rows, int) or rows < 0:
+            raise ValueError(f"{rows!r} is no number of rows")
+        return SqlHandle(gid, rows)
+
+
+def place_digest(*names: str) -> str:
+    """Eight characters for the place where lists are kept: the database, and its schema if it has some."""
+    return hashlib.sha256("\0".join(names).encode()).hexdigest()[:8]
+
+
+def job_prefix(place: str, job: str) -> str:
+    """How the names of all transactions of a job begin, and of no other job. Raises UsageError for what names no job."""
+    check_job(job)
+    if len(job) > _LONGEST_JOB:
+        job = f"{job[:_KEPT]}~{hashlib.sha256(job.encode()).hexdigest()[: _LONGEST_JOB - _KEPT - 1]}"
+    return f"headrace.{place}.{job}."
+
+
+def attempt_prefix(place: str, attempt: Attempt) -> str:
+    """How the names of an attempt's transactions begin, and of no other attempt."""
+    return f"{job_prefix(place, attempt.job)}{attempt.epoch}.{attempt.task}.{attempt.number}."
+
+
+def new_gid(place: str, attempt: Attempt) -> str:
+    """A name that no transaction has had. Raises UsageError when the attempt's numbers do not fit a database's limit."""
+    gid = attempt_prefix(place, attempt) + secrets.token_hex(4)
+    if not _GID.fullmatch(gid) or len(split_gid(gid)[1]) > _LONGEST_PART:
+        raise UsageError(
+            f"{attempt} cannot be made the name of a transaction: its numbers count from 0, up to 53 digits in all"
+        )
+    return gid
+
+
+def split_gid(gid: str) -> tuple[str, str]:
+    """The global transaction id and the branch qualifier, as XA calls them: the job, and the attempt."""
+    job, *attempt = gid.rsplit(".", 4)
+    return job, ".".join(attempt)

@@ -1,0 +1,141 @@
+"""MariaDB and MySQL: inserts of many rows, and XA transactions.
+
+A session that has prepared an XA transaction must end before another one may commit or abort it (MySQL 8.0.29 and newer detach
+it at once). The server notices the end of a connection a moment later; until then it says that there is no such transaction
+(XAER_NOTA), although XA RECOVER lists it: that is `Ended.BUSY` here, never taken for an aborted one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pyarrow as pa
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError
+
+from headrace.connectors.sql.arrow import Field, check_finite, python_rows
+from headrace.connectors.sql.commits import TRANSACTIONS
+from headrace.connectors.sql.errors import code_of
+from headrace.connectors.sql.handles import place_digest, split_gid
+from headrace.connectors.sql.table import Table, split_name
+from headrace.connectors.sql.two_phase import Ended, TwoPhaseDatabase, Writer
+from headrace.enumerator.errors import RetriableError, UsageError
+
+__all__ = ["MySql"]
+
+_NO_SUCH_TRANSACTION = 1397  # XAER_NOTA
+_ROLLED_BACK = (1402, 1613, 1614)  # XA_RBROLLBACK, XA_RBTIMEOUT, XA_RBDEADLOCK: the branch is gone
+_FORMAT = 1  # of transactions whose statement named no other
+_OLDEST_MARIADB = (10, 5)
+_OLDEST_MYSQL = (8, 0)
+
+
+class MySql(TwoPhaseDatabase):
+    """MariaDB 10.5 or newer, MySQL 8.0 or newer: older ones abort prepared transactions when their session ends."""
+
+    def check(self, connection: Connection, table: Table) -> None:
+        """The server's version, and the engine of the table."""
+        version = str(connection.exec_driver_sql("SELECT VERSION()").scalar_one())
+        number = tuple(int(part) for part in version.split("-")[0].split(".")[:2])
+        if number < (_OLDEST_MARIADB if "mariadb" in version.lower() else _OLDEST_MYSQL):
+            raise UsageError(
+                f"this server, {version}, loses prepared transactions when their session ends. MariaDB 10.5 or MySQL 8.0 is "
+                "needed; or write with UpsertSink, which needs none"
+            )
+        schema, name = split_name(table.name)
+        asked = sa.text(
+            "SELECT engine FROM information_schema.tables "
+            "WHERE table_schema = coalesce(:schema, database()) AND table_name = :name"
+        )
+        engine = connection.execute(asked, {"schema": schema, "name": name}).scalar()
+        if engine not in ("InnoDB", "ROCKSDB"):
+            raise UsageError(
+                f"table {table.name!r} is stored by {engine or 'no engine: it is a view'}, which takes no part in XA "
+                "transactions: run ALTER TABLE ... ENGINE=InnoDB"
+            )
+
+    def place(self, connection: Connection) -> str:
+        """The database: XA's names are shared by all databases of the server."""
+        return place_digest(str(connection.exec_driver_sql("SELECT database()").scalar_one()))
+
+    def writer(self, connection: Connection, table: Table, gid: str) -> Writer:
+        """XA START, which must be the first statement of a transaction."""
+        connection.commit()
+        return _Writer(connection, table, gid)
+
+    def prepared(self, connection: Connection, prefix: str) -> set[str]:
+        """XA RECOVER lists those of the whole server, of other applications too, whose names are any bytes."""
+        found = set()
+        for form, global_length, branch_length, data in _recoverable(connection):
+            job, attempt = data[:global_length], data[global_length : global_length + branch_length]
+            gid = b".".join((job, attempt)).decode("ascii", "replace")
+            if form == _FORMAT and gid.startswith(prefix) and split_gid(gid) == (job.decode(), attempt.decode()):
+                found.add(gid)
+        return found
+
+    def commit(self, connection: Connection, gid: str) -> Ended:
+        """XA COMMIT."""
+        return self._end(connection, "COMMIT", gid)
+
+    def roll_back(self, connection: Connection, gid: str) -> Ended:
+        """XA ROLLBACK."""
+        return self._end(connection, "ROLLBACK", gid)
+
+    def _end(self, connection: Connection, how: str, gid: str) -> Ended:
+        try:
+            connection.exec_driver_sql(f"XA {how} {_xid(gid)}")
+        except DBAPIError as error:
+            if code_of(error) != _NO_SUCH_TRANSACTION and code_of(error) not in _ROLLED_BACK:
+                raise
+            return Ended.BUSY if gid in self.prepared(connection, gid) else Ended.GONE
+        return Ended.DONE
+
+    @contextmanager
+    def lock(self, connection: Connection, name: str, timeout_s: float) -> Iterator[None]:
+        """A lock of GET_LOCK, which are shared by all databases of the server. `name` has up to 64 characters."""
+        taken = connection.exec_driver_sql(f"SELECT GET_LOCK('{name}', {timeout_s:g})").scalar_one()
+        if taken != 1:
+            holder = connection.exec_driver_sql(f"SELECT IS_USED_LOCK('{name}')").scalar_one()
+            raise RetriableError(
+                f"another driver has held the lock {name!r} for {timeout_s:g} s: end its process, or its session: KILL {holder}"
+            )
+        yield
+        connection.exec_driver_sql(f"SELECT RELEASE_LOCK('{name}')")
+
+
+def _recoverable(connection: Connection) -> list[tuple[int, int, int, bytes]]:
+    rows = connection.exec_driver_sql("XA RECOVER").fetchall()
+    return [(form, job, branch, data if isinstance(data, bytes) else data.encode()) for form, job, branch, data in rows]
+
+
+def _xid(gid: str) -> str:
+    job, attempt = split_gid(gid)
+    return f"'{job}','{attempt}'"
+
+
+class _Writer(Writer):
+    """The driver makes one INSERT of many rows, up to a megabyte each."""
+
+    def __init__(self, connection: Connection, table: Table, gid: str) -> None:
+        self._connection = connection
+        self._table = table
+        self._gid = gid
+        self._execute(f"XA START {_xid(gid)}")
+
+    def put(self, fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
+        check_finite(columns, fields, "MariaDB")
+        quote = self._connection.dialect.identifier_preparer.quote_identifier
+        names = ", ".join(quote(field.name) for field in fields)
+        values = ", ".join("%s" for _ in fields)
+        statement = f"INSERT INTO {self._table.sql} ({names}) VALUES ({values})"  # noqa: S608 - names are quoted
+        self._connection.exec_driver_sql(statement, python_rows(columns, fields))
+
+    def prepare(self, epoch: int, job: str) -> None:
+        self._connection.execute(sa.insert(TRANSACTIONS).values(gid=self._gid, job=job, epoch=epoch))
+        self._execute(f"XA END {_xid(self._gid)}")
+        self._execute(f"XA PREPARE {_xid(self._gid)}")
+
+    def _execute(self, statement: str) -> None:
+        self._connection.exec_driver_sql(statement)

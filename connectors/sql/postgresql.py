@@ -1,0 +1,118 @@
+"""PostgreSQL: COPY, PREPARE TRANSACTION, and what ends it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pyarrow as pa
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError
+
+from headrace.connectors.sql.arrow import Field, copy_lines
+from headrace.connectors.sql.commits import TRANSACTIONS
+from headrace.connectors.sql.errors import code_of
+from headrace.connectors.sql.handles import place_digest
+from headrace.connectors.sql.table import Table
+from headrace.connectors.sql.two_phase import Ended, TwoPhaseDatabase, Writer
+from headrace.enumerator.errors import RetriableError, UsageError
+
+__all__ = ["PostgreSql"]
+
+_UNDEFINED_OBJECT = "42704"
+_OBJECT_IN_USE = "55006"
+_LOCK_NOT_AVAILABLE = "55P03"
+
+
+class PostgreSql(TwoPhaseDatabase):
+    """PostgreSQL 12 or newer."""
+
+    def check(self, connection: Connection, table: Table) -> None:
+        """Prepared transactions are switched off unless the server's configuration allows some."""
+        if int(connection.exec_driver_sql("SHOW max_prepared_transactions").scalar_one()) == 0:
+            raise UsageError(
+                "this PostgreSQL has prepared transactions switched off. Set max_prepared_transactions in its configuration to "
+                "at least twice the number of tasks that write at a time, and restart it; or write with UpsertSink, which "
+                "needs none"
+            )
+
+    def place(self, connection: Connection) -> str:
+        """The database and the schema in which tables are made."""
+        database, schema = connection.exec_driver_sql("SELECT current_database(), current_schema()").one()
+        return place_digest(str(database), str(schema))
+
+    def writer(self, connection: Connection, table: Table, gid: str) -> Writer:
+        """The driver begins a transaction with its first statement."""
+        return _Writer(connection, table, gid)
+
+    def prepared(self, connection: Connection, prefix: str) -> set[str]:
+        """Those of this database: others cannot be ended from here."""
+        statement = sa.text(
+            "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND starts_with(gid, :prefix)"
+        )
+        return {str(gid) for (gid,) in connection.execute(statement, {"prefix": prefix})}
+
+    def commit(self, connection: Connection, gid: str) -> Ended:
+        """COMMIT PREPARED."""
+        return _end(connection, f"COMMIT PREPARED '{gid}'")
+
+    def roll_back(self, connection: Connection, gid: str) -> Ended:
+        """ROLLBACK PREPARED."""
+        return _end(connection, f"ROLLBACK PREPARED '{gid}'")
+
+    @contextmanager
+    def lock(self, connection: Connection, name: str, timeout_s: float) -> Iterator[None]:
+        """An advisory lock. The session's lock timeout is of this length already."""
+        number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big", signed=True)
+        try:
+            connection.exec_driver_sql(f"SELECT pg_advisory_lock({number})")
+        except DBAPIError as error:
+            if code_of(error) != _LOCK_NOT_AVAILABLE:
+                raise
+            raise RetriableError(
+                f"another driver has held the lock {name!r} for {timeout_s:g} s: end its process, or its session, which is the "
+                f"one in pg_locks with the advisory lock {number}"
+            ) from error
+        yield
+        connection.exec_driver_sql(f"SELECT pg_advisory_unlock({number})")
+
+
+def _end(connection: Connection, statement: str) -> Ended:
+    try:
+        connection.exec_driver_sql(statement)
+    except DBAPIError as error:
+        if code_of(error) == _UNDEFINED_OBJECT:
+            return Ended.GONE
+        if code_of(error) == _OBJECT_IN_USE:
+            return Ended.BUSY
+        raise
+    return Ended.DONE
+
+
+class _Writer(Writer):
+    """One COPY from the first row to the last, so that nothing waits for the server between batches."""
+
+    def __init__(self, connection: Connection, table: Table, gid: str) -> None:
+        self._connection = connection
+        self._table = table
+        self._gid = gid
+        self._stack = ExitStack()
+        self._copy: Any = None
+
+    def put(self, fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
+        if self._copy is None:
+            quote = self._connection.dialect.identifier_preparer.quote_identifier
+            # The preparer doubles percent signs, for statements with parameters; this one has none.
+            names = ", ".join(quote(field.name) for field in fields)
+            statement = f"COPY {self._table.sql} ({names}) FROM STDIN".replace("%%", "%")
+            cursor = self._stack.enter_context(self._connection.connection.driver_connection.cursor())  # type: ignore[union-attr] # open
+            self._copy = self._stack.enter_context(cursor.copy(statement))
+        self._copy.write(copy_lines(columns, fields))
+
+    def prepare(self, epoch: int, job: str) -> None:
+        self._stack.close()
+        self._connection.execute(sa.insert(TRANSACTIONS).values(gid=self._gid, job=job, epoch=epoch))
+        self._connection.exec_driver_sql(f"PREPARE TRANSACTION '{self._gid}'")

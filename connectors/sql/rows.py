@@ -1,0 +1,98 @@
+"""What every transaction of a task does: batches become rows of the table, in a session that ends with the transaction."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import pyarrow as pa
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from headrace.connectors.sink import Transaction
+from headrace.connectors.sql.arrow import Field, normalised
+from headrace.connectors.sql.errors import translated
+from headrace.connectors.sql.handles import SqlHandle
+from headrace.connectors.sql.table import Table, fields_of
+from headrace.enumerator.errors import UsageError
+
+__all__ = ["RowTransaction", "closed_on_error", "end_session"]
+
+_CHUNK_ROWS = 16_384  # bounds what a batch takes in its other form
+
+
+def end_session(engine: Engine, connection: Connection) -> None:
+    """Close the connection without a word to the server, which aborts what was not prepared. Never raises."""
+    with suppress(SQLAlchemyError, engine.dialect.loaded_dbapi.Error, OSError):
+        connection.invalidate()
+    with suppress(SQLAlchemyError, engine.dialect.loaded_dbapi.Error, OSError):
+        connection.close()
+    engine.dispose()
+
+
+@contextmanager
+def closed_on_error(engine: Engine, connect: Callable[[], Connection]) -> Iterator[Connection]:
+    """Give a connection that stays open, unless the context ends by an exception."""
+    connection = connect()
+    try:
+        yield connection
+    except BaseException:
+        end_session(engine, connection)
+        raise
+
+
+class RowTransaction(Transaction[SqlHandle]):
+    """Rows of one schema into one table. A subclass says how they are put there, and what the pre-commit is."""
+
+    def __init__(self, engine: Engine, connection: Connection, table: Table) -> None:
+        """Takes the connection over, in which the transaction has begun, or begins with its first statement."""
+        self._engine = engine
+        self._connection = connection
+        self._table = table
+        self._schema: pa.Schema | None = None
+        self._fields: tuple[Field, ...] = ()
+        self._rows = 0
+        self._is_open = True
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Send the rows. Raises UsageError when they do not fit the table, or are not like those before."""
+        if self._schema is None:
+            self._fields = fields_of(self._table, batch.schema)
+            self._check(batch.schema)
+            self._schema = batch.schema
+        elif not batch.schema.equals(self._schema):
+            raise UsageError(f"the rows for table {self._table.name!r} have changed from {self._schema} to {batch.schema}")
+        for start in range(0, batch.num_rows, _CHUNK_ROWS):
+            chunk = batch.slice(start, _CHUNK_ROWS)
+            columns = [normalised(array, field) for array, field in zip(chunk.columns, self._fields, strict=True)]
+            with translated(self._engine, f"writing to table {self._table.name!r}"):
+                self._put(self._fields, columns)
+            self._rows += chunk.num_rows
+
+    def prepare(self) -> SqlHandle | None:
+        """Pre-commit. Raises UsageError for rows that the database refuses, RetriableError for a lost connection."""
+        try:
+            if not self._rows:
+                return None
+            with translated(self._engine, f"writing to table {self._table.name!r}"):
+                return self._pre_commit()
+        finally:
+            self.abort()  # the session is over either way; what is prepared or committed does not mind
+
+    def abort(self) -> None:
+        """End the session."""
+        if self._is_open:
+            self._is_open = False
+            end_session(self._engine, self._connection)
+
+    def _check(self, schema: pa.Schema) -> None:
+        """Raise UsageError for rows that fit the table, but not this transaction."""
+
+    @abstractmethod
+    def _put(self, fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
+        """Send normalised rows."""
+
+    @abstractmethod
+    def _pre_commit(self) -> SqlHandle | None:
+        """Make sure of the rows; there is at least one."""

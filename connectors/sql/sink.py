@@ -1,0 +1,263 @@
+"""Exactly once into PostgreSQL, MariaDB and MySQL: the tasks' transactions are prepared, and committed by the driver.
+
+A prepared transaction belongs to no session: it survives its writer and the server, unseen, with its locks, until somebody
+ends it by name. It has no timeout. So nothing on a durable list is ever lost, unless an administrator ends it by hand; and what
+a dead job has prepared stays until the job runs again, or somebody ends it (`pg_prepared_xacts`, `XA RECOVER`).
+
+Two attempts at the same rows meet where the table has a unique key: the second waits for the first one's locks, for
+`lock_timeout_s`, and then fails. Recovery ends the first.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+from sqlalchemy.engine import Connection, Engine
+from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
+
+from headrace.connectors.sink import Attempt, CommitList, Committer, HandleSerializer, Outcome, TwoPhaseSink, check_job
+from headrace.connectors.sql.arrow import Field
+from headrace.connectors.sql.commits import TRANSACTIONS, CommitStore, create_tables
+from headrace.connectors.sql.errors import translated
+from headrace.connectors.sql.handles import SqlHandle, SqlHandleSerializer, attempt_prefix, job_prefix, new_gid
+from headrace.connectors.sql.mysql import MySql
+from headrace.connectors.sql.postgresql import PostgreSql
+from headrace.connectors.sql.rows import RowTransaction, closed_on_error
+from headrace.connectors.sql.table import Table, read_table, split_name
+from headrace.connectors.sql.two_phase import Ended, TwoPhaseDatabase, Writer
+from headrace.connectors.sql.url import Product, driver_engine, product_of, shown, task_engine
+from headrace.enumerator.errors import DataLossError, PeerError, ProtocolViolationError, RetriableError, UsageError
+
+__all__ = ["SqlCommitter", "SqlSink"]
+
+_DATABASES: dict[Product, TwoPhaseDatabase] = {Product.POSTGRESQL: PostgreSql(), Product.MYSQL: MySql()}
+_POLL_SECONDS = 0.02
+_NAMED = 10  # more gids than this are counted in a message, not named
+
+
+@dataclass(frozen=True, repr=False)
+class SqlSink(TwoPhaseSink[SqlHandle]):
+    """Adds rows to a table, which exists. Picklable; its repr hides the password.
+
+    url: as SQLAlchemy has it, `postgresql://user:password@host:5432/database`, `mysql://...` or `mariadb://...`.
+    table: `table` or `schema.table`. Columns are matched by name; those that the rows do not have get their defaults.
+    lock_timeout_s: how long to wait for a lock that another transaction holds, in seconds; 30 by default.
+
+    The user needs the right to insert into the table, and to create tables or to read and write `headrace_commits` and
+    `headrace_transactions`; on MySQL also XA_RECOVER_ADMIN. On PostgreSQL tasks and driver log in as the same user, or the
+    driver as a superuser.
+
+    Raises UsageError for an address or a table's name that cannot be used, without contacting anybody.
+    """
+
+    url: str
+    table: str
+    lock_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Check what can be checked here."""
+        split_name(self.table)
+        if product_of(self.url) not in _DATABASES:
+            raise UsageError(f"{shown(self.url)} has no two-phase commit: use UpsertSink")
+        if not self.lock_timeout_s > 0:
+            raise UsageError(f"lock_timeout_s must be above 0; got {self.lock_timeout_s}")
+
+    def __repr__(self) -> str:
+        """Without the password."""
+        return f"SqlSink({shown(self.url)!r}, {self.table!r}, lock_timeout_s={self.lock_timeout_s!r})"
+
+    @property
+    def handles(self) -> HandleSerializer[SqlHandle]:
+        """JSON objects of name and number of rows."""
+        return SqlHandleSerializer()
+
+    def begin(self, attempt: Attempt) -> SqlTransaction:
+        """Connect, look at the table, abort what the same attempt left prepared.
+
+        Raises UsageError without such a table, or where the server has no prepared transactions; AuthenticationError;
+        RetriableError when it cannot be reached.
+        """
+        database = _DATABASES[product_of(self.url)]
+        engine = task_engine(self.url, self.lock_timeout_s)
+        with (
+            translated(engine, f"beginning to write to {shown(self.url)}"),
+            closed_on_error(engine, engine.connect) as connection,
+        ):
+            table = read_table(connection, self.table, product_of(self.url))
+            database.check(connection, table)
+            create_tables(connection)
+            place = database.place(connection)
+            left_over = database.prepared(connection, attempt_prefix(place, attempt))
+            connection.commit()
+            if left_over:
+                with _autocommit(engine) as other:
+                    for gid in sorted(left_over):
+                        _end_surely(partial(database.roll_back, other, gid), gid, self.lock_timeout_s)
+            gid = new_gid(place, attempt)
+            return SqlTransaction(engine, connection, table, database.writer(connection, table, gid), attempt, gid)
+
+    def committer(self, job: str) -> SqlCommitter:
+        """The one that ends this job's transactions; connects when it is first used. Close it."""
+        engine = driver_engine(self.url, self.lock_timeout_s)
+        return SqlCommitter(engine, _DATABASES[product_of(self.url)], check_job(job), self.lock_timeout_s)
+
+    def recorded_epochs(self) -> Mapping[str, int]:
+        """Of all jobs whose lists are in this database."""
+        engine = driver_engine(self.url, self.lock_timeout_s)
+        try:
+            store = CommitStore(engine)
+            store.create()
+            return store.epochs()
+        finally:
+            engine.dispose()
+
+
+class SqlTransaction(RowTransaction):
+    """A task's transaction."""
+
+    def __init__(
+        self, engine: Engine, connection: Connection, table: Table, writer: Writer, attempt: Attempt, gid: str
+    ) -> None:
+        """Takes the connection over."""
+        super().__init__(engine, connection, table)
+        self._writer = writer
+        self._attempt = attempt
+        self._gid = gid
+
+    def _put(self, fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
+        self._writer.put(fields, columns)
+
+    def _pre_commit(self) -> SqlHandle:
+        self._writer.prepare(self._attempt.epoch, self._attempt.job)
+        return SqlHandle(self._gid, self._rows)
+
+
+class SqlCommitter(Committer[SqlHandle]):
+    """Ends prepared transactions by their names. A lock of the database keeps drivers of the same job apart."""
+
+    def __init__(self, engine: Engine, database: TwoPhaseDatabase, job: str, lock_timeout_s: float) -> None:
+        """Takes the engine over; contacts nobody yet."""
+        self._engine = engine
+        self._database = database
+        self._store = CommitStore(engine)
+        self._job = job
+        self._lock_timeout_s = lock_timeout_s
+        self._driver: str | None = None
+
+    def fence(self) -> CommitList[SqlHandle] | None:
+        """Put this driver in the place of the one before. Waits while that one sweeps.
+
+        Raises RetriableError when it does so for longer than the lock timeout, StateError for a list that cannot be read.
+        """
+        self._store.create()
+        with self._connected("taking over") as connection, self._locked(connection):
+            driver = uuid.uuid4().hex
+            commits = self._store.take_over(self._job, driver)
+        self._driver = driver
+        return commits
+
+    def check(self, handles: Sequence[SqlHandle]) -> None:
+        """Raises PeerError naming what is not prepared any more."""
+        with self._connected("looking for prepared transactions") as connection:
+            there = self._database.prepared(connection, self._prefix(connection))
+        gone = [handle for handle in handles if handle.gid not in there]
+        if gone:
+            raise PeerError(
+                f"{_names(gone)} of job {self._job!r} were rolled back before their epoch was recorded: nothing is lost, and "
+                "the epoch must be written again"
+            )
+
+    def record(self, commits: CommitList[SqlHandle]) -> None:
+        """Replace the list in `headrace_commits`."""
+        self._store.record(self._job, self._fenced_driver(), commits)
+
+    def end(self, handle: SqlHandle) -> Outcome:
+        """Commit; what is not prepared any more was committed if its row is in `headrace_transactions`, else aborted.
+
+        Raises RetriableError when another session has it for longer than the lock timeout, FencedError when another driver
+        has taken over, who may have dropped that row.
+        """
+        with self._connected("committing") as connection:
+            commit = partial(self._database.commit, connection, handle.gid)
+            if _end_surely(commit, handle.gid, self._lock_timeout_s) is Ended.DONE or self._store.was_committed(handle.gid):
+                return Outcome.COMMITTED
+        self._store.verify(self._job, self._fenced_driver())
+        return Outcome.ABORTED
+
+    def copy(self, handles: Sequence[SqlHandle]) -> SqlHandle:
+        """Raises DataLossError: the rows of a transaction that was rolled back are nowhere."""
+        raise DataLossError(
+            f"{sum(handle.rows for handle in handles)} rows of job {self._job!r} are lost: {_names(handles)} were prepared and "
+            "on the durable list, and somebody rolled them back. To go on without these rows, or once they are written by "
+            f"hand, insert each name into {TRANSACTIONS.name} with the job and its epoch: it is then taken as committed"
+        )
+
+    def sweep(self, keep: Collection[SqlHandle]) -> None:
+        """Roll back what is prepared under the job's names. Raises FencedError instead when another driver has taken over."""
+        kept = {handle.gid for handle in keep}
+        with self._connected("aborting what was left") as connection, self._locked(connection) as prefix:
+            self._store.verify(self._job, self._fenced_driver())
+            for gid in sorted(self._database.prepared(connection, prefix) - kept):
+                _end_surely(partial(self._database.roll_back, connection, gid), gid, self._lock_timeout_s)
+
+    def forget(self) -> None:
+        """Drop the job's rows from our tables."""
+        self._store.create()
+        self._store.forget(self._job)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._engine.dispose()
+
+    def _fenced_driver(self) -> str:
+        if self._driver is None:
+            raise ProtocolViolationError(f"the committer of job {self._job!r} must fence before anything else")
+        return self._driver
+
+    def _prefix(self, connection: Connection) -> str:
+        return job_prefix(self._database.place(connection), self._job)
+
+    @contextmanager
+    def _connected(self, doing: str) -> Iterator[Connection]:
+        with translated(self._engine, f"{doing}, job {self._job!r}"), _autocommit(self._engine) as connection:
+            yield connection
+
+    @contextmanager
+    def _locked(self, connection: Connection) -> Iterator[str]:
+        """Hold the job's lock, and give the prefix of its names. Without it an older driver, late in its sweep, could abort
+        what a newer one is about to commit.
+        """
+        prefix = self._prefix(connection)
+        with self._database.lock(connection, prefix.removesuffix("."), self._lock_timeout_s):
+            yield prefix
+
+
+@contextmanager
+def _autocommit(engine: Engine) -> Iterator[Connection]:
+    """A connection in which each statement is a transaction; after an error it is closed, and so gives back its locks."""
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        try:
+            yield connection
+        except BaseException:
+            connection.invalidate()
+            raise
+
+
+def _end_surely(end: Callable[[], Ended], gid: str, timeout_s: float) -> Ended:
+    """DONE or GONE: wait for a session that has the transaction now."""
+    busy = retry_if_result(lambda ended: ended is Ended.BUSY)
+    try:
+        return Retrying(retry=busy, stop=stop_after_delay(timeout_s), wait=wait_fixed(_POLL_SECONDS))(end)
+    except RetryError as error:
+        raise RetriableError(f"another session has had transaction {gid} for {timeout_s:g} s: end that session") from error
+
+
+def _names(handles: Sequence[SqlHandle]) -> str:
+    named = ", ".join(f"{handle.gid} ({handle.rows} rows)" for handle in handles[:_NAMED])
+    more = f" and {len(handles) - _NAMED} more" if len(handles) > _NAMED else ""
+    return f"the transactions {named}{more}"

@@ -1,0 +1,203 @@
+"""The table that is written to, as the database describes it, and whether rows fit it: asked before anything is written.
+
+A pair of types fits if no value changes silently. Values that the database itself refuses (an integer out of range, a text too
+long, a null where there may be none) are left to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from sqlalchemy import inspect
+from sqlalchemy import types as sql
+from sqlalchemy.dialects import mysql
+from sqlalchemy.engine import Connection
+from sqlalchemy.sql.sqltypes import _Binary  # there is no public name for what all binary types have in common
+
+from headrace.connectors.sql.arrow import Field, Kind, kind_of
+from headrace.connectors.sql.url import Product
+from headrace.enumerator.errors import UsageError
+
+__all__ = ["Table", "check_key", "fields_of", "read_table", "split_name"]
+
+_KNOWN = (sql.Boolean, sql.Integer, sql.Float, sql.Numeric, sql.Date, sql.DateTime, sql.Time, _Binary)
+_DOUBLE_BITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of the database. `sql` is its name as statements have it; `columns` are SQLAlchemy's descriptions by name."""
+
+    name: str
+    sql: str
+    product: Product
+    columns: Mapping[str, Mapping[str, Any]]
+    unique: frozenset[frozenset[str]]
+
+
+def split_name(name: str) -> tuple[str | None, str]:
+    """Schema and table of `table` or `schema.table`. Raises UsageError for anything else."""
+    schema, dot, table = name.rpartition(".")
+    if not table or "." in schema or (dot and not schema):
+        raise UsageError(f"a table is named as in 'orders' or 'sales.orders', with no other dots; got {name!r}")
+    return schema or None, table
+
+
+def read_table(connection: Connection, name: str, product: Product) -> Table:
+    """Ask the database for a table. Raises UsageError when there is none of this name."""
+    schema, table = split_name(name)
+    inspector = inspect(connection)
+    if not inspector.has_table(table, schema=schema):
+        raise UsageError(f"there is no table {name!r} in {connection.engine.url.database!r}: create it first")
+    columns = {column["name"]: dict(column) for column in inspector.get_columns(table, schema=schema)}
+    unique = {frozenset(inspector.get_pk_constraint(table, schema=schema)["constrained_columns"])}
+    unique |= {frozenset(found["column_names"]) for found in inspector.get_unique_constraints(table, schema=schema)}
+    for index in inspector.get_indexes(table, schema=schema):
+        partial = any(key.endswith("_where") for key in index.get("dialect_options", {}))
+        if index["unique"] and not partial and None not in index["column_names"]:
+            unique.add(frozenset(column for column in index["column_names"] if column is not None))
+    quote = connection.dialect.identifier_preparer.quote
+    written = ".".join(quote(part) for part in (schema, table) if part is not None)
+    return Table(name, written, product, columns, frozenset(unique - {frozenset()}))
+
+
+def fields_of(table: Table, schema: pa.Schema) -> tuple[Field, ...]:
+    """How rows of this schema go into the table. Raises one UsageError that names every column that does not fit."""
+    problems = [
+        f"column {name!r} occurs more than once" for name in sorted({n for n in schema.names if schema.names.count(n) > 1})
+    ]
+    if not schema.names:
+        problems.append("the rows have no columns")
+    fields = []
+    for arrow in schema:
+        column = table.columns.get(arrow.name)
+        if column is None:
+            problems.append(f"column {arrow.name!r} ({arrow.type}) is not in the table")
+            continue
+        if refusal := _refusal(arrow.type, column["type"], table.product):
+            problems.append(f"column {arrow.name!r}: {refusal}")
+            continue
+        kind = kind_of(arrow.type)
+        assert kind is not None  # or it would have been refused
+        fields.append(Field(arrow.name, kind, _digits(column["type"], table.product)))
+    missing = [name for name, column in table.columns.items() if name not in schema.names and _is_needed(column, table.product)]
+    problems += [f"column {name!r} may not be null and has no default, and the rows have none" for name in missing]
+    if problems:
+        raise UsageError(f"the rows do not fit table {table.name!r}: {'; '.join(problems)}")
+    return tuple(fields)
+
+
+def _is_needed(column: Mapping[str, Any], product: Product) -> bool:
+    if column["nullable"] or column.get("default") is not None or column.get("computed") or column.get("identity"):
+        return False
+    by_itself = column.get("autoincrement") is True
+    # SQLite numbers the rows of an INTEGER PRIMARY KEY.
+    return not by_itself and not (product is Product.SQLITE and column.get("primary_key"))
+
+
+def _digits(column: sql.TypeEngine[Any], product: Product) -> int:
+    """How many decimals of a second the column keeps; fewer are rounded to."""
+    if product is Product.MYSQL:
+        return int(getattr(column, "fsp", None) or 0)
+    precision = getattr(column, "precision", None) if isinstance(column, sql.DateTime | sql.Time) else None
+    return 6 if precision is None else int(precision)
+
+
+def _refusal(arrow: pa.DataType, column: sql.TypeEngine[Any], product: Product) -> str | None:
+    """Why values of this type cannot go into this column; None if they can."""
+    kind = kind_of(arrow)
+    if kind is None:
+        return f"{arrow} has no counterpart in a table; turn it into text first"
+    reason = _REASONS.get(kind, _fits)(kind, arrow, column, product)
+    if reason is None:
+        return None
+    return f"{arrow} does not go into {_sql_name(column)}" + (f": {reason}" if reason else "")
+
+
+def _sql_name(column: sql.TypeEngine[Any]) -> str:
+    try:
+        return str(column)
+    except Exception:  # noqa: BLE001 - some types cannot be shown without their dialect
+        return type(column).__name__
+
+
+def _fits(kind: Kind, _: pa.DataType, column: sql.TypeEngine[Any], product: Product) -> str | None:
+    accepted: dict[Kind, tuple[type, ...]] = {
+        Kind.BOOLEAN: (sql.Boolean,) if product is Product.POSTGRESQL else (sql.Boolean, sql.Integer),
+        Kind.BINARY: (_Binary,),
+        Kind.DATE: (sql.Date,),
+    }
+    return None if kind is Kind.NULL or isinstance(column, accepted[kind]) else ""
+
+
+def _integer(_: Kind, __: pa.DataType, column: sql.TypeEngine[Any], ___: Product) -> str | None:
+    if isinstance(column, sql.Integer):
+        return None
+    if isinstance(column, sql.Float):
+        return "large integers would be rounded; cast them first"
+    return None if isinstance(column, sql.Numeric) else ""
+
+
+def _float(_: Kind, arrow: pa.DataType, column: sql.TypeEngine[Any], product: Product) -> str | None:
+    if not isinstance(column, sql.Float):
+        return "values would be rounded; cast them first" if isinstance(column, sql.Numeric) else ""
+    single = isinstance(column, sql.REAL) if product is Product.POSTGRESQL else isinstance(column, mysql.FLOAT)
+    if product is Product.MYSQL and (single or isinstance(column, mysql.DOUBLE | mysql.REAL)) and column.scale is not None:
+        return "the column rounds"
+    return "values would be rounded; cast them first" if single and arrow.bit_width == _DOUBLE_BITS else None
+
+
+def _decimal(_: Kind, arrow: pa.DataType, column: sql.TypeEngine[Any], product: Product) -> str | None:
+    if product is Product.SQLITE:
+        return "SQLite stores decimals as floating point; cast them first"
+    if isinstance(column, sql.Float) or not isinstance(column, sql.Numeric):
+        return ""
+    scale = column.scale if column.scale is not None or column.precision is None else 0
+    return (
+        None if scale is None or arrow.scale <= scale else f"the table keeps {scale} decimals, and the rows have {arrow.scale}"
+    )
+
+
+def _text(_: Kind, __: pa.DataType, column: sql.TypeEngine[Any], ___: Product) -> str | None:
+    """Texts also go where the database reads its own text form: JSON, UUID, arrays, intervals, types of extensions."""
+    return "" if isinstance(column, _KNOWN) else None
+
+
+def _time(_: Kind, __: pa.DataType, column: sql.TypeEngine[Any], ___: Product) -> str | None:
+    if not isinstance(column, sql.Time):
+        return ""
+    return "these times have no zone" if column.timezone else None
+
+
+def _instant(_: Kind, __: pa.DataType, column: sql.TypeEngine[Any], ___: Product) -> str | None:
+    return None if isinstance(column, sql.DateTime) else ""
+
+
+def _local(_: Kind, __: pa.DataType, column: sql.TypeEngine[Any], product: Product) -> str | None:
+    if not isinstance(column, sql.DateTime):
+        return ""
+    instants = isinstance(column, sql.TIMESTAMP) if product is Product.MYSQL else column.timezone
+    return "these times have no zone, so which instants they are is not known" if instants else None
+
+
+_REASONS = {
+    Kind.INTEGER: _integer,
+    Kind.FLOAT: _float,
+    Kind.DECIMAL: _decimal,
+    Kind.TEXT: _text,
+    Kind.TIME: _time,
+    Kind.INSTANT: _instant,
+    Kind.LOCAL: _local,
+}
+
+
+def check_key(table: Table, key: Sequence[str]) -> None:
+    """Raise UsageError unless rows are told apart by exactly these columns: else an upsert would add rows, or change others."""
+    if not key or len(set(key)) != len(key):
+        raise UsageError(f"the key of table {table.name!r} must name columns, each once; got {list(key)}")
+    if frozenset(key) not in table.unique:
+        keys = ", ".join(str(sorted(columns)) for columns in sorted(table.unique, key=sorted)) or "none"
+        raise UsageError(f"table {table.name!r} has no unique key of the columns {sorted(key)}; it has {keys}")

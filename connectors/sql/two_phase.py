@@ -1,0 +1,72 @@
+"""What databases with two-phase commit do differently: `postgresql` and `mysql` implement it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from enum import Enum, auto
+from typing import Any
+
+import pyarrow as pa
+from sqlalchemy.engine import Connection
+
+from headrace.connectors.sql.arrow import Field
+from headrace.connectors.sql.table import Table
+
+__all__ = ["Ended", "TwoPhaseDatabase", "Writer"]
+
+
+class Ended(Enum):
+    """What came of the wish to end a prepared transaction."""
+
+    DONE = auto()
+    GONE = auto()  # there is none of this name
+    BUSY = auto()  # another session has it: the one that prepared it and has not quite ended, or one that ends it now
+
+
+class Writer(ABC):
+    """One transaction of a task, in a session of its own."""
+
+    @abstractmethod
+    def put(self, fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
+        """Add rows; `fields` are the same each time, `columns` are normalised."""
+
+    @abstractmethod
+    def prepare(self, epoch: int, job: str) -> None:
+        """Add the row of `headrace_transactions`, and prepare. After it the session is of no use: close it."""
+
+
+class TwoPhaseDatabase(ABC):
+    """A kind of database. Stateless; connections are SQLAlchemy's, outside a transaction unless noted."""
+
+    @abstractmethod
+    def check(self, connection: Connection, table: Table) -> None:
+        """Raise UsageError, saying what to set, when rows of this table cannot be written in two phases."""
+
+    @abstractmethod
+    def place(self, connection: Connection) -> str:
+        """The digest of where our tables are."""
+
+    @abstractmethod
+    def writer(self, connection: Connection, table: Table, gid: str) -> Writer:
+        """Begin a transaction of this name."""
+
+    @abstractmethod
+    def prepared(self, connection: Connection, prefix: str) -> set[str]:
+        """The names, beginning so, of all prepared transactions."""
+
+    @abstractmethod
+    def commit(self, connection: Connection, gid: str) -> Ended:
+        """Commit a prepared transaction. The connection is in autocommit."""
+
+    @abstractmethod
+    def roll_back(self, connection: Connection, gid: str) -> Ended:
+        """Abort a prepared transaction. The connection is in autocommit."""
+
+    @abstractmethod
+    def lock(self, connection: Connection, name: str, timeout_s: float) -> AbstractContextManager[Any]:
+        """Hold the lock of this name, which ends with the connection's session at the latest. It is in autocommit.
+
+        Raises RetriableError when another session holds it for longer than this.
+        """

@@ -1,0 +1,119 @@
+"""A database's address: which driver speaks to it, engines made for it, and how it is shown."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from sqlalchemy import create_engine, event
+from sqlalchemy.engine import URL, Engine, make_url
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.pool import NullPool
+
+from headrace.enumerator.errors import UsageError
+
+__all__ = ["ISOLATION", "Product", "driver_engine", "product_of", "shown", "task_engine"]
+
+ISOLATION = "READ COMMITTED"  # weaker locks than MariaDB's default, which would make transactions wait for prepared ones
+CONNECT_SECONDS = "10"
+
+
+class Product(Enum):
+    """The databases that are known, by the driver we use."""
+
+    POSTGRESQL = "postgresql+psycopg"
+    MYSQL = "mysql+pymysql"  # MariaDB too: it is told apart by what the server says
+    SQLITE = "sqlite"
+
+
+_SCHEMES = {
+    "postgresql": Product.POSTGRESQL,
+    "postgresql+psycopg": Product.POSTGRESQL,
+    "mysql": Product.MYSQL,
+    "mysql+pymysql": Product.MYSQL,
+    "mariadb": Product.MYSQL,
+    "mariadb+pymysql": Product.MYSQL,
+    "sqlite": Product.SQLITE,
+    "sqlite+pysqlite": Product.SQLITE,
+}
+
+# Without strict mode MariaDB clamps and cuts values; without NO_AUTO_VALUE_ON_ZERO a 0 becomes the next number.
+_SQL_MODE = "STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"
+
+
+def _session(product: Product, lock_timeout_s: float) -> tuple[str, ...]:
+    """What every session is told first: strict, in UTC, and not to wait for locks for longer than this."""
+    if product is Product.POSTGRESQL:
+        timeout = max(1, round(lock_timeout_s * 1000))
+        return "SET TIME ZONE 'UTC'", "SET client_encoding TO 'UTF8'", f"SET lock_timeout TO {timeout}"
+    seconds = max(1, round(lock_timeout_s))
+    timeouts = f"innodb_lock_wait_timeout = {seconds}, lock_wait_timeout = {seconds}"
+    return (f"SET SESSION sql_mode = '{_SQL_MODE}', time_zone = '+00:00', {timeouts}",)
+
+
+def _parse(url: str) -> tuple[URL, Product]:
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        # Without the cause, whose message may hold the text, and so the password.
+        raise UsageError("the database's address must look like postgresql://user:password@host:5432/database") from None
+    product = _SCHEMES.get(parsed.drivername)
+    if product is None:
+        raise UsageError(f"databases of the kind {parsed.drivername!r} cannot be written; known are {', '.join(_SCHEMES)}")
+    if not parsed.database or parsed.database == ":memory:":
+        raise UsageError(f"the address {_hidden(parsed)} must name a database that every process sees")
+    return parsed.set(drivername=product.value), product
+
+
+def product_of(url: str) -> Product:
+    """Which database this is the address of. Raises UsageError for one that cannot be used; contacts nobody."""
+    return _parse(url)[1]
+
+
+def shown(url: str) -> str:
+    """The address without its password and without its parameters, which may hold other secrets."""
+    return _hidden(_parse(url)[0])
+
+
+def _hidden(url: URL) -> str:
+    return url.set(query={}).render_as_string(hide_password=True)
+
+
+def task_engine(url: str, lock_timeout_s: float) -> Engine:
+    """For one connection of a task: closed when given back, and never sent a rollback, which a prepared one may refuse."""
+    return _engine(url, lock_timeout_s, poolclass=NullPool, pool_reset_on_return=None)
+
+
+def driver_engine(url: str, lock_timeout_s: float) -> Engine:
+    """For a driver that lives long: connections are kept, and looked at before they are used again."""
+    return _engine(url, lock_timeout_s, pool_size=1, pool_pre_ping=True)
+
+
+def _engine(url: str, lock_timeout_s: float, **options: Any) -> Engine:  # noqa: ANN401 - of create_engine
+    parsed, product = _parse(url)
+    if product is Product.SQLITE:
+        options["connect_args"] = {"timeout": lock_timeout_s}
+        if "pool_size" in options:
+            options = {"connect_args": options["connect_args"], "poolclass": NullPool}
+    else:
+        options["isolation_level"] = ISOLATION
+        if "connect_timeout" not in parsed.query:
+            parsed = parsed.update_query_dict({"connect_timeout": CONNECT_SECONDS})
+    try:
+        engine = create_engine(parsed, hide_parameters=True, **options)
+    except ImportError as error:
+        raise UsageError(f"{error.name or error} is not installed; run: pip install 'headrace[sql]'") from error
+    if product is not Product.SQLITE:
+        statements = _session(product, lock_timeout_s)
+        # Before SQLAlchemy itself looks at the session, and how it quotes.
+        event.listen(engine, "connect", lambda connection, _: _tell(connection, statements), insert=True)
+    return engine
+
+
+def _tell(connection: DBAPIConnection, statements: tuple[str, ...]) -> None:
+    cursor = connection.cursor()
+    for statement in statements:
+        cursor.execute(statement)
+    cursor.close()
+    connection.commit()
