@@ -1,0 +1,123 @@
+"""Arrow batches into a file: Parquet through pyarrow, JSON lines as Spark's `to_json` writes values."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from enum import Enum
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from headrace.connectors.files.json_lines import json_lines, unwritable
+from headrace.enumerator.errors import UsageError
+
+__all__ = ["FileFormat", "RowWriter", "create_writer"]
+
+
+class FileFormat(Enum):
+    """The value is the ending of the files' names."""
+
+    PARQUET = "parquet"
+    JSON_LINES = "jsonl"
+
+
+class RowWriter(ABC):
+    """Writes batches of one schema to an open binary file, which stays open."""
+
+    @abstractmethod
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows. Raises UsageError for a batch of another schema."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Write what is left."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Give up: what is left is not written. The file is of no use then."""
+
+
+def create_writer(
+    file_format: FileFormat, file: IO[bytes], schema: pa.Schema, *, row_group_bytes: int, compression: str
+) -> RowWriter:
+    """A writer of this format. Raises UsageError naming the column, for a type that the format cannot hold."""
+    match file_format:
+        case FileFormat.PARQUET:
+            return _ParquetWriter(file, schema, row_group_bytes, compression)
+        case FileFormat.JSON_LINES:
+            return _JsonLinesWriter(file, schema)
+
+
+def _check_schema(expected: pa.Schema, found: pa.Schema) -> None:
+    if not found.equals(expected):
+        raise UsageError(f"a file has one schema: it began with {_brief(expected)}, and now come rows of {_brief(found)}")
+
+
+def _brief(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
+class _ParquetWriter(RowWriter):
+    def __init__(self, file: IO[bytes], schema: pa.Schema, row_group_bytes: int, compression: str) -> None:
+        self._schema = schema
+        self._row_group_bytes = row_group_bytes
+        self._waiting: list[pa.RecordBatch] = []
+        self._bytes = 0
+        for field in schema:
+            self._check_field(field)
+        self._writer = pq.ParquetWriter(file, schema, compression=compression)
+
+    @staticmethod
+    def _check_field(field: pa.Field) -> None:
+        """Whether pyarrow has a Parquet type for it, found out without touching the file."""
+        try:
+            pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
+        except (pa.ArrowNotImplementedError, pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise UsageError(f"column {field.name!r}: Parquet has no type for {field.type}: {error}") from error
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Row groups are made of many batches: small ones cost their readers much."""
+        _check_schema(self._schema, batch.schema)
+        self._waiting.append(batch)
+        self._bytes += batch.nbytes
+        if self._bytes >= self._row_group_bytes:
+            self._flush()
+
+    def close(self) -> None:
+        """The last row group, and the footer."""
+        self._flush()
+        self._writer.close()
+
+    def discard(self) -> None:
+        """Closed all the same: pyarrow would do it later, when the file is closed."""
+        self._waiting = []
+        self._writer.close()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            table = pa.Table.from_batches(self._waiting, self._schema)
+            self._writer.write_table(table, row_group_size=table.num_rows)
+            self._waiting, self._bytes = [], 0
+
+
+class _JsonLinesWriter(RowWriter):
+    def __init__(self, file: IO[bytes], schema: pa.Schema) -> None:
+        self._file: Any = file
+        self._schema = schema
+        for field in schema:
+            if found := unwritable(field.type):
+                raise UsageError(f"column {field.name!r}: JSON lines have no form for {found}")
+        if len(set(schema.names)) != len(schema.names):
+            raise UsageError(f"a JSON object has each name once; the columns are {schema.names}")
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """One object in one line for each row."""
+        _check_schema(self._schema, batch.schema)
+        self._file.write(json_lines(batch))
+
+    def close(self) -> None:
+        """Nothing is left."""
+
+    def discard(self) -> None:
+        """Nothing is left."""

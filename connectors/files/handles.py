@@ -1,0 +1,74 @@
+"""What names a file that is written and not published yet, and the two names it has: before and after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.connectors.files.formats import FileFormat
+from headrace.connectors.sink import Attempt, HandleSerializer, check_job
+
+OPEN = ".tmp"
+SWEPT = ".swept"
+
+
+@dataclass(frozen=True, slots=True)
+class FileHandle:
+    """A whole file under its temporary name. `token` tells it from every other file; it has `rows` rows and `size` bytes."""
+
+    attempt: Attempt
+    token: str
+    format: FileFormat
+    rows: int
+    size: int
+
+    @property
+    def temporary(self) -> str:
+        """The name before it is published, in the job's folder."""
+        return temporary_name(self.attempt, self.token)
+
+    @property
+    def swept(self) -> str:
+        """The name after a sweep has begun to remove it: it can still be published, until it is gone."""
+        return self.temporary.removesuffix(OPEN) + SWEPT
+
+    @property
+    def published(self) -> str:
+        """The name by which readers see it; always the same, so that publishing twice is publishing once."""
+        attempt = self.attempt
+        place = f"{attempt.job}-{attempt.epoch:09d}-{attempt.task:05d}-{attempt.number}"
+        return f"part-{place}-{self.token}.{self.format.value}"
+
+
+def temporary_name(attempt: Attempt, token: str) -> str:
+    """The name of a file that this attempt writes."""
+    return f"{attempt.epoch}.{attempt.task}.{attempt.number}.{token}{OPEN}"
+
+
+class FileHandleSerializer(HandleSerializer[FileHandle]):
+    """Version 1: {"job", "epoch", "task", "number", "token", "format", "rows", "size"}."""
+
+    version = 1
+
+    def serialize(self, handle: FileHandle) -> dict[str, Any]:
+        """The handle as a JSON object."""
+        return {
+            "job": handle.attempt.job,
+            "epoch": handle.attempt.epoch,
+            "task": handle.attempt.task,
+            "number": handle.attempt.number,
+            "token": handle.token,
+            "format": handle.format.value,
+            "rows": handle.rows,
+            "size": handle.size,
+        }
+
+    def deserialize(self, version: int, value: Any) -> FileHandle:  # noqa: ANN401 - any JSON value
+        """What `serialize` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+        if version != 1:
+            raise ValueError(f"no FileHandle was ever written in version {version}")
+        job, token = value["job"], value["token"]
+        if not isinstance(token, str) or not token.isalnum():
+            raise ValueError(f"not the token of a file: {token!r}")
+        attempt = Attempt(check_job(job), int(value["epoch"]), int(value["task"]), int(value["number"]))
+        return FileHandle(attempt, token, FileFormat(value["format"]), int(value["rows"]), int(value["size"]))

@@ -1,0 +1,185 @@
+"""Arrow batches as JSON lines, every value in the form that Spark's `to_json` gives it and its JSON reader takes.
+
+| Arrow | JSON |
+|---|---|
+| integers, finite floats, decimals | a number, with all its digits |
+| NaN, infinities | `"NaN"`, `"Infinity"`, `"-Infinity"` |
+| binary | base64 |
+| date; time; timestamp without zone | `"2024-02-29"`; `"23:59:59.123456"`; `"2024-02-29T23:59:59.123456"` |
+| timestamp with a zone | the same instant in UTC, `"2024-02-29T23:59:59.123456Z"` |
+| duration | `"INTERVAL '1 02:03:04.000005' DAY TO SECOND"` |
+| list; struct; map | array; object; object with its keys as strings |
+| null | `null`, also in structs: every line has every column |
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice, pairwise
+from json import dumps
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+__all__ = ["json_lines", "unwritable"]
+
+_NO_NUMBERS = {"nan": '"NaN"', "-nan": '"NaN"', "inf": '"Infinity"', "-inf": '"-Infinity"'}
+_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+
+
+def unwritable(data_type: pa.DataType) -> pa.DataType | None:
+    """The type, or the one in it, that has no form in JSON; None if all have."""
+    if isinstance(data_type, pa.BaseExtensionType):
+        return unwritable(data_type.storage_type)
+    if types.is_dictionary(data_type):
+        return unwritable(data_type.value_type)
+    if _is_nested(data_type):
+        found = (unwritable(data_type.field(index).type) for index in range(data_type.num_fields))
+        return next((inner for inner in found if inner is not None), None)
+    return None if _scalars(data_type) is not None else data_type
+
+
+def json_lines(batch: pa.RecordBatch) -> bytes:
+    """One line of UTF-8 for each row, each ending with a newline."""
+    if not batch.num_rows:
+        return b""
+    return ("\n".join(_objects(batch.schema.names, [_texts(column) for column in batch.columns])) + "\n").encode()
+
+
+def _texts(array: pa.Array) -> list[str]:
+    """The JSON of each value."""
+    if isinstance(array.type, pa.BaseExtensionType):
+        return _texts(array.storage)
+    if types.is_dictionary(array.type):
+        return _texts(array.dictionary_decode())
+    if types.is_null(array.type):
+        return ["null"] * len(array)
+    scalars = _scalars(array.type)
+    if scalars is not None:
+        return _with_nulls(array, scalars(array.drop_null()))
+    valid = array.drop_null()
+    if types.is_struct(array.type):
+        names = [array.type.field(index).name for index in range(array.type.num_fields)]
+        return _with_nulls(array, _objects(names, [_texts(child) for child in valid.flatten()], len(valid)))
+    if types.is_map(array.type):
+        return _with_nulls(array, _maps(valid))
+    items, lengths = iter(_texts(valid.flatten())), pc.list_value_length(valid).to_pylist()
+    return _with_nulls(array, ("[" + ",".join(islice(items, length)) + "]" for length in lengths))
+
+
+def _with_nulls(array: pa.Array, texts: Iterable[str]) -> list[str]:
+    """What belongs to the values that are not null, and `null` for the others."""
+    if not array.null_count:
+        return list(texts)
+    following = iter(texts)
+    return [next(following) if valid else "null" for valid in array.is_valid().to_pylist()]
+
+
+def _objects(names: list[str], columns: list[list[str]], rows: int = 0) -> Iterator[str]:
+    """One object for each row; `rows` says how many there are when there is no column."""
+    if not names:
+        return iter(["{}"] * rows)
+    labels = [dumps(name, ensure_ascii=False) + ":" for name in names]
+    labelled = [[label + text for text in column] for label, column in zip(labels, columns, strict=True)]
+    return ("{" + ",".join(row) + "}" for row in zip(*labelled, strict=True))
+
+
+def _maps(array: pa.Array) -> Iterator[str]:
+    """One object for each map, none of them null. Arrow has no `flatten` for maps, and `keys` are those of a slice's whole."""
+    offsets = array.offsets.to_pylist()
+    first, count = offsets[0], offsets[-1] - offsets[0]
+    keys, items = (_texts(child.slice(first, count)) for child in (array.keys, array.items))
+    pairs = iter([f"{_key(key)}:{item}" for key, item in zip(keys, items, strict=True)])
+    return ("{" + ",".join(islice(pairs, end - start)) + "}" for start, end in pairwise(offsets))
+
+
+def _key(text: str) -> str:
+    return text if text.startswith('"') else dumps(text, ensure_ascii=False)
+
+
+def _is_nested(data_type: pa.DataType) -> bool:
+    return any(
+        is_kind(data_type)
+        for is_kind in (types.is_struct, types.is_map, types.is_list, types.is_large_list, types.is_fixed_size_list)
+    )
+
+
+def _scalars(data_type: pa.DataType) -> Callable[[Any], Iterable[str]] | None:
+    """How values of this type, none of them null, are written; None for types that are not scalar, or have no form."""
+    for is_kind, write in _SCALARS:
+        if is_kind(data_type):
+            return write
+    return None
+
+
+def _numbers(array: pa.Array) -> Iterable[str]:
+    texts: list[str] = array.cast(pa.string()).to_pylist()
+    return texts
+
+
+def _floats(array: pa.Array) -> Iterable[str]:
+    # By Arrow and not by Python: 0.1 as a 32-bit float is 0.1, and not the double that is nearest to it.
+    return (_NO_NUMBERS.get(text, text) for text in _numbers(array))
+
+
+def _half_floats(array: pa.Array) -> Iterable[str]:
+    return _floats(array.cast(pa.float32()))
+
+
+def _strings(array: pa.Array) -> Iterable[str]:
+    return (dumps(text, ensure_ascii=False) for text in array.to_pylist())
+
+
+def _binaries(array: pa.Array) -> Iterable[str]:
+    return (f'"{b64encode(value).decode()}"' for value in array.to_pylist())
+
+
+def _quoted(array: pa.Array) -> Iterable[str]:
+    return (f'"{text}"' for text in _numbers(array))
+
+
+def _timestamps(array: pa.Array) -> Iterable[str]:
+    # By Arrow and not by Python, whose datetime ends with the year 9999 and knows no nanoseconds.
+    if array.type.tz is None:
+        return (f'"{text}"' for text in pc.strftime(array, format="%Y-%m-%dT%H:%M:%S").to_pylist())
+    utc = array.cast(pa.timestamp(array.type.unit, "UTC"))
+    return (f'"{text}"' for text in pc.strftime(utc, format="%Y-%m-%dT%H:%M:%SZ").to_pylist())
+
+
+def _durations(array: pa.Array) -> Iterable[str]:
+    per_second = _PER_SECOND[array.type.unit]
+    return (_interval(value * 1_000_000 // per_second) for value in array.cast(pa.int64()).to_pylist())
+
+
+def _interval(microseconds: int) -> str:
+    seconds, fraction = divmod(abs(microseconds), 1_000_000)
+    minutes, second = divmod(seconds, 60)
+    hours, minute = divmod(minutes, 60)
+    day, hour = divmod(hours, 24)
+    decimals = f".{fraction:06d}".rstrip("0") if fraction else ""
+    sign = "-" if microseconds < 0 else ""
+    return f"\"INTERVAL '{sign}{day} {hour:02d}:{minute:02d}:{second:02d}{decimals}' DAY TO SECOND\""
+
+
+_SCALARS: list[tuple[Callable[[pa.DataType], bool], Callable[[Any], Iterable[str]]]] = [
+    (types.is_null, _numbers),
+    (types.is_boolean, _numbers),
+    (types.is_integer, _numbers),
+    (types.is_float16, _half_floats),
+    (types.is_floating, _floats),
+    (types.is_decimal, _numbers),
+    (types.is_string, _strings),
+    (types.is_large_string, _strings),
+    (types.is_string_view, _strings),
+    (types.is_binary, _binaries),
+    (types.is_large_binary, _binaries),
+    (types.is_binary_view, _binaries),
+    (types.is_fixed_size_binary, _binaries),
+    (types.is_date, _quoted),
+    (types.is_time, _quoted),
+    (types.is_timestamp, _timestamps),
+    (types.is_duration, _durations),
+]

@@ -1,0 +1,344 @@
+"""The file sink: whole files under names that readers ignore, published by a rename once the list of them is durable.
+
+    <path>/part-<job>-<epoch>-<task>-<attempt>-<token>.parquet      what readers see
+    <path>/_headrace/<job>/<epoch>.<task>.<attempt>.<token>.tmp     written or prepared
+    <path>/_headrace/<job>/<the same>.swept                         about to be removed
+    <path>/_headrace/<job>.<number>.json                            the durable list; the highest number counts
+
+Spark, Hive and pyarrow's datasets ignore names that begin with `_`. A reader of the folder sees whole files of epochs whose
+list is durable, at any time; while an epoch is being committed, it sees some of its files before the others.
+
+**Fencing.** Lists are numbered, and each is created only if its number is free. A driver that takes over writes the current
+list once more under the next number; an older driver finds its own next number taken, and stops.
+
+**Sweeping in two steps.** A file is first renamed to `.swept`, and removed only if no driver has taken over since. So a driver
+that was replaced cannot remove what its successor has checked: `check` refuses a file that is already renamed, and `end` finds
+one that is renamed later. Beginning an attempt once more removes nothing, since every file has a name of its own.
+
+**No repair.** A file does not expire. If one that is on the durable list is gone, somebody removed it: DataLossError.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import IO, Any
+from uuid import uuid4
+
+import pyarrow as pa
+
+from headrace.connectors.files.formats import FileFormat, RowWriter, create_writer
+from headrace.connectors.files.handles import OPEN, SWEPT, FileHandle, FileHandleSerializer, temporary_name
+from headrace.connectors.files.store import Store, normal_path, open_store
+from headrace.connectors.sink import (
+    Attempt,
+    CommitList,
+    CommitListSerializer,
+    Committer,
+    Outcome,
+    Transaction,
+    TwoPhaseSink,
+    check_job,
+)
+from headrace.enumerator.errors import DataLossError, FencedError, PeerError, ProtocolViolationError, UsageError
+
+__all__ = ["FileCommitter", "FileSink", "FileTransaction"]
+
+WORK = "_headrace"
+ROW_GROUP_BYTES = 64 << 20
+_LIST = re.compile(r"([A-Za-z0-9_-]{1,100})\.(\d{12})\.json")
+_NO_LIST = b"null"  # a driver has fenced, and nothing was ever recorded
+_LOOKS = 100  # every look that fails means that another driver has just written a list
+
+
+@dataclass(frozen=True)
+class FileSink(TwoPhaseSink[FileHandle]):
+    """Writes files into the folder `path`: a local path, `file://`, or a URL of any fsspec filesystem (extra `files`).
+
+    `compression` is Parquet's (default snappy). A Parquet row group ends after `row_group_bytes` of Arrow data (default
+    64 MiB), which is also what a task holds in memory. `storage_options` go to fsspec, and are not shown. Raises UsageError
+    for what cannot be honoured. A relative path means the folder of the process that makes the sink.
+    """
+
+    path: str
+    format: FileFormat = FileFormat.PARQUET
+    compression: str | None = None
+    row_group_bytes: int = ROW_GROUP_BYTES
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
+
+    def __post_init__(self) -> None:
+        """Check, and make the path absolute."""
+        object.__setattr__(self, "path", normal_path(self.path))
+        if self.row_group_bytes < 1:
+            raise UsageError(f"row_group_bytes must be at least 1, not {self.row_group_bytes}")
+        if self.compression is not None and self.format is not FileFormat.PARQUET:
+            raise UsageError(f"compression {self.compression!r} is for Parquet; the format is {self.format.value}")
+        if self.compression not in (None, "none") and not _has_codec(self.compression):
+            raise UsageError(f"this pyarrow has no compression {self.compression!r}")
+        if self.storage_options and "://" not in self.path:
+            raise UsageError(f"{self.path}: a local folder has no storage options; got {sorted(self.storage_options)}")
+
+    @property
+    def handles(self) -> FileHandleSerializer:
+        """JSON objects that name a file."""
+        return FileHandleSerializer()
+
+    def begin(self, attempt: Attempt) -> FileTransaction:
+        """A new transaction; its file is made when the first row comes. What an earlier attempt left is swept at the commit."""
+        check_job(attempt.job)
+        return FileTransaction(self, attempt)
+
+    def committer(self, job: str) -> FileCommitter:
+        """The one that publishes this job's files."""
+        return FileCommitter(open_store(self.path, self.storage_options), check_job(job), self.path)
+
+    def recorded_epochs(self) -> dict[str, int]:
+        """From the durable lists in this folder. Raises StateError for one that cannot be read."""
+        store, epochs = open_store(self.path, self.storage_options), {}
+        for job in _newest(store):
+            commits = _Lists(store, job, self.path).latest()[1]
+            if commits is not None:
+                epochs[job] = commits.epoch
+        return epochs
+
+
+class FileTransaction(Transaction[FileHandle]):
+    """One attempt's file. Raises PeerError, naming the file, for what the filesystem refuses."""
+
+    def __init__(self, sink: FileSink, attempt: Attempt) -> None:
+        """Touches nothing yet."""
+        self._sink = sink
+        self._store = open_store(sink.path, sink.storage_options)
+        self._attempt = attempt
+        self._token = uuid4().hex[:16]
+        self._name = f"{WORK}/{attempt.job}/{temporary_name(attempt, self._token)}"
+        self._file: IO[bytes] | None = None
+        self._writer: RowWriter | None = None
+        self._rows = 0
+        self._failed = False
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows. Raises UsageError for a type that the format cannot hold, and for another schema than that of the first."""
+        self._check_usable()
+        if not batch.num_rows:
+            return
+        with self._all_or_nothing():
+            if self._file is None:
+                self._store.make_folder(f"{WORK}/{self._attempt.job}")
+                self._file = self._store.open(self._name)
+            if self._writer is None:
+                sink = self._sink
+                self._writer = create_writer(
+                    sink.format,
+                    self._file,
+                    batch.schema,
+                    row_group_bytes=sink.row_group_bytes,
+                    compression=sink.compression or "snappy",
+                )
+            self._writer.write(batch)
+        self._rows += batch.num_rows
+
+    def prepare(self) -> FileHandle | None:
+        """Close the file; on a local disk it now survives a loss of power. None when no row was written."""
+        self._check_usable()
+        if self._file is None or self._writer is None:
+            return None
+        with self._all_or_nothing():
+            self._writer.close()
+            self._writer = None
+            size = self._store.finish(self._name, self._file)
+        self._file = None
+        return FileHandle(self._attempt, self._token, self._sink.format, self._rows, size)
+
+    def abort(self) -> None:
+        """Remove the file, unless it is prepared; what fails is left to the next sweep."""
+        file, writer, self._file, self._writer = self._file, self._writer, None, None
+        if writer is not None:
+            with suppress(OSError, ValueError, pa.ArrowException):
+                writer.discard()
+        if file is not None:
+            with suppress(OSError, ValueError):
+                file.close()
+            with suppress(OSError):
+                self._store.remove(self._name)
+
+    def _check_usable(self) -> None:
+        if self._failed:
+            raise UsageError(f"{self._sink.path}: {self._name} was given up after an error, and takes and gives no rows")
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """After an error nothing of the file is used: it may lack rows."""
+        try:
+            yield
+        except BaseException as error:
+            self._failed = True
+            self.abort()
+            if isinstance(error, OSError):
+                raise PeerError(f"{self._sink.path}: cannot write {self._name}: {error}") from error
+            raise
+
+
+class FileCommitter(Committer[FileHandle]):
+    """Publishes a job's files. Raises OSError for what the filesystem refuses; recovering later goes on from there."""
+
+    def __init__(self, store: Store, job: str, path: str) -> None:
+        """`path` is for messages. Contacts nobody yet."""
+        self._store = store
+        self._job = job
+        self._path = path
+        self._folder = f"{WORK}/{job}"
+        self._lists = _Lists(store, job, path)
+
+    def fence(self) -> CommitList[FileHandle] | None:
+        """Write the list once more under the next number. Raises UsageError naming a store where two could do so."""
+        self._store.make_folder(self._folder)
+        self._store.check_exclusive(self._folder)
+        return self._lists.take_over()
+
+    def check(self, handles: Sequence[FileHandle]) -> None:
+        """Raise PeerError naming the files that are not there, whole."""
+        for handle in handles:
+            size = self._store.size(f"{self._folder}/{handle.temporary}")
+            if size != handle.size:
+                found = "is not there any more" if size is None else f"has {size} bytes, not {handle.size}"
+                raise PeerError(f"{self._path}: {self._folder}/{handle.temporary} {found}: write the epoch again")
+
+    def record(self, commits: CommitList[FileHandle]) -> None:
+        """Make this the job's list. Raises FencedError when another driver has taken over."""
+        self._lists.append(commits)
+
+    def end(self, handle: FileHandle) -> Outcome:
+        """Publish the file; ABORTED when there is none, under neither of its names."""
+        for name in (handle.temporary, handle.swept):
+            with suppress(FileNotFoundError):
+                self._store.rename(f"{self._folder}/{name}", handle.published)
+                return Outcome.COMMITTED
+        return Outcome.ABORTED if self._store.size(handle.published) is None else Outcome.COMMITTED
+
+    def copy(self, handles: Sequence[FileHandle]) -> FileHandle:
+        """Raise DataLossError naming the files: they are nowhere."""
+        names = ", ".join(f"{self._folder}/{handle.temporary} ({handle.rows} rows)" for handle in handles)
+        raise DataLossError(
+            f"{self._path}: these files of job {self._job!r} were to be published, and somebody has removed them: {names}. "
+            f"To go on without their rows remove {WORK}/{self._job}.*.json and begin a new query with a new checkpoint"
+        )
+
+    def sweep(self, keep: Collection[FileHandle]) -> None:
+        """Remove the job's other unpublished files. Raises FencedError when another driver has taken over."""
+        self._lists.check_newest()
+        kept = {name for handle in keep for name in (handle.temporary, handle.swept)}
+        marked = []
+        for name in self._store.names(self._folder):
+            if name in kept or not name.endswith((OPEN, SWEPT)):
+                continue
+            swept = name.removesuffix(OPEN) + SWEPT if name.endswith(OPEN) else name
+            if name != swept:
+                with suppress(FileNotFoundError):
+                    self._store.rename(f"{self._folder}/{name}", f"{self._folder}/{swept}")
+            marked.append(swept)
+        self._lists.check_newest()  # else a successor may have checked some of these before they were renamed
+        for name in marked:
+            self._store.remove(f"{self._folder}/{name}")
+
+    def forget(self) -> None:
+        """Remove the job's list and its unpublished files."""
+        for name in self._store.names(self._folder):
+            self._store.remove(f"{self._folder}/{name}")
+        self._store.remove_folder(self._folder)
+        self._lists.remove()
+
+    def close(self) -> None:
+        """fsspec's connections belong to the process."""
+
+
+class _Lists:
+    """A job's numbered lists, and the number that is ours."""
+
+    def __init__(self, store: Store, job: str, path: str) -> None:
+        self._store = store
+        self._job = job
+        self._path = path
+        self._serializer = CommitListSerializer(FileHandleSerializer())
+        self._number = 0  # none is ours
+
+    def latest(self) -> tuple[int, CommitList[FileHandle] | None]:
+        """The highest number, 0 if there is none, and its list."""
+        for _ in range(_LOOKS):
+            number = _newest(self._store).get(self._job, 0)
+            if not number:
+                return 0, None
+            with suppress(FileNotFoundError):  # then there is a higher number by now
+                data = self._store.read(self._name(number))
+                where = f"{self._path}/{self._name(number)}"
+                return number, None if data == _NO_LIST else self._serializer.deserialize(data, where)
+        raise PeerError(f"{self._path}: the lists of job {self._job!r} change faster than they can be read")
+
+    def take_over(self) -> CommitList[FileHandle] | None:
+        """Make the next number ours, with the list as it is. Another driver's next number is then taken."""
+        for _ in range(_LOOKS):
+            number, commits = self.latest()
+            with suppress(FileExistsError, FencedError):
+                self._write(number + 1, commits)
+                return commits
+        raise PeerError(f"{self._path}: too many drivers of job {self._job!r} take over from each other")
+
+    def append(self, commits: CommitList[FileHandle]) -> None:
+        """Make this list the newest. Raises FencedError if the newest is not ours."""
+        if not self._number:
+            raise ProtocolViolationError(f"job {self._job!r} records a list, and has not fenced")
+        try:
+            self._write(self._number + 1, commits)
+        except FileExistsError as error:
+            raise self._fenced() from error
+
+    def check_newest(self) -> None:
+        """Raise FencedError if the newest list is not ours."""
+        if _newest(self._store).get(self._job, 0) != self._number:
+            raise self._fenced()
+
+    def remove(self) -> None:
+        """Remove all of them, the newest last."""
+        for number in sorted(_numbers(self._store, self._job)):
+            self._store.remove(self._name(number))
+
+    def _write(self, number: int, commits: CommitList[FileHandle] | None) -> None:
+        data = _NO_LIST if commits is None else self._serializer.serialize(commits)
+        self._store.create(self._name(number), data, f"{WORK}/{self._job}/list.{uuid4().hex}{OPEN}")
+        # A number can be free again: who has gone on from it has removed it. Then there is a higher one.
+        numbers = _numbers(self._store, self._job)
+        if max(numbers, default=0) != number:
+            raise self._fenced()
+        self._number = number
+        for older in sorted(numbers):
+            if older < number:
+                self._store.remove(self._name(older))
+
+    def _name(self, number: int) -> str:
+        return f"{WORK}/{self._job}.{number:012d}.json"
+
+    def _fenced(self) -> FencedError:
+        return FencedError(f"{self._path}: another driver of job {self._job!r} has taken over; this one must stop")
+
+
+def _has_codec(name: str) -> bool:
+    try:
+        return bool(pa.Codec.is_available(name))
+    except (pa.ArrowException, ValueError):  # a name that it has never heard of
+        return False
+
+
+def _numbers(store: Store, job: str) -> list[int]:
+    found = (_LIST.fullmatch(name) for name in store.names(WORK))
+    return [int(match[2]) for match in found if match is not None and match[1] == job]
+
+
+def _newest(store: Store) -> dict[str, int]:
+    """Each job's highest number."""
+    newest: dict[str, int] = {}
+    for name in store.names(WORK):
+        if match := _LIST.fullmatch(name):
+            newest[match[1]] = max(newest.get(match[1], 0), int(match[2]))
+    return newest

@@ -1,0 +1,300 @@
+"""The few things that the sink asks of a filesystem: local disks by the operating system, everything else by fsspec.
+
+Names are relative to the folder that is written to. What a store must give, and what is done about one that does not:
+
+- *Exclusive creation* (`create`): of two drivers one wins. Fencing rests on it. Local: a hard link, so that the file is whole
+  at once. fsspec: `pipe_file(mode="create")` (S3, GCS, Azure: a conditional put). A store that does not know it, or does not
+  keep to it when tried, is refused by its name. One that looks first and creates then (SFTP) passes the trial, and can then
+  let two drivers win that begin in the same instant.
+- *Atomic renames* (`rename`): readers see whole files only. Local: yes. Object stores copy: each object appears whole, but a
+  crash leaves both, and the next `end` does it again. A store that copies byte by byte (FTP) can show a torn file.
+- *Listings that show what was just written.* Every store that is worth naming does by now.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import IO, Any
+from uuid import uuid4
+
+from headrace.enumerator.errors import UsageError
+
+__all__ = ["FsspecStore", "LocalStore", "Store", "normal_path", "open_store"]
+
+_LOCAL = ("file:", "local:")
+
+
+class Store(ABC):
+    """One folder and what is in it. Not thread-safe. Raises OSError for what the filesystem refuses."""
+
+    @abstractmethod
+    def make_folder(self, name: str) -> None:
+        """Make it and those above it, unless they are there."""
+
+    @abstractmethod
+    def check_exclusive(self, folder: str) -> None:
+        """Raise UsageError naming the store when two drivers could both create the same name in this folder."""
+
+    @abstractmethod
+    def create(self, name: str, data: bytes, scratch: str) -> None:
+        """A new whole, durable file. Raises FileExistsError when there is one. `scratch`: a name to write it under first."""
+
+    @abstractmethod
+    def open(self, name: str) -> IO[bytes]:
+        """A new file to write."""
+
+    @abstractmethod
+    def finish(self, name: str, file: IO[bytes]) -> int:
+        """Close it, durably. Its size in bytes."""
+
+    @abstractmethod
+    def read(self, name: str) -> bytes:
+        """A whole file. Raises FileNotFoundError."""
+
+    @abstractmethod
+    def size(self, name: str) -> int | None:
+        """In bytes; None when there is no such file."""
+
+    @abstractmethod
+    def names(self, folder: str) -> list[str]:
+        """What is in a folder, without the folder's name; nothing if there is no such folder."""
+
+    @abstractmethod
+    def rename(self, old: str, new: str) -> None:
+        """Durably; takes the place of what has the new name. Raises FileNotFoundError when nothing has the old name."""
+
+    @abstractmethod
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+
+    @abstractmethod
+    def remove_folder(self, name: str) -> None:
+        """Remove a folder, if it is there and empty."""
+
+
+class LocalStore(Store):
+    """A folder of the operating system. Durable means fsync, of the file and of the folders it is in."""
+
+    def __init__(self, root: str) -> None:
+        """An absolute path. Made when it is first needed."""
+        self._root = root
+
+    def make_folder(self, name: str) -> None:
+        """Make it and those above it, unless they are there."""
+        os.makedirs(self._path(name), exist_ok=True)
+        self._sync(name)
+        _sync_folder(os.path.dirname(self._root))
+
+    def check_exclusive(self, folder: str) -> None:
+        """Try whether there are hard links here."""
+        source, target = (self._path(f"{folder}/.{uuid4().hex}.probe") for _ in range(2))
+        try:
+            with open(source, "xb"):
+                os.link(source, target)
+        except OSError as error:
+            message = f"{self._root}: its filesystem has no hard links ({error}), so two drivers of a job cannot be kept apart"
+            raise UsageError(message) from error
+        finally:
+            for path in (source, target):
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
+
+    def create(self, name: str, data: bytes, scratch: str) -> None:
+        """Written under another name and linked: there is never half a file, and never two winners."""
+        source = self._path(scratch)
+        try:
+            with open(source, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(source, self._path(name))
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(source)
+        self._sync(os.path.dirname(name))
+
+    def open(self, name: str) -> IO[bytes]:
+        """A new file to write."""
+        return open(self._path(name), "xb")
+
+    def finish(self, name: str, file: IO[bytes]) -> int:
+        """Close it; it and its name survive a loss of power."""
+        size = file.tell()
+        file.flush()
+        os.fsync(file.fileno())
+        file.close()
+        self._sync(os.path.dirname(name))
+        return size
+
+    def read(self, name: str) -> bytes:
+        """A whole file."""
+        with open(self._path(name), "rb") as file:
+            return file.read()
+
+    def size(self, name: str) -> int | None:
+        """In bytes; None when there is no such file."""
+        try:
+            return os.stat(self._path(name)).st_size
+        except FileNotFoundError:
+            return None
+
+    def names(self, folder: str) -> list[str]:
+        """What is in a folder."""
+        try:
+            return os.listdir(self._path(folder))
+        except FileNotFoundError:
+            return []
+
+    def rename(self, old: str, new: str) -> None:
+        """Atomically."""
+        os.rename(self._path(old), self._path(new))
+        _sync_folder(os.path.dirname(self._path(new)))
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        with suppress(FileNotFoundError):
+            os.unlink(self._path(name))
+
+    def remove_folder(self, name: str) -> None:
+        """Remove a folder, if it is there and empty."""
+        with suppress(OSError):
+            os.rmdir(self._path(name))
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._root, name)
+
+    def _sync(self, folder: str) -> None:
+        """The folder and those above it: a file's name is durable when the folders' names are."""
+        while folder:
+            _sync_folder(self._path(folder))
+            folder = os.path.dirname(folder)
+        _sync_folder(self._root)
+
+
+class FsspecStore(Store):
+    """A folder of an fsspec filesystem, which is as durable and as atomic as that one is."""
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        """Contacts nobody, unless the filesystem does. Raises UsageError for a scheme that fsspec does not know."""
+        try:
+            import fsspec
+        except ImportError as error:
+            raise UsageError(f"{url}: this needs fsspec: pip install 'headrace[files]'") from error
+        try:
+            filesystem, root = fsspec.core.url_to_fs(url, **options)
+        except (ValueError, ImportError) as error:
+            raise UsageError(f"{url}: {error}") from error
+        self._filesystem: Any = filesystem
+        self._root = str(root).rstrip("/")
+        self._url = url
+
+    def make_folder(self, name: str) -> None:
+        """Make it, where the store has folders at all."""
+        self._filesystem.makedirs(self._path(name), exist_ok=True)
+
+    def check_exclusive(self, folder: str) -> None:
+        """Try to create a file twice."""
+        name = f"{folder}/.{uuid4().hex}.probe"
+        try:
+            self.create(name, b"1", "")
+            self.create(name, b"2", "")
+        except FileExistsError:
+            return
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise UsageError(self._not_exclusive(f"cannot create a file only if there is none: {error}")) from error
+        finally:
+            self.remove(name)
+        raise UsageError(self._not_exclusive("created a file that was there"))
+
+    def create(self, name: str, data: bytes, scratch: str) -> None:
+        """By a conditional put."""
+        self._filesystem.pipe_file(self._path(name), data, mode="create")
+
+    def open(self, name: str) -> IO[bytes]:
+        """A new file to write; most stores show it when it is closed."""
+        file: IO[bytes] = self._filesystem.open(self._path(name), "wb")
+        return file
+
+    def finish(self, name: str, file: IO[bytes]) -> int:
+        """Close it, which waits until the store has it."""
+        size = file.tell()
+        file.close()
+        return size
+
+    def read(self, name: str) -> bytes:
+        """A whole file."""
+        data: bytes = self._filesystem.cat_file(self._path(name))
+        return data
+
+    def size(self, name: str) -> int | None:
+        """In bytes; None when there is no such file."""
+        self._filesystem.invalidate_cache()
+        try:
+            return int(self._filesystem.info(self._path(name))["size"])
+        except FileNotFoundError:
+            return None
+
+    def names(self, folder: str) -> list[str]:
+        """What is in a folder now, and not when it was last listed."""
+        self._filesystem.invalidate_cache()
+        try:
+            return [str(path).rstrip("/").rsplit("/", 1)[-1] for path in self._filesystem.ls(self._path(folder), detail=False)]
+        except FileNotFoundError:
+            return []
+
+    def rename(self, old: str, new: str) -> None:
+        """As atomic as the store's own."""
+        if self.size(old) is None:
+            raise FileNotFoundError(f"{self._url}: no file {old}")
+        self._filesystem.mv(self._path(old), self._path(new))
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        with suppress(FileNotFoundError):
+            self._filesystem.rm_file(self._path(name))
+
+    def remove_folder(self, name: str) -> None:
+        """Remove a folder, if the store has folders."""
+        with suppress(OSError):
+            self._filesystem.rmdir(self._path(name))
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _not_exclusive(self, why: str) -> str:
+        kind = type(self._filesystem).__name__
+        return f"{self._url}: its filesystem ({kind}) {why}, so two drivers of a job cannot be kept apart"
+
+
+def normal_path(path: str) -> str:
+    """The folder as every process will understand it: an absolute local path, or a URL. Raises UsageError for anything else."""
+    if not path:
+        raise UsageError("a file sink needs the path of a folder")
+    for scheme in _LOCAL:
+        if path.startswith(scheme):
+            local = path.removeprefix(scheme)
+            local = local.removeprefix("//") if local.startswith("//") else local
+            if not local.startswith("/"):
+                raise UsageError(f"{path}: write file:///folder: a host's name, or a relative path, is not possible here")
+            return os.path.abspath(local)
+    if "://" not in path:
+        return os.path.abspath(path)
+    if any(letter in path for letter in "*?["):
+        raise UsageError(f"{path}: fsspec takes '*', '?' and '[' for patterns")
+    return path.rstrip("/")
+
+
+def open_store(path: str, options: Mapping[str, Any]) -> Store:
+    """The store of a path that `normal_path` has given."""
+    return FsspecStore(path, options) if "://" in path else LocalStore(path)
+
+
+def _sync_folder(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
