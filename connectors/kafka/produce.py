@@ -211,7 +211,7 @@ class BatchSender:
         content = channel.requests.popleft()
         response = channel.connection.receive()
         answers = {
-            (topic.topic_id if topic.name is None else topic.name, item.index): item
+            (topic.name or topic.topic_id, item.index): item  # ids, and no names, from version 13 on
             for topic in response.responses
             for item in topic.partition_responses
         }

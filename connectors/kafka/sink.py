@@ -176,7 +176,11 @@ class KafkaTransaction(Transaction[KafkaHandle]):
         """All acknowledged by all in-sync replicas."""
         if self._producer is None or self._sender is None or self._rows is None:
             return None
-        self._rows.flush(self._sender)
+        try:
+            self._rows.flush(self._sender)
+        except BaseException:
+            self.abort()
+            raise
         cluster = self._sink.cluster()
         ranges = tuple(
             WrittenRange(topic, cluster.topic_id(topic), partition, written.first, written.last, written.records)
@@ -248,9 +252,11 @@ class _AtLeastOnceTransaction(Transaction[Any]):
         self._rows.write(batch, self._sender)
 
     def prepare(self) -> None:
-        if self._sender is not None and self._rows is not None:
-            self._rows.flush(self._sender)
-        self.abort()
+        try:
+            if self._sender is not None and self._rows is not None:
+                self._rows.flush(self._sender)
+        finally:
+            self.abort()
 
     def abort(self) -> None:
         if self._sender is not None:

@@ -31,7 +31,7 @@ def rows(values: Iterable[str], **columns: Sequence[Any]) -> pa.RecordBatch:
 
 
 def kafka_sink(bootstrap: str, topic: str | None, commit_topic: str, **given: Any) -> KafkaSink:
-    return KafkaSink(ClientConfig(bootstrap, default_api_timeout_ms=20_000), topic, commit_topic=commit_topic, **given)
+    return KafkaSink(ClientConfig(bootstrap=bootstrap, default_api_timeout_ms=20_000), topic, commit_topic=commit_topic, **given)
 
 
 def prepared(sink: KafkaSink, job: str, epoch: int, *tasks: Sequence[str], number: int = 0) -> tuple[KafkaHandle, ...]:
@@ -80,9 +80,10 @@ def eventually(read: Any, wanted: Any) -> None:
         assert time.monotonic() < deadline, f"{found} instead of {wanted}"
 
 
-def set_transaction_version(address: tuple[str, int], level: int) -> None:
+def set_transaction_version(bootstrap: str, level: int) -> None:
     """Move the cluster's finalised `transaction.version`."""
-    connection = Connection(*address, ClientConfig(f"{address[0]}:{address[1]}"))
+    host, _, port = bootstrap.partition(":")
+    connection = Connection(host, int(port), ClientConfig(bootstrap=bootstrap))
     try:
         current = connection.finalized_features().get("transaction.version", 0)
         if current == level:

@@ -44,7 +44,7 @@ def bootstrap(request):
     if os.environ.get("HEADRACE_BOOTSTRAP"):
         pytest.skip("it sets the cluster's transaction.version")
     with start_broker(config={"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}) as cluster:
-        set_transaction_version(cluster.address(1), int(request.param[1]))
+        set_transaction_version(cluster.bootstrap, int(request.param[1]))
         yield cluster.bootstrap
 
 
@@ -248,9 +248,7 @@ def test_topics_partitions_keys_and_headers_are_the_rows_own(sink, bootstrap, to
         create_topic(bootstrap, name, 2)
     own = kafka_sink(bootstrap, None, sink.commit_topic)
     transaction = own.begin(Attempt(JOB, 0, 0, 0))
-    headers = pa.array(
-        [[{"key": "h", "value": b"1"}], None, []], pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-    )
+    headers = pa.array([[{"key": "h", "value": b"1"}], None, []], HEADERS_TYPE)
     transaction.write(
         rows(
             ["a", "b", "c"],
