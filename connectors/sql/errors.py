@@ -40,10 +40,11 @@ _LOGIN_FAILED = ("authentication failed", "no password supplied", "no pg_hba.con
 def code_of(error: BaseException) -> str | int | None:
     """The SQLSTATE (PostgreSQL) or the number (MariaDB, MySQL) of a driver's error, as it is or as SQLAlchemy wraps it."""
     error = _driver_error(error)
+    # The number first: newer drivers of MariaDB give a SQLSTATE too, which says less.
+    if error.args and isinstance(error.args[0], int):
+        return error.args[0]
     state = getattr(error, "sqlstate", None)
-    if state is not None:
-        return str(state)
-    return error.args[0] if error.args and isinstance(error.args[0], int) else None
+    return None if state is None else str(state)
 
 
 def text_of(error: BaseException) -> str:

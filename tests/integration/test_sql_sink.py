@@ -1,0 +1,695 @@
+"""SQL sinks against real databases: exactly once whatever dies, and no value changes on the way."""
+
+from __future__ import annotations
+
+import functools
+import json
+import pickle
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
+
+from databases import PASSWORD, Database, mariadb, postgresql
+from sql_rig import Crash, CrashingCommitter, SqlRig, batch, prepare, run_epoch, write_epoch
+
+from headrace.connectors.commit import JobCommitter, StaleEpochError
+from headrace.connectors.sink import Attempt, CommitList, Outcome
+from headrace.connectors.sql.handles import SqlHandle, SqlHandleSerializer, split_gid
+from headrace.connectors.sql.sink import SqlSink
+from headrace.connectors.sql.upsert import UpsertSink
+from headrace.enumerator.errors import (
+    AuthenticationError,
+    DataLossError,
+    FencedError,
+    PeerError,
+    RetriableError,
+    UsageError,
+)
+
+pytestmark = pytest.mark.timeout(300)
+
+STEPS = ["fence", "sweep", "check", "record", "end", "end", "sweep", "record"]
+SERVERS = {"postgresql": postgresql, "mariadb": mariadb}
+
+# What a task does that is killed: everything but to end by itself.
+WRITER = """
+import sys, pickle, pyarrow as pa
+from headrace.connectors.sink import Attempt
+sink, attempt, step = pickle.loads(bytes.fromhex(sys.argv[1]))
+transaction = sink.begin(attempt)
+transaction.write(pa.record_batch({"id": pa.array(range(1000), pa.int64())}))
+if step == "prepared":
+    handle = transaction.prepare()
+    print(sink.handles.serialize(handle), flush=True)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Callable[[str], Database]]:
+    """Gives servers by name, each started when it is first asked for."""
+    with ExitStack() as stack:
+        yield functools.cache(lambda name: stack.enter_context(SERVERS[name]()))
+
+
+@pytest.fixture(params=SERVERS)
+def rig(server, request) -> Iterator[SqlRig]:
+    rig = SqlRig(server(request.param).url)
+    yield rig
+    for gid in rig.prepared():
+        rig.roll_back(gid)
+    rig.execute(f"DROP TABLE IF EXISTS {rig.table}")
+
+
+@pytest.fixture
+def driver(rig) -> Iterator[Callable[..., JobCommitter[SqlHandle]]]:
+    """Makes drivers, which are closed."""
+    made: list[JobCommitter[SqlHandle]] = []
+
+    def make(job: str, sink: Any = None) -> JobCommitter[SqlHandle]:
+        made.append(JobCommitter(job, (sink or rig.sink()).committer(job)))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def killed_writer(sink: SqlSink, attempt: Attempt, step: str) -> str:
+    """The output of a process that got so far and was killed."""
+    command = [sys.executable, "-c", WRITER, pickle.dumps((sink, attempt, step)).hex()]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        output = []
+        for line in process.stdout:
+            output.append(line)
+            if line == "ready\n":
+                break
+        assert process.poll() is None, output
+        process.kill()
+        assert process.wait() == -9
+    return "".join(output)
+
+
+def write_all(sink: Any, attempt: Attempt, *batches: pa.RecordBatch) -> SqlHandle | None:
+    with sink.begin(attempt) as transaction:
+        for one in batches:
+            transaction.write(one)
+        return transaction.prepare()
+
+
+# --- the contract -----------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_seen_once_committed_and_not_before(rig, driver):
+    rig.create()
+    job = rig.job()
+    handles = write_epoch(rig.sink(), job, 0, [[1, 2], [3]])
+    assert [handle.rows for handle in handles] == [2, 1]
+    assert rig.ids() == []
+    assert rig.prepared() >= {handle.gid for handle in handles}
+    one = driver(job)
+    one.commit(0, handles)
+    assert rig.ids() == [1, 2, 3]
+    one.commit(1, write_epoch(rig.sink(), job, 1, [[4]]))
+    assert rig.ids() == [1, 2, 3, 4]
+    assert rig.sink().recorded_epochs()[job] == 1
+    assert not rig.prepared()
+
+
+def test_a_prepared_transaction_survives_its_killed_writer_and_is_committed_by_another_process(rig, driver):
+    rig.create()
+    job = rig.job()
+    output = killed_writer(rig.sink(), Attempt(job, 0, 0, 0), "prepared")
+    handle = SqlHandleSerializer().deserialize(1, json.loads(output.splitlines()[0].replace("'", '"')))
+    assert rig.ids() == []
+    driver(job).commit(0, (handle,))
+    assert rig.ids() == list(range(1000))
+
+
+def test_nothing_is_left_of_a_writer_that_is_killed_before_it_prepares(rig, driver):
+    rig.create()
+    job = rig.job()
+    killed_writer(rig.sink(), Attempt(job, 0, 0, 0), "written")
+    driver(job).commit(0, write_epoch(rig.sink(), job, 0, [[1]]))
+    assert rig.ids() == [1]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", range(len(STEPS)))
+def test_a_driver_that_dies_at_any_step_is_recovered_from(rig, driver, step, when):
+    rig.create()
+    job, sink = rig.job(), rig.sink()
+    run_epoch(sink, job, 0, [[1], [2]])
+    handles = write_epoch(sink, job, 1, [[3, 4], [5]])
+    with closing(CrashingCommitter(sink.committer(job), step, when=when)) as committer:
+        with pytest.raises(Crash):
+            JobCommitter(job, committer).commit(1, handles)
+        assert committer.calls == STEPS[: step + 1]  # it died where it should
+    run_epoch(sink, job, 1, [[3, 4], [5]])
+    assert rig.ids() == [1, 2, 3, 4, 5]
+    assert not rig.prepared()
+    run_epoch(sink, job, 2, [[6]])
+    assert rig.ids() == [1, 2, 3, 4, 5, 6]
+    assert len(rig.execute(f"SELECT gid FROM headrace_transactions WHERE job = '{job}'")) == 1  # of the last epoch
+
+
+def test_an_epoch_is_written_once_however_often_it_is_committed(rig, driver):
+    rig.create()
+    job = rig.job()
+    driver(job).commit(0, write_epoch(rig.sink(), job, 0, [[1]]))
+    driver(job).commit(0, write_epoch(rig.sink(), job, 0, [[1]]))
+    assert rig.ids() == [1]
+    assert not rig.prepared()
+
+
+def test_an_old_checkpoint_is_refused(rig, driver):
+    rig.create()
+    job = rig.job()
+    driver(job).commit(5, write_epoch(rig.sink(), job, 5, [[1]]))
+    with pytest.raises(StaleEpochError, match="epoch 4"):
+        driver(job).commit(4, write_epoch(rig.sink(), job, 4, [[0]]))
+    assert rig.ids() == [1]
+
+
+def test_an_old_driver_can_neither_record_nor_sweep(rig, driver):
+    rig.create()
+    job, sink = rig.job(), rig.sink()
+    with closing(sink.committer(job)) as old:
+        old.fence()
+        handles = write_epoch(sink, job, 0, [[1]])
+        new = driver(job)
+        new.recover()
+        (handle,) = write_epoch(sink, job, 0, [[1]])
+        assert handle.gid not in {one.gid for one in handles}
+        with pytest.raises(FencedError, match=job):
+            old.record(CommitList(0, handles))
+        with pytest.raises(FencedError, match=job):
+            old.sweep(())
+        new.commit(0, (handle,))
+        assert rig.ids() == [1]
+        new.commit(1, write_epoch(sink, job, 1, [[2]]))
+        with pytest.raises(FencedError, match=job):
+            old.end(handle)  # its row is dropped by now: not to be taken for aborted
+
+
+def test_a_fence_waits_for_a_driver_that_sweeps_and_not_for_ever(rig, driver):
+    job = rig.job()
+    with closing(rig.sink().committer(job)) as holder, closing(rig.sink(lock_timeout_s=1).committer(job)) as waiting:
+        holder.fence()
+        held = pytest.raises(RetriableError, match="another driver has held the lock")
+        with holder._connected("a test") as connection, holder._locked(connection), held:
+            waiting.fence()
+        waiting.fence()
+
+
+def test_a_sweep_touches_nothing_of_other_jobs_databases_and_applications(rig, driver):
+    rig.create()
+    job, sink = rig.job(), rig.sink()
+    others = [prepare(sink, Attempt(name, 0, 0, 0), [1]).gid for name in (f"{job}0", f"{job}_", f"x{job}")]
+    mine = prepare(sink, Attempt(job, 0, 0, 0), [2]).gid
+    place = "00000000"  # of another database of this server
+    foreign = f"headrace.{place}.{job}.0.0.0.00c0ffee"
+    rig.execute(f"CREATE TABLE {rig.table}_x (id INT)")
+    if rig.is_postgresql:
+        names = [f"'{foreign}'", "'another application''s'"]
+        for name in names:
+            rig.execute(f"BEGIN; INSERT INTO {rig.table}_x VALUES (1); PREPARE TRANSACTION {name}")
+    else:
+        gtrid, branch = split_gid(foreign)
+        names = [f"'{gtrid}','{branch}'", "X'ff00fe2e27','b',7", "X'ff','\\''"]
+        for name in names:
+            with rig._engine.connect() as connection:
+                for statement in (
+                    f"XA START {name}",
+                    f"INSERT INTO {rig.table}_x VALUES (1)",
+                    f"XA END {name}",
+                    f"XA PREPARE {name}",
+                ):
+                    connection.exec_driver_sql(statement)
+                connection.invalidate()
+    try:
+        driver(job).recover()
+        left = rig.prepared() if rig.is_postgresql else set(others) | rig.prepared()
+        assert mine not in left
+        assert set(others) <= left
+    finally:
+        for name in names:  # each must still be there
+            rig.execute(f"ROLLBACK PREPARED {name}" if rig.is_postgresql else f"XA ROLLBACK {name}")
+        rig.execute(f"DROP TABLE {rig.table}_x")
+
+
+def test_what_an_administrator_rolled_back_after_it_was_durable_is_reported_as_lost(rig, driver):
+    rig.create()
+    job, sink = rig.job(), rig.sink()
+    handles = write_epoch(sink, job, 0, [[1, 2], [3, 4, 5]])
+    with closing(sink.committer(job)) as committer:
+        committer.fence()
+        committer.record(CommitList(0, handles))
+    rig.roll_back(handles[1].gid)
+    with pytest.raises(DataLossError) as caught:
+        driver(job).recover()
+    assert all(text in str(caught.value) for text in (job, handles[1].gid, "3 rows"))
+    assert handles[0].gid not in str(caught.value)
+    assert rig.ids() == [1, 2]
+    # The way out that the message names.
+    rig.execute(f"INSERT INTO headrace_transactions (gid, job, epoch) VALUES ('{handles[1].gid}', '{job}', 0)")
+    run_epoch(sink, job, 1, [[6]])
+    assert rig.ids() == [1, 2, 6]
+
+
+def test_what_an_administrator_rolled_back_before_is_written_again(rig, driver):
+    rig.create()
+    job, sink = rig.job(), rig.sink()
+    handles = write_epoch(sink, job, 0, [[1], [2]])
+    rig.roll_back(handles[0].gid)
+    with pytest.raises(PeerError, match="must be written again") as caught:
+        driver(job).commit(0, handles)
+    assert handles[0].gid in str(caught.value)
+    assert handles[1].gid not in str(caught.value)
+    run_epoch(sink, job, 0, [[1], [2]])
+    assert rig.ids() == [1, 2]
+
+
+def test_what_somebody_else_committed_counts_as_committed(rig):
+    rig.create()
+    job, sink = rig.job(), rig.sink()
+    (handle,) = write_epoch(sink, job, 0, [[1]])
+    with closing(sink.committer(job)) as committer:
+        committer.fence()
+        assert committer.end(handle) is Outcome.COMMITTED
+        assert committer.end(handle) is Outcome.COMMITTED
+    assert rig.ids() == [1]
+
+
+def test_a_writer_that_is_still_connected_is_waited_for_and_not_taken_for_aborted(rig):
+    rig.create()
+    job = rig.job()
+    transaction = rig.sink().begin(Attempt(job, 0, 0, 0))
+    transaction.write(batch([1]))
+    handle = transaction._pre_commit()
+    with closing(rig.sink(lock_timeout_s=1).committer(job)) as committer:
+        committer.fence()
+        committer.check([handle])
+        if rig.is_postgresql:
+            assert committer.end(handle) is Outcome.COMMITTED
+        else:
+            with pytest.raises(RetriableError, match=handle.gid):
+                committer.end(handle)
+            with pytest.raises(RetriableError, match=handle.gid):
+                committer.sweep(())
+        transaction.abort()
+        assert committer.end(handle) is Outcome.COMMITTED
+    assert rig.ids() == [1]
+
+
+def test_the_same_attempt_again_aborts_what_it_left(rig):
+    rig.create()
+    attempt = Attempt(rig.job(), 0, 0, 0)
+    left = prepare(rig.sink(), attempt, [1])
+    other = prepare(rig.sink(), Attempt(attempt.job, 0, 0, 10), [1])
+    transaction = rig.sink().begin(attempt)
+    assert left.gid not in rig.prepared()
+    assert other.gid in rig.prepared()
+    transaction.abort()
+    transaction.abort()
+
+
+def test_a_transaction_without_rows_has_no_handle(rig):
+    rig.create()
+    with rig.sink().begin(Attempt(rig.job(), 0, 0, 0)) as transaction:
+        transaction.write(batch([]))
+        assert transaction.prepare() is None
+    assert not rig.prepared()
+
+
+def test_a_forgotten_job_begins_anew(rig, driver):
+    rig.create()
+    job = rig.job()
+    one = driver(job)
+    one.commit(9, write_epoch(rig.sink(), job, 9, [[1]]))
+    one.forget()
+    assert job not in rig.sink().recorded_epochs()
+    run_epoch(rig.sink(), job, 0, [[2]])
+    assert rig.ids() == [1, 2]
+
+
+def test_two_attempts_at_one_unique_key_do_not_wait_for_ever(rig, driver):
+    rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
+    job, sink = rig.job(), rig.sink(lock_timeout_s=1)
+    prepare(sink, Attempt(job, 0, 0, 0), [1])
+    with pytest.raises(RetriableError):
+        prepare(sink, Attempt(job, 0, 0, 1), [1])
+    run_epoch(sink, job, 0, [[1]])
+    assert rig.ids() == [1]
+
+
+def test_jobs_with_the_longest_names_and_tables_with_odd_ones(rig):
+    rig.table = f'"O\'Hara 100%s ""{uuid.uuid4().hex[:6]}"' if rig.is_postgresql else f"`O'Hara 100%s \"{uuid.uuid4().hex[:6]}`"
+    rig._engine.connect().close()
+    quoted = rig.table.replace("%", "%%")
+    column = '"a %%s "" b"' if rig.is_postgresql else '`a %%s " b`'
+    rig.execute(f"CREATE TABLE {quoted} (id BIGINT, {column} VARCHAR(100))")
+    sink = SqlSink(rig.url, rig.table[1:-1].replace('""', '"'))
+    job = "J" * 100
+    with sink.begin(Attempt(job, 2**63 - 1, 2**31 - 1, 2**31 - 1)) as transaction:
+        transaction.write(pa.record_batch({'a %s " b': ["x"], "id": [1]}))
+        handle = transaction.prepare()
+    driver = JobCommitter(job, sink.committer(job))
+    driver.commit(2**63 - 1, (handle,))
+    driver.forget()
+    driver.close()
+    assert rig.execute(f"SELECT * FROM {quoted}") == [(1, "x")]
+    rig.execute(f"DROP TABLE {quoted}")
+    rig.table = "none"
+
+
+def test_our_tables_are_made_by_whoever_comes_first(rig):
+    for name in ("headrace_commits", "headrace_transactions"):
+        rig.execute(f"DROP TABLE IF EXISTS {name}")
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda _: dict(rig.sink().recorded_epochs()), range(8))) == [{}] * 8
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_table_is_named(rig):
+    with pytest.raises(UsageError, match=rig.table):
+        rig.sink().begin(Attempt("q", 0, 0, 0))
+
+
+def test_rows_that_do_not_fit_are_refused_at_once_and_every_column_is_named(rig):
+    rig.create(
+        "id BIGINT NOT NULL, amount NUMERIC(10, 2), at DATE, needed INT NOT NULL, filled INT NOT NULL DEFAULT 1, small REAL"
+    )
+    rows = pa.record_batch(
+        {
+            "id": ["text"],
+            "amount": pa.array([Decimal("1.001")], pa.decimal128(10, 3)),
+            "at": pa.array([1.5]),
+            "other": [1],
+            "nested": [[1]],
+            "small": pa.array([1]),
+        }
+    )
+    with rig.sink().begin(Attempt(rig.job(), 0, 0, 0)) as transaction, pytest.raises(UsageError) as caught:
+        transaction.write(rows)
+    message = str(caught.value)
+    assert rig.table in message
+    assert all(f"{name!r}" in message for name in ("id", "amount", "at", "other", "nested", "needed", "small"))
+    assert "'filled'" not in message
+    assert rig.execute(f"SELECT count(*) FROM {rig.table}") == [(0,)]
+    assert not rig.prepared()
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("SMALLINT", pa.array([2**15])),
+        ("VARCHAR(3)", pa.array(["four"])),
+        ("BIGINT NOT NULL", pa.array([None], pa.int64())),
+        ("BIGINT UNIQUE", pa.array([1, 1])),
+        ("NUMERIC(3, 1)", pa.array([Decimal("100.0")])),
+        ("TIMESTAMP(0) NULL", pa.array([datetime(2020, 1, 1, 0, 0, 0, 1, UTC)])),
+        ("TIME(3)", pa.array([time(1, 2, 3, 4)])),
+    ],
+)
+def test_a_value_that_does_not_fit_fails_the_transaction(rig, column, values):
+    rig.create(f"id {column}")
+    rows = pa.record_batch({"id": values})
+    with pytest.raises(UsageError, match=f"{rig.table}|column 'id' of the table"):
+        write_all(rig.sink(), Attempt(rig.job(), 0, 0, 0), rows)
+    assert not rig.prepared()
+    assert rig.execute(f"SELECT count(*) FROM {rig.table}") == [(0,)]
+
+
+def test_nanoseconds_are_refused_and_not_cut(rig):
+    rig.create("id TIMESTAMP(6) NULL")
+    rows = pa.record_batch({"id": pa.array([1], pa.timestamp("ns", "UTC"))})
+    with rig.sink().begin(Attempt("q", 0, 0, 0)) as transaction, pytest.raises(UsageError, match="'id'"):
+        transaction.write(rows)
+
+
+def test_rows_must_not_change_their_columns(rig):
+    rig.create()
+    with rig.sink().begin(Attempt("q", 0, 0, 0)) as transaction:
+        transaction.write(batch([1]))
+        with pytest.raises(UsageError, match="changed"):
+            transaction.write(pa.record_batch({"id": [1]}))
+
+
+def test_a_wrong_password_is_an_authentication_error_that_does_not_show_it(rig):
+    sink = SqlSink(rig.url.replace(PASSWORD, "wr0ng-s3cret"), "orders")
+    with pytest.raises(AuthenticationError) as caught:
+        sink.begin(Attempt("q", 0, 0, 0))
+    seen: BaseException | None = caught.value
+    while seen is not None:
+        assert "wr0ng" not in f"{seen!r} {seen}"
+        seen = seen.__cause__ or seen.__context__
+    assert "wr0ng" not in repr(sink)
+    assert pickle.loads(pickle.dumps(sink)) == sink
+
+
+def test_an_unreachable_server_is_worth_another_try(rig):
+    url = rig.url.rsplit("@", 1)[0] + "@127.0.0.1:1/none"
+    with pytest.raises(RetriableError):
+        SqlSink(url, "orders").begin(Attempt("q", 0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["s3cret", "postgresql://u:s3cret@h:port/d", "oracle://u:s3cret@h/d", "sqlite:////tmp/x.db", "postgresql://u:s3cret@h/"],
+)
+def test_an_address_that_cannot_be_used_is_refused_without_its_password(url):
+    with pytest.raises(UsageError) as caught:
+        SqlSink(url, "orders")
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("table", ["", "a.b.c", ".a", "a."])
+def test_a_table_that_cannot_be_named_is_refused(table):
+    with pytest.raises(UsageError, match="a table is named"):
+        SqlSink("postgresql://h/d", table)
+
+
+def test_postgresql_without_prepared_transactions_says_what_to_set():
+    with postgresql("-c", "max_prepared_transactions=0") as server:
+        rig = SqlRig(server.url)
+        rig.create()
+        with pytest.raises(UsageError, match="max_prepared_transactions"):
+            rig.sink().begin(Attempt("q", 0, 0, 0))
+
+
+def test_a_table_whose_engine_has_no_transactions_is_refused(rig):
+    if rig.is_postgresql:
+        return  # all of its tables have
+    rig.create("id BIGINT", "ENGINE=MyISAM")
+    with pytest.raises(UsageError, match="MyISAM"):
+        rig.sink().begin(Attempt("q", 0, 0, 0))
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+TEXTS = ["", "\\N", "\\.", "a\tb\nc\rd\\e", "%s %% 'quoted\" `", "ä🎈", " trailing ", None]
+INSTANTS = [
+    datetime(2020, 2, 29, 23, 59, 59, 999999, UTC),
+    datetime(1970, 1, 1, tzinfo=UTC),
+    datetime(1969, 7, 20, 20, 17, tzinfo=UTC),
+]
+SUMMER = [datetime(2021, 6, 1, 12, tzinfo=timezone(timedelta(hours=2)))]
+
+# Column: Arrow's type, values, the type in PostgreSQL and in MariaDB.
+VALUES: dict[str, tuple[pa.DataType, list[Any], str, str]] = {
+    "c_bool": (pa.bool_(), [True, False], "BOOLEAN", "BOOLEAN"),
+    "c_i8": (pa.int8(), [-128, 127], "SMALLINT", "TINYINT"),
+    "c_i16": (pa.int16(), [-(2**15), 2**15 - 1], "SMALLINT", "SMALLINT"),
+    "c_i32": (pa.int32(), [-(2**31), 2**31 - 1], "INTEGER", "INTEGER"),
+    "c_i64": (pa.int64(), [-(2**63), 2**63 - 1, 0], "BIGINT", "BIGINT"),
+    "c_u32": (pa.uint32(), [2**32 - 1], "BIGINT", "INTEGER UNSIGNED"),
+    "c_u64": (pa.uint64(), [2**64 - 1], "NUMERIC(20)", "BIGINT UNSIGNED"),
+    "c_f32": (pa.float32(), [0.5, -1.25e5, 0.10000000149011612], "DOUBLE PRECISION", "DOUBLE"),
+    "c_f64": (pa.float64(), [0.1, 1e300, -5e-324, 1 / 3, 1e22, -0.0], "DOUBLE PRECISION", "DOUBLE"),
+    "c_text": (pa.string(), TEXTS, "TEXT", "TEXT"),
+    "c_large": (pa.large_string(), TEXTS, "VARCHAR(100)", "VARCHAR(100)"),
+    "c_view": (pa.string_view(), TEXTS, "TEXT", "LONGTEXT"),
+    "c_dict": (pa.dictionary(pa.int8(), pa.string()), ["a", "b", "a"], "TEXT", "TEXT"),
+    "c_bytes": (pa.binary(), [b"", bytes(range(256)), b"\\N\n\t'"], "BYTEA", "BLOB"),
+    "c_fixed": (pa.binary(3), [b"\x00\xff\n"], "BYTEA", "VARBINARY(3)"),
+    "c_instant": (pa.timestamp("us", "UTC"), INSTANTS, "TIMESTAMPTZ", "DATETIME(6)"),
+    "c_zone": (pa.timestamp("ms", "Europe/Berlin"), SUMMER, "TIMESTAMPTZ", "TIMESTAMP(3) NULL"),
+    "c_ns": (pa.timestamp("ns", "UTC"), INSTANTS, "TIMESTAMPTZ", "DATETIME(6)"),
+    "c_local": (pa.timestamp("s"), [datetime(2020, 3, 29, 2, 30)], "TIMESTAMP", "DATETIME"),
+    "c_date": (pa.date32(), [date(2020, 2, 29), date(1000, 1, 1), date(9999, 12, 31)], "DATE", "DATE"),
+    "c_date64": (pa.date64(), [date(1969, 12, 31)], "DATE", "DATE"),
+    "c_time": (pa.time64("us"), [time(23, 59, 59, 999999), time(0)], "TIME", "TIME(6)"),
+    "c_time32": (pa.time32("s"), [time(1, 2, 3)], "TIME(0)", "TIME"),
+    "c_dec": (pa.decimal128(38, 10), [Decimal("1234567890123456789012345678.0123456789"), Decimal("1E-10"), Decimal("-0.5")],
+              "NUMERIC(38, 10)", "DECIMAL(38, 10)"),
+    "c_dec256": (pa.decimal256(60, 2), [Decimal("123456789012345678901234567890123456789012345678901234567.25")],
+                 "NUMERIC", "DECIMAL(60, 2)"),
+    "c_dec0": (pa.decimal128(10, 0), [Decimal(42)], "NUMERIC(10)", "DECIMAL(10)"),
+    "c_null": (pa.null(), [None], "INTEGER", "INTEGER"),
+    "c_json": (pa.string(), ['{"a": "\\\\ \\n"}'], "JSON", "JSON"),
+}  # fmt: skip
+
+
+def expected(value: Any, is_postgresql: bool, sql_type: str) -> Any:
+    if isinstance(value, datetime):
+        if value.tzinfo is not None:
+            value = value.astimezone(UTC)
+        return value if is_postgresql else value.replace(tzinfo=None)
+    if isinstance(value, bool) and not is_postgresql:
+        return int(value)
+    if isinstance(value, float) and not is_postgresql:
+        return value + 0.0  # MariaDB knows no -0.0
+    if isinstance(value, time) and not is_postgresql:
+        return timedelta(hours=value.hour, minutes=value.minute, seconds=value.second, microseconds=value.microsecond)
+    return json.loads(value) if value and is_postgresql and sql_type == "JSON" else value
+
+
+def exact(value: Any) -> Any:
+    """For which -0.0 is not 0.0."""
+    return repr(value) if isinstance(value, float) else value
+
+
+@pytest.mark.parametrize("name", VALUES)
+@pytest.mark.parametrize("kind", ["sink", "upsert"])
+def test_every_type_comes_back_as_it_was(rig, driver, name, kind):
+    arrow, values, in_postgresql, in_mariadb = VALUES[name]
+    sql_type = in_postgresql if rig.is_postgresql else in_mariadb
+    rig.create(f"id BIGINT PRIMARY KEY, {name} {sql_type}")
+    values = [*values, None, *values]
+    padded = pa.record_batch({"id": range(-1, len(values) + 1), name: pa.array([values[0], *values, values[0]], arrow)})
+    job = rig.job()
+    sink: Any = rig.sink() if kind == "sink" else UpsertSink(rig.url, rig.table, ("id",))
+    with sink.begin(Attempt(job, 0, 0, 0)) as transaction:
+        transaction.write(padded.slice(1, 2))  # slices share buffers with what is not theirs
+        transaction.write(padded.slice(3, len(values) - 2))
+        handle = transaction.prepare()
+    driver(job, sink).commit(0, () if handle is None else (handle,))
+    with rig._engine.connect() as connection:
+        connection.exec_driver_sql("SET TIME ZONE 'UTC'" if rig.is_postgresql else "SET time_zone = '+00:00'")
+        got = [tuple(row) for row in connection.exec_driver_sql(f"SELECT {name} FROM {rig.table} ORDER BY id")]
+    want = [expected(value, rig.is_postgresql, sql_type) for value in values]
+    assert [exact(value) for (value,) in got] == [exact(value) for value in want]
+
+
+def test_infinities_are_stored_or_refused(rig, driver):
+    rig.create("id DOUBLE PRECISION")
+    rows = pa.record_batch({"id": [float("inf"), float("-inf"), float("nan")]})
+    job = rig.job()
+    with rig.sink().begin(Attempt(job, 0, 0, 0)) as transaction:
+        if rig.is_postgresql:
+            transaction.write(rows)
+            driver(job).commit(0, (transaction.prepare(),))
+            assert [str(value) for value in rig.ids()] == ["-inf", "inf", "nan"]
+        else:
+            with pytest.raises(UsageError, match="'id' holds NaN"):
+                transaction.write(rows)
+
+
+def test_many_rows(rig, driver):
+    rig.create("id BIGINT, name VARCHAR(100), amount DOUBLE PRECISION")
+    count, size, job = 200_000, 50_000, rig.job()
+    with rig.sink().begin(Attempt(job, 0, 0, 0)) as transaction:
+        for start in range(0, count, size):
+            ids = pa.array(range(start, start + size), pa.int64())
+            transaction.write(pa.record_batch({"name": ids.cast(pa.string()), "id": ids, "amount": ids.cast(pa.float64())}))
+        handle = transaction.prepare()
+    assert handle.rows == count
+    driver(job).commit(0, (handle,))
+    wanted = "count(*), count(DISTINCT id), min(id), max(id), sum(amount)"
+    assert rig.execute(f"SELECT {wanted} FROM {rig.table}") == [(count, count, 0, count - 1, count * (count - 1) / 2)]
+
+
+# --- upsert -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[*SERVERS, "sqlite"])
+def any_rig(server, request, tmp_path: Path) -> SqlRig:
+    return SqlRig(f"sqlite:///{tmp_path / 'some.db'}" if request.param == "sqlite" else server(request.param).url)
+
+
+def test_an_upsert_that_is_replayed_gives_the_same_table(any_rig):
+    rig, job = any_rig, any_rig.job()
+    rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100), other INT DEFAULT 7")
+    sink = UpsertSink(rig.url, rig.table, ("id",))
+    assert pickle.loads(pickle.dumps(sink)) == sink
+    for attempt in range(2):  # the first time the driver dies before the epoch is recorded
+        write_all(sink, Attempt(job, 0, 0, attempt), batch([1, 2, 3]))
+        write_all(sink, Attempt(job, 0, 1, attempt), batch([4]))
+        assert rig.ids() == [1, 2, 3, 4]
+    with closing(JobCommitter(job, sink.committer(job))) as driver:
+        driver.commit(0, ())
+        assert sink.recorded_epochs()[job] == 0
+        with pytest.raises(FencedError, match="comes too late"):
+            write_all(sink, Attempt(job, 0, 0, 9), batch([1], "late"))
+        write_all(sink, Attempt(job, 1, 0, 0), pa.concat_batches([batch([2, 2], "early"), batch([2], "new")]))
+        driver.commit(1, ())
+        with pytest.raises(StaleEpochError):
+            driver.commit(0, ())
+    assert rig.rows() == [(1, "n1", 7), (2, "new2", 7), (3, "n3", 7), (4, "n4", 7)]
+
+
+def test_an_upsert_of_nothing_but_the_key(any_rig):
+    any_rig.create("a INT, b VARCHAR(10), UNIQUE (a, b)")
+    sink = UpsertSink(any_rig.url, any_rig.table, ("b", "a"))
+    for number in range(2):
+        write_all(sink, Attempt("q", 0, 0, number), pa.record_batch({"a": [1, 1, 2], "b": ["x", "x", "x"]}))
+    assert any_rig.rows() == [(1, "x"), (2, "x")]
+
+
+def test_an_upsert_without_a_unique_key_is_refused(any_rig):
+    any_rig.create("id BIGINT UNIQUE, name VARCHAR(100)")
+    with pytest.raises(UsageError, match="no unique key"):
+        UpsertSink(any_rig.url, any_rig.table, ("name",)).begin(Attempt("q", 0, 0, 0))
+    sink = UpsertSink(any_rig.url, any_rig.table, ("id",))
+    with pytest.raises(UsageError, match="lack the columns"):
+        write_all(sink, Attempt("q", 0, 0, 0), pa.record_batch({"name": ["x"]}))
+
+
+def test_values_in_sqlite(tmp_path):
+    rig = SqlRig(f"sqlite:///{tmp_path / 'some.db'}")
+    rig.create("id INTEGER PRIMARY KEY, t TEXT, b BLOB, f DOUBLE, at DATETIME, d DATE, yes BOOLEAN, n NUMERIC(10, 2)")
+    sink = UpsertSink(rig.url, rig.table, ("id",))
+    rows = {
+        "id": pa.array([1, 2]),
+        "t": ["a'b", None],
+        "b": [b"\x00\xff", None],
+        "f": [0.1, None],
+        "at": pa.array([INSTANTS[0], None], pa.timestamp("us", "UTC")),
+        "d": [date(2020, 2, 29), None],
+        "yes": [True, None],
+    }
+    write_all(sink, Attempt("q", 0, 0, 0), pa.record_batch(rows))
+    first = (1, "a'b", b"\x00\xff", 0.1, "2020-02-29 23:59:59.999999", "2020-02-29", 1, None)
+    assert rig.rows() == [first, (2, *[None] * 7)]
+    for refused in ({"n": pa.array([Decimal("1.10")])}, {"f": [float("nan")]}):
+        with sink.begin(Attempt("q", 1, 0, 0)) as transaction, pytest.raises(UsageError):
+            transaction.write(pa.record_batch({"id": [3], **refused}))
+    with pytest.raises(UsageError), sink.begin(Attempt("q", 1, 0, 0)) as transaction:
+        transaction.write(pa.record_batch({"id": pa.array([2**64 - 1], pa.uint64())}))
+
+
+def test_other_unique_keys_are_refused_where_they_would_match_too(rig):
+    rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100) UNIQUE")
+    with UpsertSink(rig.url, rig.table, ("id",)).begin(Attempt("q", 0, 0, 0)) as transaction:
+        if rig.is_postgresql:
+            transaction.write(batch([1]))
+        else:
+            with pytest.raises(UsageError, match="other unique keys"):
+                transaction.write(batch([1]))
