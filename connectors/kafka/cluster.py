@@ -312,9 +312,9 @@ class KafkaCluster:
     # --- groups --------------------------------------------------------------------------------------------------------
 
     def committed_offsets(
-        self, group: str, partitions: Collection[TopicPartition]
+        self, group: str, partitions: Collection[TopicPartition] | None
     ) -> dict[TopicPartition, CommittedOffset | None]:
-        """What the group has committed; None for a partition where it has committed nothing.
+        """What the group has committed, in these partitions or (None) anywhere; None where it has committed nothing.
 
         Under read_committed, offsets of a transaction still open are waited for (KIP-447).
         """
@@ -322,7 +322,7 @@ class KafkaCluster:
         def ask() -> dict[TopicPartition, CommittedOffset | None]:
             broker = self.coordinator(CoordinatorKind.GROUP, group)
             response = self._call_coordinator(broker, _offset_fetch(group, partitions, self.config.isolation))
-            answer: dict[TopicPartition, CommittedOffset | None] = dict.fromkeys(partitions)
+            answer: dict[TopicPartition, CommittedOffset | None] = dict.fromkeys(partitions or ())
             body = response.groups[0] if response.API_VERSION >= 8 else response
             self._check_coordinator(body.error_code, f"reading the offsets of group {group!r} from {broker}", group)
             for topic in body.topics:
@@ -564,26 +564,21 @@ def _grouped(topic_class: Message, items: Iterable[tuple[str, Message]]) -> list
     return [topic_class(name=topic, partitions=partitions) for topic, partitions in by_topic.items()]
 
 
-def _offset_fetch(group: str, partitions: Collection[TopicPartition], isolation: Isolation) -> Message:
-    by_topic: dict[str, list[int]] = defaultdict(list)
-    for topic, partition in partitions:
-        by_topic[topic].append(partition)
+def _offset_fetch(group: str, partitions: Collection[TopicPartition] | None, isolation: Isolation) -> Message:
     groups = OffsetFetchRequest.OffsetFetchRequestGroup
+    by_topic: dict[str, list[int]] = defaultdict(list)
+    for topic, partition in partitions or ():
+        by_topic[topic].append(partition)
+
+    def topics(topic_class: Message) -> list[Message] | None:
+        if partitions is None:
+            return None
+        return [topic_class(name=topic, partition_indexes=indexes) for topic, indexes in by_topic.items()]
+
     return OffsetFetchRequest(
         group_id=group,
-        topics=[
-            OffsetFetchRequest.OffsetFetchRequestTopic(name=topic, partition_indexes=indexes)
-            for topic, indexes in by_topic.items()
-        ],
-        groups=[
-            groups(
-                group_id=group,
-                topics=[
-                    groups.OffsetFetchRequestTopics(name=topic, partition_indexes=indexes)
-                    for topic, indexes in by_topic.items()
-                ],
-            )
-        ],
+        topics=topics(OffsetFetchRequest.OffsetFetchRequestTopic),
+        groups=[groups(group_id=group, topics=topics(groups.OffsetFetchRequestTopics))],
         require_stable=isolation is Isolation.READ_COMMITTED,
         max_version=9,  # 10 names topics by id (KIP-848's second half) and gains nothing here
     )

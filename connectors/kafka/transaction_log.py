@@ -11,7 +11,6 @@ import functools
 import struct
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from uuid import UUID
 
 from crc32c import crc32c
@@ -22,6 +21,7 @@ from headrace.connectors.kafka.fetch_protocol import FetchAnswer, PartitionAnswe
 from headrace.connectors.kafka.handles import KafkaHandle, WrittenRange
 from headrace.connectors.kafka.produce import OutBatch
 from headrace.connectors.kafka.properties import Isolation
+from headrace.connectors.kafka.record_batch import HEADER, LOG_APPEND_TIME, StoredBatch, stored_batches
 from headrace.connectors.kafka.topology import TopicPartition
 from headrace.connectors.kafka.transactions import Producer
 from headrace.connectors.kafka.wire import FetchRequest
@@ -34,30 +34,8 @@ _NONE, _OUT_OF_RANGE = 0, 1
 _FETCH_BYTES = 8 * 1024 * 1024
 _NO_TOPIC_IDS = 12
 
-_HEAD = struct.Struct(">qiibIhiqqqhii")
-"""A record batch's header: base offset, length, leader epoch, magic, CRC, attributes, last offset delta, base and greatest
-timestamp, producer id, producer epoch, base sequence, record count."""
-_AFTER_LENGTH = 12
 _CRC = struct.Struct(">I")
 _CRC_AT, _CRC_FROM = 17, 21
-_LOG_APPEND_TIME = 0x08
-_CONTROL = 0x20
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """One batch as it lies in the log."""
-
-    base_offset: int
-    last_offset: int
-    attributes: int
-    producer_id: int
-    producer_epoch: int
-    records: int
-    data: memoryview
-
-    def belongs_to(self, producer: Producer) -> bool:
-        return (self.producer_id, self.producer_epoch) == (producer.producer_id, producer.epoch)
 
 
 def fetch_at(cluster: KafkaCluster, topic: str, partition: int, offset: int, isolation: Isolation) -> PartitionAnswer:
@@ -144,8 +122,8 @@ def _ask(cluster: KafkaCluster, handle: KafkaHandle, written: WrittenRange) -> O
         raise RetriableError(f"the transaction at offset {written.first} of {written.topic}-{written.partition} is still open")
     if (handle.producer.producer_id, written.first) in (answer.aborted or ()):
         return Outcome.ABORTED
-    first = next(_batches(answer.records), None)
-    if first is not None and first.base_offset <= written.first <= first.last_offset and first.belongs_to(handle.producer):
+    first = next(stored_batches(answer.records), None)
+    if first is not None and first.base_offset <= written.first <= first.last_offset and _belongs_to(first, handle.producer):
         return Outcome.COMMITTED
     return None
 
@@ -175,13 +153,13 @@ class BatchCopier:
                 gone = f"the log still has {found} of its records, retention or compaction took the others"
                 raise DataLossError(f"{_LOST}: {written}; {gone}")
 
-    def _copied(self, batch: _Batch, key: TopicPartition) -> OutBatch:
+    def _copied(self, batch: StoredBatch, key: TopicPartition) -> OutBatch:
         data = bytearray(batch.data)
-        head = list(_HEAD.unpack_from(data))
+        head = list(HEADER.unpack_from(data))
         head[0], head[2] = 0, -1
-        head[5] &= ~_LOG_APPEND_TIME  # producers only ever send create time; the broker stamps it again if the topic says so
+        head[5] &= ~LOG_APPEND_TIME  # producers only ever send create time; the broker stamps it again if the topic says so
         head[9:12] = self._producer.producer_id, self._producer.epoch, self._sequences[key]
-        _HEAD.pack_into(data, 0, *head)
+        HEADER.pack_into(data, 0, *head)
         _CRC.pack_into(data, _CRC_AT, crc32c(memoryview(data)[_CRC_FROM:]))
         self._sequences[key] += batch.records
         return OutBatch(key[1], data, batch.records)
@@ -190,28 +168,20 @@ class BatchCopier:
 _LOST = "a transaction timed out before it could be committed, and what it wrote cannot be copied"
 
 
-def _own_batches(cluster: KafkaCluster, handle: KafkaHandle, written: WrittenRange) -> Iterator[_Batch]:
+def _own_batches(cluster: KafkaCluster, handle: KafkaHandle, written: WrittenRange) -> Iterator[StoredBatch]:
     position = written.first
     while position <= written.last:
         answer = fetch_at(cluster, written.topic, written.partition, position, Isolation.READ_UNCOMMITTED)
-        batches = list(_batches(answer.records))
+        batches = list(stored_batches(answer.records))
         if answer.error == _OUT_OF_RANGE or not batches:
             return
         for batch in batches:
             if batch.last_offset >= position:
                 position = batch.last_offset + 1
-                mine = batch.belongs_to(handle.producer) and not batch.attributes & _CONTROL
+                mine = _belongs_to(batch, handle.producer) and not batch.is_control
                 if mine and written.first <= batch.base_offset and batch.last_offset <= written.last:
                     yield batch
 
 
-def _batches(records: memoryview) -> Iterator[_Batch]:
-    """The complete batches of a response."""
-    at = 0
-    while at + _HEAD.size <= len(records):
-        head = _HEAD.unpack_from(records, at)
-        end = at + _AFTER_LENGTH + head[1]
-        if end > len(records):
-            return
-        yield _Batch(head[0], head[0] + head[6], head[5], head[9], head[10], head[12], records[at:end])
-        at = end
+def _belongs_to(batch: StoredBatch, producer: Producer) -> bool:
+    return (batch.producer_id, batch.producer_epoch) == (producer.producer_id, producer.epoch)

@@ -28,6 +28,7 @@ from headrace.enumerator.errors import RetriableError
 
 __all__ = [
     "Answer",
+    "ListedTransaction",
     "Producer",
     "TransactionDescription",
     "TransactionProtocol",
@@ -93,6 +94,14 @@ class TransactionDescription:
     def is_ongoing(self) -> bool:
         """True while it can still be committed or aborted."""
         return self.state == _ONGOING
+
+
+@dataclass(frozen=True, slots=True)
+class ListedTransaction:
+    """A transactional id and its state, as ListTransactions has them."""
+
+    transactional_id: str
+    state: str
 
 
 class Transactions:
@@ -224,16 +233,20 @@ class Transactions:
         return self._cluster.retrying(where, ask)
 
     def ongoing(self, prefix: str) -> list[str]:
-        """The transactional ids that begin with `prefix` and have a transaction open, sorted (KIP-664, KIP-1152).
+        """The transactional ids that begin with `prefix` and have a transaction open, sorted. See `listing`."""
+        return [found.transactional_id for found in self.listing(prefix, [_ONGOING])]
+
+    def listing(self, prefix: str, states: Collection[str] = ()) -> list[ListedTransaction]:
+        """The transactional ids that begin with `prefix` and are in one of `states` (default: any), sorted (KIP-664, KIP-1152).
 
         Ids that one may not describe are left out by the broker.
         """
 
-        def ask() -> list[str]:
-            found: set[str] = set()
+        def ask() -> list[ListedTransaction]:
+            found: dict[str, ListedTransaction] = {}
             for broker in self._cluster.brokers():
                 request = ListTransactionsRequest(
-                    state_filters=[_ONGOING],
+                    state_filters=list(states),
                     producer_id_filters=[],
                     duration_filter=-1,
                     transactional_id_pattern=re.escape(prefix) + ".*",
@@ -241,8 +254,10 @@ class Transactions:
                 response = self._cluster.call(broker, request)
                 if response.error_code != _NONE:
                     raise broker_error(response.error_code, f"listing transactions at {broker}")
-                found.update(item.transactional_id for item in response.transaction_states)
-            return sorted(item for item in found if item.startswith(prefix))  # brokers before 4.1 know no patterns
+                for item in response.transaction_states:
+                    if item.transactional_id.startswith(prefix):  # brokers before 4.1 know no patterns
+                        found[item.transactional_id] = ListedTransaction(item.transactional_id, item.transaction_state)
+            return [found[name] for name in sorted(found)]
 
         return self._cluster.retrying("listing transactions", ask)
 

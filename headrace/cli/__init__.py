@@ -9,10 +9,19 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from headrace.cli.dump import dump_command
+from headrace.cli.lag import lag_command
+from headrace.cli.transactions import transactions_app
+from headrace.cli.verify import verify_command
+
 if TYPE_CHECKING:
     from types import FrameType
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.add_typer(transactions_app, name="transactions")
+app.command(name="lag")(lag_command)
+app.command(name="verify")(verify_command)
+app.command(name="dump")(dump_command)
 
 CHECK_SECONDS = 1.0  # how often a running cluster is looked at
 

@@ -1,0 +1,87 @@
+"""A record batch as it lies in the log: its header, without its records (message format 2). Sans-IO.
+
+For those who look at the log itself, batch by batch. Reading records in bulk is `records.py`, which has its own walk.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from headrace.enumerator.errors import CorruptDataError
+
+__all__ = ["CODECS", "HEADER", "LOG_APPEND_TIME", "StoredBatch", "stored_batches"]
+
+HEADER = struct.Struct(">qiibIhiqqqhii")
+"""Base offset, length, leader epoch, magic, CRC, attributes, last offset delta, base and greatest timestamp, producer id,
+producer epoch, base sequence, record count."""
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+"""Compression types by their number."""
+
+LOG_APPEND_TIME = 0x08
+_CODEC_BITS = 0x07
+_TRANSACTIONAL = 0x10
+_CONTROL = 0x20
+_AFTER_LENGTH = 12
+_MAGIC_AT = 16
+_MAGIC = 2
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """One batch. Producer id, producer epoch and sequence are -1 where its producer was not idempotent.
+
+    `last_offset` stays what it was when compaction takes records away, `records` does not. `data` is the whole batch.
+    """
+
+    base_offset: int
+    last_offset: int
+    leader_epoch: int
+    attributes: int
+    max_timestamp_ms: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    records: int
+    data: memoryview
+
+    @property
+    def is_control(self) -> bool:
+        """True for a marker that ends a transaction: its record is no user's."""
+        return bool(self.attributes & _CONTROL)
+
+    @property
+    def is_transactional(self) -> bool:
+        """True for what was written in a transaction, and for the marker that ends it."""
+        return bool(self.attributes & _TRANSACTIONAL)
+
+    @property
+    def compression(self) -> str:
+        """As `compression.type` names it."""
+        number = self.attributes & _CODEC_BITS
+        return CODECS[number] if number < len(CODECS) else f"codec {number}"
+
+
+def stored_batches(records: memoryview) -> Iterator[StoredBatch]:
+    """The complete batches of a response, in order. Nothing is checked but that the walk can go on.
+
+    Raises CorruptDataError for a length that cannot be, and for message formats before 2.
+    """
+    at = 0
+    while at + HEADER.size <= len(records):
+        if records[at + _MAGIC_AT] != _MAGIC:
+            raise CorruptDataError(f"message format v{records[at + _MAGIC_AT]}: only v2 (Kafka 0.11 and later) can be read")
+        base, length, leader_epoch, _, _, attributes, delta, _, max_time, producer, epoch, sequence, count = HEADER.unpack_from(
+            records, at
+        )
+        end = at + _AFTER_LENGTH + length
+        if length < HEADER.size - _AFTER_LENGTH:
+            raise CorruptDataError(f"the record batch at offset {base} claims a length of {length} bytes")
+        if end > len(records):
+            return
+        yield StoredBatch(
+            base, base + delta, leader_epoch, attributes, max_time, producer, epoch, sequence, count, records[at:end]
+        )
+        at = end

@@ -1,0 +1,57 @@
+"""The durable lists of jobs, as the commit topic has them: which transactions have to be committed whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from headrace.enumerator.errors import StateError
+
+if TYPE_CHECKING:
+    from headrace.connectors.kafka.cluster import KafkaCluster
+    from headrace.connectors.kafka.handles import KafkaHandle
+    from headrace.connectors.sink import CommitList
+
+
+@dataclass(frozen=True, slots=True)
+class DurableLists:
+    """Job to its list. `unreadable`: job to why not (damaged, or written by a newer headrace)."""
+
+    topic: str
+    lists: Mapping[str, CommitList[KafkaHandle]] = field(default_factory=dict)
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+
+    def incomplete(self) -> dict[str, CommitList[KafkaHandle]]:
+        """Those whose transactions are still to be committed."""
+        return {job: commits for job, commits in self.lists.items() if not commits.completed}
+
+    def holder(self, transactional_id: str) -> tuple[str, int] | None:
+        """The job and the epoch that this transactional id has to be committed for; None when no list names it."""
+        for job, commits in self.incomplete().items():
+            if any(handle.transactional_id == transactional_id for handle in commits.handles):
+                return job, commits.epoch
+        return None
+
+
+def read_lists(cluster: KafkaCluster, topic: str) -> DurableLists:
+    """All lists of a commit topic; none where there is no such topic. Waits until writes to it are decided."""
+    from headrace.connectors.kafka.commit_log import CommitLog
+
+    return parse_lists(topic, CommitLog(cluster, topic).read())
+
+
+def parse_lists(topic: str, records: Mapping[str, bytes]) -> DurableLists:
+    """What the records of a commit topic, by job, say."""
+    from headrace.connectors.kafka.handles import KafkaHandleSerializer
+    from headrace.connectors.sink import CommitListSerializer
+
+    serializer = CommitListSerializer(KafkaHandleSerializer())
+    lists: dict[str, CommitList[KafkaHandle]] = {}
+    unreadable: dict[str, str] = {}
+    for job, data in sorted(records.items()):
+        try:
+            lists[job] = serializer.deserialize(data, f"{topic}, job {job!r}")
+        except StateError as error:
+            unreadable[job] = str(error)
+    return DurableLists(topic, lists, unreadable)

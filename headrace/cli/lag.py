@@ -1,0 +1,135 @@
+"""`headrace lag`: how far a group is behind, partition by partition."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli.options import Bootstrap, Properties, PropertiesFile, client_config, connect
+from headrace.cli.output import Table, console, rich_table, show
+from headrace.enumerator.errors import StateError
+
+if TYPE_CHECKING:
+    from headrace.connectors.kafka.cluster import KafkaCluster
+    from headrace.connectors.kafka.properties import Isolation
+    from headrace.connectors.kafka.topology import TopicPartition
+
+COLUMNS = ("topic", "partition", "committed", "end", "high watermark", "lag")
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLag:
+    """One partition. `committed` None: the group has committed nothing; the ends None: there is no such partition any more.
+
+    `stable_end` is the last stable offset, where a reader under read_committed stops.
+    """
+
+    topic: str
+    partition: int
+    committed: int | None
+    stable_end: int | None
+    high_watermark: int | None
+
+    @property
+    def lag(self) -> int | None:
+        """Offsets up to `stable_end` that the group has not read: transaction markers among them. None when not known."""
+        if self.committed is None or self.stable_end is None:
+            return None
+        return max(0, self.stable_end - self.committed)
+
+
+def lag_of(cluster: KafkaCluster, group: str, topics: Collection[str]) -> list[PartitionLag]:
+    """Every partition of these topics, or (none given) every one that the group has committed.
+
+    Raises UnknownTopicError for topics that do not exist, StateError for a group that has committed nothing.
+    """
+    from headrace.connectors.kafka.properties import Isolation
+
+    wanted: list[TopicPartition] | None = None
+    if topics:
+        wanted = [(name, number) for name, topic in cluster.topics(topics).items() for number in topic.partitions]
+    committed = cluster.committed_offsets(group, wanted)
+    if not any(committed.values()):
+        raise StateError(f"group {group!r} has committed nothing{' in these topics' if topics else ''}")
+    found = cluster.find_topics({topic for topic, _ in committed})
+    there = [tp for tp in committed if (known := found[tp[0]]) is not None and tp[1] in known.partitions]
+    stable = _ends(cluster, there, Isolation.READ_COMMITTED)
+    ends = _ends(cluster, there, Isolation.READ_UNCOMMITTED)
+    return [
+        PartitionLag(*tp, offset.offset if offset is not None else None, stable.get(tp), ends.get(tp))
+        for tp, offset in sorted(committed.items())
+    ]
+
+
+def _ends(
+    cluster: KafkaCluster, partitions: Sequence[TopicPartition], isolation: Isolation
+) -> dict[TopicPartition, int | None]:
+    from headrace.connectors.kafka.positions import Latest
+
+    answers = cluster.list_offsets(dict.fromkeys(partitions, Latest()), isolation)
+    return {tp: answer.offset for tp, answer in answers.items()}
+
+
+def lag_rows(lags: Sequence[PartitionLag]) -> list[Sequence[object]]:
+    """The cells of COLUMNS."""
+    return [(item.topic, item.partition, item.committed, item.stable_end, item.high_watermark, item.lag) for item in lags]
+
+
+def total(lags: Sequence[PartitionLag]) -> int:
+    """Of the partitions whose lag is known."""
+    return sum(item.lag or 0 for item in lags)
+
+
+def tables(group: str, lags: Sequence[PartitionLag]) -> list[Table]:
+    """What is shown: the partitions, and the total with the number of partitions that it is of."""
+    known = sum(1 for item in lags if item.lag is not None)
+    return [
+        Table("partition", f"Group {group}", COLUMNS, lag_rows(lags)),
+        Table("total", "", ("lag", "of partitions", "without a lag"), [(total(lags), known, len(lags) - known)]),
+    ]
+
+
+def lag_command(
+    *,
+    group: Annotated[str, typer.Option(help="A consumer group, or what commitOffsetsToGroup names.")],
+    topic: Annotated[list[str] | None, typer.Option(help="Default: all that the group has committed. May be repeated.")] = None,
+    watch: Annotated[float | None, typer.Option(help="Look again every so many seconds, until Ctrl-C.", min=0.1)] = None,
+    bootstrap: Bootstrap = None,
+    properties: Properties = None,
+    properties_file: PropertiesFile = None,
+) -> None:
+    """How far a group is behind: committed offset, last stable offset, high watermark, lag.
+
+    Plain lines are `partition` (topic, partition, committed, end, high watermark, lag) and `total` (lag, partitions it is of,
+    partitions without one). `end` is where a reader under read_committed stops; the lag counts offsets up to it.
+    """
+    cluster = connect(client_config(bootstrap, properties, properties_file))
+    if watch is None:
+        for table in tables(group, lag_of(cluster, group, topic or ())):
+            show(table)
+        return
+    try:
+        _watch(cluster, group, topic or (), watch)
+    except KeyboardInterrupt:
+        return
+
+
+def _watch(cluster: KafkaCluster, group: str, topics: Collection[str], every_s: float) -> None:
+    from rich.console import Group
+    from rich.live import Live
+
+    out = console()
+    pause = threading.Event()
+    if not out.is_terminal:
+        while True:
+            for table in tables(group, lag_of(cluster, group, topics)):
+                show(table, out)
+            pause.wait(every_s)
+    with Live(console=out, auto_refresh=False) as live:
+        while True:
+            live.update(Group(*map(rich_table, tables(group, lag_of(cluster, group, topics)))), refresh=True)
+            pause.wait(every_s)

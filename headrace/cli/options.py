@@ -1,0 +1,156 @@
+"""The options that every command which talks to Kafka has, and the client that they make."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.enumerator.errors import UsageError
+
+if TYPE_CHECKING:
+    from headrace.connectors.kafka.cluster import KafkaCluster
+    from headrace.connectors.kafka.properties import ClientConfig
+
+BOOTSTRAP_VARIABLE = "HEADRACE_BOOTSTRAP"
+FIRST_CONTACT_MS = 10_000  # an address that is wrong should not take the client's usual minute to be found so
+WRITE_TIMEOUT_MS = 900_000  # of a repair's transaction: as in Spark's writes
+
+Bootstrap = Annotated[
+    str | None,
+    typer.Option("--bootstrap", help=f"host:port, several with commas. Default: ${BOOTSTRAP_VARIABLE}.", metavar="HOSTS"),
+]
+Properties = Annotated[
+    list[str] | None,
+    typer.Option("--property", help="A Java client property (TLS, SASL, ...). May be repeated.", metavar="NAME=VALUE"),
+]
+PropertiesFile = Annotated[
+    Path | None,
+    typer.Option("--properties-file", exists=True, dir_okay=False, help="Java client properties; --property goes before it."),
+]
+Prefix = Annotated[str, typer.Option(help="What the job's transactional ids begin with: option transactionalIdPrefix.")]
+CommitTopic = Annotated[str, typer.Option(help="Where the durable lists are: option commitTopic.")]
+DEFAULT_PREFIX = "headrace"
+DEFAULT_COMMIT_TOPIC = "headrace-commits"
+
+
+def client_properties(
+    bootstrap: str | None,
+    pairs: Sequence[str] | None,
+    file: Path | None,
+    environment: Mapping[str, str] = os.environ,
+) -> dict[str, str]:
+    """All properties, by lower-case name: the file's, over them the pairs, over them `bootstrap`; the environment's comes last.
+
+    Raises UsageError. No message shows a value, as it may be a secret.
+    """
+    properties = {} if file is None else _lowered(parse_properties(_read(file)))
+    for number, pair in enumerate(pairs or (), 1):
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(f"--property number {number} is not name=value (it is not shown, as it may be a secret)")
+        properties[name.strip().lower()] = value.strip()
+    if bootstrap:
+        properties["bootstrap.servers"] = bootstrap
+    elif environment.get(BOOTSTRAP_VARIABLE):
+        properties.setdefault("bootstrap.servers", environment[BOOTSTRAP_VARIABLE])
+    if not properties.get("bootstrap.servers"):
+        raise UsageError(f"which cluster? Give --bootstrap, {BOOTSTRAP_VARIABLE} or the property bootstrap.servers")
+    properties.setdefault("transaction.timeout.ms", str(WRITE_TIMEOUT_MS))
+    return properties
+
+
+def client_config(bootstrap: str | None, pairs: Sequence[str] | None, file: Path | None) -> ClientConfig:
+    """The configuration that the three options make. Raises UsageError."""
+    from headrace.connectors.kafka.properties import ClientConfig
+
+    return ClientConfig.from_properties(client_properties(bootstrap, pairs, file))
+
+
+def connect(config: ClientConfig) -> KafkaCluster:
+    """The process's cluster, once it has answered. Raises DeadlineExceededError after 10 s, AuthenticationError, TlsError."""
+    from headrace.connectors.kafka.cluster import KafkaCluster
+    from headrace.connectors.kafka.source import shared_cluster
+
+    hasty = replace(config, default_api_timeout_ms=min(config.default_api_timeout_ms, FIRST_CONTACT_MS))
+    with KafkaCluster(hasty) as cluster:
+        cluster.brokers()
+    return shared_cluster(config)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the properties file {file} cannot be read: {type(error).__name__}") from None
+
+
+def _lowered(properties: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in properties.items()}
+
+
+# --- Java's properties files (java.util.Properties.load) ---------------------------------------------------------------
+
+_ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_BLANK = " \t\f"
+
+
+def parse_properties(text: str) -> dict[str, str]:
+    r"""Name to value: comments, continued lines, `=`, `:` or blanks between the two, and `\` escapes, as Java reads them.
+
+    Raises UsageError for a malformed `\u` escape.
+    """
+    properties: dict[str, str] = {}
+    for line in _logical_lines(text):
+        name, rest = _split_name(line)
+        properties[_unescape(name)] = _unescape(rest)
+    return properties
+
+
+def _logical_lines(text: str) -> list[str]:
+    lines: list[str] = []
+    open_line = ""
+    for natural in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
+        stripped = natural.lstrip(_BLANK)
+        if not open_line and (not stripped or stripped[0] in "#!"):
+            continue
+        open_line += stripped
+        if (len(open_line) - len(open_line.rstrip("\\"))) % 2:
+            open_line = open_line[:-1]
+            continue
+        lines.append(open_line)
+        open_line = ""
+    return [*lines, open_line] if open_line else lines
+
+
+def _split_name(line: str) -> tuple[str, str]:
+    at = 0
+    while at < len(line) and line[at] not in "=:" + _BLANK:
+        at += 2 if line[at] == "\\" else 1
+    rest = line[at:].lstrip(_BLANK)
+    if rest[:1] in ("=", ":"):
+        rest = rest[1:].lstrip(_BLANK)
+    return line[:at], rest
+
+
+def _unescape(text: str) -> str:
+    out: list[str] = []
+    at = 0
+    while at < len(text):
+        if text[at] != "\\" or at + 1 == len(text):
+            out.append(text[at])
+            at += 1
+        elif text[at + 1] == "u":
+            digits = text[at + 2 : at + 6]
+            if len(digits) < 4 or not all(digit in "0123456789abcdefABCDEF" for digit in digits):
+                raise UsageError(r"the properties file has a \u escape without four hexadecimal digits")
+            out.append(chr(int(digits, 16)))
+            at += 6
+        else:
+            out.append(_ESCAPES.get(text[at + 1], text[at + 1]))
+            at += 2
+    return "".join(out)

@@ -1,0 +1,132 @@
+"""What commands print: tables on a terminal; for scripts a line for each item, with tabs between its cells.
+
+A plain line begins with the kind of its item, so that a command may print several kinds. Notes and progress go to stderr.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+NOTHING = "-"
+_SEPARATORS = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Items of one kind. A cell is text, a number, or None for what there is not. `title` is seen on terminals only."""
+
+    kind: str
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]] = field(default_factory=list)
+
+
+def cell(value: object) -> str:
+    """A value on one line: `-` for None and for nothing, seconds with a decimal."""
+    if value is None or value == "":
+        return NOTHING
+    if isinstance(value, float):
+        return f"{value:.1f}"
+    return str(value).translate(_SEPARATORS)
+
+
+def plain_line(kind: str, row: Iterable[object]) -> str:
+    """The line for one item."""
+    return "\t".join([kind, *map(cell, row)])
+
+
+def rich_table(table: Table) -> RichTable:
+    """The table for a terminal: numbers to the right, nothing cut off."""
+    from rich.table import Table as RichTable
+
+    drawn = RichTable(title=table.title, title_justify="left")
+    for index, column in enumerate(table.columns):
+        numbers = all(isinstance(row[index], int | float | None) for row in table.rows)
+        drawn.add_column(column, justify="right" if numbers else "left", overflow="fold")
+    for row in table.rows:
+        drawn.add_row(*map(cell, row))
+    return drawn
+
+
+def console() -> Console:
+    """Where results go. Nothing in them is taken for markup."""
+    from rich.console import Console
+
+    return Console(markup=False, highlight=False, emoji=False)
+
+
+def show(table: Table, to: Console | None = None) -> None:
+    """Print it; on a terminal nothing at all for no rows."""
+    out = console() if to is None else to
+    if out.is_terminal:
+        if table.rows:
+            out.print(rich_table(table))
+        return
+    for row in table.rows:
+        out.file.write(plain_line(table.kind, row) + "\n")
+    out.file.flush()
+
+
+def note(text: str) -> None:
+    """For whoever is looking, not for scripts."""
+    typer.echo(text, err=True)
+
+
+def confirm(question: str) -> None:
+    """Go on only after a yes. Raises typer.Abort, also when there is nobody to ask. Asks on stderr: stdout is for results."""
+    typer.echo(f"{question} [y/N] ", err=True, nl=False)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise typer.Abort
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr while the context lasts, if that is a terminal. Call what it gives with how many are done more."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    terminal = Console(stderr=True)
+    with Progress(console=terminal, transient=True, disable=not terminal.is_terminal) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda count: bar.advance(task, count)
+
+
+def instant(epoch_ms: int | None) -> str | None:
+    """Epoch milliseconds as ISO 8601 in UTC; None for none, and for what a broker writes as -1."""
+    if epoch_ms is None or epoch_ms < 0:
+        return None
+    try:
+        moment = datetime.fromtimestamp(epoch_ms / 1000, UTC)
+    except (ValueError, OverflowError):  # a producer may claim any time
+        return f"{epoch_ms} ms"
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def escaped(value: bytes | None, longest: int = 60) -> str:
+    r"""Bytes as text on one line: what is no printable text as `\x..`, at most `longest` characters and then how many more."""
+    if value is None:
+        return "null"
+    head = value[: 4 * longest]  # UTF-8 has at most four bytes to a character
+    shown = "".join(_printable(letter) for letter in head.decode("utf-8", "surrogateescape"))
+    if len(shown) <= longest and len(head) == len(value):
+        return shown
+    return f"{shown[:longest]}... ({len(value)} bytes)"
+
+
+def _printable(letter: str) -> str:
+    if letter == "\\":
+        return "\\\\"
+    if "\udc80" <= letter <= "\udcff":  # a byte that is no UTF-8
+        return f"\\x{ord(letter) - 0xDC00:02x}"
+    return letter if letter.isprintable() else letter.encode("unicode_escape").decode()

@@ -1,0 +1,409 @@
+"""`headrace transactions`: what exactly-once jobs have open, what they are bound to commit, and how to end either by hand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli.durable_lists import DurableLists, read_lists
+from headrace.cli.options import (
+    DEFAULT_COMMIT_TOPIC,
+    DEFAULT_PREFIX,
+    Bootstrap,
+    CommitTopic,
+    Prefix,
+    Properties,
+    PropertiesFile,
+    client_config,
+    connect,
+)
+from headrace.cli.output import Table, confirm, instant, note, progress, show
+from headrace.enumerator.errors import HeadraceError, StateError, UsageError
+
+if TYPE_CHECKING:
+    from headrace.connectors.kafka.properties import ClientConfig
+    from headrace.connectors.kafka.transactions import TransactionDescription, Transactions
+
+transactions_app = typer.Typer(no_args_is_help=True, help="Transactions of exactly-once writes: look, and end by hand.")
+
+STATES = (
+    "Empty",
+    "Ongoing",
+    "PrepareCommit",
+    "PrepareAbort",
+    "CompleteCommit",
+    "CompleteAbort",
+    "Dead",
+    "PrepareEpochFence",
+)
+ONE_OFF = "batch-"  # begins the job of a batch write that nobody repeats: its list is of no use once it is completed
+_ABORTED_STATES = ("PrepareAbort", "CompleteAbort")
+_SLOTS = 3
+
+
+# --- names -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionName:
+    """What a transactional id of ours says. `role` is task, driver or repair; slot (the epoch modulo 2), task and attempt
+    are those of a task, None otherwise."""
+
+    prefix: str
+    job: str
+    role: str
+    slot: int | None = None
+    task: int | None = None
+    attempt: int | None = None
+
+
+def parse_name(transactional_id: str) -> TransactionName | None:
+    """None for an id that is not of our making."""
+    prefix, *rest = transactional_id.split(".")
+    if len(rest) == 2 and rest[1] in ("driver", "repair"):
+        return TransactionName(prefix, rest[0], rest[1])
+    numbers = rest[1:]
+    if len(numbers) != _SLOTS or not all(number.isascii() and number.isdigit() for number in numbers):
+        return None
+    slot, task, attempt = map(int, numbers)
+    return TransactionName(prefix, rest[0], "task", slot, task, attempt)
+
+
+def parse_state(text: str) -> str:
+    """Kafka's name of a state, whatever its case here. Raises UsageError."""
+    by_name = {state.lower(): state for state in STATES}
+    if text.lower() not in by_name:
+        raise UsageError(f"there is no state {text!r}; the states are {', '.join(STATES)}")
+    return by_name[text.lower()]
+
+
+# --- list and describe -------------------------------------------------------------------------------------------------
+
+TRANSACTION_COLUMNS = ("id", "job", "slot", "task", "attempt", "state", "producer id", "producer epoch", "age s", "timeout s")
+LIST_COLUMNS = ("job", "epoch", "state", "to be committed")
+
+
+def transaction_row(transactional_id: str, found: TransactionDescription | None, now_ms: int) -> Sequence[object]:
+    """The cells of TRANSACTION_COLUMNS. Driver and repair stand where a task has its number."""
+    name = parse_name(transactional_id)
+    of_name = (name.job, name.slot, name.task if name.role == "task" else name.role, name.attempt) if name else (None,) * 4
+    if found is None:
+        return (transactional_id, *of_name, "unknown", None, None, None, None)
+    age = None if found.started_ms is None else max(0, now_ms - found.started_ms) / 1000
+    producer = found.producer
+    return (
+        transactional_id,
+        *of_name,
+        found.state,
+        producer.producer_id,
+        producer.epoch,
+        age,
+        found.timeout_ms / 1000,
+    )
+
+
+def list_rows(lists: DurableLists) -> list[Sequence[object]]:
+    """The cells of LIST_COLUMNS for every job."""
+    rows: list[Sequence[object]] = [
+        (job, commits.epoch, "completed" if commits.completed else "recorded", len(commits.handles))
+        for job, commits in lists.lists.items()
+    ]
+    return [*rows, *((job, None, f"unreadable: {reason}", None) for job, reason in lists.unreadable.items())]
+
+
+@transactions_app.command(name="list")
+def list_command(
+    *,
+    prefix: Prefix = DEFAULT_PREFIX,
+    state: Annotated[list[str] | None, typer.Option(help="Only these states, for instance Ongoing. May be repeated.")] = None,
+    commit_topic: CommitTopic = DEFAULT_COMMIT_TOPIC,
+    bootstrap: Bootstrap = None,
+    properties: Properties = None,
+    properties_file: PropertiesFile = None,
+) -> None:
+    """List transactional ids and durable lists. `--prefix ""` lists every id of the cluster.
+
+    Plain lines are `transaction` (id, job, slot, task, attempt, state, producer id, producer epoch, age in s, timeout in s) and
+    `list` (job, epoch, completed or recorded, number of transactions still to be committed).
+    """
+    from headrace.connectors.kafka.transactions import Transactions
+
+    states = [parse_state(text) for text in state or ()]
+    cluster = connect(client_config(bootstrap, properties, properties_file))
+    transactions = Transactions(cluster)
+    listed = transactions.listing(f"{prefix}." if prefix else "", states)
+    rows = []
+    with progress("describing", len(listed)) as advance:
+        for item in listed:
+            found = transactions.describe([item.transactional_id])[item.transactional_id]
+            rows.append(transaction_row(item.transactional_id, found, time.time_ns() // 1_000_000))
+            advance(1)
+    show(Table("transaction", "Transactions", TRANSACTION_COLUMNS, rows))
+    show(Table("list", f"Durable lists in {commit_topic}", LIST_COLUMNS, list_rows(read_lists(cluster, commit_topic))))
+
+
+def description_rows(found: TransactionDescription, lists: DurableLists, now_ms: int) -> list[Sequence[object]]:
+    """Name and value of everything that is known about a transactional id."""
+    name = parse_name(found.producer.transactional_id or "")
+    rows: list[Sequence[object]] = [
+        ("id", found.producer.transactional_id),
+        ("job", name and name.job),
+        ("role", name and name.role),
+        ("epoch slot", name and name.slot),
+        ("task", name and name.task),
+        ("attempt", name and name.attempt),
+        ("state", found.state),
+        ("producer id", found.producer.producer_id),
+        ("producer epoch", found.producer.epoch),
+        ("timeout s", found.timeout_ms / 1000),
+        ("started", instant(found.started_ms)),
+        ("age s", None if found.started_ms is None else max(0, now_ms - found.started_ms) / 1000),
+        ("partitions", ", ".join(f"{topic}-{partition}" for topic, partition in sorted(found.partitions))),
+    ]
+    holder = lists.holder(found.producer.transactional_id or "")
+    durable = "not named" if holder is None else f"named by job {holder[0]}, epoch {holder[1]}"
+    return [*rows, ("durable list", durable)]
+
+
+@transactions_app.command()
+def describe(
+    transactional_id: Annotated[str, typer.Argument(metavar="ID")],
+    *,
+    commit_topic: CommitTopic = DEFAULT_COMMIT_TOPIC,
+    bootstrap: Bootstrap = None,
+    properties: Properties = None,
+    properties_file: PropertiesFile = None,
+) -> None:
+    """Everything that its coordinator knows about a transactional id, and whether a durable list names it."""
+    from headrace.connectors.kafka.transactions import Transactions
+
+    cluster = connect(client_config(bootstrap, properties, properties_file))
+    found = Transactions(cluster).describe([transactional_id])[transactional_id]
+    if found is None:
+        raise StateError(f"no coordinator knows the transactional id {transactional_id!r}: never used, or expired")
+    rows = description_rows(found, read_lists(cluster, commit_topic), time.time_ns() // 1_000_000)
+    show(Table("field", transactional_id, ("", ""), rows))
+
+
+# --- abort -------------------------------------------------------------------------------------------------------------
+
+
+class Decision(Enum):
+    """What is done about a transaction that is to be aborted."""
+
+    ABORT = "abort"
+    ABORTED = "aborted"  # already
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One transactional id, what is done about it, and why."""
+
+    transactional_id: str
+    decision: Decision
+    reason: str = ""
+
+
+def plan_abort(described: Mapping[str, TransactionDescription | None], lists: DurableLists) -> list[Planned]:
+    """Abort what is Ongoing, and refuse what a durable list names: readers may have seen others of its epoch already.
+
+    A list that cannot be read may name anything of its job, so all of that is refused.
+    """
+    planned = []
+    for transactional_id, found in described.items():
+        holder, name = lists.holder(transactional_id), parse_name(transactional_id)
+        if holder is not None:
+            job, epoch = holder
+            command = completing_command(job, name.prefix if name else DEFAULT_PREFIX, lists.topic)
+            reason = f"it is on the durable list of job {job}, epoch {epoch}, and must be committed: {command}"
+            planned.append(Planned(transactional_id, Decision.REFUSED, reason))
+        elif name is not None and name.job in lists.unreadable:
+            reason = f"the durable list of its job may name it, and cannot be read: {lists.unreadable[name.job]}"
+            planned.append(Planned(transactional_id, Decision.REFUSED, reason))
+        elif found is None:
+            planned.append(Planned(transactional_id, Decision.REFUSED, "no coordinator knows it: never used, or expired"))
+        elif found.is_ongoing:
+            planned.append(Planned(transactional_id, Decision.ABORT))
+        elif found.state in _ABORTED_STATES:
+            planned.append(Planned(transactional_id, Decision.ABORTED, f"it is {found.state} already"))
+        else:
+            planned.append(Planned(transactional_id, Decision.REFUSED, f"it is {found.state}: nothing of it is open"))
+    return planned
+
+
+def completing_command(job: str, prefix: str, commit_topic: str) -> str:
+    """What to type to have a job's list completed."""
+    words = ["headrace transactions commit --job", job]
+    words += ["--prefix", prefix] if prefix != DEFAULT_PREFIX else []
+    words += ["--commit-topic", commit_topic] if commit_topic != DEFAULT_COMMIT_TOPIC else []
+    return " ".join(words)
+
+
+def abort_one(transactions: Transactions, found: TransactionDescription) -> Planned:
+    """Abort it, and say what came of it: it may have been ended, or taken over, since it was described."""
+    from headrace.connectors.kafka.transactions import Answer, Verdict
+
+    name = found.producer.transactional_id or ""
+    answer, _ = transactions.end(found.producer, transactions.protocol(), Verdict.ABORT)
+    match answer:
+        case Answer.DONE:
+            return Planned(name, Decision.ABORTED)
+        case Answer.REFUSED:
+            return Planned(name, Decision.REFUSED, "it was ended by somebody else just now")
+        case Answer.UNKNOWN:
+            return Planned(name, Decision.REFUSED, "another producer has taken its id over just now")
+
+
+@transactions_app.command()
+def abort(
+    transactional_ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...")] = None,
+    *,
+    job: Annotated[str | None, typer.Option(help="Everything that this job has open, instead of ids.")] = None,
+    prefix: Prefix = DEFAULT_PREFIX,
+    commit_topic: CommitTopic = DEFAULT_COMMIT_TOPIC,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    bootstrap: Bootstrap = None,
+    properties: Properties = None,
+    properties_file: PropertiesFile = None,
+) -> None:
+    """Abort open transactions; what they wrote is then never visible. Stop the job's driver first, or it writes them again.
+
+    What a durable list names is refused, as it must be committed. Exit status 1 unless every id named is aborted in the end.
+    """
+    from headrace.connectors.kafka.transactions import Transactions
+
+    if bool(transactional_ids) == bool(job):
+        raise UsageError("give transactional ids, or --job, and not both")
+    cluster = connect(client_config(bootstrap, properties, properties_file))
+    transactions = Transactions(cluster)
+    names = transactional_ids or _open_of(transactions, prefix, job or "")
+
+    def plan() -> tuple[dict[str, TransactionDescription | None], list[Planned]]:
+        known = transactions.describe(dict.fromkeys(names))
+        return known, plan_abort(known, read_lists(cluster, commit_topic))
+
+    described, planned = plan()
+    due = [item.transactional_id for item in planned if item.decision is Decision.ABORT]
+    if due and not yes:
+        note("\n".join(due))
+        confirm(f"Abort {len(due)} transaction(s)?")
+        described, planned = plan()  # while the question stood, a driver may have put them on its list
+    ended = []
+    for item in planned:
+        found = described[item.transactional_id]
+        ended.append(abort_one(transactions, found) if item.decision is Decision.ABORT and found else item)
+    rows = [(item.transactional_id, item.decision.value, item.reason) for item in ended]
+    show(Table("abort", "Abort", ("id", "result", "reason"), rows))
+    if any(item.decision is Decision.REFUSED for item in ended):
+        raise typer.Exit(1)
+
+
+def _open_of(transactions: Transactions, prefix: str, job: str) -> list[str]:
+    """All but the driver's own, which guards the durable list and is open for milliseconds."""
+    from headrace.connectors.sink import check_job
+
+    job_prefix = f"{check_job(prefix)}.{check_job(job)}."
+    return [name for name in transactions.ongoing(job_prefix) if name != f"{job_prefix}driver"]
+
+
+# --- commit ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A job whose list is to be completed, and the number of transactions on it. `forget`: nobody will ask for it again."""
+
+    job: str
+    epoch: int
+    transactions: int
+    forget: bool
+
+
+def plan_commit(lists: DurableLists, jobs: Collection[str] | None, prefix: str) -> list[Completion]:
+    """What there is to complete: of these jobs, or (None) of all whose transactions have the prefix.
+
+    Raises StateError for a job named that has no list, one that cannot be read, or one of another prefix: its driver's id would
+    be another, and the driver not be fenced.
+    """
+    wanted = lists.lists if jobs is None else jobs
+    completions = []
+    for job in wanted:
+        if job in lists.unreadable:
+            raise StateError(lists.unreadable[job])
+        if job not in lists.lists:
+            there = ", ".join(lists.lists) or "none"
+            raise StateError(f"job {job!r} has no durable list in {lists.topic}; those that have: {there}")
+        commits = lists.lists[job]
+        others = {handle.transactional_id.split(".")[0] for handle in commits.handles} - {prefix}
+        if others and jobs is not None:
+            raise StateError(f"the transactions of job {job!r} need --prefix {' or '.join(sorted(others))}")
+        one_off = job.startswith(ONE_OFF)
+        is_due = not commits.completed or (one_off and jobs is not None)
+        if is_due and not others:
+            completions.append(Completion(job, commits.epoch, len(commits.handles), one_off))
+    return completions
+
+
+def complete(config: ClientConfig, prefix: str, commit_topic: str, completion: Completion) -> None:
+    """Commit what the list names, repairing what has timed out, abort all else of the job; forget the list of a one-off write.
+
+    Raises DataLossError, FencedError, PeerError. May be called again after any of them.
+    """
+    from headrace.connectors.commit import JobCommitter
+    from headrace.connectors.kafka.sink import KafkaSink
+
+    timeout_ms = config.transaction_timeout_ms
+    sink = KafkaSink(config, prefix=prefix, commit_topic=commit_topic, transaction_timeout_ms=timeout_ms)
+    committer = JobCommitter(completion.job, sink.committer(completion.job))
+    try:
+        committer.recover()
+        if completion.forget:
+            committer.forget()
+    finally:
+        committer.close()
+
+
+@transactions_app.command()
+def commit(
+    *,
+    job: Annotated[list[str] | None, typer.Option(help="The job whose list is completed. May be repeated.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every job of the prefix that has a list to be completed.")] = False,
+    prefix: Prefix = DEFAULT_PREFIX,
+    commit_topic: CommitTopic = DEFAULT_COMMIT_TOPIC,
+    bootstrap: Bootstrap = None,
+    properties: Properties = None,
+    properties_file: PropertiesFile = None,
+) -> None:
+    """Complete durable lists, as the job's next start would: for a write whose driver died while it committed.
+
+    A driver of the job that still runs is fenced: it fails, although its epoch is then committed. What else the job has open
+    is aborted. The list of a one-off batch write (job `batch-...`) is removed afterwards.
+    """
+    if bool(job) == every:
+        raise UsageError("give --job or --all")
+    config = client_config(bootstrap, properties, properties_file)
+    lists = read_lists(connect(config), commit_topic)
+    completions = plan_commit(lists, job or None, prefix)
+    for reason in lists.unreadable.values() if every else ():
+        note(f"left alone: {reason}")
+    if not completions:
+        note("nothing is to be committed")
+    rows, failures = [], []
+    for item in completions:
+        note(f"job {item.job}: a driver of it that still runs is fenced now, and fails; its epoch {item.epoch} is committed")
+        try:
+            complete(config, prefix, commit_topic, item)
+        except HeadraceError as error:
+            failures.append(error)
+            note(f"job {item.job}: {error}")
+        else:
+            rows.append((item.job, item.epoch, item.transactions, "forgotten" if item.forget else "kept"))
+    show(Table("committed", "Completed", ("job", "epoch", "transactions", "list"), rows))
+    if failures:
+        raise typer.Exit(1)

@@ -1,0 +1,229 @@
+"""`headrace verify`: whether every record of the input topic is in the output topic exactly once.
+
+Both topics are read under read_committed, up to where they end now; `tally.py` says how they are compared, and what that tells.
+An output that a running job still writes lacks what is on its way: compare when the job has caught up, or has stopped.
+
+**Epochs.** The log does not say which transactions made up an epoch. A job's durable list does, for its last epoch only, and
+until that is completed. Of that epoch `verify` says how many transactions are committed, aborted and open: one with committed
+and aborted ones is torn, until the job (or `headrace transactions commit`) repairs it. Earlier epochs cannot be told.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli.durable_lists import DurableLists, read_lists
+from headrace.cli.options import Bootstrap, Properties, PropertiesFile, client_config, client_properties, connect
+from headrace.cli.output import Table, escaped, note, progress, show
+from headrace.cli.tally import Field, Finding, Identity, OrderCheck, Tally, parse_origin
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headrace.connectors.kafka.cluster import KafkaCluster
+    from headrace.connectors.kafka.log_dump import Fate
+
+EXAMPLES = 10
+_ORIGIN = ("topic", "partition", "offset")
+
+
+# --- epochs ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EpochState:
+    """How the transactions of a job's recorded epoch have ended."""
+
+    job: str
+    epoch: int
+    fates: Mapping[Fate, int]
+
+    @property
+    def is_torn(self) -> bool:
+        """Some are committed and others aborted."""
+        from headrace.connectors.kafka.log_dump import Fate
+
+        return bool(self.fates.get(Fate.COMMITTED)) and bool(self.fates.get(Fate.ABORTED))
+
+
+def epoch_states(cluster: KafkaCluster, lists: DurableLists, topic: str) -> list[EpochState]:
+    """Of every job whose list is not completed and names a transaction that wrote to the topic."""
+    from headrace.connectors.kafka.log_dump import fate_of
+
+    return [
+        EpochState(job, commits.epoch, Counter(fate_of(cluster, handle) for handle in commits.handles))
+        for job, commits in lists.incomplete().items()
+        if any(written.topic == topic for handle in commits.handles for written in handle.ranges)
+    ]
+
+
+# --- reading -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """Reads topics of a cluster."""
+
+    cluster: KafkaCluster
+    properties: Mapping[str, str]
+
+    def batches(self, topic: str, columns: Sequence[str]) -> Generator[pa.RecordBatch]:
+        """All of a topic under read_committed, up to where it ends now, with a bar on a terminal."""
+        from headrace.kafka import KafkaSource, Latest
+
+        given = {name: value for name, value in self.properties.items() if name not in ("isolation.level", "group.id")}
+        source = KafkaSource(
+            given["bootstrap.servers"], topics=[topic], stop=Latest(), columns=tuple(dict.fromkeys(columns)), properties=given
+        )
+        with progress(f"reading {topic}", self._offsets(topic)) as advance, source.batches() as batches:
+            for batch in batches:
+                yield batch
+                advance(batch.num_rows)
+
+    def note_hidden(self, topic: str) -> None:
+        """Say where open transactions hide the rest of a partition from readers."""
+        for (_, partition), (_, stable, end) in sorted(self._ends(topic).items()):
+            if stable < end:
+                note(f"{topic}-{partition}: from offset {stable} on, an open transaction hides {end - stable} offsets")
+
+    def _offsets(self, topic: str) -> int:
+        return sum(stable - first for first, stable, _ in self._ends(topic).values())
+
+    def _ends(self, topic: str) -> dict[tuple[str, int], tuple[int, int, int]]:
+        """First offset, last stable offset and high watermark of each partition."""
+        from headrace.connectors.kafka.positions import Earliest, Latest
+        from headrace.connectors.kafka.properties import Isolation
+
+        keys = [(topic, number) for number in self.cluster.topics([topic])[topic].partitions]
+        first = self.cluster.list_offsets(dict.fromkeys(keys, Earliest()))
+        stable = self.cluster.list_offsets(dict.fromkeys(keys, Latest()), Isolation.READ_COMMITTED)
+        end = self.cluster.list_offsets(dict.fromkeys(keys, Latest()), Isolation.READ_UNCOMMITTED)
+        return {key: (first[key].offset or 0, stable[key].offset or 0, end[key].offset or 0) for key in keys}
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Input and output, compared. `examples`: finding to the first records found: topic, partition, offset, identity."""
+
+    identity: Identity
+    order: OrderCheck | None
+    most_examples: int
+    tally: Tally = field(default_factory=Tally)
+    examples: dict[str, list[Sequence[object]]] = field(default_factory=dict)
+    lost: int = 0
+
+    def read(self, topics: Topics, before: str, after: str) -> None:
+        """Read both topics; the input once more, as far as need be, to name what is lost."""
+        columns = [self.identity.column, "topic", "partition", "offset"]
+        for batch in topics.batches(before, [self.identity.column]):
+            self.tally.add_input(self.identity.hashes(batch))
+        for batch in topics.batches(after, [*columns, "headers"] if self.order else columns):
+            for index, finding in self.tally.add_output(self.identity.hashes(batch)):
+                self._note(finding, batch, index)
+            self._check_order(batch)
+        self.lost = self.tally.lost
+        if self.lost and self.most_examples:
+            with closing(topics.batches(before, columns)) as again:
+                self._name_lost(again)
+
+    def _name_lost(self, batches: Iterator[pa.RecordBatch]) -> None:
+        for batch in batches:
+            for index in self.tally.lost_among(self.identity.hashes(batch)):
+                self._note(Finding.LOST, batch, index)
+            if len(self.examples.get(Finding.LOST, ())) >= min(self.lost, self.most_examples):
+                return
+
+    def _check_order(self, batch: pa.RecordBatch) -> None:
+        if self.order is None:
+            return
+        partitions = batch.column("partition").to_pylist()
+        for index, headers in enumerate(batch.column("headers").to_pylist()):
+            if self.order.add(partitions[index], headers):
+                self._note("disorder", batch, index)
+
+    def _note(self, finding: str, batch: pa.RecordBatch, index: int) -> None:
+        examples = self.examples.setdefault(finding, [])
+        if len(examples) < self.most_examples:
+            (parts,) = self.identity.parts(batch.slice(index, 1))
+            place = [batch.column(name)[index].as_py() for name in _ORIGIN]
+            examples.append((*place, " ".join(map(escaped, parts))))
+
+
+# --- the command -------------------------------------------------------------------------------------------------------
+
+
+def verify_command(
+    *,
+    before: Annotated[str, typer.Option("--input", help="The topic that was read.", metavar="TOPIC")],
+    after: Annotated[str, typer.Option("--output", help="The topic that was written.", metavar="TOPIC")],
+    identity: Annotated[Field, typer.Option("--identity", "--by", help="What tells records apart.")] = Field.VALUE,
+    id_header: Annotated[list[str] | None, typer.Option(help="A header that does, instead. May be repeated.")] = None,
+    origin_headers: Annotated[
+        str | None,
+        typer.Option(help="Headers of the output with what it came from, for the order.", metavar="TOPIC,PARTITION,OFFSET"),
+    ] = None,
+    commit_topic: Annotated[str | None, typer.Option(help="Look for torn epochs with the durable lists there.")] = None,
+    examples: Annotated[int, typer.Option(help="How many records of each kind to name.", min=0)] = EXAMPLES,
+    bootstrap: Bootstrap = None,
+    properties: Properties = None,
+    properties_file: PropertiesFile = None,
+) -> None:
+    """Whether every record of one topic is in another exactly once, under read_committed. Exit status 1 when not.
+
+    Plain lines are `duplicate`, `lost`, `foreign` and `disorder` (topic, partition, offset, identity; the first of each) and
+    `epoch` (job, epoch, committed, aborted, open, unknown, torn or not). The last line is
+    `N records in, N out, D duplicates, L lost, F foreign`.
+
+    Records are told apart by a hash of 128 bits, in about 170 bytes of memory each. Run it when the job has caught up. Torn
+    epochs (some transactions committed, others aborted) can be told for a job's last epoch only, while its list is not
+    completed.
+    """
+    comparison = Comparison(Identity(identity, tuple(id_header or ())), parse_origin(origin_headers), examples)
+    given = client_properties(bootstrap, properties, properties_file)
+    cluster = connect(client_config(bootstrap, properties, properties_file))
+    topics = Topics(cluster, given)
+    comparison.read(topics, before, after)
+    for finding, rows in comparison.examples.items():
+        show(Table(finding, finding.capitalize(), ("topic", "partition", "offset", "identity"), rows))
+    topics.note_hidden(after)
+    torn = _report_epochs(cluster, commit_topic, after)
+    disorder = _report_order(comparison.order)
+    tally = comparison.tally
+    if tally.repeated:
+        note(f"{tally.repeated} records of the input repeat an identity: such records are counted, not told apart")
+    typer.echo(tally.summary(comparison.lost))
+    if comparison.lost or tally.duplicates or tally.foreign or torn or disorder:
+        raise typer.Exit(1)
+
+
+def _report_epochs(cluster: KafkaCluster, commit_topic: str | None, topic: str) -> int:
+    """Print the recorded epochs; the number of torn ones."""
+    from headrace.connectors.kafka.log_dump import Fate
+
+    if commit_topic is None:
+        return 0
+    lists = read_lists(cluster, commit_topic)
+    states = epoch_states(cluster, lists, topic)
+    rows = [
+        (state.job, state.epoch, *(state.fates.get(fate, 0) for fate in Fate), "torn" if state.is_torn else "not torn")
+        for state in states
+    ]
+    show(Table("epoch", "Epochs to be completed", ("job", "epoch", *(fate.value for fate in Fate), "torn"), rows))
+    for job, reason in lists.unreadable.items():
+        note(f"job {job}: nothing can be said of its epoch: {reason}")
+    return sum(state.is_torn for state in states)
+
+
+def _report_order(order: OrderCheck | None) -> int:
+    if order is None:
+        return 0
+    if order.unmarked:
+        note(f"{order.unmarked} records of the output do not say where they came from: nothing is said of their order")
+    note(f"{order.violations} records come after a later one of the same input partition, within an output partition")
+    return order.violations

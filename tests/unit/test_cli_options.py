@@ -1,0 +1,152 @@
+"""The options that every command has: whose properties win, Java's properties files, and that no secret is ever shown."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from headrace import cli
+from headrace.cli import options
+from headrace.cli.options import client_config, client_properties, parse_properties
+from headrace.connectors.kafka.sink import DEFAULT_COMMIT_TOPIC, DEFAULT_PREFIX, DEFAULT_TRANSACTION_TIMEOUT_MS
+from headrace.enumerator.errors import UsageError
+
+SECRET = "hunter2-hunter2"
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run the command line as installed: arguments to (exit status, stdout, stderr)."""
+
+    def run_with(*arguments):
+        monkeypatch.setattr(sys, "argv", ["headrace", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return (ended.value.code or 0, *capsys.readouterr())
+
+    return run_with
+
+
+def test_the_defaults_are_the_sinks():
+    assert (options.DEFAULT_PREFIX, options.DEFAULT_COMMIT_TOPIC) == (DEFAULT_PREFIX, DEFAULT_COMMIT_TOPIC)
+    assert options.WRITE_TIMEOUT_MS == DEFAULT_TRANSACTION_TIMEOUT_MS
+
+
+def test_the_nearest_bootstrap_wins(tmp_path):
+    file = tmp_path / "client.properties"
+    file.write_text("bootstrap.servers=file:1\nclient.id = from file\n")
+    environment = {"HEADRACE_BOOTSTRAP": "environment:1"}
+    assert client_properties(None, None, None, environment)["bootstrap.servers"] == "environment:1"
+    assert client_properties(None, None, file, environment)["bootstrap.servers"] == "file:1"
+    assert client_properties(None, ["Bootstrap.Servers=pair:1"], file, environment)["bootstrap.servers"] == "pair:1"
+    found = client_properties("option:1", ["bootstrap.servers=pair:1"], file, environment)
+    assert (found["bootstrap.servers"], found["client.id"]) == ("option:1", "from file")
+
+
+def test_without_a_bootstrap_there_is_no_guess():
+    with pytest.raises(UsageError, match="--bootstrap"):
+        client_properties(None, None, None, {})
+
+
+def test_properties_make_the_configuration():
+    config = client_config("host:1", ["security.protocol=SSL", "request.timeout.ms=7"], None)
+    assert (config.bootstrap, config.security_protocol, config.request_timeout_ms) == ("host:1", "SSL", 7)
+    assert config.transaction_timeout_ms == DEFAULT_TRANSACTION_TIMEOUT_MS
+
+
+JAVA = r"""
+# a comment = no property
+! another
+   plain=value
+colon: value
+blank value of several words
+empty
+spaced   =   value
+key\=with\ blanks=tab\there
+unicode=\u00e4
+continued=one, \
+          two, \
+          three
+backslash=C:\\temp\\
+last=\x
+"""
+
+
+def test_a_file_is_read_as_java_reads_it():
+    assert parse_properties(JAVA) == {
+        "plain": "value",
+        "colon": "value",
+        "blank": "value of several words",
+        "empty": "",
+        "spaced": "value",
+        "key=with blanks": "tab\there",
+        "unicode": "ä",
+        "continued": "one, two, three",
+        "backslash": "C:\\temp\\",
+        "last": "x",
+    }
+    assert parse_properties("a=1\r\nb=2\rc=3\\") == {"a": "1", "b": "2", "c": "3"}
+    with pytest.raises(UsageError, match="escape"):
+        parse_properties(r"a=\u12g4")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--property", SECRET],
+        ["--property", f"sasl.jaas.config={SECRET}"],
+        ["--property", "sasl.mechanism=PLAIN", "--property", f"sasl.jaas.config=Nonsense {SECRET};"],
+        ["--property", f"ssl.keystore.key={SECRET}", "--property", "security.protocol=SSL"],
+    ],
+)
+def test_a_mistake_does_not_show_the_secret(run, arguments):
+    status, out, err = run("transactions", "list", "--bootstrap", "h:1", "--property", "security.protocol=SASL_SSL", *arguments)
+    assert status == 2
+    assert err.startswith("headrace: ")
+    assert SECRET not in out + err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["verify", "--input", "a"],
+        ["verify", "--input", "a", "--output", "b", "--identity", "colour"],
+        ["verify", "--input", "a", "--output", "b", "--bootstrap", "h:1", "--origin-headers", "one,two"],
+        ["dump"],
+        ["dump", "topic", "--from", "3", "--bootstrap", "h:1"],
+        ["dump", "topic", "--limit", "0"],
+        ["lag"],
+        ["lag", "--group", "g", "--properties-file", "/there/is/none"],
+        ["transactions", "abort", "--bootstrap", "h:1"],
+        ["transactions", "abort", "id", "--job", "j", "--bootstrap", "h:1"],
+        ["transactions", "commit", "--bootstrap", "h:1"],
+        ["transactions", "commit", "--job", "j", "--all", "--bootstrap", "h:1"],
+        ["transactions", "list", "--state", "Sleeping", "--bootstrap", "h:1"],
+        ["transactions", "list", "--bootstrap", "no port"],
+        ["transactions", "list", "--bootstrap", "h:1", "--property", "no.such.property=1"],
+        ["nonsense"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_use_is_exit_status_2(run, monkeypatch, arguments):
+    monkeypatch.delenv("HEADRACE_BOOTSTRAP", raising=False)
+    status, out, err = run(*arguments)
+    assert status == 2
+    assert err
+    assert not out
+
+
+def test_every_command_says_what_it_is_for():
+    runner = CliRunner()
+    for command in (
+        ["lag"],
+        ["verify"],
+        ["dump"],
+        *(["transactions", name] for name in ("list", "describe", "abort", "commit")),
+    ):
+        result = runner.invoke(cli.app, [*command, "--help"], env={"COLUMNS": "200"})
+        assert result.exit_code == 0
+        assert "--bootstrap" in result.output
+        assert "--property" in result.output

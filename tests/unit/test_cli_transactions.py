@@ -1,0 +1,190 @@
+"""`headrace transactions`: names, rows, and what is aborted, refused and completed, without a broker."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.cli.durable_lists import DurableLists, parse_lists
+from headrace.cli.transactions import (
+    Completion,
+    Decision,
+    TransactionName,
+    abort_one,
+    description_rows,
+    list_rows,
+    parse_name,
+    parse_state,
+    plan_abort,
+    plan_commit,
+    transaction_row,
+)
+from headrace.connectors.kafka.handles import KafkaHandle, KafkaHandleSerializer, WrittenRange
+from headrace.connectors.kafka.properties import ClientConfig
+from headrace.connectors.kafka.sink import KafkaSink
+from headrace.connectors.kafka.transactions import Answer, Producer, TransactionDescription, TransactionProtocol
+from headrace.connectors.sink import Attempt, CommitList, CommitListSerializer
+from headrace.enumerator.errors import StateError, UsageError
+
+NOW = 1_700_000_100_000
+
+
+def described(transactional_id, state="Ongoing", started_ms=NOW - 5000):
+    return TransactionDescription(Producer(transactional_id, 7, 3), state, 900_000, started_ms, (("out", 1), ("out", 0)))
+
+
+def handle(transactional_id):
+    written = (WrittenRange("out", None, 0, 0, 1, 2),)
+    return KafkaHandle(Producer(transactional_id, 7, 3), TransactionProtocol.V2, NOW, 900_000, written)
+
+
+def lists(**jobs):
+    return DurableLists("headrace-commits", jobs)
+
+
+RECORDED = CommitList(4, (handle("headrace.q.0.0.0"), handle("headrace.q.0.1.0")))
+
+
+JOBS = st.text("abcXYZ019-_", min_size=1, max_size=20)
+
+
+@given(JOBS, JOBS, st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
+def test_names_are_read_as_the_sink_writes_them(prefix, job, epoch, task, number):
+    sink = KafkaSink(ClientConfig(bootstrap="h:1"), "out", prefix=prefix)
+    name = parse_name(sink.begin(Attempt(job, epoch, task, number))._id)
+    assert name == TransactionName(prefix, job, "task", epoch % 2, task, number)
+    for role in ("driver", "repair"):
+        assert parse_name(sink.job_prefix(job) + role) == TransactionName(prefix, job, role)
+
+
+@pytest.mark.parametrize(
+    "other", ["", "app", "app-1", "a.b", "a.b.c", "a.b.1.2", "a.b.1.2.x", "a.b.1.2.-3", "a.b.1.2.3.4", "a.b.1.2.²"]
+)
+def test_names_of_others_are_not_ours(other):
+    assert parse_name(other) is None
+
+
+def test_states_are_kafkas_in_any_case():
+    assert parse_state("ongoing") == "Ongoing"
+    with pytest.raises(UsageError, match="CompleteCommit"):
+        parse_state("open")
+
+
+def test_rows_of_a_listing():
+    row = transaction_row("headrace.q.0.12.1", described("headrace.q.0.12.1"), NOW)
+    assert row == ("headrace.q.0.12.1", "q", 0, 12, 1, "Ongoing", 7, 3, 5.0, 900.0)
+    assert transaction_row("headrace.q.driver", described("headrace.q.driver", "Empty", None), NOW)[1:6] == (
+        "q",
+        None,
+        "driver",
+        None,
+        "Empty",
+    )
+    assert transaction_row("other", None, NOW) == ("other", None, None, None, None, "unknown", None, None, None, None)
+
+
+def test_rows_of_durable_lists():
+    found = DurableLists("t", {"q": RECORDED, "done": CommitList(9, (), completed=True)}, {"bad": "damaged"})
+    assert list_rows(found) == [
+        ("q", 4, "recorded", 2),
+        ("done", 9, "completed", 0),
+        ("bad", None, "unreadable: damaged", None),
+    ]
+
+
+def test_a_description_says_which_list_names_it():
+    rows = dict(description_rows(described("headrace.q.0.1.0"), lists(q=RECORDED), NOW))
+    assert rows["durable list"] == "named by job q, epoch 4"
+    assert (rows["partitions"], rows["age s"], rows["started"]) == ("out-0, out-1", 5.0, "2023-11-14T22:14:55.000Z")
+    assert dict(description_rows(described("x", "Empty", None), lists(q=RECORDED), NOW))["durable list"] == "not named"
+
+
+def test_damaged_lists_are_kept_apart():
+    serializer = CommitListSerializer(KafkaHandleSerializer())
+    found = parse_lists("t", {"q": serializer.serialize(RECORDED), "bad": b"{}"})
+    assert found.lists == {"q": RECORDED}
+    assert "damaged" in found.unreadable["bad"]
+    assert found.holder("headrace.q.0.1.0") == ("q", 4)
+    assert found.holder("headrace.q.0.2.0") is None
+
+
+def decisions(found, known):
+    return {item.transactional_id: item.decision for item in plan_abort(found, known)}
+
+
+def test_what_is_open_is_aborted_and_nothing_else():
+    states = {
+        "Ongoing": Decision.ABORT,
+        "PrepareAbort": Decision.ABORTED,
+        "CompleteAbort": Decision.ABORTED,
+        "PrepareCommit": Decision.REFUSED,
+        "CompleteCommit": Decision.REFUSED,
+        "Empty": Decision.REFUSED,
+    }
+    assert decisions({state: described(state, state) for state in states} | {"gone": None}, lists()) == {
+        **states,
+        "gone": Decision.REFUSED,
+    }
+
+
+def test_what_a_durable_list_names_is_refused_and_the_command_named():
+    found = {name: described(name) for name in ("headrace.q.0.1.0", "headrace.q.1.0.0")}
+    refused, free = plan_abort(found, lists(q=RECORDED))
+    assert refused.decision is Decision.REFUSED
+    assert refused.reason.endswith("headrace transactions commit --job q")
+    assert free.decision is Decision.ABORT
+    (other,) = plan_abort(
+        {"mine.q.0.0.0": described("mine.q.0.0.0")}, DurableLists("t", {"q": CommitList(1, (handle("mine.q.0.0.0"),))})
+    )
+    assert other.reason.endswith("headrace transactions commit --job q --prefix mine --commit-topic t")
+    completed = lists(q=CommitList(4, RECORDED.handles, completed=True))
+    assert set(decisions(found, completed).values()) == {Decision.ABORT}
+
+
+def test_a_list_that_cannot_be_read_may_name_anything_of_its_job():
+    known = DurableLists("t", {}, {"q": "a newer headrace wrote this"})
+    found = {name: described(name) for name in ("headrace.q.0.1.0", "headrace.q1.0.1.0")}
+    assert decisions(found, known) == {"headrace.q.0.1.0": Decision.REFUSED, "headrace.q1.0.1.0": Decision.ABORT}
+
+
+@pytest.mark.parametrize(
+    ("answer", "decision"),
+    [(Answer.DONE, Decision.ABORTED), (Answer.REFUSED, Decision.REFUSED), (Answer.UNKNOWN, Decision.REFUSED)],
+)
+def test_what_happened_meanwhile_is_told(answer, decision):
+    class Coordinator:
+        def protocol(self):
+            return TransactionProtocol.V2
+
+        def end(self, producer, protocol, verdict):
+            return answer, producer
+
+    assert abort_one(Coordinator(), described("x")).decision is decision
+
+
+DONE = CommitList(9, (), completed=True)
+
+
+def test_a_job_is_completed_and_a_one_off_write_forgotten():
+    known = lists(
+        **{"q": RECORDED, "done": DONE, "batch-1": CommitList(0, (handle("headrace.batch-1.0.0.0"),)), "batch-2": DONE}
+    )
+    assert plan_commit(known, ["q"], "headrace") == [Completion("q", 4, 2, forget=False)]
+    assert plan_commit(known, ["done"], "headrace") == []
+    assert plan_commit(known, ["batch-2"], "headrace") == [Completion("batch-2", 9, 0, forget=True)]
+    everything = [Completion("q", 4, 2, forget=False), Completion("batch-1", 0, 1, forget=True)]
+    assert plan_commit(known, None, "headrace") == everything
+
+
+def test_another_prefix_would_fence_nobody_and_is_refused():
+    with pytest.raises(StateError, match="--prefix headrace"):
+        plan_commit(lists(q=RECORDED), ["q"], "mine")
+    assert plan_commit(lists(q=RECORDED), None, "mine") == []
+
+
+def test_a_job_without_a_readable_list_is_an_error():
+    with pytest.raises(StateError, match="those that have: q"):
+        plan_commit(lists(q=RECORDED), ["p"], "headrace")
+    with pytest.raises(StateError, match="newer"):
+        plan_commit(DurableLists("t", {}, {"q": "a newer headrace"}), ["q"], "headrace")

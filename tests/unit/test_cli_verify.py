@@ -1,0 +1,129 @@
+"""`headrace verify`: the comparison, on records in memory, with every fault planted; and torn epochs."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.cli.tally import Field, Finding, Identity, OrderCheck, Tally, identity_hash, parse_origin
+from headrace.cli.verify import EpochState
+from headrace.connectors.kafka.log_dump import Fate
+from headrace.connectors.kafka.records import HEADERS_TYPE
+from headrace.enumerator.errors import UsageError
+
+
+def batch(values, keys=None, headers=None):
+    columns = {
+        "value": pa.array(values, pa.binary()),
+        "key": pa.array(keys or [None] * len(values), pa.binary()),
+        "headers": pa.array(headers or [None] * len(values), HEADERS_TYPE),
+    }
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def compared(before, after):
+    """The tally and the findings in the output."""
+    tally, identity = Tally(), Identity()
+    tally.add_input(identity.hashes(batch(before)))
+    return tally, [finding for _, finding in tally.add_output(identity.hashes(batch(after)))]
+
+
+def test_a_copy_in_any_order_is_clean():
+    tally, findings = compared([b"a", b"b", None], [None, b"b", b"a"])
+    assert tally.summary(tally.lost) == "3 records in, 3 out, 0 duplicates, 0 lost, 0 foreign"
+    assert findings == []
+
+
+def test_every_fault_is_found():
+    tally, findings = compared([b"a", b"b", b"c"], [b"a", b"a", b"x", b"x", b"b"])
+    assert tally.summary(tally.lost) == "3 records in, 5 out, 1 duplicates, 1 lost, 2 foreign"
+    assert findings == [Finding.DUPLICATE, Finding.FOREIGN, Finding.FOREIGN]
+
+
+def test_records_that_repeat_are_counted():
+    tally, findings = compared([b"a", b"a", b"a"], [b"a", b"a"])
+    assert (tally.lost, tally.repeated, findings) == (1, 2, [])
+    tally, findings = compared([b"a", b"a"], [b"a", b"a", b"a"])
+    assert (tally.lost, findings) == (0, [Finding.DUPLICATE])
+
+
+@given(st.lists(st.sampled_from([b"a", b"b", b"c", None])), st.lists(st.sampled_from([b"a", b"b", b"c", b"d", None])))
+def test_the_counts_are_those_of_multisets(before, after):
+    tally, findings = compared(before, after)
+    wanted, found = Counter(before), Counter(after)
+    assert tally.lost == (wanted - found).total()
+    assert tally.foreign == sum(count for item, count in found.items() if item not in wanted)
+    assert tally.duplicates == (found - wanted).total() - tally.foreign
+    assert Counter(findings) == Counter({Finding.FOREIGN: tally.foreign, Finding.DUPLICATE: tally.duplicates})
+    assert (tally.records_in, tally.records_out) == (len(before), len(after))
+
+
+def test_the_lost_are_named_by_reading_the_input_again():
+    tally, _ = compared([b"a", b"b", b"a", b"c"], [b"a"])
+    assert list(tally.lost_among(Identity().hashes(batch([b"a", b"b"])))) == [0, 1]
+    assert list(tally.lost_among(Identity().hashes(batch([b"a", b"c"])))) == [1]
+
+
+def header(**values):
+    return [{"key": key, "value": value} for key, value in values.items()]
+
+
+def test_identities():
+    both = batch([b"v"], [b"k"], [header(id=b"1", part=b"2")])
+    assert list(Identity().parts(both)) == [(b"v",)]
+    assert list(Identity(Field.KEY).parts(both)) == [(b"k",)]
+    assert list(Identity(headers=("part", "id", "none")).parts(both)) == [(b"2", b"1", None)]
+    twice = batch([b"v"], headers=[[*header(id=b"old"), *header(id=b"new")]])
+    assert list(Identity(headers=("id",)).parts(twice)) == [(b"new",)]
+    assert (Identity(Field.KEY).column, Identity(headers=("id",)).column) == ("key", "headers")
+
+
+def test_different_identities_have_different_hashes():
+    parts = [(b"",), (None,), (b"a",), (b"a", b""), (b"", b"a"), (b"a", None), (b"ab", b"c"), (b"a", b"bc")]
+    assert len({identity_hash(item) for item in parts}) == len(parts)
+    assert {len(identity_hash(item)) for item in parts} == {16}
+
+
+def origin(topic, partition, offset):
+    return header(t=topic, p=partition, o=offset)
+
+
+def test_order_is_of_an_input_partition_within_an_output_partition():
+    check = OrderCheck(("t", "p", "o"))
+    rows = [
+        (0, origin(b"in", b"0", b"5"), False),
+        (0, origin(b"in", b"1", b"2"), False),  # another input partition
+        (1, origin(b"in", b"0", b"3"), False),  # another output partition
+        (0, origin(b"in", b"0", b"9"), False),
+        (0, origin(b"in", b"0", b"9"), False),  # a duplicate is no disorder
+        (0, origin(b"in", b"0", b"8"), True),
+        (0, None, False),
+        (0, origin(b"in", b"0", b"x"), False),
+    ]
+    assert [check.add(partition, headers) for partition, headers, _ in rows] == [falls for *_, falls in rows]
+    assert (check.violations, check.unmarked) == (1, 2)
+
+
+def test_origin_headers_are_three():
+    assert parse_origin(None) is None
+    assert parse_origin("t, p,o").names == ("t", "p", "o")
+    for text in ("t,p", "t,p,o,x", "t,,o"):
+        with pytest.raises(UsageError, match="three headers"):
+            parse_origin(text)
+
+
+@pytest.mark.parametrize(
+    ("fates", "torn"),
+    [
+        ({Fate.COMMITTED: 2}, False),
+        ({Fate.COMMITTED: 1, Fate.OPEN: 1}, False),
+        ({Fate.ABORTED: 2}, False),
+        ({Fate.COMMITTED: 1, Fate.ABORTED: 1, Fate.OPEN: 1}, True),
+    ],
+)
+def test_an_epoch_is_torn_when_a_part_is_committed_and_a_part_aborted(fates, torn):
+    assert EpochState("q", 1, fates).is_torn is torn

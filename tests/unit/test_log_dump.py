@@ -1,0 +1,206 @@
+"""Batches as they lie in the log: headers, markers, and what became of each transaction."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from record_batches import CONTROL, TRANSACTIONAL, Record, batch, emptied, marker, numbered, seal
+
+from headrace.cli.dump import batch_row, record_rows
+from headrace.connectors.kafka import log_dump
+from headrace.connectors.kafka.cluster import OffsetAnswer
+from headrace.connectors.kafka.fetch_protocol import PartitionAnswer
+from headrace.connectors.kafka.log_dump import DumpedBatch, Fate, Marker, MarkerKind, control_marker, dump
+from headrace.connectors.kafka.positions import Earliest
+from headrace.connectors.kafka.properties import Isolation
+from headrace.connectors.kafka.record_batch import stored_batches
+from headrace.enumerator.errors import CorruptDataError, DataLossError, UsageError
+
+ABORT, COMMIT = 0, 1
+
+
+def walked(*parts):
+    return list(stored_batches(memoryview(b"".join(parts))))
+
+
+def transactional(base, count, producer, **settings):
+    return batch(numbered(count), base=base, flags=TRANSACTIONAL, producer=producer, **settings)
+
+
+def test_headers_are_read():
+    plain, written, ended = walked(
+        batch(numbered(3), codec="lz4"), transactional(3, 2, 7, last=4), marker(COMMIT, base=8, producer=7)
+    )
+    assert (plain.base_offset, plain.last_offset, plain.records, plain.compression) == (0, 2, 3, "lz4")
+    assert (plain.is_transactional, plain.is_control, plain.producer_id) == (False, False, -1)
+    assert (written.base_offset, written.last_offset, written.producer_id) == (3, 7, 7)
+    assert (written.is_transactional, written.is_control, ended.is_control) == (True, False, True)
+
+
+def test_the_walk_ends_where_the_last_batch_is_cut_off():
+    whole = batch(numbered(3))
+    for size in range(len(whole)):
+        assert [item.base_offset for item in walked(whole, whole[:size])] == [0]
+
+
+def test_what_cannot_be_walked_is_corrupt():
+    with pytest.raises(CorruptDataError, match="v1"):
+        walked(seal(b"", count=0, last=0, magic=1))
+    broken = bytearray(batch(numbered(1)))
+    broken[8:12] = (3).to_bytes(4)
+    with pytest.raises(CorruptDataError, match="length of 3"):
+        walked(bytes(broken))
+
+
+def test_markers_say_how_it_ended_and_who_wrote_them():
+    aborted, committed = walked(marker(ABORT, base=0, producer=1), marker(COMMIT, base=1, producer=1))
+    assert control_marker(aborted) == Marker(MarkerKind.ABORT, 0)
+    assert control_marker(committed) == Marker(MarkerKind.COMMIT, 0)
+    (empty,) = walked(emptied(base=0, last=0, flags=CONTROL | TRANSACTIONAL, producer=1))
+    assert control_marker(empty).kind is MarkerKind.OTHER
+    (other,) = walked(marker(2, base=0, producer=-1))
+    assert control_marker(other).kind is MarkerKind.OTHER
+
+
+@given(st.integers(0, 40))
+def test_a_marker_that_is_cut_short_is_corrupt(size):
+    whole = marker(COMMIT, base=0, producer=1)
+    body = whole[61:][:size]
+    (found,) = walked(seal(body, count=1, last=0, flags=CONTROL | TRANSACTIONAL, producer=1))
+    if body == whole[61:]:
+        assert control_marker(found) == Marker(MarkerKind.COMMIT, 0)
+        return
+    try:
+        control_marker(found)
+    except CorruptDataError:
+        return
+    assert size >= len(whole[61:]) - 1  # only the count of headers is missing, which nobody reads
+
+
+class Partition:
+    """A partition in memory that answers ListOffsets, and Fetch with so many batches at a time."""
+
+    def __init__(self, stable, *parts, aborted=(), batches_per_fetch=2):
+        self.batches = walked(*parts)
+        self.stable, self.end = stable, self.batches[-1].last_offset + 1
+        self.aborted = list(aborted)
+        self.batches_per_fetch = batches_per_fetch
+        self.fetched = []
+
+    def list_offsets(self, positions, isolation=None):
+        ((key, position),) = positions.items()
+        if isinstance(position, Earliest):
+            return {key: OffsetAnswer(self.batches[0].base_offset)}
+        return {key: OffsetAnswer(self.stable if isolation is Isolation.READ_COMMITTED else self.end)}
+
+    def fetch_at(self, _cluster, topic, partition, offset, isolation):
+        self.fetched.append(offset)
+        limit = self.stable if isolation is Isolation.READ_COMMITTED else self.end
+        found = [item for item in self.batches if item.last_offset >= offset and item.base_offset < limit][
+            : self.batches_per_fetch
+        ]
+        last = found[-1].last_offset if found else -1
+        listed = [(producer, first) for producer, first, end in self.aborted if first <= last and end >= offset]
+        return PartitionAnswer(
+            topic=topic,
+            topic_id=None,
+            partition=partition,
+            error=0,
+            high_watermark=self.end,
+            last_stable_offset=self.stable,
+            log_start_offset=0,
+            aborted=listed if isolation is Isolation.READ_COMMITTED else None,
+            preferred_replica=None,
+            diverging=None,
+            leader=None,
+            records=memoryview(b"".join(item.data for item in found)),
+        )
+
+
+@pytest.fixture
+def dumped(monkeypatch):
+    def of(partition, start=None):
+        monkeypatch.setattr(log_dump, "fetch_at", partition.fetch_at)
+        return [
+            (item.stored.base_offset, item.marker.kind.value if item.marker else item.fate and item.fate.value)
+            for item in dump(partition, "t", 0, start)
+        ]
+
+    return of
+
+
+MIXED = (
+    batch(numbered(1), base=0),
+    transactional(1, 2, 7),
+    transactional(3, 1, 8),
+    marker(ABORT, base=4, producer=7),
+    transactional(5, 1, 7),  # the producer's next transaction
+    marker(COMMIT, base=6, producer=8),
+    transactional(7, 1, 9),
+    marker(COMMIT, base=8, producer=7),
+    transactional(9, 1, 7),
+    marker(ABORT, base=10, producer=7),
+    transactional(11, 1, 7),
+)
+FATES = [
+    (0, None),
+    (1, "aborted"),
+    (3, "committed"),
+    (4, "ABORT"),
+    (5, "committed"),
+    (6, "COMMIT"),
+    (7, "open"),
+    (8, "COMMIT"),
+    (9, "aborted"),
+    (10, "ABORT"),
+    (11, "open"),
+]
+
+
+@pytest.mark.parametrize("batches_per_fetch", [1, 2, 3, 100])
+@pytest.mark.parametrize("start", [0, 1, 2, 3, 5, 7, 8, 9, 11, 12])
+def test_the_fate_of_every_batch_on_both_sides_of_the_last_stable_offset(dumped, batches_per_fetch, start):
+    partition = Partition(7, *MIXED, aborted=[(7, 1, 4)], batches_per_fetch=batches_per_fetch)
+    ends = [*(base for base, _ in FATES[1:]), 12]
+    assert dumped(partition, start) == [item for item, end in zip(FATES, ends, strict=True) if end > start]
+
+
+def test_without_open_transactions_nothing_is_read_twice(dumped):
+    partition = Partition(7, *MIXED[:6], aborted=[(7, 1, 4)], batches_per_fetch=100)
+    assert dumped(partition) == FATES[:6]
+    assert partition.fetched == [0]
+
+
+def test_an_offset_that_is_not_there_is_refused(dumped):
+    partition = Partition(5, *MIXED[1:4])
+    for start in (0, 6):
+        with pytest.raises(UsageError, match="1 to 5"):
+            dumped(partition, start)
+    assert dumped(partition, 5) == []
+
+
+def test_what_is_deleted_meanwhile_is_an_error(dumped):
+    partition = Partition(7, *MIXED[:6])
+    partition.end, partition.stable = 20, 20
+    with pytest.raises(DataLossError, match="at 7"):
+        dumped(partition)
+
+
+def test_rows_of_batches_and_records():
+    records = [Record(0, b"k", b"\xff\n"), Record(2, None, None)]
+    stored, ended = walked(
+        batch(records, base=10, codec="zstd", flags=TRANSACTIONAL, producer=7), marker(ABORT, base=13, producer=7)
+    )
+    lost = DumpedBatch(stored, Fate.ABORTED, None)
+    moment = "2023-11-14T22:13:20.000Z"
+    assert batch_row(3, lost) == (3, 10, 12, 2, 7, None, None, "aborted", None, "zstd", len(stored.data), moment)
+    assert list(record_rows("t", 3, lost)) == [
+        (3, 10, moment, "k", "\\xff\\n", "aborted"),
+        (3, 12, moment, "null", "null", "aborted"),
+    ]
+    end = DumpedBatch(ended, None, control_marker(ended))
+    assert batch_row(3, end)[7:9] == ("ABORT", 0)
+    assert list(record_rows("t", 3, end)) == []
+    (empty,) = walked(emptied(base=0, last=4))
+    assert list(record_rows("t", 3, DumpedBatch(empty, None, None))) == []
