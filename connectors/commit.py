@@ -2,7 +2,7 @@
 
     fence -> read the list -> complete it (commit; copy what was aborted after it was durable) -> sweep -> ready
     ready -> check -> record the list -> commit each -> sweep the losers -> record that it is completed -> ready
-    ready -> (an epoch without rows, or a replay) sweep -> record that it is completed, unless it is -> ready
+    ready -> (an epoch without rows, or a replay) record that it is completed -> sweep -> ready
 
 Two rules carry it (I6). Nothing is committed that is not on the durable list; and what is on it is committed whatever happens,
 so that a replayed epoch is completed and never written again. A transaction that was aborted after its list was durable (an
@@ -137,6 +137,7 @@ class Phase(Enum):
     COPYING = auto()
     SWEEPING = auto()
     COMPLETING = auto()
+    CONFIRMING = auto()
 
 
 def refuse_stale(job: str, epoch: int, recorded: int) -> None:
@@ -191,8 +192,12 @@ class CommitCore(Generic[HandleT]):
         self._asked = event
         if event.handles and event.epoch > self._recorded_epoch:
             return self._take_up()
-        # Nothing of it will be committed, so no commit is followed by a sweep: replays, and losers of an empty epoch, go now.
-        return self._sweep()
+        # Nothing of it will be committed, so no commit is followed by a sweep, and what its tasks have prepared goes now. First
+        # the list is written, though it may be the same: a driver that was replaced is fenced there, and sweeps nothing.
+        if self.commits is None or event.epoch > self.commits.epoch:
+            self.commits = CommitList(event.epoch, (), completed=True)
+        self.phase = Phase.CONFIRMING
+        return [Record(self.commits)]
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
@@ -230,6 +235,9 @@ class CommitCore(Generic[HandleT]):
         self.phase = Phase.COMPLETING
         self.commits = CommitList(self.commits.epoch, (), completed=True)
         return [Record(self.commits)]
+
+    def _confirmed(self, _: Recorded) -> list[Any]:
+        return self._sweep()
 
     def _completed(self, _: Recorded) -> list[Any]:
         return self._take_up()
@@ -287,6 +295,7 @@ TRANSITIONS: dict[tuple[Phase, type[Any]], Callable[[CommitCore[Any], Any], list
     (Phase.COPYING, Copied): CommitCore._copied,
     (Phase.SWEEPING, Swept): CommitCore._swept,
     (Phase.COMPLETING, Recorded): CommitCore._completed,
+    (Phase.CONFIRMING, Recorded): CommitCore._confirmed,
 }
 
 

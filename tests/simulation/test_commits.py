@@ -34,7 +34,7 @@ def test_every_row_of_every_completed_epoch_exactly_once_in_every_history():
 def test_histories_are_eventful():
     """The faults are really met: a simulation in which nothing expires or is killed proves nothing."""
     total = run_histories(0, 1000)
-    killed = {f"killed {phase}" for phase in ("FENCING", "RECORDING", "ENDING", "COPYING", "SWEEPING", "COMPLETING")}
+    killed = {f"killed {phase}" for phase in ("FENCING", "RECORDING", "ENDING", "COPYING", "SWEEPING", "CONFIRMING")}
     for what in killed | {
         "commit completed",
         "Copy",

@@ -56,6 +56,7 @@ ENDING: list[Any] = [*RECORDING, Recorded()]
 COPYING: list[Any] = [*ENDING, Ended(A, Outcome.COMMITTED), Ended(B, Outcome.ABORTED)]
 SWEEPING: list[Any] = [*ENDING, Ended(A, Outcome.COMMITTED), Ended(B, Outcome.COMMITTED)]
 COMPLETING: list[Any] = [*SWEEPING, Swept()]
+CONFIRMING: list[Any] = [*READY_AT_5, CommitRequested(5, (C,))]
 PATHS = {
     Phase.CREATED: NEW,
     Phase.FENCING: FENCING,
@@ -66,6 +67,7 @@ PATHS = {
     Phase.COPYING: COPYING,
     Phase.SWEEPING: SWEEPING,
     Phase.COMPLETING: COMPLETING,
+    Phase.CONFIRMING: CONFIRMING,
 }
 EVENTS = [RecoveryRequested(), ASKED, Fenced(None), Checked(), Recorded(), Ended(A, Outcome.COMMITTED), Copied(C), Swept()]
 
@@ -92,11 +94,14 @@ CASES = [
     Case("ready after recovery", READY[:-1], Swept(), [], Phase.READY),
     Case("recovery again sweeps", READY, RecoveryRequested(), [Sweep(())], Phase.SWEEPING),
     Case("a commit is checked first", READY, ASKED, [Check((A, B))], Phase.CHECKING),
-    Case("a replay is swept", READY_AT_5, CommitRequested(5, (C,)), [Sweep(())], Phase.SWEEPING),
-    Case("an empty epoch is swept", READY, CommitRequested(5, ()), [Sweep(())], Phase.SWEEPING),
+    Case("a replay is confirmed first", READY_AT_5, CommitRequested(5, (C,)), [Record(DONE)], Phase.CONFIRMING),
+    Case("and so is a stale epoch", READY_AT_5, CommitRequested(4, (C,)), [Record(DONE)], Phase.CONFIRMING),
+    Case("an empty epoch is recorded first", READY, CommitRequested(5, ()), [Record(DONE)], Phase.CONFIRMING),
+    Case("and swept then", CONFIRMING, Recorded(), [Sweep(())], Phase.SWEEPING),
     Case("then a commit after recovery is checked", [ASKED, Fenced(None)], Swept(), [Check((A, B))], Phase.CHECKING),
-    Case("then a replay is done", [*READY_AT_5, CommitRequested(5, (C,))], Swept(), [], Phase.READY),
-    Case("then an empty epoch is recorded", [*READY, CommitRequested(5, ())], Swept(), [Record(DONE)], Phase.COMPLETING),
+    Case("then a replay is done", [*CONFIRMING, Recorded()], Swept(), [], Phase.READY),
+    Case("then an empty epoch is done", [*READY, CommitRequested(5, ()), Recorded()], Swept(), [], Phase.READY),
+    Case("an empty first epoch is recorded", [CommitRequested(5, ()), Fenced(None)], Swept(), [Record(DONE)], Phase.COMPLETING),
     Case("the list is made durable", CHECKING, Checked(), [Record(LISTED)], Phase.RECORDING),
     Case("only then it is committed", RECORDING, Recorded(), [End(A), End(B)], Phase.ENDING),
     Case("all are waited for", ENDING, Ended(A, Outcome.COMMITTED), [], Phase.ENDING),
@@ -160,7 +165,7 @@ def test_an_event_that_is_not_in_the_table_is_refused_and_changes_nothing(phase,
 
 
 @pytest.mark.parametrize(
-    "path", [[CommitRequested(4, (C,)), Fenced(DONE), Swept()], [*READY_AT_5, CommitRequested(4, (C,)), Swept()]]
+    "path", [[CommitRequested(4, (C,)), Fenced(DONE), Swept()], [*READY_AT_5, CommitRequested(4, (C,)), Recorded(), Swept()]]
 )
 def test_a_stale_epoch_is_refused_after_its_transactions_are_swept(path):
     core = driven(path[:-1])
