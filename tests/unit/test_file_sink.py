@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
+import planted_files
 import pyarrow as pa
 import pytest
 from file_rig import (
@@ -34,6 +35,7 @@ from headrace.connectors.sink import Attempt, CommitList, CommitListSerializer, 
 from headrace.enumerator.errors import (
     DataLossError,
     FencedError,
+    HeadraceError,
     PeerError,
     ProtocolViolationError,
     StateError,
@@ -451,3 +453,19 @@ def test_a_driver_whose_sweep_is_replaced_at_any_call(sink, step):
                 successor.record(CommitList(1, handles))
             assert [successor.end(handle) for handle in handles] == [Outcome.COMMITTED] * 2, number
             assert visible(folder) == expected(0, 1), number
+
+
+CAUGHT = (AssertionError, HeadraceError)
+
+
+@pytest.mark.parametrize("bug", planted_files.IN_SWEEPING, ids=lambda bug: bug.__name__)
+@pytest.mark.parametrize("step", ["check", "record"])
+def test_a_planted_bug_in_sweeping_is_caught(sink, bug, step):
+    with bug(), pytest.raises(CAUGHT):
+        test_a_driver_whose_sweep_is_replaced_at_any_call(sink, step)
+
+
+@pytest.mark.parametrize("bug", planted_files.IN_THE_LISTS, ids=lambda bug: bug.__name__)
+def test_a_planted_bug_in_the_lists_is_caught(sink, bug):
+    with bug(), pytest.raises(CAUGHT):
+        test_a_driver_replaced_before_any_call_of_the_filesystem(sink)
