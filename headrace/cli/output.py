@@ -50,7 +50,7 @@ def rich_table(table: Table) -> RichTable:
     """The table for a terminal: numbers to the right, nothing cut off."""
     from rich.table import Table as RichTable
 
-    drawn = RichTable(title=table.title, title_justify="left")
+    drawn = RichTable(title=table.title, title_justify="left", show_header=any(table.columns))
     for index, column in enumerate(table.columns):
         numbers = all(isinstance(row[index], int | float | None) for row in table.rows)
         drawn.add_column(column, justify="right" if numbers else "left", overflow="fold")

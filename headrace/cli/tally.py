@@ -10,7 +10,7 @@ of one and a duplicate of the other would cancel out. A change of anything but t
 **Order.** Only where the output's records have headers with the topic, partition and offset that they came from: then offsets
 of an input partition must not fall within an output partition. Between output partitions there is no order to compare.
 
-**Memory** is about 170 bytes for each identity of the input, whatever the records' size: some tens of millions fit a laptop.
+**Memory** is about 150 bytes for each identity of the input, whatever the records' size: some tens of millions fit a laptop.
 """
 
 from __future__ import annotations

@@ -396,7 +396,7 @@ def commit(
         note("nothing is to be committed")
     rows, failures = [], []
     for item in completions:
-        note(f"job {item.job}: a driver of it that still runs is fenced now, and fails; its epoch {item.epoch} is committed")
+        note(f"job {item.job}: completing epoch {item.epoch}; a driver of this job that still runs is fenced by it, and fails")
         try:
             complete(config, prefix, commit_topic, item)
         except HeadraceError as error:

@@ -75,7 +75,8 @@ class Topics:
 
     def batches(self, topic: str, columns: Sequence[str]) -> Generator[pa.RecordBatch]:
         """All of a topic under read_committed, up to where it ends now, with a bar on a terminal."""
-        from headrace.kafka import KafkaSource, Latest
+        from headrace.connectors.kafka.positions import Latest
+        from headrace.connectors.kafka.source import KafkaSource
 
         given = {name: value for name, value in self.properties.items() if name not in ("isolation.level", "group.id")}
         source = KafkaSource(
@@ -180,7 +181,7 @@ def verify_command(
     `epoch` (job, epoch, committed, aborted, open, unknown, torn or not). The last line is
     `N records in, N out, D duplicates, L lost, F foreign`.
 
-    Records are told apart by a hash of 128 bits, in about 170 bytes of memory each. Run it when the job has caught up. Torn
+    Records are told apart by a hash of 128 bits, in about 150 bytes of memory each. Run it when the job has caught up. Torn
     epochs (some transactions committed, others aborted) can be told for a job's last epoch only, while its list is not
     completed.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaException
 from kafka_rig import commit, transactional, wait_for_end, write, write_records
-from sink_rig import DyingCommitter, Killed, committer, eventually, kafka_sink, prepared, read_all
+from sink_rig import DyingCommitter, Killed, committer, eventually, kafka_sink, prepared, read_all, set_transaction_version
 
 from headrace import cli
 from headrace.connectors.commit import JobCommitter
@@ -23,6 +24,7 @@ from headrace.connectors.sink import Attempt
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
+MAIN = "from headrace.cli import main; main()"
 HASTY = ("--property", "default.api.timeout.ms=1500")
 
 
@@ -221,6 +223,24 @@ def test_a_commit_that_cannot_be_is_an_error(run, sink, where):
     assert run("transactions", "commit", "--all", *where).status == 0
 
 
+def test_the_older_transaction_protocol(run, topic):
+    if os.environ.get("HEADRACE_BOOTSTRAP"):
+        pytest.skip("it sets the cluster's transaction.version")
+    with start_broker() as old:
+        set_transaction_version(old.address(1), 1)
+        create_topic(old.bootstrap, name := topic(), 2)
+        sink = kafka_sink(old.bootstrap, name, "headrace-commits")
+        die_in_commit(sink, "job", prepared(sink, "job", 0, ["a"], ["b"]), "end")
+        (loser,) = prepared(sink, "other", 0, ["c"])
+        aborted = run("transactions", "abort", "--job", "other", "--yes", bootstrap=old.bootstrap)
+        assert aborted.of("abort") == [[loser.transactional_id, "aborted", "-"]]
+        completed = run("transactions", "commit", "--all", bootstrap=old.bootstrap)
+        assert completed.of("committed") == [["job", "0", "2", "kept"]]
+        eventually(lambda: read_all(old.bootstrap, name), ["a", "b"])
+        kinds = [row[7] for row in run("dump", name, bootstrap=old.bootstrap).of("batch")]
+        assert sorted(kinds) == ["ABORT", "COMMIT", "COMMIT", "aborted", "committed", "committed"]
+
+
 # --- verify --------------------------------------------------------------------------------------------------------------
 
 
@@ -373,14 +393,27 @@ def test_lag_is_counted_to_where_readers_stop(run, broker, out, topic):
     assert ran.of("total") == [["10", "2", "0"]]
 
 
+def test_lag_is_looked_at_again_until_interrupted(broker, out, topic):
+    group = topic()
+    commit(broker.bootstrap, group, {(out, 0): 0})
+    arguments = ["lag", "--group", group, "--watch", "0.1", "--bootstrap", broker.bootstrap]
+    with subprocess.Popen([sys.executable, "-c", MAIN, *arguments], stdout=subprocess.PIPE, text=True) as process:
+        looks = 0
+        while looks < 3:
+            line = process.stdout.readline()
+            assert line
+            looks += line == "total\t0\t1\t0\n"
+        process.send_signal(signal.SIGINT)
+    assert process.returncode == 0
+
+
 # --- how it ends ---------------------------------------------------------------------------------------------------------
 
 
 def headrace(*arguments, **environment):
-    code = "from headrace.cli import main; main()"
     known = {name: value for name, value in os.environ.items() if name != "HEADRACE_BOOTSTRAP"}
     settings = {"capture_output": True, "text": True, "timeout": 60, "env": {**known, **environment}}
-    return subprocess.run([sys.executable, "-c", code, *arguments], check=False, **settings)
+    return subprocess.run([sys.executable, "-c", MAIN, *arguments], check=False, **settings)
 
 
 @pytest.mark.parametrize(
