@@ -26,8 +26,10 @@ from headrace.cli.output import Table, confirm, instant, note, progress, show
 from headrace.enumerator.errors import HeadraceError, StateError, UsageError
 
 if TYPE_CHECKING:
+    from headrace.connectors.kafka.handles import KafkaHandle
     from headrace.connectors.kafka.properties import ClientConfig
     from headrace.connectors.kafka.transactions import TransactionDescription, Transactions
+    from headrace.connectors.sink import CommitList
 
 transactions_app = typer.Typer(no_args_is_help=True, help="Transactions of exactly-once writes: look, and end by hand.")
 
@@ -340,14 +342,19 @@ def plan_commit(lists: DurableLists, jobs: Collection[str] | None, prefix: str) 
             there = ", ".join(lists.lists) or "none"
             raise StateError(f"job {job!r} has no durable list in {lists.topic}; those that have: {there}")
         commits = lists.lists[job]
-        others = {handle.transactional_id.split(".")[0] for handle in commits.handles} - {prefix}
+        others = other_prefixes(commits, prefix)
         if others and jobs is not None:
-            raise StateError(f"the transactions of job {job!r} need --prefix {' or '.join(sorted(others))}")
+            raise StateError(f"job {job} needs --prefix {' or '.join(others)}, which its transactions have")
         one_off = job.startswith(ONE_OFF)
         is_due = not commits.completed or (one_off and jobs is not None)
         if is_due and not others:
             completions.append(Completion(job, commits.epoch, len(commits.handles), one_off))
     return completions
+
+
+def other_prefixes(commits: CommitList[KafkaHandle], prefix: str) -> list[str]:
+    """What the transactional ids of a list begin with, other than `prefix`."""
+    return sorted({handle.transactional_id.split(".")[0] for handle in commits.handles} - {prefix})
 
 
 def complete(config: ClientConfig, prefix: str, commit_topic: str, completion: Completion) -> None:
@@ -390,8 +397,8 @@ def commit(
     config = client_config(bootstrap, properties, properties_file)
     lists = read_lists(connect(config), commit_topic)
     completions = plan_commit(lists, job or None, prefix)
-    for reason in lists.unreadable.values() if every else ():
-        note(f"left alone: {reason}")
+    if every:
+        _note_left_alone(lists, prefix)
     if not completions:
         note("nothing is to be committed")
     rows, failures = [], []
@@ -407,3 +414,11 @@ def commit(
     show(Table("committed", "Completed", ("job", "epoch", "transactions", "list"), rows))
     if failures:
         raise typer.Exit(1)
+
+
+def _note_left_alone(lists: DurableLists, prefix: str) -> None:
+    for reason in lists.unreadable.values():
+        note(f"left alone: {reason}")
+    for job, commits in lists.incomplete().items():
+        if others := other_prefixes(commits, prefix):
+            note(f"left alone: job {job} needs --prefix {' or '.join(others)}")
