@@ -40,6 +40,7 @@ $(INSTALLED): setup.cfg setup.py pyproject.toml connectors/kafka/records.py conn
 
 # The package as it will be installed, as links, for the tools that look at files and not at an editable install's finder.
 $(TREE): $(INSTALLED)
+	rm -rf $@
 	mkdir -p $@/headrace
 	ln -sfn $(CURDIR)/headrace/* $(CURDIR)/enumerator $(CURDIR)/connectors $(CURDIR)/runners $@/headrace/
 	ln -sfn $(CURDIR)/pyspark_headrace $@/

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import signal
+import subprocess
 import sys
 import time
 import uuid
@@ -21,7 +22,7 @@ from display import Display, History, Sample
 from driver import DemoError, Driver
 from files import committed_files, is_committed
 from flights import FLIGHTS, airlines, flights
-from oracle import Verdict, judge, read_output
+from oracle import CopyVerdict, Verdict, judge, judge_copy, read_output
 from producer import FlightProducer
 from report import delays, draw
 from rich.console import Console
@@ -42,17 +43,18 @@ STALL_SECONDS = 180.0
 class Demo:
     """One run: what happens to it when, and how far it is."""
 
-    def __init__(self, bootstrap: str, topic: str, total: int, directory: Path, console: Console) -> None:
-        """Prepare to bring `total` flights from `topic` to Parquet files in `directory`."""
+    def __init__(self, bootstrap: str, topic: str, copy: str, total: int, directory: Path, console: Console) -> None:
+        """Prepare to bring `total` flights from `topic` to Parquet files in `directory`, and to the topic `copy`."""
         self._bootstrap = bootstrap
-        self._topic = topic
+        self._topic, self._copy = topic, copy
         self._total = total
-        self._output, self._checkpoint = directory / "flights", directory / "checkpoint"
+        self._output, self._checkpoint = directory / "flights", directory / "checkpoint" / "parquet"
         self._partitions = PARTITIONS
         self._state = "starting"
         self.history = History()
         self._display = Display(console, self.history, total)
-        arguments = [bootstrap, topic, str(self._output), str(self._checkpoint), str(total // BATCHES_AT_LEAST)]
+        checkpoints = str(directory / "checkpoint")
+        arguments = [bootstrap, topic, str(self._output), copy, checkpoints, str(total // BATCHES_AT_LEAST)]
         self._driver = Driver(arguments, directory)
 
     def run(self, rate: float) -> None:
@@ -78,6 +80,15 @@ class Demo:
     def judge(self) -> Verdict:
         """Ask the oracle."""
         return judge(self._bootstrap, self._topic, self._output)
+
+    def judge_copy(self) -> CopyVerdict:
+        """Ask the oracle about the other topic."""
+        return judge_copy(self._bootstrap, self._topic, self._copy)
+
+    def verify(self) -> bool:
+        """Ask `headrace verify` about it; what it says is shown."""
+        command = [Path(sys.executable).with_name("headrace"), "verify", "--bootstrap", self._bootstrap]
+        return subprocess.run([*command, "--input", self._topic, "--output", self._copy], check=False).returncode == 0  # noqa: S603 - our own
 
     def output(self) -> pd.DataFrame:
         """Every row written."""
@@ -151,14 +162,17 @@ def _rows(file: Path) -> int:
 
 
 @contextmanager
-def new_topic(bootstrap: str) -> Iterator[str]:
-    """Give a topic of a unique name, deleted with the context."""
+def new_topics(bootstrap: str) -> Iterator[tuple[str, str]]:
+    """Give two topics of unique names, deleted with the context."""
     name = f"flights-{uuid.uuid4().hex[:8]}"
+    copy = f"{name}-copy"
     create_topic(bootstrap, name, PARTITIONS)
+    create_topic(bootstrap, copy, PARTITIONS)
     try:
-        yield name
+        yield name, copy
     finally:
         delete_topic(bootstrap, name)
+        delete_topic(bootstrap, copy)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -186,11 +200,13 @@ def main(arguments: Sequence[str]) -> int:
     console = Console()
     directory = prepare(options.output)
     console.print("starting Kafka")
-    with start_broker() as cluster, new_topic(cluster.bootstrap) as topic:
-        demo = Demo(cluster.bootstrap, topic, options.flights, directory, console)
+    with start_broker() as cluster, new_topics(cluster.bootstrap) as (topic, copy):
+        demo = Demo(cluster.bootstrap, topic, copy, options.flights, directory, console)
         demo.run(options.rate)
         console.print("the oracle reads the topic and the output")
-        verdict = demo.judge()
+        verdict, copied = demo.judge(), demo.judge_copy()
+        console.print("and `headrace verify` the two topics:")
+        is_verified = demo.verify()
     console.print(delays(demo.output(), airlines()))
     picture = directory / "throughput.png"
     draw(demo.history, picture)
@@ -198,12 +214,17 @@ def main(arguments: Sequence[str]) -> int:
     is_whole = verdict.records_in == options.flights
     if not is_whole or verdict.altered:
         console.print(f"of {options.flights} flights {verdict.records_in} are in the topic; rows altered: {verdict.altered}")
+    in_kafka = (
+        f"in Kafka, exactly once: {copied.records_in} records in, {copied.records_out} out, {copied.duplicates} duplicates, "
+        f"{copied.lost} lost, {copied.foreign} foreign"
+    )
+    console.print(in_kafka, soft_wrap=True, highlight=False)
     last = (
         f"headrace demo: {verdict.records_in} records in, {verdict.records_out} out, {verdict.duplicates} duplicates, "
         f"{verdict.lost} lost, {demo.history.restores} restores"
     )
     console.print(last, soft_wrap=True, highlight=False)
-    return 0 if verdict.is_good and is_whole else 1
+    return 0 if verdict.is_good and is_whole and copied.is_good and is_verified else 1
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:

@@ -1,6 +1,8 @@
-"""The Spark job: flights from a topic, parsed, to Parquet. Ends when told `finish` on standard input, or when that closes.
+"""The Spark job: flights from a topic, parsed, to Parquet; and, as they are, to another topic, exactly once.
 
-    python job.py BOOTSTRAP TOPIC OUTPUT CHECKPOINT RECORDS_PER_BATCH
+    python job.py BOOTSTRAP TOPIC OUTPUT COPY CHECKPOINT RECORDS_PER_BATCH
+
+COPY is the other topic. Ends when told `finish` on standard input, or when that closes.
 
 It knows nothing of the demo around it: run again with the same checkpoint, it goes on where it was.
 """
@@ -13,6 +15,7 @@ import threading
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, from_json
+from pyspark.sql.streaming import StreamingQuery
 
 from headrace.runners.spark.session import session_builder
 
@@ -35,9 +38,9 @@ CONF: dict[str, bool | float | int | str | None] = {
 }
 
 
-def read_flights(spark: SparkSession, bootstrap: str, topic: str, records_per_batch: str) -> DataFrame:
-    """The flights, and where in the topic each was."""
-    records = (
+def read_records(spark: SparkSession, bootstrap: str, topic: str, records_per_batch: str) -> DataFrame:
+    """The topic's records."""
+    return (
         spark.readStream.format("headrace")
         .option("kafka.bootstrap.servers", bootstrap)
         .option("subscribe", topic)
@@ -45,28 +48,43 @@ def read_flights(spark: SparkSession, bootstrap: str, topic: str, records_per_ba
         .option("maxOffsetsPerTrigger", records_per_batch)
         .load()
     )
+
+
+def parsed(records: DataFrame) -> DataFrame:
+    """The flights, and where in the topic each was."""
     flight = from_json(col("value").cast("string"), SCHEMA).alias("flight")
     return records.select(flight, "partition", "offset").select("flight.*", "partition", "offset")
 
 
-def main(bootstrap: str, topic: str, output: str, checkpoint: str, records_per_batch: str) -> None:
-    """Run the query until told to finish; what is in the topic by then is processed first."""
+def to_parquet(flights: DataFrame, output: str, checkpoint: str) -> StreamingQuery:
+    """Start writing the flights to files."""
+    writer = flights.writeStream.format("parquet").option("path", output).option("checkpointLocation", checkpoint)
+    return writer.trigger(processingTime="500 milliseconds").start()
+
+
+def to_kafka(records: DataFrame, bootstrap: str, copy: str, checkpoint: str) -> StreamingQuery:
+    """Start copying the records, exactly once: in transactions, which a restarted job completes or aborts."""
+    writer = records.select("key", "value").writeStream.format("headrace").option("kafka.bootstrap.servers", bootstrap)
+    writer = writer.option("topic", copy).option("checkpointLocation", checkpoint)
+    return writer.trigger(processingTime="500 milliseconds").start()
+
+
+def main(bootstrap: str, topic: str, output: str, copy: str, checkpoint: str, records_per_batch: str) -> None:
+    """Run the queries until told to finish; what is in the topic by then is processed first."""
     finish = threading.Event()
     threading.Thread(target=_listen, args=[finish], daemon=True).start()
     spark = session_builder().master("local[2]").appName("flights").config(map=CONF).getOrCreate()
-    flights = read_flights(spark, bootstrap, topic, records_per_batch)
-    query = (
-        flights.writeStream.format("parquet")
-        .option("path", output)
-        .option("checkpointLocation", checkpoint)
-        .trigger(processingTime="500 milliseconds")
-        .start()
-    )
-    while not finish.is_set():
-        if query.awaitTermination(1):
-            raise SystemExit("the query ended by itself")
-    query.processAllAvailable()
-    query.stop()
+    records = read_records(spark, bootstrap, topic, records_per_batch)
+    queries = [
+        to_parquet(parsed(records), output, f"{checkpoint}/parquet"),
+        to_kafka(records, bootstrap, copy, f"{checkpoint}/kafka"),
+    ]
+    while not finish.wait(1):
+        if not all(query.isActive for query in queries):
+            raise SystemExit("a query ended by itself")
+    for query in queries:
+        query.processAllAvailable()
+        query.stop()
     spark.stop()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,37 @@ def judge(bootstrap: str, topic: str, output: Path) -> Verdict:
         duplicates=int(after["id"].duplicated().sum()),
         lost=int((~before["id"].isin(after["id"])).sum()),
         altered=_count_altered(before, after),
+    )
+
+
+@dataclass(frozen=True)
+class CopyVerdict:
+    """What the oracle found in the other topic. Records are told apart by all of their value."""
+
+    records_in: int
+    records_out: int
+    duplicates: int
+    """Records of the copy beyond the first of their value."""
+    lost: int
+    """Records of the topic whose value is not in the copy."""
+    foreign: int
+    """Values of the copy that are not in the topic."""
+
+    @property
+    def is_good(self) -> bool:
+        """Every record is in the copy once."""
+        return self.duplicates == self.lost == self.foreign == 0
+
+
+def judge_copy(bootstrap: str, topic: str, copy: str) -> CopyVerdict:
+    """Read both topics to their ends, read_committed, and compare."""
+    before, after = (Counter(message.value() for message in _messages(bootstrap, name)) for name in (topic, copy))
+    return CopyVerdict(
+        records_in=before.total(),
+        records_out=after.total(),
+        duplicates=sum(count - 1 for count in after.values()),
+        lost=len(before.keys() - after.keys()),
+        foreign=len(after.keys() - before.keys()),
     )
 
 

@@ -141,7 +141,7 @@ def test_a_driver_killed_in_a_repair(sink, out, bootstrap, step, nth, when):
 
 
 def test_an_outage_longer_than_the_timeout_loses_nothing(bootstrap, out):
-    sink = kafka_sink(bootstrap, out, f"commits-{uuid.uuid4().hex[:8]}", transaction_timeout_ms=2000)
+    sink = kafka_sink(bootstrap, out, f"commits-{uuid.uuid4().hex[:8]}", transaction_timeout_ms=8000)
     handles = prepared(sink, JOB, 0, ["a"], ["b"])
     dying = DyingCommitter(sink.committer(JOB), "end", "after")
     with pytest.raises(Killed):

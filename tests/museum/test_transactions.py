@@ -158,7 +158,7 @@ def test_librdkafka_1_9_a_topic_that_goes_away_is_an_error(bootstrap, topic):
 
 
 def test_librdkafka_3297_aborting_what_has_timed_out_is_no_error(bootstrap, out):
-    sink = kafka_sink(bootstrap, out, "commits", prefix=f"museum-{uuid.uuid4().hex[:8]}", transaction_timeout_ms=500)
+    sink = kafka_sink(bootstrap, out, "commits", prefix=f"museum-{uuid.uuid4().hex[:8]}", transaction_timeout_ms=3000)
     transaction = sink.begin(Attempt(JOB, 0, 0, 0))
     transaction.write(rows([str(number) * 1000 for number in range(6000)]))  # more than one request
     eventually(lambda: ongoing(sink), [])
