@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -32,9 +33,13 @@ _NUMBERS: dict[int, type[HeadraceError]] = {
     **dict.fromkeys((1048, 1049, 1054, 1062, 1064, 1146, 1153, 1264, 1265, 1292, 1364, 1366, 1367, 1406), UsageError),
     **dict.fromkeys((1451, 1452, 3140, 3819, 4025), UsageError),
 }
-# psycopg has no SQLSTATE for what happens while it connects.
+# What the driver itself, or SQLite, refuses has no code.
 _REFUSED = ("DataError", "IntegrityError", "OverflowError", "ProgrammingError")
-_LOGIN_FAILED = ("authentication failed", "no password supplied", "no pg_hba.conf entry", "does not exist", "permission denied")
+# Nor has, in psycopg, what happens while it connects.
+_CONNECTING: tuple[tuple[str, type[HeadraceError]], ...] = (
+    ('database ".*" does not exist', UsageError),
+    ("authentication failed|no password supplied|no pg_hba.conf entry|does not exist|permission denied", AuthenticationError),
+)
 
 
 def code_of(error: BaseException) -> str | int | None:
@@ -79,6 +84,5 @@ def _kind_of(error: BaseException, operational: type[Exception]) -> type[Headrac
     if isinstance(code, int):
         return _NUMBERS.get(code, PeerError)
     if isinstance(original, operational):
-        return AuthenticationError if any(text in str(original) for text in _LOGIN_FAILED) else RetriableError
-    # Without a code it is the driver itself, or SQLite, that refuses a value; a lost connection is an interface error.
+        return next((kind for text, kind in _CONNECTING if re.search(text, str(original))), RetriableError)
     return UsageError if type(original).__name__ in _REFUSED else PeerError

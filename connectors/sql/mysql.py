@@ -137,5 +137,8 @@ class _Writer(Writer):
         self._execute(f"XA END {_xid(self._gid)}")
         self._execute(f"XA PREPARE {_xid(self._gid)}")
 
+    def release(self) -> None:
+        """Nothing does."""
+
     def _execute(self, statement: str) -> None:
         self._connection.exec_driver_sql(statement)

@@ -116,3 +116,6 @@ class _Writer(Writer):
         self._stack.close()
         self._connection.execute(sa.insert(TRANSACTIONS).values(gid=self._gid, job=job, epoch=epoch))
         self._connection.exec_driver_sql(f"PREPARE TRANSACTION '{self._gid}'")
+
+    def release(self) -> None:
+        self._stack.close()

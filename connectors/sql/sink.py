@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -128,6 +128,12 @@ class SqlTransaction(RowTransaction):
         self._writer = writer
         self._attempt = attempt
         self._gid = gid
+
+    def abort(self) -> None:
+        """End the session; what it has prepared stays."""
+        super().abort()
+        with suppress(self._engine.dialect.loaded_dbapi.Error):
+            self._writer.release()
 
     def _put(self, fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
         self._writer.put(fields, columns)

@@ -36,6 +36,10 @@ class Writer(ABC):
     def prepare(self, epoch: int, job: str) -> None:
         """Add the row of `headrace_transactions`, and prepare. After it the session is of no use: close it."""
 
+    @abstractmethod
+    def release(self) -> None:
+        """The session is closed: let go of what hangs on it. May raise the driver's errors, which say no more than that."""
+
 
 class TwoPhaseDatabase(ABC):
     """A kind of database. Stateless; connections are SQLAlchemy's, outside a transaction unless noted."""

@@ -73,7 +73,8 @@ def _server(settings: Sequence[str], container: Start, process: Start) -> Iterat
         yield (container if docker_answers() else process)(stack, settings)
 
 
-def _unavailable(reason: str) -> NoReturn:
+def unavailable(reason: str) -> NoReturn:
+    """Skip the test, or fail it where databases are required."""
     if os.environ.get(REQUIRED):
         pytest.fail(f"{reason} ({REQUIRED} is set)")
     pytest.skip(reason)
@@ -114,7 +115,7 @@ def _postgresql_process(stack: ExitStack, settings: Sequence[str]) -> int:
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
     initdb = found[-1] / "initdb" if found else Path(shutil.which("initdb") or "/")
     if not initdb.is_file():
-        _unavailable("no Docker engine answers, and there is no PostgreSQL: install Docker, or Debian's package postgresql")
+        unavailable("no Docker engine answers, and there is no PostgreSQL: install Docker, or Debian's package postgresql")
     place = stack.enter_context(_place("postgres"))
     password, data = place.home / "password", place.home / "data"
     password.write_text(PASSWORD)
@@ -145,7 +146,7 @@ def _mariadb_process(stack: ExitStack, settings: Sequence[str]) -> int:
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
     server, install = shutil.which("mariadbd", path=path), shutil.which("mariadb-install-db", path=path)
     if server is None or install is None:
-        _unavailable("no Docker engine answers, and there is no MariaDB: install Docker, or Debian's package mariadb-server")
+        unavailable("no Docker engine answers, and there is no MariaDB: install Docker, or Debian's package mariadb-server")
     place = stack.enter_context(_place("mysql"))
     data, first = place.home / "data", place.home / "first.sql"
     first.write_text(
@@ -221,7 +222,7 @@ def _unprivileged(preferred: str) -> pwd.struct_passwd:
             return pwd.getpwnam(name)
         except KeyError:
             continue
-    _unavailable(f"servers do not run as root, and there is neither a user {preferred} nor nobody")
+    unavailable(f"servers do not run as root, and there is neither a user {preferred} nor nobody")
 
 
 @contextmanager

@@ -21,7 +21,7 @@ import pytest
 
 pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
 
-from databases import PASSWORD, Database, mariadb, postgresql
+from databases import PASSWORD, REQUIRED, Database, mariadb, postgresql, unavailable
 from sql_rig import Crash, CrashingCommitter, SqlRig, batch, prepare, run_epoch, write_epoch
 
 from headrace.connectors.commit import JobCommitter, StaleEpochError
@@ -462,6 +462,19 @@ def test_a_wrong_password_is_an_authentication_error_that_does_not_show_it(rig):
         seen = seen.__cause__ or seen.__context__
     assert "wr0ng" not in repr(sink)
     assert pickle.loads(pickle.dumps(sink)) == sink
+
+
+def test_a_missing_database_is_the_callers_mistake(rig):
+    with pytest.raises(UsageError, match="nowhere"):
+        SqlSink(rig.url.rsplit("/", 1)[0] + "/nowhere", "orders").begin(Attempt("q", 0, 0, 0))
+
+
+@pytest.mark.parametrize(("value", "outcome"), [("1", "Failed"), ("", "Skipped")])
+def test_a_database_that_is_required_is_not_skipped(monkeypatch, value, outcome):
+    monkeypatch.setenv(REQUIRED, value)
+    with pytest.raises(BaseException, match="install it") as caught:
+        unavailable("install it")
+    assert type(caught.value).__name__ == outcome
 
 
 def test_an_unreachable_server_is_worth_another_try(rig):
