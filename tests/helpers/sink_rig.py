@@ -31,7 +31,9 @@ def rows(values: Iterable[str], **columns: Sequence[Any]) -> pa.RecordBatch:
 
 
 def kafka_sink(bootstrap: str, topic: str | None, commit_topic: str, **given: Any) -> KafkaSink:
-    return KafkaSink(ClientConfig(bootstrap=bootstrap, default_api_timeout_ms=20_000), topic, commit_topic=commit_topic, **given)
+    return KafkaSink(
+        ClientConfig(bootstrap=bootstrap, default_api_timeout_ms=20_000), topic, commit_topic=commit_topic, **given
+    )
 
 
 def prepared(sink: KafkaSink, job: str, epoch: int, *tasks: Sequence[str], number: int = 0) -> tuple[KafkaHandle, ...]:

@@ -153,7 +153,7 @@ def test_an_outage_longer_than_the_timeout_loses_nothing(bootstrap, out):
 
 
 def test_what_times_out_before_it_is_recorded_fails_the_epoch(bootstrap, out):
-    sink = kafka_sink(bootstrap, out, f"commits-{uuid.uuid4().hex[:8]}", transaction_timeout_ms=1000)
+    sink = kafka_sink(bootstrap, out, f"commits-{uuid.uuid4().hex[:8]}", transaction_timeout_ms=3000)
     handles = prepared(sink, JOB, 0, ["a"])
     eventually(lambda: ongoing(sink), [])
     with pytest.raises((DeadlineExceededError, StateError)):
