@@ -107,14 +107,16 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         prepared = _of_tasks(messages)
         if not prepared:
             return
-        committer = _committer(self._sink, prepared[0].job)
+        job, handles = prepared[0].job, _handles(prepared)
         try:
-            committer.commit(batchId, _handles(prepared))
-        except BaseException as error:
-            _committer.cache_clear()  # the next attempt recovers
-            if isinstance(error, FencedError):
-                _fenced.add((self._sink, prepared[0].job))
-            raise
+            _commit(self._sink, job, batchId, handles)
+        except FencedError:
+            # By a sibling: Spark has several processes for commits, and changes between them. By a younger driver, if the batch
+            # is on the list: then this one is done for, and must not take back what is no longer its own.
+            if self._sink.recorded_epochs().get(job, -1) >= batchId:
+                _fenced.add((self._sink, job))
+                raise
+            _commit(self._sink, job, batchId, handles)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """On the driver. What is on the durable list is completed all the same, everything else of the query is aborted."""
@@ -166,6 +168,14 @@ def _of_tasks(messages: Sequence[WriterCommitMessage | None]) -> list[Prepared[A
 
 def _handles(prepared: Sequence[Prepared[HandleT]]) -> tuple[HandleT, ...]:
     return tuple(message.handle for message in prepared if message.handle is not None)
+
+
+def _commit(sink: TwoPhaseSink[HandleT], job: str, epoch: int, handles: tuple[HandleT, ...]) -> None:
+    try:
+        _committer(sink, job).commit(epoch, handles)
+    except BaseException:
+        _committer.cache_clear()  # whatever comes next recovers
+        raise
 
 
 @functools.lru_cache(maxsize=16)

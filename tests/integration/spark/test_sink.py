@@ -119,6 +119,21 @@ class TestStream:
         self.copy(spark, topics, filled, written, tmp_path)
         eventually(lambda: read_all(topics.bootstrap, written["topic"]), sorted(map(str, range(120))))
 
+    def test_two_queries_at_once_do_not_fence_each_other(self, spark, topics, filled, written, tmp_path):
+        second = {**written, "topic": topics.create(2)}
+        queries = []
+        for number, options in enumerate((written, second)):
+            frame = spark.readStream.format("headrace").options(
+                **topics.options(filled, startingOffsets="earliest", maxOffsetsPerTrigger=10)
+            )
+            writer = frame.load().select("value").writeStream.format("headrace").options(**options)
+            writer = writer.option("checkpointLocation", str(tmp_path / str(number)))
+            queries.append(writer.trigger(availableNow=True).start())
+        for query in queries:
+            query.awaitTermination()
+        for options in (written, second):
+            eventually(lambda to=options["topic"]: read_all(topics.bootstrap, to), sorted(map(str, range(100))))
+
     def test_a_stale_checkpoint_is_refused(self, spark, topics, filled, written, tmp_path):
         self.copy(spark, topics, filled, written, tmp_path)
         for log in ("offsets", "commits"):

@@ -1,0 +1,87 @@
+"""Spark's writers on a sink in memory: what the driver's processes do with what tasks have prepared."""
+
+from __future__ import annotations
+
+import functools
+
+import pyarrow as pa
+import pytest
+
+from headrace.connectors.commit import JobCommitter
+from headrace.connectors.sink import Attempt
+from headrace.enumerator.errors import FencedError
+from headrace.runners.spark import writers
+from headrace.runners.spark.writers import Prepared, StreamWriter
+from headrace.testing.memory_sink import MemoryLog, MemorySink
+
+JOB = "query"
+
+
+@pytest.fixture
+def log():
+    return MemoryLog()
+
+
+@pytest.fixture
+def sink(log):
+    return MemorySink(log)
+
+
+def new_process(monkeypatch):
+    """What a process of the driver remembers, forgotten."""
+    fresh = functools.lru_cache(writers._committer.__wrapped__)
+    monkeypatch.setattr(writers, "_committer", fresh)
+    monkeypatch.setattr(writers, "_fenced", set())
+    return fresh
+
+
+def messages(sink, epoch, *tasks):
+    """What the tasks of an epoch send to the driver."""
+    sent = []
+    for task, values in enumerate(tasks):
+        with sink.begin(Attempt(JOB, epoch, task, 0)) as transaction:
+            transaction.write(pa.RecordBatch.from_pydict({"value": values}))
+            sent.append(Prepared(JOB, epoch, transaction.prepare()))
+    return sent
+
+
+def values(log):
+    return sorted(row["value"] if isinstance(row, dict) else row for row in log.rows())
+
+
+def test_commits_may_change_between_the_drivers_processes(monkeypatch, sink, log):
+    processes = [new_process(monkeypatch), new_process(monkeypatch)]
+    for epoch in range(6):
+        monkeypatch.setattr(writers, "_committer", processes[epoch % 2])
+        StreamWriter(sink, ["value"]).commit(messages(sink, epoch, [f"{epoch}a"], [f"{epoch}b"]), epoch)
+    assert values(log) == sorted(f"{epoch}{task}" for epoch in range(6) for task in "ab")
+
+
+def test_a_driver_that_was_overtaken_stops_and_takes_nothing_back(monkeypatch, sink, log):
+    new_process(monkeypatch)
+    StreamWriter(sink, ["value"]).commit(messages(sink, 0, ["0"]), 0)
+    JobCommitter(JOB, sink.committer(JOB)).commit(1, tuple(item.handle for item in messages(sink, 1, ["1"])))
+    late = messages(sink, 1, ["late"])
+    with pytest.raises(FencedError):
+        StreamWriter(sink, ["value"]).commit(late, 1)
+    under_way = messages(sink, 2, ["2"])
+    StreamWriter(sink, ["value"]).abort(late, 1)
+    JobCommitter(JOB, sink.committer(JOB)).commit(2, tuple(item.handle for item in under_way))
+    assert values(log) == ["0", "1", "2"]
+
+
+def test_a_process_that_knows_nothing_recovers_before_it_commits(monkeypatch, sink, log):
+    new_process(monkeypatch)
+    StreamWriter(sink, ["value"]).commit(messages(sink, 0, ["0"]), 0)
+    messages(sink, 1, ["orphan"], ["orphan"])
+    new_process(monkeypatch)
+    StreamWriter(sink, ["value"]).commit(messages(sink, 1, ["1"]), 1)
+    assert values(log) == ["0", "1"]
+    assert log.unended(JOB) == []
+
+
+def test_an_epoch_without_messages_is_nobodys(monkeypatch, sink, log):
+    new_process(monkeypatch)
+    StreamWriter(sink, ["value"]).commit([None], 0)
+    StreamWriter(sink, ["value"]).abort([None], 0)
+    assert sink.recorded_epochs() == {}
