@@ -26,8 +26,9 @@ lint: $(INSTALLED) $(TREE) ## Style, types, and which layer may import which
 bench: $(INSTALLED) ## Side by side with Spark's JVM connector; results and plots go to benchmarks/results
 	$(BIN)/python benchmarks/read_throughput.py
 
-soak: $(INSTALLED) ## Simulated histories of the heart, many more than in the tests
+soak: $(INSTALLED) ## Simulated histories of the heart, many more than in the tests; and 300 kills of an exactly-once job
 	$(BIN)/python tests/helpers/simulate.py --histories 200000
+	$(BIN)/python tests/helpers/kill_soak.py --kills 300 --result benchmarks/results/kill-soak.json
 
 # The .pth file lets Spark see pyspark_headrace: it lists the folders on its path, where an editable install has none.
 $(INSTALLED): setup.cfg setup.py pyproject.toml connectors/kafka/records.py connectors/kafka/encode.py

@@ -1,0 +1,79 @@
+"""A job that writes epochs to Kafka exactly once, with no engine: a write-ahead log of its own, and a kill where it is told.
+
+    python sink_job.py <json>, with bootstrap, topic, commits, prefix, timeout_ms, state, epochs, tasks, rows, kill
+
+As Spark does, it logs what an epoch holds (`offsets/<epoch>`) before writing it, and that it is committed (`commits/<epoch>`)
+after; restarted, it repeats the epoch that is logged and not committed. Ends when `epochs` more are committed, at once with 0.
+`kill`: {"owner", "method", "when", "nth"}, as in `planted/kill`, or null.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from sink_rig import kafka_sink, rows
+
+from headrace.connectors.commit import JobCommitter, refuse_stale
+from headrace.connectors.kafka import sink as kafka
+from headrace.connectors.sink import Attempt
+
+JOB = "soak"
+
+
+def plant(kill: dict[str, Any]) -> None:
+    """Die before or after the n-th call of a method."""
+    owner = getattr(kafka, kill["owner"])
+    method = getattr(owner, kill["method"])
+    calls = 0
+
+    def planted(self: Any, *arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == kill["nth"] and kill["when"] == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        answer = method(self, *arguments)
+        if calls == kill["nth"] and kill["when"] == "after":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return answer
+
+    setattr(owner, kill["method"], planted)
+
+
+def log_epoch(directory: Path, epoch: int, content: Any) -> None:
+    partial = directory / f".{epoch}"
+    partial.write_text(json.dumps(content))
+    partial.rename(directory / str(epoch))
+
+
+def main(told: dict[str, Any]) -> None:
+    if told["kill"]:
+        plant(told["kill"])
+    offsets, commits = (Path(told["state"]) / name for name in ("offsets", "commits"))
+    for directory in (offsets, commits):
+        directory.mkdir(parents=True, exist_ok=True)
+    given = {"prefix": told["prefix"], "transaction_timeout_ms": told["timeout_ms"]}
+    sink = kafka_sink(told["bootstrap"], told["topic"], told["commits"], **given)
+    committer = JobCommitter(JOB, sink.committer(JOB))
+    first = sum(1 for _ in commits.glob("[0-9]*"))
+    for epoch in range(first, first + told["epochs"]):
+        if not (offsets / str(epoch)).exists():
+            log_epoch(offsets, epoch, [epoch * told["rows"], (epoch + 1) * told["rows"]])
+        begin, end = json.loads((offsets / str(epoch)).read_text())
+        recorded = sink.recorded_epochs().get(JOB, -1)
+        refuse_stale(JOB, epoch, recorded)
+        handles = []
+        for task in range(told["tasks"] if recorded < epoch else 0):
+            with sink.begin(Attempt(JOB, epoch, task, 0)) as transaction:
+                transaction.write(rows(str(number) for number in range(begin + task, end, told["tasks"])))
+                handles.append(transaction.prepare())
+        committer.commit(epoch, tuple(handle for handle in handles if handle is not None))
+        log_epoch(commits, epoch, {})
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
