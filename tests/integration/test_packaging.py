@@ -52,19 +52,20 @@ def test_a_wheel_holds_every_module_of_the_checkout(wheel):
     assert {"headrace/py.typed", "headrace/enumerator/py.typed"} <= there
 
 
-def test_an_installed_wheel_runs_with_its_compiled_kernel(wheel, tmp_path):
+def test_an_installed_wheel_runs_with_its_compiled_kernels(wheel, tmp_path):
     site = tmp_path / "site"
     subprocess.run(
         [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(wheel)], check=True
     )
     code = (
-        "import headrace.kafka, headrace.testing, headrace.connectors.kafka.records as records;"
-        "print(records.__file__); print(headrace.kafka.KafkaSource('h:1', topics=['t']).schema.names)"
+        "import headrace.kafka, headrace.testing;"
+        "from headrace.connectors.kafka import encode, records; print(encode.__file__); print(records.__file__);"
+        "print(headrace.kafka.KafkaSource('h:1', topics=['t']).schema.names)"
     )
     out = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path, env={"PYTHONPATH": str(site)}
     )
-    where, names = out.stdout.splitlines()
-    assert where.startswith(str(site))
-    assert where.endswith(".so")
+    *kernels, names = out.stdout.splitlines()
+    assert len(kernels) == 2
+    assert all(kernel.startswith(str(site)) and kernel.endswith(".so") for kernel in kernels)
     assert "timestampType" in names
