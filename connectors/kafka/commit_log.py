@@ -6,8 +6,9 @@ the new driver has read the list. A plain compacted topic would let it.
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from uuid import UUID
 
 import pyarrow as pa
 
@@ -32,12 +33,24 @@ _BROKERS_DEFAULT = -1
 _ROW = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 
 
+_CONFIGS = {
+    "cleanup.policy": "compact",
+    # What is in the last segment is not compacted, and a process reads all of the topic once: keep that small.
+    "segment.bytes": str(16 << 20),
+    "min.cleanable.dirty.ratio": "0.1",
+}
+
+
 class CommitLog:
-    """Reads and creates the topic. Thread-safe; contacts nobody before a method is called."""
+    """Reads and creates the topic, and remembers what it has read. Thread-safe; contacts nobody before a method is called."""
 
     def __init__(self, cluster: KafkaCluster, topic: str) -> None:
         """`topic` holds the lists of all jobs that name it."""
         self.cluster, self.topic = cluster, topic
+        self._lock = threading.Lock()
+        self._topic_id: UUID | None = None
+        self._position: int | None = None
+        self._lists: dict[str, bytes] = {}
 
     def create(self) -> None:
         """Make the topic if it is not there: compacted, one partition, the brokers' default replication.
@@ -50,12 +63,13 @@ class CommitLog:
         self.cluster.topics([self.topic])  # every broker's view of a new topic comes with a delay
 
     def _create(self) -> None:
+        config_class = CreateTopicsRequest.CreatableTopic.CreatableTopicConfig
         topic = CreateTopicsRequest.CreatableTopic(
             name=self.topic,
             num_partitions=1,
             replication_factor=_BROKERS_DEFAULT,
             assignments=[],
-            configs=[CreateTopicsRequest.CreatableTopic.CreatableTopicConfig(name="cleanup.policy", value="compact")],
+            configs=[config_class(name=name, value=value) for name, value in _CONFIGS.items()],
         )
         timeout_ms = self.cluster.config.request_timeout_ms
         request = CreateTopicsRequest(topics=[topic], timeout_ms=timeout_ms, validate_only=False, min_version=4)
@@ -68,18 +82,23 @@ class CommitLog:
 
     def read(self) -> dict[str, bytes]:
         """Job to its durable list, of all jobs; no topic, no jobs. Waits until all writes begun before are decided."""
-        if self.cluster.find_topics([self.topic])[self.topic] is None:
-            return {}
+        found = self.cluster.find_topics([self.topic])[self.topic]
+        with self._lock:
+            if found is None or found.topic_id != self._topic_id:
+                self._topic_id, self._position = None if found is None else found.topic_id, None
+                self._lists.clear()
+            if found is not None:
+                self._catch_up()
+            return dict(self._lists)
+
+    def _catch_up(self) -> None:
         key = (self.topic, _PARTITION)
         end = self.cluster.list_offsets({key: Latest()}, Isolation.READ_UNCOMMITTED)[key].offset or 0
         self.cluster.retrying(f"waiting for open transactions in {self.topic!r}", lambda: self._wait_for(end))
-        lists: dict[str, bytes] = {}
-        for job, value in self._records(end):
-            if value is None:
-                lists.pop(job, None)
-            else:
-                lists[job] = value
-        return lists
+        if self._position is None:
+            self._position = self.cluster.list_offsets({key: Earliest()})[key].offset or 0
+        while self._position < end:
+            self._position = self._read_from(self._position, end)
 
     def _wait_for(self, end: int) -> None:
         key = (self.topic, _PARTITION)
@@ -87,26 +106,31 @@ class CommitLog:
         if stable < end:
             raise RetriableError(f"a transaction at offset {stable} of {self.topic}-{_PARTITION} is still open")
 
-    def _records(self, end: int) -> Iterator[tuple[str, bytes | None]]:
-        key = (self.topic, _PARTITION)
-        position = self.cluster.list_offsets({key: Earliest()})[key].offset or 0
-        while position < end:
-            answer = fetch_at(self.cluster, self.topic, _PARTITION, position, Isolation.READ_COMMITTED)
-            if answer.error or not len(answer.records):
-                raise PeerError(f"{self.topic}-{_PARTITION} ends at offset {end}, and nothing could be read at {position}")
-            batches = decode(
-                answer.records,
-                topic=self.topic,
-                partition=_PARTITION,
-                start=position,
-                stop=end,
-                columns=("key", "value"),
-                aborted=answer.aborted or (),
-            )
-            for batch in batches:
-                position = batch.next_offset
-                for row in batch.records.to_pylist():
-                    yield row["key"].decode(), row["value"]
+    def _read_from(self, position: int, end: int) -> int:
+        """Take in what one Fetch brings; the position after it."""
+        answer = fetch_at(self.cluster, self.topic, _PARTITION, position, Isolation.READ_COMMITTED)
+        if answer.error or not len(answer.records):
+            raise PeerError(f"{self.topic}-{_PARTITION} ends at offset {end}, and nothing could be read at {position}")
+        batches = decode(
+            answer.records,
+            topic=self.topic,
+            partition=_PARTITION,
+            start=position,
+            stop=end,
+            columns=("key", "value"),
+            aborted=answer.aborted or (),
+        )
+        for batch in batches:
+            position = batch.next_offset
+            for row in batch.records.to_pylist():
+                self._take_in((row["key"] or b"").decode(errors="replace"), row["value"])
+        return position
+
+    def _take_in(self, job: str, value: bytes | None) -> None:
+        if value is None:
+            self._lists.pop(job, None)
+        else:
+            self._lists[job] = value
 
 
 class DriverLog:

@@ -7,6 +7,7 @@ taken over by InitProducerId before every transaction, and is used again two epo
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -108,7 +109,13 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
 
     def commit_log(self) -> CommitLog:
         """Where the durable lists are."""
-        return CommitLog(self.cluster(), self.commit_topic)
+        return _commit_log(self.config, self.commit_topic)
+
+
+@functools.lru_cache(maxsize=16)
+def _commit_log(config: ClientConfig, topic: str) -> CommitLog:
+    """Kept with the process, so that only what is new is read for every epoch."""
+    return CommitLog(shared_cluster(config), topic)
 
 
 class _Rows:
@@ -178,14 +185,10 @@ class KafkaTransaction(Transaction[KafkaHandle]):
             return None
         try:
             self._rows.flush(self._sender)
+            ranges = _ranges(self._sink.cluster(), self._sender)
         except BaseException:
             self.abort()
             raise
-        cluster = self._sink.cluster()
-        ranges = tuple(
-            WrittenRange(topic, cluster.topic_id(topic), partition, written.first, written.last, written.records)
-            for (topic, partition), written in sorted(self._sender.written.items())
-        )
         handle = KafkaHandle(self._producer, self._protocol, self._started_ms, self._sink.transaction_timeout_ms, ranges)
         self._sender.close()
         self._producer = self._sender = None
@@ -211,6 +214,13 @@ class KafkaTransaction(Transaction[KafkaHandle]):
             self._sender = transactional_sender(cluster, self._transactions, producer, self._protocol)
             self._rows = _Rows(cluster, self._sink.topic, lambda partitions: _encoder(self._sink.config, partitions, producer))
         return self._sender, self._rows
+
+
+def _ranges(cluster: KafkaCluster, sender: BatchSender) -> tuple[WrittenRange, ...]:
+    return tuple(
+        WrittenRange(topic, cluster.topic_id(topic), partition, written.first, written.last, written.records)
+        for (topic, partition), written in sorted(sender.written.items())
+    )
 
 
 def _encoder(config: ClientConfig, partitions: int, producer: Producer) -> RecordEncoder:
@@ -329,13 +339,9 @@ class KafkaCommitter(Committer[KafkaHandle]):
             sender.flush()
         finally:
             sender.close()
-        ranges = tuple(
-            WrittenRange(topic, self._cluster.topic_id(topic), partition, written.first, written.last, written.records)
-            for (topic, partition), written in sorted(sender.written.items())
-        )
         names = ", ".join(handle.transactional_id for handle in handles)
         log.warning("job %s: copied what was written by transactions that timed out before their commit: %s", self._job, names)
-        return KafkaHandle(producer, protocol, started_ms, timeout_ms, ranges)
+        return KafkaHandle(producer, protocol, started_ms, timeout_ms, _ranges(self._cluster, sender))
 
     def sweep(self, keep: Collection[KafkaHandle]) -> None:
         """Abort what is Ongoing under the job's prefix: losing attempts, and what a dead run has left."""

@@ -26,9 +26,11 @@ from sink_rig import (
 )
 
 from headrace.connectors.commit import JobCommitter, StaleEpochError
+from headrace.connectors.kafka import commit_log
 from headrace.connectors.kafka.broker import create_topic, delete_topic, start_broker
 from headrace.connectors.kafka.errors import BrokerError, InvalidForBrokerError
 from headrace.connectors.kafka.records import HEADERS_TYPE
+from headrace.connectors.kafka.transaction_log import fetch_at
 from headrace.connectors.kafka.transactions import TransactionProtocol, Transactions, Verdict
 from headrace.connectors.sink import Attempt
 from headrace.enumerator.errors import DataLossError, DeadlineExceededError, FencedError, StateError, UsageError
@@ -296,3 +298,20 @@ def test_a_delayed_end_of_an_older_transaction_does_not_touch_the_next(sink, out
     assert later.transactional_id in ongoing(sink)
     committer(sink, JOB).commit(2, (later,))
     eventually(lambda: read_all(bootstrap, out), ["0", "2"])
+
+
+def test_the_commit_topic_is_read_on_from_where_it_was_read_to(sink, out, bootstrap, monkeypatch):
+    read_from = []
+
+    def noted(cluster, topic, partition, offset, isolation):
+        read_from.append(offset)
+        return fetch_at(cluster, topic, partition, offset, isolation)
+
+    monkeypatch.setattr(commit_log, "fetch_at", noted)
+    driver = committer(sink, JOB)
+    for epoch in range(3):
+        driver.commit(epoch, prepared(sink, JOB, epoch, [str(epoch)]))
+        assert sink.recorded_epochs() == {JOB: epoch}
+    assert read_from == sorted(set(read_from))
+    delete_topic(bootstrap, sink.commit_topic)
+    assert sink.recorded_epochs() == {}
