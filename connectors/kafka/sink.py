@@ -308,6 +308,20 @@ class KafkaCommitter(Committer[KafkaHandle]):
                     f"the transaction of {handle.transactional_id!r} is {state}, not prepared: it timed out, or another "
                     "attempt took its place. Nothing of this epoch is visible; it has to be written again"
                 )
+        self._warn_of_haste(handles, now_ms)
+
+    def _warn_of_haste(self, handles: Sequence[KafkaHandle], now_ms: int) -> None:
+        """Half of the timeout is gone: a driver that dies now has little time to come back before a copy is needed."""
+        spent_ms, handle = max(((now_ms - handle.started_ms, handle) for handle in handles), key=lambda pair: pair[0])
+        if spent_ms > handle.timeout_ms / 2:
+            log.warning(
+                "job %s: the transaction of %s was open for %.0f s of its %.0f before it could be committed; raise "
+                "kafka.transaction.timeout.ms above the time between triggers and that of a restart",
+                self._job,
+                handle.transactional_id,
+                spent_ms / 1000,
+                handle.timeout_ms / 1000,
+            )
 
     def record(self, commits: CommitList[KafkaHandle]) -> None:
         """Write it to the commit topic, in a transaction of the driver's own."""

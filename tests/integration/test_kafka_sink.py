@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -315,3 +316,10 @@ def test_the_commit_topic_is_read_on_from_where_it_was_read_to(sink, out, bootst
     assert read_from == sorted(set(read_from))
     delete_topic(bootstrap, sink.commit_topic)
     assert sink.recorded_epochs() == {}
+
+
+def test_a_timeout_that_is_nearly_used_up_is_warned_of(bootstrap, out, caplog):
+    sink = kafka_sink(bootstrap, out, f"commits-{uuid.uuid4().hex[:8]}", transaction_timeout_ms=60_000)
+    (handle,) = prepared(sink, JOB, 0, ["a"])
+    committer(sink, JOB).commit(0, (replace(handle, started_ms=handle.started_ms - 40_000),))
+    assert "open for 40 s of its 60" in caplog.text
