@@ -74,11 +74,13 @@ def main(bootstrap: str, topic: str, output: str, copy: str, checkpoint: str, re
     finish = threading.Event()
     threading.Thread(target=_listen, args=[finish], daemon=True).start()
     spark = session_builder().master("local[2]").appName("flights").config(map=CONF).getOrCreate()
-    records = read_records(spark, bootstrap, topic, records_per_batch)
-    queries = [
-        to_parquet(parsed(records), output, f"{checkpoint}/parquet"),
-        to_kafka(records, bootstrap, copy, f"{checkpoint}/kafka"),
-    ]
+    files = to_parquet(parsed(read_records(spark, bootstrap, topic, records_per_batch)), output, f"{checkpoint}/parquet")
+    # Two queries that start at once from one DataFrame can fail in Spark, which changes what both share while it serializes it:
+    # so each has a session and a DataFrame of its own, and the second starts when the first has done a batch.
+    while files.isActive and files.lastProgress is None:
+        finish.wait(0.1)
+    copy_of = read_records(spark.newSession(), bootstrap, topic, records_per_batch)
+    queries = [files, to_kafka(copy_of, bootstrap, copy, f"{checkpoint}/kafka")]
     while not finish.wait(1):
         if not all(query.isActive for query in queries):
             raise SystemExit("a query ended by itself")
