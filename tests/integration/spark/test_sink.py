@@ -129,6 +129,7 @@ class TestStream:
             writer = frame.load().select("value").writeStream.format("headrace").options(**options)
             writer = writer.option("checkpointLocation", str(tmp_path / str(number)))
             queries.append(writer.trigger(availableNow=True).start())
+            eventually(lambda: queries[0].lastProgress is not None, True)  # two that start at once can fail in Spark itself
         for query in queries:
             query.awaitTermination()
         for options in (written, second):
