@@ -8,7 +8,7 @@ Two rules carry it (I6). Nothing is committed that is not on the durable list; a
 so that a replayed epoch is completed and never written again. A transaction that was aborted after its list was durable (an
 outage longer than its timeout) is copied into a new one, which takes its place on the list before it is committed.
 
-`CommitCore` does no input or output; `JobCommitter` performs its commands with a `Committer`, and may be killed between any two.
+`CommitCore` does no input or output; `JobCommitter` performs its commands with a `Committer`, and may be killed at any point.
 """
 
 from __future__ import annotations
