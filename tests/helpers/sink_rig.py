@@ -14,6 +14,7 @@ from headrace.connectors.commit import JobCommitter
 from headrace.connectors.kafka.handles import KafkaHandle
 from headrace.connectors.kafka.properties import ClientConfig
 from headrace.connectors.kafka.sink import KafkaSink
+from headrace.connectors.kafka.transactions import Transactions
 from headrace.connectors.kafka.wire import Connection, UpdateFeaturesRequest
 from headrace.connectors.sink import Attempt, CommitList, Committer, Outcome
 
@@ -44,6 +45,16 @@ def prepared(sink: KafkaSink, job: str, epoch: int, *tasks: Sequence[str], numbe
         transaction.write(rows(values))
         handles.append(transaction.prepare())
     return tuple(handle for handle in handles if handle is not None)
+
+
+def ongoing(sink: KafkaSink, job: str) -> list[str]:
+    """The transactional ids of the job with a transaction open."""
+    return Transactions(sink.cluster()).ongoing(sink.job_prefix(job))
+
+
+def take_over(sink: KafkaSink, handle: KafkaHandle) -> None:
+    """Abort it behind the committer's back, as its timeout would: its coordinator then answers that it is fenced."""
+    Transactions(sink.cluster()).init(handle.transactional_id, 10_000)
 
 
 def read_all(bootstrap: str, topic: str, isolation: str = "read_committed") -> list[str]:

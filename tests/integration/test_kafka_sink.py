@@ -20,10 +20,12 @@ from sink_rig import (
     committer,
     eventually,
     kafka_sink,
+    ongoing,
     prepared,
     read_all,
     rows,
     set_transaction_version,
+    take_over,
 )
 
 from headrace.connectors.commit import JobCommitter, StaleEpochError
@@ -63,10 +65,6 @@ def sink(bootstrap, out):
     return kafka_sink(bootstrap, out, f"commits-{uuid.uuid4().hex[:8]}")
 
 
-def ongoing(sink):
-    return Transactions(sink.cluster()).ongoing(sink.job_prefix(JOB))
-
-
 def test_the_protocol_is_the_clusters(sink, request):
     wanted = TransactionProtocol.V1 if "[v1" in request.node.name else TransactionProtocol.V2
     (handle,) = prepared(sink, JOB, 0, ["a"])
@@ -80,7 +78,7 @@ def test_nothing_is_seen_before_the_commit_and_everything_after(sink, out, boots
     assert read_all(bootstrap, out, "read_uncommitted") == ["a", "b", "c"]
     committer(sink, JOB).commit(0, handles)
     eventually(lambda: read_all(bootstrap, out), ["a", "b", "c"])
-    assert ongoing(sink) == []
+    assert ongoing(sink, JOB) == []
     assert sink.recorded_epochs() == {JOB: 0}
 
 
@@ -106,12 +104,7 @@ def test_a_driver_killed_anywhere_in_a_commit(sink, out, bootstrap, step, when):
     again = () if sink.recorded_epochs()[JOB] == 1 else prepared(sink, JOB, 1, ["1a", "1b"], number=0)
     committer(sink, JOB).commit(1, again)
     eventually(lambda: read_all(bootstrap, out), ["0", "1a", "1b"])
-    assert ongoing(sink) == []
-
-
-def take_over(sink, handle):
-    """Abort it behind the committer's back, as its timeout would: its coordinator then answers that it is fenced."""
-    Transactions(sink.cluster()).init(handle.transactional_id, 10_000)
+    assert ongoing(sink, JOB) == []
 
 
 @pytest.mark.parametrize("lost", [[0], [1], [0, 1]], ids=["first", "second", "all"])
@@ -125,7 +118,7 @@ def test_transactions_aborted_after_they_were_recorded_are_copied(sink, out, boo
     committer(sink, JOB).commit(0, ())
     eventually(lambda: read_all(bootstrap, out), ["a", "b", "c", "d"])
     assert len(read_all(bootstrap, out, "read_uncommitted")) == 4 + 2 * len(lost)
-    assert ongoing(sink) == []
+    assert ongoing(sink, JOB) == []
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -140,7 +133,7 @@ def test_a_driver_killed_in_a_repair(sink, out, bootstrap, step, nth, when):
         JobCommitter(JOB, dying).commit(0, ())
     committer(sink, JOB).recover()
     eventually(lambda: read_all(bootstrap, out), ["a", "b"])
-    assert ongoing(sink) == []
+    assert ongoing(sink, JOB) == []
 
 
 def test_an_outage_longer_than_the_timeout_loses_nothing(bootstrap, out):
@@ -149,7 +142,7 @@ def test_an_outage_longer_than_the_timeout_loses_nothing(bootstrap, out):
     dying = DyingCommitter(sink.committer(JOB), "end", "after")
     with pytest.raises(Killed):
         JobCommitter(JOB, dying).commit(0, handles)  # the first is committed, the second is left to its timeout
-    eventually(lambda: ongoing(sink), [])
+    eventually(lambda: ongoing(sink, JOB), [])
     assert read_all(bootstrap, out) == ["a"]
     committer(sink, JOB).commit(0, ())
     eventually(lambda: read_all(bootstrap, out), ["a", "b"])
@@ -158,7 +151,7 @@ def test_an_outage_longer_than_the_timeout_loses_nothing(bootstrap, out):
 def test_what_times_out_before_it_is_recorded_fails_the_epoch(bootstrap, out):
     sink = kafka_sink(bootstrap, out, f"commits-{uuid.uuid4().hex[:8]}", transaction_timeout_ms=3000)
     handles = prepared(sink, JOB, 0, ["a"])
-    eventually(lambda: ongoing(sink), [])
+    eventually(lambda: ongoing(sink, JOB), [])
     with pytest.raises((DeadlineExceededError, StateError)):
         committer(sink, JOB).commit(0, handles)
     assert sink.recorded_epochs() == {}
@@ -185,7 +178,7 @@ def test_an_older_driver_is_fenced_and_takes_nothing_back(sink, out, bootstrap):
         old.commit(1, handles)
     new.commit(1, prepared(sink, JOB, 1, ["1"]))
     eventually(lambda: read_all(bootstrap, out), ["0", "1"])
-    assert ongoing(sink) == []
+    assert ongoing(sink, JOB) == []
 
 
 def test_a_stale_epoch_is_refused_and_changes_nothing(sink, out, bootstrap):
@@ -208,7 +201,7 @@ def test_losing_attempts_are_aborted(sink, out, bootstrap):
     prepared(sink, JOB, 0, ["lost"], number=1)
     committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["won"], number=0))
     eventually(lambda: read_all(bootstrap, out), ["won"])
-    assert ongoing(sink) == []
+    assert ongoing(sink, JOB) == []
 
 
 def test_a_task_killed_and_repeated_under_the_same_name(sink, out, bootstrap):
@@ -269,7 +262,7 @@ def test_topics_partitions_keys_and_headers_are_the_rows_own(sink, bootstrap, to
 def test_bad_rows_abort_and_are_named(sink, out, bootstrap):
     with pytest.raises(UsageError, match="partition"), sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
         transaction.write(rows(["a"], partition=pa.array([9], pa.int32())))
-    assert ongoing(sink) == []
+    assert ongoing(sink, JOB) == []
     with pytest.raises(UsageError, match="no topic"):
         kafka_sink(bootstrap, None, "commits").begin(Attempt(JOB, 0, 0, 0)).write(rows(["a"]))
 
@@ -285,7 +278,7 @@ def test_a_record_too_large_for_the_broker_is_an_error_and_not_a_loss(sink, out,
         transaction.write(rows(["small", "x" * 2_000_000]))
         with pytest.raises(BrokerError, match="TOO_LARGE"):
             transaction.prepare()
-    assert ongoing(sink) == []
+    assert ongoing(sink, JOB) == []
 
 
 def test_a_delayed_end_of_an_older_transaction_does_not_touch_the_next(sink, out, bootstrap):
@@ -296,7 +289,7 @@ def test_a_delayed_end_of_an_older_transaction_does_not_touch_the_next(sink, out
     assert later.transactional_id == first.transactional_id
     for verdict in Verdict:
         Transactions(sink.cluster()).end(first.producer, first.protocol, verdict)
-    assert later.transactional_id in ongoing(sink)
+    assert later.transactional_id in ongoing(sink, JOB)
     committer(sink, JOB).commit(2, (later,))
     eventually(lambda: read_all(bootstrap, out), ["0", "2"])
 

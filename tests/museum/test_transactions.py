@@ -4,7 +4,7 @@ import uuid
 from dataclasses import replace
 
 import pytest
-from sink_rig import DyingCommitter, Killed, committer, eventually, kafka_sink, prepared, read_all, rows
+from sink_rig import DyingCommitter, Killed, committer, eventually, kafka_sink, ongoing, prepared, read_all, rows, take_over
 
 from headrace.connectors.commit import JobCommitter, StaleEpochError
 from headrace.connectors.kafka.broker import create_topic, delete_topic
@@ -39,18 +39,10 @@ def sink(bootstrap, out):
     return kafka_sink(bootstrap, out, f"commits-{uuid.uuid4().hex[:8]}", prefix=f"museum-{uuid.uuid4().hex[:8]}")
 
 
-def ongoing(sink):
-    return Transactions(sink.cluster()).ongoing(sink.job_prefix(JOB))
-
-
 def recorded_and_killed(sink, handles, epoch=0):
     """The driver dies when the list is durable and nothing is committed."""
     with pytest.raises(Killed):
         JobCommitter(JOB, DyingCommitter(sink.committer(JOB), "record", "after")).commit(epoch, handles)
-
-
-def take_over(sink, handle):
-    Transactions(sink.cluster()).init(handle.transactional_id, 10_000)
 
 
 def test_flink_40703_ids_used_again_and_an_old_checkpoint_restored(sink, out, bootstrap):
@@ -60,7 +52,7 @@ def test_flink_40703_ids_used_again_and_an_old_checkpoint_restored(sink, out, bo
     with pytest.raises(StaleEpochError):
         committer(sink, JOB).commit(1, prepared(sink, JOB, 1, ["1"]))
     eventually(lambda: read_all(bootstrap, out), ["0", "1", "2", "3"])
-    assert ongoing(sink) == []
+    assert ongoing(sink, JOB) == []
 
 
 def test_flink_8086_the_same_state_restored_twice(sink, out, bootstrap):
@@ -117,7 +109,7 @@ def test_flink_29627_two_handles_of_one_task(sink, out, bootstrap):
 def test_flink_23854_a_dead_runs_transactions_do_not_linger(sink, out, bootstrap):
     prepared(sink, JOB, 4, ["dead"], ["dead"], ["dead"])
     committer(sink, JOB).commit(7, prepared(sink, JOB, 7, ["alive"]))
-    assert ongoing(sink) == []
+    assert ongoing(sink, JOB) == []
     eventually(lambda: read_all(bootstrap, out), ["alive"])
 
 
@@ -161,7 +153,7 @@ def test_librdkafka_3297_aborting_what_has_timed_out_is_no_error(bootstrap, out)
     sink = kafka_sink(bootstrap, out, "commits", prefix=f"museum-{uuid.uuid4().hex[:8]}", transaction_timeout_ms=3000)
     transaction = sink.begin(Attempt(JOB, 0, 0, 0))
     transaction.write(rows([str(number) * 1000 for number in range(6000)]))  # more than one request
-    eventually(lambda: ongoing(sink), [])
+    eventually(lambda: ongoing(sink, JOB), [])
     transaction.abort()
 
 
