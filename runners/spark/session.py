@@ -13,6 +13,11 @@ from headrace.enumerator.errors import UsageError
 
 MINIMUM = (4, 2)
 
+SETTINGS: dict[str, bool | float | int | str | None] = {
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
+}
+
 
 def require_pyspark(version: str = pyspark.__version__) -> None:
     """Raise UsageError for a PySpark whose data source API would lose records."""
@@ -25,11 +30,14 @@ def require_pyspark(version: str = pyspark.__version__) -> None:
 
 
 def session_builder() -> SparkSession.Builder:
-    """`SparkSession.builder`, so set up that Spark's Python processes run this very Python and filters reach the source.
+    """`SparkSession.builder`, with which workers run this Python, filters reach the source, and any kill is survived.
 
     Spark takes its workers' Python from the environment variable PYSPARK_PYTHON, and else runs the first `python3` on the path,
     which may lack headrace: it then cannot find the data source. This sets the variable, unless it is set already. Call it
     before the first session of the process. Raises UsageError when one is active that runs another Python.
+
+    A driver killed while it writes the first offsets of a query leaves a temporary file in the checkpoint. Spark 4.3 then takes
+    the checkpoint for another query's and never starts again (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY): that check is off.
     """
     require_pyspark()
     python = os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -40,4 +48,4 @@ def session_builder() -> SparkSession.Builder:
             "stop it and set PYSPARK_PYTHON before it starts"
         )
     builder: SparkSession.Builder = SparkSession.builder
-    return builder.config("spark.sql.python.filterPushdown.enabled", "true")
+    return builder.config(map=SETTINGS)

@@ -305,3 +305,29 @@ def test_a_query_goes_on_after_its_workers_are_gone(query, topics, spark):
     query.caught_up()
     assert query.values == numbers(range(6))
     assert not set(killed) & set(task_workers(spark))
+
+
+@pytest.fixture
+def killed_at_first_offsets(topics, query):
+    """Options of a query that was killed while Spark wrote its first offsets: Spark's temporary file is left."""
+    topic = topics.create()
+    topics.send(topic, range(3))
+    (query.checkpoint / "offsets").mkdir(parents=True)
+    (query.checkpoint / "offsets" / ".0.cc2ee4a6-5a19-4b44-b6d3-8d0b9d1b3c3e.tmp").touch()
+    return topics.options(topic, startingOffsets="earliest")
+
+
+def test_killed_while_spark_wrote_the_first_offsets(query, killed_at_first_offsets):
+    query.run_available(killed_at_first_offsets)
+    assert query.values == ["0", "1", "2"]
+
+
+def test_by_sparks_own_setting_it_would_never_start_again(spark, query, killed_at_first_offsets):
+    setting = "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart"
+    ours = spark.conf.get(setting)
+    spark.conf.set(setting, "true")
+    try:
+        with pytest.raises(StreamingQueryException, match="should be empty on batch 0"):
+            query.run_available(killed_at_first_offsets)
+    finally:
+        spark.conf.set(setting, ours)
