@@ -35,7 +35,7 @@ $(INSTALLED): setup.cfg setup.py pyproject.toml connectors/kafka/records.py conn
 	$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else "headrace needs Python 3.11 to 3.13, this is " + sys.version)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --editable '.[spark,connect,sql,demo,dev]'
+	$(BIN)/pip install --quiet --editable '.[spark,connect,sql,demo,beam,dev]'
 	echo '$(CURDIR)' > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/headrace-checkout.pth"
 	touch $@
 
