@@ -75,7 +75,7 @@ class CommitStore:
     """Reads and writes our tables, on the driver. Every method is a transaction of its own. Used by one thread."""
 
     def __init__(self, engine: Engine) -> None:
-        """Contacts nobody."""
+        """Takes the engine over; contacts nobody yet."""
         self._engine = engine
         self._lists = CommitListSerializer(SqlHandleSerializer())
 
@@ -143,6 +143,10 @@ class CommitStore:
         with translated(self._engine, f"forgetting job {job!r}"), self._engine.begin() as connection:
             connection.execute(sa.delete(COMMITS).where(COMMITS.c.job == job))
             _delete(connection, of_job)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._engine.dispose()
 
 
 _RACED = object()

@@ -10,8 +10,7 @@ Two attempts at the same rows meet where the table has a unique key: the second 
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,18 +19,19 @@ import pyarrow as pa
 from sqlalchemy.engine import Connection, Engine
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
-from headrace.connectors.sink import Attempt, CommitList, Committer, HandleSerializer, Outcome, TwoPhaseSink, check_job
+from headrace.connectors.sink import Attempt, CommitList, Outcome, check_job
 from headrace.connectors.sql.arrow import Field
-from headrace.connectors.sql.commits import TRANSACTIONS, CommitStore, create_tables
+from headrace.connectors.sql.commits import TRANSACTIONS, create_tables
 from headrace.connectors.sql.errors import translated
-from headrace.connectors.sql.handles import SqlHandle, SqlHandleSerializer, attempt_prefix, job_prefix, new_gid
+from headrace.connectors.sql.handles import SqlHandle, attempt_prefix, job_prefix, new_gid
 from headrace.connectors.sql.mysql import MySql
 from headrace.connectors.sql.postgresql import PostgreSql
-from headrace.connectors.sql.rows import RowTransaction, closed_on_error
-from headrace.connectors.sql.table import Table, read_table, split_name
+from headrace.connectors.sql.rows import RowTransaction
+from headrace.connectors.sql.table import Table
+from headrace.connectors.sql.table_sink import StoredListCommitter, TableSink
 from headrace.connectors.sql.two_phase import Ended, TwoPhaseDatabase, Writer
-from headrace.connectors.sql.url import Product, driver_engine, product_of, shown, task_engine
-from headrace.enumerator.errors import DataLossError, PeerError, ProtocolViolationError, RetriableError, UsageError
+from headrace.connectors.sql.url import Product, driver_engine, product_of, shown
+from headrace.enumerator.errors import DataLossError, PeerError, RetriableError, UsageError
 
 __all__ = ["SqlCommitter", "SqlSink"]
 
@@ -41,7 +41,7 @@ _NAMED = 10  # more gids than this are counted in a message, not named
 
 
 @dataclass(frozen=True, repr=False)
-class SqlSink(TwoPhaseSink[SqlHandle]):
+class SqlSink(TableSink):
     """Adds rows to a table, which exists. Picklable; its repr hides the password.
 
     url: as SQLAlchemy has it, `postgresql://user:password@host:5432/database`, `mysql://...` or `mariadb://...`.
@@ -55,26 +55,11 @@ class SqlSink(TwoPhaseSink[SqlHandle]):
     Raises UsageError for an address or a table's name that cannot be used, without contacting anybody.
     """
 
-    url: str
-    table: str
-    lock_timeout_s: float = 30.0
-
     def __post_init__(self) -> None:
         """Check what can be checked here."""
-        split_name(self.table)
+        super().__post_init__()
         if product_of(self.url) not in _DATABASES:
             raise UsageError(f"{shown(self.url)} has no two-phase commit: use UpsertSink")
-        if not self.lock_timeout_s > 0:
-            raise UsageError(f"lock_timeout_s must be above 0; got {self.lock_timeout_s}")
-
-    def __repr__(self) -> str:
-        """Without the password."""
-        return f"SqlSink({shown(self.url)!r}, {self.table!r}, lock_timeout_s={self.lock_timeout_s!r})"
-
-    @property
-    def handles(self) -> HandleSerializer[SqlHandle]:
-        """JSON objects of name and number of rows."""
-        return SqlHandleSerializer()
 
     def begin(self, attempt: Attempt) -> SqlTransaction:
         """Connect, look at the table, abort what the same attempt left prepared.
@@ -82,14 +67,9 @@ class SqlSink(TwoPhaseSink[SqlHandle]):
         Raises UsageError without such a table, or where the server has no prepared transactions; AuthenticationError;
         RetriableError when it cannot be reached.
         """
-        database = _DATABASES[product_of(self.url)]
-        engine = task_engine(self.url, self.lock_timeout_s)
-        with (
-            translated(engine, f"beginning to write to {shown(self.url)}"),
-            closed_on_error(engine, engine.connect) as connection,
-        ):
-            table = read_table(connection, self.table, product_of(self.url))
-            database.check(connection, table)
+        check_job(attempt.job)
+        database = self._database
+        with self._session(f"beginning to write to {shown(self.url)}") as (engine, connection, table):
             create_tables(connection)
             place = database.place(connection)
             left_over = database.prepared(connection, attempt_prefix(place, attempt))
@@ -104,17 +84,14 @@ class SqlSink(TwoPhaseSink[SqlHandle]):
     def committer(self, job: str) -> SqlCommitter:
         """The one that ends this job's transactions; connects when it is first used. Close it."""
         engine = driver_engine(self.url, self.lock_timeout_s)
-        return SqlCommitter(engine, _DATABASES[product_of(self.url)], check_job(job), self.lock_timeout_s)
+        return SqlCommitter(engine, self._database, check_job(job), self.lock_timeout_s)
 
-    def recorded_epochs(self) -> Mapping[str, int]:
-        """Of all jobs whose lists are in this database."""
-        engine = driver_engine(self.url, self.lock_timeout_s)
-        try:
-            store = CommitStore(engine)
-            store.create()
-            return store.epochs()
-        finally:
-            engine.dispose()
+    @property
+    def _database(self) -> TwoPhaseDatabase:
+        return _DATABASES[product_of(self.url)]
+
+    def _check_table(self, connection: Connection, table: Table) -> None:
+        self._database.check(connection, table)
 
 
 class SqlTransaction(RowTransaction):
@@ -143,29 +120,22 @@ class SqlTransaction(RowTransaction):
         return SqlHandle(self._gid, self._rows)
 
 
-class SqlCommitter(Committer[SqlHandle]):
+class SqlCommitter(StoredListCommitter):
     """Ends prepared transactions by their names. A lock of the database keeps drivers of the same job apart."""
 
     def __init__(self, engine: Engine, database: TwoPhaseDatabase, job: str, lock_timeout_s: float) -> None:
         """Takes the engine over; contacts nobody yet."""
-        self._engine = engine
+        super().__init__(engine, job)
         self._database = database
-        self._store = CommitStore(engine)
-        self._job = job
         self._lock_timeout_s = lock_timeout_s
-        self._driver: str | None = None
 
     def fence(self) -> CommitList[SqlHandle] | None:
         """Put this driver in the place of the one before. Waits while that one sweeps.
 
         Raises RetriableError when it does so for longer than the lock timeout, StateError for a list that cannot be read.
         """
-        self._store.create()
         with self._connected("taking over") as connection, self._locked(connection):
-            driver = uuid.uuid4().hex
-            commits = self._store.take_over(self._job, driver)
-        self._driver = driver
-        return commits
+            return super().fence()
 
     def check(self, handles: Sequence[SqlHandle]) -> None:
         """Raises PeerError naming what is not prepared any more."""
@@ -177,10 +147,6 @@ class SqlCommitter(Committer[SqlHandle]):
                 f"{_names(gone)} of job {self._job!r} were rolled back before their epoch was recorded: nothing is lost, and "
                 "the epoch must be written again"
             )
-
-    def record(self, commits: CommitList[SqlHandle]) -> None:
-        """Replace the list in `headrace_commits`."""
-        self._store.record(self._job, self._fenced_driver(), commits)
 
     def end(self, handle: SqlHandle) -> Outcome:
         """Commit; what is not prepared any more was committed if its row is in `headrace_transactions`, else aborted.
@@ -210,20 +176,6 @@ class SqlCommitter(Committer[SqlHandle]):
             self._store.verify(self._job, self._fenced_driver())
             for gid in sorted(self._database.prepared(connection, prefix) - kept):
                 _end_surely(partial(self._database.roll_back, connection, gid), gid, self._lock_timeout_s)
-
-    def forget(self) -> None:
-        """Drop the job's rows from our tables."""
-        self._store.create()
-        self._store.forget(self._job)
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._engine.dispose()
-
-    def _fenced_driver(self) -> str:
-        if self._driver is None:
-            raise ProtocolViolationError(f"the committer of job {self._job!r} must fence before anything else")
-        return self._driver
 
     def _prefix(self, connection: Connection) -> str:
         return job_prefix(self._database.place(connection), self._job)

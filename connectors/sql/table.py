@@ -86,7 +86,11 @@ def fields_of(table: Table, schema: pa.Schema) -> tuple[Field, ...]:
     missing = [name for name, column in table.columns.items() if name not in schema.names and _is_needed(column, table.product)]
     problems += [f"column {name!r} may not be null and has no default, and the rows have none" for name in missing]
     if problems:
-        raise UsageError(f"the rows do not fit table {table.name!r}: {'; '.join(problems)}")
+        rows = ", ".join(f"{arrow.name} {arrow.type}" for arrow in schema) or "nothing"
+        columns = ", ".join(f"{name} {_sql_name(column['type'])}" for name, column in table.columns.items())
+        raise UsageError(
+            f"the rows do not fit table {table.name!r}: {'; '.join(problems)}. The rows have {rows}; the table has {columns}"
+        )
     return tuple(fields)
 
 

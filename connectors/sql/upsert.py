@@ -8,8 +8,7 @@ What a slow attempt of a dead driver would write is refused once its epoch is re
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -17,21 +16,21 @@ import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
-from headrace.connectors.sink import Attempt, CommitList, Committer, HandleSerializer, Outcome, TwoPhaseSink, check_job
+from headrace.connectors.sink import Attempt, Outcome, check_job
 from headrace.connectors.sql.arrow import Field, check_finite, python_rows, text_rows
-from headrace.connectors.sql.commits import COMMITS, CommitStore, create_tables
-from headrace.connectors.sql.errors import translated
-from headrace.connectors.sql.handles import SqlHandle, SqlHandleSerializer
-from headrace.connectors.sql.rows import RowTransaction, closed_on_error
-from headrace.connectors.sql.table import Table, check_key, read_table, split_name
-from headrace.connectors.sql.url import Product, driver_engine, product_of, shown, task_engine
-from headrace.enumerator.errors import FencedError, ProtocolViolationError, UsageError
+from headrace.connectors.sql.commits import COMMITS, create_tables
+from headrace.connectors.sql.handles import SqlHandle
+from headrace.connectors.sql.rows import RowTransaction
+from headrace.connectors.sql.table import Table, check_key
+from headrace.connectors.sql.table_sink import StoredListCommitter, TableSink
+from headrace.connectors.sql.url import Product, driver_engine, shown
+from headrace.enumerator.errors import FencedError, UsageError
 
 __all__ = ["UpsertCommitter", "UpsertSink"]
 
 
 @dataclass(frozen=True, repr=False)
-class UpsertSink(TwoPhaseSink[SqlHandle]):
+class UpsertSink(TableSink):
     """Inserts rows, or replaces those of the same key. Picklable; its repr hides the password.
 
     url: as SQLAlchemy has it, of PostgreSQL, MariaDB, MySQL or SQLite (`sqlite:////folder/file.db`).
@@ -42,43 +41,22 @@ class UpsertSink(TwoPhaseSink[SqlHandle]):
     Raises UsageError for an address or a table's name that cannot be used, without contacting anybody.
     """
 
-    url: str
-    table: str
     key: tuple[str, ...]
-    lock_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
         """Check what can be checked here."""
-        split_name(self.table)
-        product_of(self.url)
+        super().__post_init__()
         given: object = self.key  # by a caller without a type checker
         if isinstance(given, str):
             raise UsageError(f"the key is a sequence of columns, as in ({given!r},)")
         object.__setattr__(self, "key", tuple(self.key))
         if not self.key or len(set(self.key)) != len(self.key):
             raise UsageError(f"the key must name columns, each once; got {list(self.key)}")
-        if not self.lock_timeout_s > 0:
-            raise UsageError(f"lock_timeout_s must be above 0; got {self.lock_timeout_s}")
-
-    def __repr__(self) -> str:
-        """Without the password."""
-        return f"UpsertSink({shown(self.url)!r}, {self.table!r}, {self.key!r}, lock_timeout_s={self.lock_timeout_s!r})"
-
-    @property
-    def handles(self) -> HandleSerializer[SqlHandle]:
-        """There are none to serialize."""
-        return SqlHandleSerializer()
 
     def begin(self, attempt: Attempt) -> UpsertTransaction:
         """Connect and look at the table. Raises as `SqlSink.begin`, and UsageError when `key` is no unique key of the table."""
         check_job(attempt.job)
-        engine = task_engine(self.url, self.lock_timeout_s)
-        with (
-            translated(engine, f"beginning to write to {shown(self.url)}"),
-            closed_on_error(engine, engine.connect) as connection,
-        ):
-            table = read_table(connection, self.table, product_of(self.url))
-            check_key(table, self.key)
+        with self._session(f"beginning to write to {shown(self.url)}") as (engine, connection, table):
             create_tables(connection)
             return UpsertTransaction(engine, connection, table, self.key, attempt)
 
@@ -86,15 +64,11 @@ class UpsertSink(TwoPhaseSink[SqlHandle]):
         """The one that records this job's epochs; connects when it is first used. Close it."""
         return UpsertCommitter(driver_engine(self.url, self.lock_timeout_s), check_job(job))
 
-    def recorded_epochs(self) -> Mapping[str, int]:
-        """Of all jobs whose lists are in this database."""
-        engine = driver_engine(self.url, self.lock_timeout_s)
-        try:
-            store = CommitStore(engine)
-            store.create()
-            return store.epochs()
-        finally:
-            engine.dispose()
+    def _check_table(self, connection: Connection, table: Table) -> None:
+        check_key(table, self.key)
+
+    def _check_columns(self, table: Table, schema: pa.Schema) -> None:
+        _check_columns(table, self.key, schema)
 
 
 class UpsertTransaction(RowTransaction):
@@ -107,17 +81,7 @@ class UpsertTransaction(RowTransaction):
         self._attempt = attempt
 
     def _check(self, schema: pa.Schema) -> None:
-        missing = sorted(set(self._key) - set(schema.names))
-        if missing:
-            raise UsageError(f"the rows for table {self._table.name!r} lack the columns {missing} of the key")
-        if self._table.product is not Product.MYSQL:
-            return
-        # ON DUPLICATE KEY names no key: a row that agrees in another one would change the wrong row.
-        others = [sorted(key) for key in self._table.unique if key != set(self._key) and key <= set(schema.names)]
-        if others:
-            raise UsageError(
-                f"table {self._table.name!r} has other unique keys, {others}: MariaDB would match rows by these too"
-            )
+        _check_columns(self._table, self._key, schema)
 
     def _put(self, fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
         rows = python_rows
@@ -137,6 +101,18 @@ class UpsertTransaction(RowTransaction):
         self._connection.commit()
 
 
+def _check_columns(table: Table, key: Sequence[str], schema: pa.Schema) -> None:
+    missing = sorted(set(key) - set(schema.names))
+    if missing:
+        raise UsageError(f"the rows for table {table.name!r} lack the columns {missing} of the key; they have {schema.names}")
+    if table.product is not Product.MYSQL:
+        return
+    # ON DUPLICATE KEY names no key: a row that agrees in another one would change the wrong row.
+    others = [sorted(unique) for unique in table.unique if unique != set(key) and unique <= set(schema.names)]
+    if others:
+        raise UsageError(f"table {table.name!r} has other unique keys, {others}: MariaDB would match rows by these too")
+
+
 def _upsert(connection: Connection, table: Table, key: Sequence[str], names: Sequence[str]) -> str:
     """A statement for one row."""
     quote = connection.dialect.identifier_preparer.quote_identifier
@@ -151,34 +127,13 @@ def _upsert(connection: Connection, table: Table, key: Sequence[str], names: Seq
     return f"INSERT INTO {into} ON CONFLICT ({', '.join(map(quote, key))}) {action}"
 
 
-class UpsertCommitter(Committer[SqlHandle]):
+class UpsertCommitter(StoredListCommitter):
     """Records which epochs are written. No transaction is ever left open for it to end."""
-
-    def __init__(self, engine: Engine, job: str) -> None:
-        """Takes the engine over; contacts nobody yet."""
-        self._engine = engine
-        self._store = CommitStore(engine)
-        self._job = job
-        self._driver: str | None = None
-
-    def fence(self) -> CommitList[SqlHandle] | None:
-        """Put this driver in the place of the one before."""
-        self._store.create()
-        driver = uuid.uuid4().hex
-        commits = self._store.take_over(self._job, driver)
-        self._driver = driver
-        return commits
 
     def check(self, handles: Sequence[SqlHandle]) -> None:
         """There are no handles."""
         if handles:
             self._unknown()
-
-    def record(self, commits: CommitList[SqlHandle]) -> None:
-        """Replace the list in `headrace_commits`."""
-        if self._driver is None:
-            raise ProtocolViolationError(f"the committer of job {self._job!r} must fence before anything else")
-        self._store.record(self._job, self._driver, commits)
 
     def end(self, handle: SqlHandle) -> Outcome:
         """There are no handles."""
@@ -190,15 +145,6 @@ class UpsertCommitter(Committer[SqlHandle]):
 
     def sweep(self, keep: Collection[SqlHandle]) -> None:
         """Nothing is ever left open."""
-
-    def forget(self) -> None:
-        """Drop the job's row."""
-        self._store.create()
-        self._store.forget(self._job)
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._engine.dispose()
 
     def _unknown(self) -> NoReturn:
         raise UsageError(

@@ -1,0 +1,130 @@
+"""What all sinks into a table share: what they are given, how they begin, and the lists in the table's database."""
+
+from __future__ import annotations
+
+import uuid
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple
+
+import pyarrow as pa
+from sqlalchemy.engine import Connection, Engine
+
+from headrace.connectors.sink import CommitList, Committer, HandleSerializer, TwoPhaseSink
+from headrace.connectors.sql.commits import CommitStore
+from headrace.connectors.sql.errors import translated
+from headrace.connectors.sql.handles import SqlHandle, SqlHandleSerializer
+from headrace.connectors.sql.rows import closed_on_error, end_session
+from headrace.connectors.sql.table import Table, fields_of, read_table, split_name
+from headrace.connectors.sql.url import driver_engine, product_of, shown, task_engine
+from headrace.enumerator.errors import ProtocolViolationError, UsageError
+
+__all__ = ["StoredListCommitter", "TableSession", "TableSink"]
+
+
+class TableSession(NamedTuple):
+    """A session in which a table was looked at, and found fit to be written."""
+
+    engine: Engine
+    connection: Connection
+    table: Table
+
+
+@dataclass(frozen=True, repr=False)
+class TableSink(TwoPhaseSink[SqlHandle]):
+    """Writes rows into a table, which exists. Picklable; its repr hides the password.
+
+    url: as SQLAlchemy has it. table: `table` or `schema.table`. lock_timeout_s: how long to wait for a lock that another
+    transaction holds, in seconds; 30 by default.
+
+    Raises UsageError for an address or a table's name that cannot be used, without contacting anybody.
+    """
+
+    url: str
+    table: str
+    lock_timeout_s: float = field(default=30.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check what can be checked here."""
+        split_name(self.table)
+        product_of(self.url)
+        if not self.lock_timeout_s > 0:
+            raise UsageError(f"lock_timeout_s must be above 0; got {self.lock_timeout_s}")
+
+    def __repr__(self) -> str:
+        """Without the password."""
+        rest = (f"{item.name}={getattr(self, item.name)!r}" for item in fields(self) if item.name != "url")
+        return f"{type(self).__name__}({shown(self.url)!r}, {', '.join(rest)})"
+
+    @property
+    def handles(self) -> HandleSerializer[SqlHandle]:
+        """JSON objects of name and number of rows."""
+        return SqlHandleSerializer()
+
+    def recorded_epochs(self) -> Mapping[str, int]:
+        """Of all jobs whose lists are in this database."""
+        with closing(CommitStore(driver_engine(self.url, self.lock_timeout_s))) as store:
+            store.create()
+            return store.epochs()
+
+    def check_rows(self, schema: pa.Schema) -> None:
+        """Connect, and raise UsageError unless rows of this schema could be written; every task finds out for itself, too."""
+        with self._session(f"looking at {shown(self.url)}") as session:
+            fields_of(session.table, schema)
+            self._check_columns(session.table, schema)
+            end_session(session.engine, session.connection)
+
+    @abstractmethod
+    def _check_table(self, connection: Connection, table: Table) -> None:
+        """Raise UsageError for a table, or a server, that this sink cannot write to."""
+
+    def _check_columns(self, table: Table, schema: pa.Schema) -> None:
+        """Raise UsageError for rows that fit the table, but not this sink."""
+
+    @contextmanager
+    def _session(self, doing: str) -> Iterator[TableSession]:
+        """A session for one task, which stays open unless the context ends by an exception."""
+        engine = task_engine(self.url, self.lock_timeout_s)
+        with translated(engine, doing), closed_on_error(engine, engine.connect) as connection:
+            table = read_table(connection, self.table, product_of(self.url))
+            self._check_table(connection, table)
+            yield TableSession(engine, connection, table)
+
+
+class StoredListCommitter(Committer[SqlHandle]):
+    """Keeps the job's list in `headrace_commits`. A subclass says what ending a transaction is."""
+
+    def __init__(self, engine: Engine, job: str) -> None:
+        """Takes the engine over; contacts nobody yet."""
+        self._engine = engine
+        self._store = CommitStore(engine)
+        self._job = job
+        self._driver: str | None = None
+
+    def fence(self) -> CommitList[SqlHandle] | None:
+        """Put this driver in the place of the one before. Raises StateError for a list that cannot be read."""
+        self._store.create()
+        driver = uuid.uuid4().hex
+        commits = self._store.take_over(self._job, driver)
+        self._driver = driver
+        return commits
+
+    def record(self, commits: CommitList[SqlHandle]) -> None:
+        """Replace the list in `headrace_commits`."""
+        self._store.record(self._job, self._fenced_driver(), commits)
+
+    def forget(self) -> None:
+        """Drop the job's rows from our tables."""
+        self._store.create()
+        self._store.forget(self._job)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._store.close()
+
+    def _fenced_driver(self) -> str:
+        if self._driver is None:
+            raise ProtocolViolationError(f"the committer of job {self._job!r} must fence before anything else")
+        return self._driver
