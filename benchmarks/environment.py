@@ -11,7 +11,8 @@ from typing import Any
 import psutil
 from jars import CONNECTOR_VERSION
 
-from headrace.connectors.kafka.broker.jars import KAFKA_VERSION, find_java
+from headrace.connectors.kafka.broker.jars import KAFKA, KAFKA_VERSION
+from headrace.harness.jars import find_java
 
 PACKAGES = ("headrace", "pyspark", "pyarrow", "kafka-python", "confluent-kafka", "cramjam", "crc32c")
 
@@ -27,7 +28,7 @@ def environment(broker: str) -> dict[str, Any]:
         },
         "versions": {
             "python": platform.python_version(),
-            "java": _first_line([str(find_java()), "-version"]),
+            "java": _first_line([str(find_java(KAFKA.name)), "-version"]),
             "kafka broker": KAFKA_VERSION if broker == "local" else "external",
             "spark-sql-kafka": CONNECTOR_VERSION,
             **{name: importlib.metadata.version(name) for name in PACKAGES},

@@ -7,7 +7,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from headrace.connectors.kafka.broker.jars import cache_directory, find_ivy, find_java
+from headrace.connectors.kafka.broker.jars import KAFKA
+from headrace.harness.jars import cache_directory, find_ivy, find_java
 
 CONNECTOR_VERSION = "4.2.0"
 
@@ -47,7 +48,14 @@ def _download(jars: Path) -> None:
         f'    <dependency org="{org}" name="{name}" rev="{version}" conf="default->master"/>' for org, name, version in _MODULES
     )
     (partial / "ivy.xml").write_text(_IVY_FILE.format(dependencies=dependencies))
-    command: list[str | Path] = [find_java(), "-cp", find_ivy(), "org.apache.ivy.Main", "-cache", partial / "ivy"]
+    command: list[str | Path] = [
+        find_java(KAFKA.name),
+        "-cp",
+        find_ivy(KAFKA),
+        "org.apache.ivy.Main",
+        "-cache",
+        partial / "ivy",
+    ]
     command += ["-ivy", partial / "ivy.xml", "-retrieve", f"{partial}/jars/[artifact]-[revision].[ext]"]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)  # noqa: S603 - our own command
     found = list((partial / "jars").glob("*.jar"))

@@ -9,7 +9,6 @@ import os
 import pwd
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,9 +19,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-from headrace.connectors.kafka.broker import guardian as guardian_module
 from headrace.connectors.kafka.broker.containers import docker_answers
-from headrace.connectors.kafka.broker.ports import HOST, reserved_ports
+from headrace.harness.ports import HOST, reserved_ports
+from headrace.harness.processes import guarded
 
 REQUIRED = "HEADRACE_REQUIRE_DATABASES"
 """Where this is set, a database that cannot be started is a failure."""
@@ -227,18 +226,11 @@ def _unprivileged(preferred: str) -> pwd.struct_passwd:
 
 @contextmanager
 def _place(user: str) -> Iterator[_Place]:
-    """The guardian of the brokers ends the processes and removes the directory, whatever becomes of us."""
     directory = Path(tempfile.mkdtemp(prefix="headrace-database-"))
-    command = [sys.executable, "-I", "-S", guardian_module.__file__, str(os.getpid()), str(directory)]
-    guardian = subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0)
-    place = _Place(directory, user, guardian.pid)
-    try:
+    with ExitStack() as afterwards, guarded(directory) as group:
+        place = _Place(directory, user, group)
+        afterwards.callback(place.reap)
         yield place
-    finally:
-        assert guardian.stdin is not None
-        guardian.stdin.close()
-        guardian.wait()
-        place.reap()
 
 
 # --- readiness --------------------------------------------------------------------------------------------------------

@@ -23,8 +23,8 @@ from tenacity import Retrying, retry_if_not_result, stop_after_delay, wait_fixed
 
 from headrace.connectors.kafka.broker import Cluster, add_partitions, create_topic, delete_topic, start_broker
 from headrace.connectors.kafka.broker.metadata import ask, is_listening
-from headrace.connectors.kafka.broker.ports import Ports, reserved_ports
 from headrace.enumerator.errors import PeerError, UsageError
+from headrace.harness.ports import Ports, reserved_ports
 
 OWN = "HEADRACE_BOOTSTRAP"
 USERS = {"alice": "alice-secret", "bob": "bob's secret; 100%"}
@@ -313,7 +313,7 @@ def test_wishes_that_cannot_be_met_are_refused(own: None, wish: dict[str, Any], 
 def test_without_docker_and_pyspark_the_ways_out_are_named(own: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"Docker(?s:.*)PySpark(?s:.*)HEADRACE_BOOTSTRAP"), start_broker():
+    with pytest.raises(UsageError, match=r"PySpark(?s:.*)Docker(?s:.*)HEADRACE_BOOTSTRAP"), start_broker():
         pass
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.connectors.kafka.broker.jars import KAFKA_VERSION
-from headrace.connectors.kafka.broker.nodes import STOP_SECONDS
 from headrace.enumerator.errors import PeerError
+from headrace.harness.processes import STOP_SECONDS
 
 if TYPE_CHECKING:
     from testcontainers.core.container import DockerContainer

@@ -7,7 +7,6 @@ from typing import Protocol
 
 from headrace.enumerator.errors import UsageError
 
-STOP_SECONDS = 30.0  # a polite stop that takes longer becomes a kill
 LOG_NAME = "broker.log"
 
 
@@ -68,10 +67,3 @@ class ExternalNode:
     def log_tail(self, lines: int) -> str:
         """Nothing: its log is elsewhere."""
         return f"(the log of {self._bootstrap} is not ours; {lines} lines asked for)"
-
-
-def tail(path: Path, lines: int) -> str:
-    """The last lines of a log file, or nothing when there is no file."""
-    if not path.is_file():
-        return ""
-    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.connectors.kafka.broker.ports import HOST
 from headrace.enumerator.errors import UsageError
+from headrace.harness.ports import HOST
 
 if TYPE_CHECKING:
     from cryptography import x509

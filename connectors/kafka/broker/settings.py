@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from headrace.connectors.kafka.broker.ports import HOST
 from headrace.connectors.kafka.broker.security import Security
+from headrace.harness.ports import HOST
 
 PLAINTEXT = "PLAINTEXT"
 CONTROLLER = "CONTROLLER"

@@ -1,4 +1,4 @@
-"""TCP ports that stay ours from before a broker starts, through its death, until its restart."""
+"""TCP ports that stay ours from before a server starts, through its death, until its restart."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HOST = "127.0.0.1"
 class Ports:
     """Reserves ports of 127.0.0.1. A reservation is a socket that is bound and never listens.
 
-    Linux lets a broker bind the same port beside it (both set SO_REUSEADDR, only one listens), while no outgoing
+    Linux lets a server bind the same port beside it (both set SO_REUSEADDR, only one listens), while no outgoing
     connection and no other process asking for a free port is given it. Other systems refuse the second bind, so there
     the port is only found, not held, and a start that loses the race is made again with other ports.
     """
@@ -31,7 +31,7 @@ class Ports:
         try:
             reservation.bind((HOST, port or 0))
         except OSError as error:
-            raise UsageError(f"port {port} of {HOST} cannot be used for a broker: {error.strerror}") from error
+            raise UsageError(f"port {port} of {HOST} cannot be used: {error.strerror}") from error
         number: int = reservation.getsockname()[1]
         if sys.platform != "linux":
             reservation.close()

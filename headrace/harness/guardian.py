@@ -1,8 +1,8 @@
-"""The process that outlives the owner of a cluster for a moment, to end its brokers and remove their directory.
+"""The process that outlives the owner of servers for a moment, to end them and remove their directory.
 
-Run as a script, `guardian.py OWNER DIRECTORY`, as the leader of a process group that every broker joins. Signals such
+Run as a script, `guardian.py OWNER DIRECTORY`, as the leader of a process group that every server joins. Signals such
 as SIGKILL give the owner no chance to clean up; the guardian sees its standard input close, or its parent change.
-PR_SET_PDEATHSIG would not do: it fires when the *thread* that started a broker ends, exists on Linux only, and removes
+PR_SET_PDEATHSIG would not do: it fires when the *thread* that started a server ends, exists on Linux only, and removes
 no directory.
 """
 

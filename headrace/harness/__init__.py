@@ -1,0 +1,1 @@
+"""Servers of this machine, for tests and for trying things out: their jars, their ports, processes that never outlive us."""
