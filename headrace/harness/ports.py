@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from headrace.enumerator.errors import UsageError
 
 HOST = "127.0.0.1"
+CONNECT_SECONDS = 5.0
 
 
 class Ports:
@@ -43,3 +44,13 @@ def reserved_ports() -> Iterator[Ports]:
     """Give a `Ports` whose reservations end with the context."""
     with ExitStack() as stack:
         yield Ports(stack)
+
+
+def is_listening(address: str) -> bool:
+    """Whether anything accepts connections at `host:port`: cheaper to ask than a client that backs off."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True

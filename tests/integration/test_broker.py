@@ -22,9 +22,9 @@ from kafka.net.compat import KafkaNetClient
 from tenacity import Retrying, retry_if_not_result, stop_after_delay, wait_fixed
 
 from headrace.connectors.kafka.broker import Cluster, add_partitions, create_topic, delete_topic, start_broker
-from headrace.connectors.kafka.broker.metadata import ask, is_listening
+from headrace.connectors.kafka.broker.metadata import ask
 from headrace.enumerator.errors import PeerError, UsageError
-from headrace.harness.ports import Ports, reserved_ports
+from headrace.harness.ports import Ports, is_listening, reserved_ports
 
 OWN = "HEADRACE_BOOTSTRAP"
 USERS = {"alice": "alice-secret", "bob": "bob's secret; 100%"}

@@ -13,8 +13,8 @@ import pytest
 
 from headrace.connectors.kafka.broker import containers, create_topic, start, start_broker
 from headrace.connectors.kafka.broker.jars import kafka_jars
-from headrace.connectors.kafka.broker.metadata import is_listening
 from headrace.enumerator.errors import PeerError
+from headrace.harness.ports import is_listening
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from headrace.connectors.kafka.broker.metadata import ask, wait_until
+from headrace.connectors.kafka.broker.metadata import ask
 from headrace.connectors.kafka.broker.nodes import Node
 from headrace.connectors.kafka.broker.security import Certificates
 from headrace.connectors.kafka.broker.settings import PLAINTEXT
 from headrace.enumerator.errors import PeerError, RetriableError, UsageError
+from headrace.harness.waiting import wait_until
 
 LOG_LINES = 40
 

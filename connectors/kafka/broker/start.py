@@ -18,12 +18,13 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 from headrace.connectors.kafka.broker.cluster import Cluster
 from headrace.connectors.kafka.broker.containers import container_launcher, docker_answers
 from headrace.connectors.kafka.broker.java import java_launcher
-from headrace.connectors.kafka.broker.metadata import addresses, ask, wait_until
+from headrace.connectors.kafka.broker.metadata import addresses, ask
 from headrace.connectors.kafka.broker.nodes import ExternalNode, Launcher
 from headrace.connectors.kafka.broker.security import make_security
 from headrace.connectors.kafka.broker.settings import CONTROLLER, PLAINTEXT, server_properties, write_properties
 from headrace.enumerator.errors import PeerError, UsageError
 from headrace.harness.ports import HOST, reserved_ports
+from headrace.harness.waiting import wait_until
 
 BOOTSTRAP_VARIABLE = "HEADRACE_BOOTSTRAP"
 START_ATTEMPTS = 3

@@ -9,8 +9,10 @@ from typing import Any
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError, TopicAlreadyExistsError, UnknownTopicOrPartitionError
 
-from headrace.connectors.kafka.broker.metadata import addresses, ask, is_listening, wait_until
+from headrace.connectors.kafka.broker.metadata import addresses, ask
 from headrace.enumerator.errors import PeerError, RetriableError, UsageError
+from headrace.harness.ports import is_listening
+from headrace.harness.waiting import wait_until
 
 NO_ERROR = 0
 UNKNOWN_TOPIC = UnknownTopicOrPartitionError.errno
