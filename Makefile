@@ -21,6 +21,7 @@ lint: $(INSTALLED) $(TREE) ## Style, types, and which layer may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	cd $(TREE) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/setup.cfg -p headrace -p pyspark_headrace
+	cd $(TREE) && MYPYPATH=$(CURDIR)/benchmarks:$(CURDIR)/tests/helpers $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/setup.cfg $(CURDIR)/benchmarks/*.py
 	cd $(TREE) && $(CURDIR)/$(BIN)/lint-imports --config $(CURDIR)/setup.cfg
 
 bench: $(INSTALLED) ## Side by side with Spark's JVM connector; results and plots go to benchmarks/results

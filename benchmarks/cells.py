@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from harness import Cell, Target
+from copy_systems import copy_topic
+from harness import Cell, Setting, Target, Task
 from local_systems import LOCAL_SYSTEMS, LocalRead, local_read
 from spark_systems import (
     SPARK_SYSTEMS,
@@ -17,7 +18,6 @@ from spark_systems import (
     Ticks,
     available_now,
     batch_read,
-    copy_topic,
     first_batch,
     first_trigger,
     trigger_time,
@@ -71,19 +71,20 @@ def cells(size: Size) -> list[Cell]:
 
 
 def write_cells(size: Size) -> list[Cell]:
-    """What `write_throughput.py` measures: a topic copied to another on Spark."""
+    """What `write_throughput.py` measures: a topic copied to another."""
     shapes = [Shape(size.copied_records, 100), Shape(size.copied_records // 5, 1024)]
-    return [_copy(shape, None) for shape in shapes] + [_copy(shapes[0], size.copied_records // 20)]
+    whole = [_copy(shape, None, ("headrace", "jvm", "flink")) for shape in shapes]
+    return [*whole, _copy(shapes[0], size.copied_records // 20, ("headrace", "jvm"))]  # Flink has no triggers
 
 
-def _copy(shape: Shape, per_trigger: int | None) -> Cell:
+def _copy(shape: Shape, per_trigger: int | None, systems: tuple[str, ...]) -> Cell:
     limit = "in one batch" if per_trigger is None else f"{per_trigger:,} a trigger"
     return Cell(
         "write",
         f"{shape.value_bytes} B {limit}",
         f"{shape}, {limit}",
         "records/s",
-        ("headrace", "jvm"),
+        systems,
         copy_topic,
         Stream(shape, per_trigger),
         (Target("jvm", "at least", 1.0),),
@@ -91,7 +92,7 @@ def _copy(shape: Shape, per_trigger: int | None) -> Cell:
     )
 
 
-def _filled(shape: Shape) -> functools.partial[contextmanager[None]]:
+def _filled(shape: Shape) -> Setting:
     return functools.partial(_fill, shape)
 
 
@@ -110,7 +111,6 @@ def _batch(shape: Shape, aggregate: bool) -> Cell:  # noqa: FBT001 - both values
         "records/s",
         SPARK_SYSTEMS,
         batch_read,
-        copy_topic,
         Read(shape, aggregate=aggregate),
         (Target("jvm", "at least", 2.2), Target("ceiling", "at least", 0.85)),
         _filled(shape),
@@ -125,7 +125,6 @@ def _one_column(shape: Shape) -> Cell:
         "records/s",
         SPARK_SYSTEMS,
         batch_read,
-        copy_topic,
         Read(shape, columns=("value",)),
         (Target("jvm", "at least", 4.0),),
         _filled(shape),
@@ -164,8 +163,10 @@ def _stream(shape: Shape, per_trigger: int | None) -> Cell:
 
 def _starts(shape: Shape) -> list[Cell]:
     target = (Target("ceiling", "at most more", 1.0),)
-    titles = (("first batch", "the first batch read of a new session", first_batch),)
-    titles += (("first trigger", "the first trigger after a restart", first_trigger),)
+    titles: tuple[tuple[str, str, Task], ...] = (
+        ("first batch", "the first batch read of a new session", first_batch),
+        ("first trigger", "the first trigger after a restart", first_trigger),
+    )
     return [
         Cell("start", name, title, "s", SPARK_SYSTEMS, task, Start(shape), target, _filled(shape), fresh=True)
         for name, title, task in titles

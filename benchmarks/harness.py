@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import re
 import shutil
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -48,6 +47,7 @@ class Measurement:
 
 
 Task = Callable[[Context, Any], Measurement]
+Setting = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Cell:
     task: Task
     work: Any
     targets: tuple[Target, ...]
-    setting: Callable[[str], AbstractContextManager[None]]
+    setting: Setting
     fresh: bool = False
 
     @property
@@ -134,8 +134,8 @@ class Child:
 
 def _serve(connection: Connection, log: str) -> None:
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(output, sys.__stdout__.fileno())
-    os.dup2(output, sys.__stderr__.fileno())
+    for descriptor in (1, 2):  # standard output and error
+        os.dup2(output, descriptor)
     while True:
         try:
             function, args = connection.recv()

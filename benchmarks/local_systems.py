@@ -58,7 +58,7 @@ def _confluent(bootstrap: str, shape: Shape, limit: int) -> tuple[int, int]:
     while records < limit:
         messages = consumer.consume(min(CHUNK, limit - records), 1.0)
         records += len(messages)
-        size += sum([len(message.value()) for message in messages])
+        size += sum([len(message.value() or b"") for message in messages])
     consumer.close()
     return records, size
 

@@ -19,9 +19,17 @@ INK = "#333333"
 class Spread(Protocol):
     """A median and its quartiles."""
 
-    low: float
-    median: float
-    high: float
+    @property
+    def low(self) -> float:
+        """The lower quartile."""
+
+    @property
+    def median(self) -> float:
+        """The median."""
+
+    @property
+    def high(self) -> float:
+        """The upper quartile."""
 
 
 def plot(bars: Mapping[str, Mapping[str, Spread]], title: str, unit: str, file: Path, notes: Mapping[str, str]) -> None:

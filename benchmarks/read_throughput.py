@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from cells import FULL, QUICK, cells
@@ -20,7 +20,7 @@ from harness import Cell, Fleet, fleet, is_finished, measure, save
 from jars import jvm_connector_jars
 from report import report, summary
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from headrace.connectors.kafka.broker import start_broker
 
@@ -75,7 +75,7 @@ def _measure_all(pending: list[Cell], rounds: int, results: Path) -> None:
 
 
 def _measure(
-    ships: Fleet, cell: Cell, rounds: int, facts: dict, bootstrap: str, progress: Progress, bar: int
+    ships: Fleet, cell: Cell, rounds: int, facts: dict[str, Any], bootstrap: str, progress: Progress, bar: TaskID
 ) -> dict[str, object]:
     def tell(step: str) -> None:
         progress.update(bar, description=f"{cell.key}: {step}")

@@ -184,7 +184,7 @@ def report(results: Path, target: Path) -> Path:
 
 
 def _plot(documents: list[Document], title: str, file: Path) -> None:
-    bars = {}
+    bars: dict[str, dict[str, Spread]] = {}
     for document in documents:
         found = {system: values(document, system) for system in document["systems"]}
         bars[document["title"]] = {_name(name): Spread.of(runs.values()) for name, runs in found.items() if runs}

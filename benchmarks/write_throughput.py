@@ -1,4 +1,4 @@
-"""Writing Kafka on Spark: headrace exactly once, Spark's JVM connector at least once; each reads the topic that it copies.
+"""Kafka to Kafka: headrace on Spark and Flink exactly once, Spark's JVM connector at least once.
 
     python benchmarks/write_throughput.py [--quick] [--again]
 

@@ -93,7 +93,8 @@ def seal(
     fields = [base, HEADER.size - 12 + len(body), 0, magic, 0, codec | flags]
     fields += [last, first_time, max_time, producer, -1, -1, count]
     fields[4] = crc32c(HEADER.pack(*fields)[21:] + body)
-    return HEADER.pack(*fields) + body
+    batch: bytes = HEADER.pack(*fields) + body
+    return batch
 
 
 def batch(
