@@ -1,0 +1,17 @@
+"""Beam transforms that need no Java: `ReadFromSource` for any source, `ReadFromKafka` in place of `apache_beam.io.kafka`'s."""
+
+from headrace.beam.kafka_read import KafkaHeader, KafkaRecord, ReadFromKafka
+from headrace.runners.beam.event_time import ColumnTime, EventTime, ProcessingTime
+from headrace.runners.beam.limited import Limit
+from headrace.runners.beam.read import ReadFromSource
+
+__all__ = [
+    "ColumnTime",
+    "EventTime",
+    "KafkaHeader",
+    "KafkaRecord",
+    "Limit",
+    "ProcessingTime",
+    "ReadFromKafka",
+    "ReadFromSource",
+]

@@ -1,0 +1,315 @@
+"""`ReadFromKafka`: the arguments and the output of `apache_beam.io.kafka.ReadFromKafka`, and some of our own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import apache_beam as beam
+import pyarrow as pa
+import pyarrow.compute as pc
+from apache_beam.coders.typecoders import registry
+
+from headrace.connectors.kafka.discovery import Positions
+from headrace.connectors.kafka.positions import Committed, Earliest, Latest, Position, Timestamp
+from headrace.connectors.kafka.properties import Isolation
+from headrace.connectors.kafka.records import ALL_COLUMNS
+from headrace.connectors.kafka.source import DISCOVERY_INTERVAL_S, KafkaSource
+from headrace.enumerator.errors import UsageError
+from headrace.runners.beam.event_time import ColumnTime, EventTime, ProcessingTime
+from headrace.runners.beam.limited import Limit
+from headrace.runners.beam.read import READ_S, ReadFromSource, to_records
+
+log = logging.getLogger(__name__)
+
+FETCH_BUDGET_BYTES = 16 << 20
+"""Bound on what is fetched ahead for one partition, in bytes: here each has a reader of its own."""
+
+_LOG_APPEND_TIME = 1
+_TYPE_NAMES = {-1: "NoTimestampType", 0: "CreateTime", 1: "LogAppendTime"}
+
+
+class KafkaHeader(NamedTuple):
+    """A header of a record."""
+
+    key: str
+    value: bytes | None
+
+
+class KafkaRecord(NamedTuple):
+    """A record with its metadata: names, order and types of Beam's rows. `timestamp` is in milliseconds since 1970."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[KafkaHeader] | None
+    timestampTypeId: int  # noqa: N815 - Beam's name
+    timestampTypeName: str  # noqa: N815 - Beam's name
+
+
+registry.register_coder(KafkaRecord, beam.coders.RowCoder)
+
+
+@dataclass(frozen=True, slots=True)
+class LogAppendTime:
+    """The broker's time of appending; an error for topics that keep the producer's."""
+
+    def micros(self, batch: pa.RecordBatch) -> pa.Int64Array:
+        """From the column timestamp."""
+        kinds = batch.column("timestampType")
+        if not pc.all(pc.equal(kinds, _LOG_APPEND_TIME)).as_py():
+            topic = batch.column("topic")[0].as_py()
+            raise UsageError(
+                f"timestamp_policy LogAppendTime needs topics with message.timestamp.type=LogAppendTime, and {topic} "
+                "has records without it; set that on the topic, or use CreateTime"
+            )
+        return ColumnTime("timestamp").micros(batch)
+
+
+def as_pairs(batch: pa.RecordBatch) -> Iterable[tuple[bytes | None, bytes | None]]:
+    """Key and value of every record."""
+    return zip(batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True)
+
+
+def as_kafka_records(batch: pa.RecordBatch) -> Iterable[KafkaRecord]:
+    """Every record with its metadata."""
+    columns = {name: batch.column(name).to_pylist() for name in batch.schema.names if name != "timestamp"}
+    times = batch.column("timestamp").cast(pa.int64()).to_pylist()
+    return (
+        KafkaRecord(topic, partition, offset, micros // 1000, key, value, _headers(headers), kind, _TYPE_NAMES[kind])
+        for topic, partition, offset, micros, key, value, headers, kind in zip(
+            columns["topic"],
+            columns["partition"],
+            columns["offset"],
+            times,
+            columns["key"],
+            columns["value"],
+            columns["headers"],
+            columns["timestampType"],
+            strict=True,
+        )
+    )
+
+
+def _headers(headers: list[dict[str, Any]] | None) -> list[KafkaHeader]:
+    return [KafkaHeader(header["key"], header["value"]) for header in headers or ()]
+
+
+class ReadFromKafka(beam.PTransform):
+    """Reads Kafka topics: change the import from `apache_beam.io.kafka`, and no Java is needed.
+
+    Arguments, defaults and output are those of Beam's transform: `(key, value)` tuples of bytes, or with `with_metadata` named
+    tuples with the fields of Beam's rows (`KafkaRecord`). `consumer_config` has the Java client's property names; where reading
+    starts is, in this order: `start_read_time` (milliseconds since 1970), the committed offsets of `group.id`,
+    `auto.offset.reset` (default latest).
+
+    What differs, because no Java runs here:
+
+    - deserializers other than the byte-array ones, and `consumer_factory_fn_class`, are refused by name; decode in a Map.
+    - `expansion_service` is ignored with a warning; `consumer_polling_timeout` and `allow_duplicates` have no effect.
+    - `enable.auto.commit=true` is taken as `commit_offset_in_finalize`: an offset is committed once what was read up to it is
+      durable. On Flink that is two completed checkpoints later, since its runner finalises bundles ahead of the checkpoint.
+    - a partition that appears is read from its first record, looked for every `dynamic_read_poll_interval_seconds` (default
+      300).
+
+    Ours beyond it, all by keyword: `topics=None` with `pattern` (a regular expression for whole names, in Java's syntax);
+    `isolation` ("read_committed"; default: what `isolation.level` says, else read_uncommitted); `start` (a position of
+    `headrace.kafka`, before all else) and `stop` (then the read ends there by itself); `output="arrow"` for record batches with
+    `columns`; `fail_on_data_loss` (true); `read_s`, how long one call reads, in seconds.
+
+    Raises UsageError for what cannot be honoured, when the pipeline is built. Contacts nobody then.
+    """
+
+    byte_array_deserializer = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
+    processing_time_policy = "ProcessingTime"
+    create_time_policy = "CreateTime"
+    log_append_time = "LogAppendTime"
+
+    def __init__(
+        self,
+        consumer_config: Mapping[str, Any],
+        topics: Sequence[str] | None = None,
+        key_deserializer: str = byte_array_deserializer,
+        value_deserializer: str = byte_array_deserializer,
+        start_read_time: int | None = None,
+        max_num_records: int | None = None,
+        max_read_time: float | None = None,
+        commit_offset_in_finalize: bool = False,  # noqa: FBT001, FBT002 - Beam's argument
+        timestamp_policy: str = processing_time_policy,
+        consumer_polling_timeout: float | None = 2,
+        with_metadata: bool = False,  # noqa: FBT001, FBT002 - Beam's argument
+        expansion_service: object = None,
+        redistribute: bool = False,  # noqa: FBT001, FBT002 - Beam's argument
+        redistribute_num_keys: int = 0,
+        allow_duplicates: bool = False,  # noqa: FBT001, FBT002 - Beam's argument
+        dynamic_read_poll_interval_seconds: float | None = None,
+        consumer_factory_fn_class: str | None = None,
+        consumer_factory_fn_params: Mapping[str, Any] | None = None,
+        *,
+        pattern: str | None = None,
+        isolation: str | None = None,
+        start: Positions | None = None,
+        stop: Positions | None = None,
+        output: Literal["records", "arrow"] = "records",
+        columns: Sequence[str] | None = None,
+        fail_on_data_loss: bool = True,
+        read_s: float = READ_S,
+    ) -> None:
+        """See the class."""
+        super().__init__()
+        _refuse_java(key_deserializer, value_deserializer, consumer_factory_fn_class, consumer_factory_fn_params)
+        if expansion_service is not None:
+            log.warning("ReadFromKafka ignores expansion_service: no Java is used")
+        if output not in ("records", "arrow"):
+            raise UsageError(f'output must be "records" or "arrow", not {output!r}')
+        if with_metadata and output == "arrow":
+            raise UsageError('with_metadata is for output="records"; with output="arrow" name the columns')
+        if columns is not None and output != "arrow":
+            raise UsageError('columns is for output="arrow"')
+        config = _Config.of(consumer_config)
+        publishes = commit_offset_in_finalize or config.auto_commit
+        if publishes and config.group is None:
+            raise UsageError("committing offsets needs a group: set group.id in consumer_config")
+        event_time = _event_time(timestamp_policy)
+        interval_s = dynamic_read_poll_interval_seconds
+        source = KafkaSource(
+            config.bootstrap,
+            topics=topics,
+            pattern=pattern,
+            start=start if start is not None else config.start(start_read_time),
+            stop=stop,
+            group=config.group,
+            isolation=isolation if isolation is not None else config.isolation,
+            properties=config.properties,
+            fail_on_data_loss=fail_on_data_loss,
+            columns=columns if columns is not None else _columns(output, with_metadata, event_time),
+            discovery_interval_s=DISCOVERY_INTERVAL_S if interval_s is None else interval_s,
+            fetch_budget_bytes=FETCH_BUDGET_BYTES,
+        )
+        _check_columns(source, event_time)
+        limited = max_num_records is not None or max_read_time is not None
+        self._read = ReadFromSource(
+            source,
+            output="arrow",
+            event_time=event_time,
+            discovery_interval_s=source.discovery_interval_s,
+            publish=publishes and not limited,
+            limit=Limit(max_num_records, max_read_time) if limited else None,
+            read_s=read_s,
+        )
+        self._event_time = event_time
+        self._redistribution = beam.Reshuffle(redistribute_num_keys or None) if redistribute else None
+        self._output = output
+        self._with_metadata = with_metadata
+
+    def expand(self, pbegin: Any) -> Any:
+        """Called by Beam."""
+        batches = pbegin | "ReadFromSource" >> self._read
+        if self._redistribution is not None:
+            batches = batches | "Redistribute" >> self._redistribution
+        if self._output == "arrow":
+            return batches
+        if self._with_metadata:
+            return batches | "ToRecords" >> to_records(as_kafka_records, self._event_time, KafkaRecord)
+        return batches | "ToPairs" >> to_records(as_pairs, self._event_time, tuple[bytes | None, bytes | None])
+
+
+@dataclass(frozen=True, slots=True)
+class _Config:
+    """A consumer configuration, taken apart: what says how to read, and `properties`, what says how to connect."""
+
+    bootstrap: str
+    group: str | None
+    isolation: str
+    reset: str
+    auto_commit: bool
+    properties: Mapping[str, str]
+
+    @classmethod
+    def of(cls, consumer_config: Mapping[str, Any]) -> _Config:
+        """Names and values as the Java consumer has them; UsageError names what cannot be honoured."""
+        given = {str(name).lower(): _text(value) for name, value in consumer_config.items()}
+        for name in ("key.deserializer", "value.deserializer"):
+            if name in given:
+                raise UsageError(f"consumer_config must not hold {name}: the argument {name.replace('.', '_')} says it")
+        reset = given.pop("auto.offset.reset", "latest").lower()
+        if reset not in ("earliest", "latest"):
+            raise UsageError(f"auto.offset.reset must be earliest or latest, not {reset!r}")
+        auto_commit = given.pop("enable.auto.commit", "false").lower()
+        if auto_commit not in ("true", "false"):
+            raise UsageError(f"enable.auto.commit must be true or false, not {auto_commit!r}")
+        if auto_commit == "true":
+            log.warning(
+                "enable.auto.commit=true is taken as commit_offset_in_finalize: offsets are committed when they are durable"
+            )
+        if "bootstrap.servers" not in given:
+            raise UsageError("consumer_config must hold bootstrap.servers")
+        return cls(
+            given.pop("bootstrap.servers"),
+            given.pop("group.id", None),
+            given.pop("isolation.level", str(Isolation.READ_UNCOMMITTED)),
+            reset,
+            auto_commit == "true",
+            given,
+        )
+
+    def start(self, start_read_time: int | None) -> Position:
+        """KafkaIO's order: the time, the group's committed offsets, auto.offset.reset."""
+        if start_read_time is not None:
+            return Timestamp(int(start_read_time))
+        reset = Earliest() if self.reset == "earliest" else Latest()
+        return reset if self.group is None else Committed(self.group, fallback=reset)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _refuse_java(
+    key_deserializer: str, value_deserializer: str, factory_class: str | None, factory_params: Mapping[str, Any] | None
+) -> None:
+    for name, deserializer in (("key_deserializer", key_deserializer), ("value_deserializer", value_deserializer)):
+        if deserializer != ReadFromKafka.byte_array_deserializer:
+            raise UsageError(
+                f"{name}={deserializer!r} is a Java class, and no Java runs here: "
+                "keys and values come as bytes, decode them in a Map"
+            )
+    if factory_class is not None or factory_params is not None:
+        raise UsageError(
+            "consumer_factory_fn_class names a Java class, and no Java runs here: give what it would set in consumer_config"
+        )
+
+
+def _event_time(timestamp_policy: str) -> EventTime:
+    policies: dict[str, EventTime] = {
+        ReadFromKafka.processing_time_policy: ProcessingTime(),
+        ReadFromKafka.create_time_policy: ColumnTime("timestamp"),
+        ReadFromKafka.log_append_time: LogAppendTime(),
+    }
+    if timestamp_policy not in policies:
+        raise UsageError(f"timestamp_policy must be one of {', '.join(policies)}, not {timestamp_policy!r}")
+    return policies[timestamp_policy]
+
+
+def _columns(output: str, with_metadata: bool, event_time: EventTime) -> Sequence[str]:  # noqa: FBT001 - passed on
+    if output == "arrow":
+        return ALL_COLUMNS
+    if with_metadata:
+        return (*ALL_COLUMNS, "headers")
+    match event_time:
+        case ColumnTime(column):
+            return ("key", "value", column)
+        case LogAppendTime():
+            return ("key", "value", "topic", "timestamp", "timestampType")
+    return ("key", "value")
+
+
+def _check_columns(source: KafkaSource, event_time: EventTime) -> None:
+    needed = set(_columns("records", with_metadata=False, event_time=event_time)) - {"key", "value"}
+    if missing := sorted(needed - set(source.schema.names)):
+        raise UsageError(f"timestamp_policy needs the columns {', '.join(missing)}: add them to columns")

@@ -1,0 +1,121 @@
+"""Coders: Arrow batches as they cross stages, and the two restrictions as they lie in a runner's checkpoints."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Generic
+
+import pyarrow as pa
+from apache_beam.coders import Coder
+from apache_beam.coders.typecoders import registry
+
+from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
+from headrace.enumerator.errors import StateError
+from headrace.enumerator.ledger import SplitState
+from headrace.enumerator.source import Source
+from headrace.enumerator.split import SplitT
+from headrace.runners.beam.restrictions import Enumerated, Enumeration, Fresh, HandedOn
+
+_FRESH = {"format": "headrace-fresh", "version": 1}
+_HANDED_ON = {"format": "headrace-handed-on", "version": 1}
+
+
+class RecordBatchCoder(Coder):
+    """An Arrow record batch as one Arrow IPC stream, uncompressed. The same bytes for the same batch."""
+
+    def encode(self, value: pa.RecordBatch) -> bytes:
+        """Schema and batch."""
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, value.schema) as writer:
+            writer.write_batch(value)
+        return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+    def decode(self, encoded: bytes) -> pa.RecordBatch:
+        """The batch, over the bytes themselves: no column is copied."""
+        with pa.ipc.open_stream(encoded) as reader:
+            return reader.read_next_batch()
+
+    def is_deterministic(self) -> bool:
+        """So a batch can be a key, and a runner may compare."""
+        return True
+
+    def to_type_hint(self) -> type:
+        """What pipelines name in their type hints."""
+        return pa.RecordBatch  # type: ignore[no-any-return]
+
+    def __eq__(self, other: object) -> bool:
+        """All are alike."""
+        return type(self) is type(other)
+
+    def __hash__(self) -> int:
+        """All are alike."""
+        return hash(type(self))
+
+
+registry.register_coder(pa.RecordBatch, RecordBatchCoder)
+
+
+class _StateCoder(Coder):
+    """State of one source, in the versioned form of the heart's checkpoints: readable JSON with a checksum."""
+
+    def __init__(self, source: Source[Any]) -> None:
+        self._serializer: CheckpointSerializer[Any] = CheckpointSerializer(source.name, source.split_serializer)
+        self._source = source.name
+
+    def is_deterministic(self) -> bool:
+        """The same text for the same state."""
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        """Alike when of the same kind, for the same kind of source."""
+        return isinstance(other, _StateCoder) and (type(self), self._source) == (type(other), other._source)
+
+    def __hash__(self) -> int:
+        """As `__eq__`."""
+        return hash((type(self), self._source))
+
+
+class EnumerationCoder(_StateCoder, Generic[SplitT]):
+    """The enumerating stage's restriction. Raises StateError for what is damaged, newer, or of another source."""
+
+    def encode(self, value: Enumeration[SplitT]) -> bytes:
+        """Newest version."""
+        match value:
+            case Fresh():
+                return json.dumps(_FRESH).encode()
+            case HandedOn():
+                return json.dumps(_HANDED_ON).encode()
+            case Enumerated(checkpoint):
+                return self._serializer.serialize(checkpoint)
+
+    def decode(self, encoded: bytes) -> Enumeration[SplitT]:
+        """Every version ever written."""
+        tag = _tag(encoded)
+        if tag == _FRESH:
+            return Fresh()
+        if tag == _HANDED_ON:
+            return HandedOn()
+        return Enumerated(self._serializer.deserialize(encoded))
+
+
+class SplitStateCoder(_StateCoder, Generic[SplitT]):
+    """The reading stage's restriction: a checkpoint of one split. Also what crosses from stage to stage."""
+
+    def encode(self, value: SplitState[SplitT]) -> bytes:
+        """Newest version."""
+        return self._serializer.serialize(Checkpoint(0, (value,), exhausted=True))
+
+    def decode(self, encoded: bytes) -> SplitState[SplitT]:
+        """Every version ever written."""
+        states = self._serializer.deserialize(encoded).splits
+        if len(states) != 1:
+            raise StateError(f"the state of a split holds {len(states)} splits")
+        state: SplitState[SplitT] = states[0]
+        return state
+
+
+def _tag(encoded: bytes) -> object:
+    try:
+        return json.loads(encoded)
+    except ValueError:
+        return None  # the serializer says what is wrong with it

@@ -1,0 +1,201 @@
+"""The enumerating stage: one element, whose restriction is the ledger. It looks for splits now and then, and hands them on."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic
+
+import apache_beam as beam
+from apache_beam.transforms.core import RestrictionProvider, WatermarkEstimatorProvider
+from apache_beam.transforms.window import TimestampedValue
+from apache_beam.utils.timestamp import Duration, Timestamp
+
+from headrace.enumerator.checkpoint import Checkpoint
+from headrace.enumerator.enumerator import EagerEnumerator, SplitEnumerator, create_enumerator, restore_enumerator
+from headrace.enumerator.events import Command, DiscoverInitial, DiscoverLater, Fail, ReportDiscoveryFailure, ReportMissing
+from headrace.enumerator.ledger import SplitState
+from headrace.enumerator.source import Boundedness, Source, SplitDiscovery
+from headrace.enumerator.split import SplitT
+from headrace.runners.beam import worker as workers
+from headrace.runners.beam.coders import EnumerationCoder, SplitStateCoder
+from headrace.runners.beam.event_time import IDLE_LAG, SplitWatermark
+from headrace.runners.beam.publication import Proof
+from headrace.runners.beam.restrictions import Enumerated, Enumeration, EnumerationTracker, Fresh, HandedOn
+
+log = logging.getLogger(__name__)
+
+WAKE_S = 5.0
+"""At most so long, in seconds, until a process that has taken the enumeration over by a restore looks for splits."""
+
+__all__ = ["EnumerateBounded", "EnumerateUnbounded", "Look", "look"]
+
+
+@dataclass(frozen=True, slots=True)
+class Look(Generic[SplitT]):
+    """What one look has found: the ledger as it is now, the splits that are new in it, those that are newly missing."""
+
+    checkpoint: Checkpoint[SplitT]
+    added: Sequence[SplitT]
+    missing: Sequence[SplitT]
+
+
+def look(enumeration: Enumeration[SplitT], discovery: SplitDiscovery[SplitT]) -> Look[SplitT]:
+    """One look for splits: the initial one if there was none yet, never otherwise. Raises what discovery raises.
+
+    A later look that fails with an error that can pass finds nothing, with a warning.
+    """
+    enumerator: SplitEnumerator[SplitT]
+    match enumeration:
+        case Fresh():
+            enumerator = create_enumerator(EagerEnumerator, parallelism=1)
+            looks = 1
+        case HandedOn():
+            raise ValueError("this enumeration was handed on")
+        case _:
+            enumerator = restore_enumerator(EagerEnumerator, enumeration.checkpoint, parallelism=1)
+            looks = enumeration.checkpoint.checkpoint_id + 1
+    known = {entry.durable.split_id for entry in enumerator.ledger}
+    missing: list[SplitT] = []
+    for command in enumerator.start():
+        for answer in _discover(command, enumerator, discovery):
+            match answer:
+                case Fail(error):
+                    raise error
+                case ReportDiscoveryFailure(error):
+                    log.warning("looking for new splits failed and will be tried again: %s", error)
+                case ReportMissing(splits):
+                    missing += splits
+    states = tuple(SplitState(entry.durable, finished=False) for entry in enumerator.ledger)
+    added = [state.split for state in states if state.split.split_id not in known]
+    return Look(Checkpoint(looks, states, enumerator.exhausted), added, missing)
+
+
+def _discover(
+    command: Command[SplitT], enumerator: SplitEnumerator[SplitT], discovery: SplitDiscovery[SplitT]
+) -> list[Command[SplitT]]:
+    try:
+        match command:
+            case DiscoverInitial():
+                findings = discovery.initial()
+            case DiscoverLater(known):
+                findings = discovery.later(known)
+            case _:
+                return []
+    except Exception as error:  # noqa: BLE001 - the heart decides which can pass
+        return enumerator.discovery_failed(error)
+    return enumerator.discovered(findings)
+
+
+class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
+    """Looks for splits and emits the new ones, as states of a split that begins. Its restriction goes on with the ledger."""
+
+    def __init__(self, source: Source[Any], transform: str, discovery_interval_s: float | None) -> None:
+        """Travels to the workers by pickle, with the source: so a changed configuration takes effect by discovery."""
+        self._source = source
+        self._transform = transform
+        self._interval_s = discovery_interval_s
+        self._coder: SplitStateCoder[Any] = SplitStateCoder(source)
+
+    @property
+    def _bounded(self) -> bool:
+        return self._source.boundedness is Boundedness.BOUNDED
+
+    def setup(self) -> None:
+        """Once per instance."""
+        self._worker = workers.join(self._transform, Proof.OWN_BUNDLE)
+        self._discovery = self._source.create_discovery()
+
+    def teardown(self) -> None:
+        """Once per instance, unless the process is killed."""
+        self._discovery.close()
+        workers.leave(self._transform)
+
+    def initial_restriction(self, element: bytes) -> Fresh:
+        """Once in the life of a job: a restored one goes on with what `process` has handed on."""
+        return Fresh()
+
+    def create_tracker(self, restriction: Enumeration[Any]) -> EnumerationTracker:
+        """For one call of `process`."""
+        return EnumerationTracker(restriction, bounded=self._bounded)
+
+    def restriction_size(self, element: bytes, restriction: Enumeration[Any]) -> float:
+        """Always the same: it says nothing about the amount of data."""
+        return 1.0
+
+    def restriction_coder(self) -> EnumerationCoder[Any]:
+        """Versioned."""
+        return EnumerationCoder(self._source)
+
+    def initial_estimator_state(self, element: bytes, restriction: Enumeration[Any]) -> None:
+        """Everything is held back until the first splits are found."""
+
+    def create_watermark_estimator(self, estimator_state: Timestamp | None) -> SplitWatermark:
+        """Follows the clock."""
+        return SplitWatermark(estimator_state)
+
+    def _enumerate(self, tracker: Any, watermark: Any) -> Iterator[Any]:
+        now_s, now = time.monotonic(), Timestamp.now()
+        enumeration = tracker.current_restriction()
+        if self._due(enumeration, now_s):
+            found = look(enumeration, self._discovery)
+            self._report([split for split in found.missing if split.split_id not in self._worker.reported])
+            if not tracker.try_claim(found.checkpoint):
+                return
+            self._worker.last_look = workers.LastLook(found.checkpoint.checkpoint_id, now_s)
+            for split in found.added:
+                state = self._coder.encode(SplitState(split, finished=False))
+                # the first splits hold the watermark back until they are read; those found later cannot
+                time_of_split = watermark.current_watermark()
+                yield state if time_of_split is None else TimestampedValue(state, time_of_split)
+            if found.checkpoint.exhausted:
+                return
+        watermark.advance(now - IDLE_LAG)
+        tracker.defer_remainder(Duration(seconds=self._pause_s(now_s)))
+
+    def _due(self, enumeration: Enumeration[Any], now_s: float) -> bool:
+        """A ledger that is not of this process's own last look comes from a restore: then it looks at once."""
+        last = self._worker.last_look
+        if last is None or not isinstance(enumeration, Enumerated) or enumeration.checkpoint.checkpoint_id != last.number:
+            return True
+        return self._interval_s is not None and now_s - last.at_s >= self._interval_s
+
+    def _pause_s(self, now_s: float) -> float:
+        last = self._worker.last_look
+        if self._interval_s is None or last is None:
+            return WAKE_S
+        return min(WAKE_S, max(0.0, last.at_s + self._interval_s - now_s))
+
+    def _report(self, missing: Sequence[Any]) -> None:
+        if missing:
+            self._worker.reported |= {split.split_id for split in missing}
+            self._source.splits_missing(missing)
+
+
+class EnumerateBounded(_Enumerate):
+    """Of a source that ends by itself."""
+
+    def process(
+        self,
+        element: bytes,
+        tracker: Any = beam.DoFn.RestrictionParam(),  # noqa: B008 - Beam's way to ask for it
+        watermark: Any = beam.DoFn.WatermarkEstimatorParam(),  # noqa: B008 - Beam's way to ask for it
+    ) -> Iterator[Any]:
+        """One look."""
+        return self._enumerate(tracker, watermark)
+
+
+class EnumerateUnbounded(_Enumerate):
+    """Of a source without an end."""
+
+    @beam.DoFn.unbounded_per_element()
+    def process(
+        self,
+        element: bytes,
+        tracker: Any = beam.DoFn.RestrictionParam(),  # noqa: B008 - Beam's way to ask for it
+        watermark: Any = beam.DoFn.WatermarkEstimatorParam(),  # noqa: B008 - Beam's way to ask for it
+    ) -> Iterator[Any]:
+        """One look."""
+        return self._enumerate(tracker, watermark)

@@ -1,0 +1,207 @@
+"""What is left to do of a source, as Beam restrictions, and the trackers that guard them. No connector, no I/O.
+
+The enumerating stage's restriction is the ledger. It begins as `Fresh`, the one state that leads to the initial discovery; what
+is handed on to the next call is always `Enumerated`, so a restored pipeline cannot initialise again (Beam #31313, #34890). The
+reading stage's restriction is one split at its position. What is claimed is the split as it stands after a batch, rows or not:
+the position moves over records that yield nothing (Beam #25962).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic
+
+from apache_beam.io.iobase import RestrictionProgress, RestrictionTracker
+
+from headrace.enumerator.checkpoint import Checkpoint
+from headrace.enumerator.errors import ProtocolViolationError
+from headrace.enumerator.ledger import SplitState
+from headrace.enumerator.split import OffsetSplit, SplitT
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """Nothing was discovered yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Enumerated(Generic[SplitT]):
+    """Discovery has answered, and these are the splits that were handed to the reading stage."""
+
+    checkpoint: Checkpoint[SplitT]
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOn:
+    """No work: the rest of the enumeration is somebody else's."""
+
+
+Enumeration = Fresh | Enumerated[SplitT] | HandedOn
+
+
+class EnumerationTracker(RestrictionTracker):
+    """Guards the ledger. Claimed is the ledger after a look for splits; the rest is handed on, unless discovery is complete."""
+
+    def __init__(self, enumeration: Enumeration[Any], *, bounded: bool) -> None:
+        """For one call of `process`."""
+        self._enumeration = enumeration
+        self._bounded = bounded
+
+    def current_restriction(self) -> Enumeration[Any]:
+        """What is left for this call."""
+        return self._enumeration
+
+    def try_claim(self, checkpoint: Checkpoint[Any]) -> bool:
+        """The ledger as it is with the splits that were found. False when the runner has taken the work away meanwhile."""
+        if isinstance(self._enumeration, HandedOn):
+            return False
+        self._enumeration = Enumerated(checkpoint)
+        return True
+
+    def try_split(self, fraction_of_remainder: float) -> tuple[HandedOn, Enumeration[Any]] | None:
+        """Hand all of it on (0), which is the only way to divide it."""
+        if fraction_of_remainder > 0 or self._done:
+            return None
+        rest, self._enumeration = self._enumeration, HandedOn()
+        return self._enumeration, rest
+
+    def check_done(self) -> bool:
+        """Raise ValueError while the ledger is in nobody's hands."""
+        if not self._done:
+            raise ValueError("the enumeration was neither completed nor handed on")
+        return True
+
+    def current_progress(self) -> RestrictionProgress:
+        """There is no backlog of discovery."""
+        return RestrictionProgress(completed=1.0 if self._done else 0.0, remaining=0.0 if self._done else 1.0)
+
+    def is_bounded(self) -> bool:
+        """True when discovery ends by itself."""
+        return self._bounded
+
+    @property
+    def _done(self) -> bool:
+        match self._enumeration:
+            case HandedOn():
+                return True
+            case Enumerated(checkpoint):
+                return checkpoint.exhausted
+        return False
+
+
+class SplitTracker(RestrictionTracker, Generic[SplitT]):
+    """Guards one split of any kind: it can be handed on where it stands, but not be divided."""
+
+    def __init__(self, state: SplitState[SplitT], *, bounded: bool) -> None:
+        """For one call of `process`."""
+        self._state = state
+        self._bounded = bounded
+
+    def current_restriction(self) -> SplitState[SplitT]:
+        """Where the split stands; finished once nothing of it is left for this call."""
+        return self._state
+
+    def try_claim(self, state: SplitState[SplitT]) -> bool:
+        """The split as it stands once a batch is delivered. False when the rest is somebody else's: deliver nothing then."""
+        if self._state.finished:
+            return False
+        self._state = state
+        return True
+
+    def try_split(self, fraction_of_remainder: float) -> tuple[SplitState[SplitT], SplitState[SplitT]] | None:
+        """Hand the rest on (0)."""
+        if fraction_of_remainder > 0 or self._state.finished:
+            return None
+        rest, self._state = self._state, SplitState(self._state.split, finished=True)
+        return self._state, rest
+
+    def check_done(self) -> bool:
+        """Raise ValueError while a part of the split is in nobody's hands."""
+        if not self._state.finished:
+            raise ValueError(f"{self._state.split} was neither read to its end nor handed on")
+        return True
+
+    def current_progress(self) -> RestrictionProgress:
+        """Half done, as far as anybody knows."""
+        return RestrictionProgress(fraction=1.0 if self._state.finished else 0.5)
+
+    def is_bounded(self) -> bool:
+        """True when the split has an end."""
+        return self._bounded
+
+
+class OffsetSplitTracker(RestrictionTracker):
+    """Guards a range of offsets. One with a stop can be divided while it is read, unless `divisible` is false."""
+
+    def __init__(self, state: SplitState[Any], *, end: Callable[[], int | None] = lambda: None, divisible: bool = True) -> None:
+        """For one call of `process`. `end` tells where the split's records end, as far as is known: for the backlog."""
+        self._split: OffsetSplit = state.split
+        self._start = state.split.next_offset
+        self._stop: int | None = state.split.stop_offset
+        self._finished = state.finished
+        self._end = end
+        self._divisible = divisible
+
+    def current_restriction(self) -> SplitState[Any]:
+        """What is left for this call, from where it stands to where the runner lets it go."""
+        return SplitState(self._split.between(self._split.next_offset, self._stop), self._done)
+
+    def try_claim(self, state: SplitState[Any]) -> bool:
+        """The split as it stands once a batch is delivered.
+
+        False when the batch reaches beyond the stop, as the runner has divided the range meanwhile: it must not be delivered.
+        What `current_restriction` then says is left is this call's still, and must be read anew, up to that stop.
+        """
+        at = state.split.next_offset
+        if at < self._split.next_offset:
+            raise ProtocolViolationError(f"{state.split} goes back from offset {self._split.next_offset} to {at}")
+        if self._done or (self._stop is not None and at > self._stop):
+            return False
+        self._split, self._finished = state.split, state.finished
+        return True
+
+    def try_split(self, fraction_of_remainder: float) -> tuple[SplitState[Any], SplitState[Any]] | None:
+        """Hand the rest on (0), or the later part of what is left."""
+        if self._done:
+            return None
+        cut = self._cut(fraction_of_remainder)
+        if cut is None:
+            return None
+        rest = SplitState(self._split.between(cut, self._stop), finished=False)
+        self._stop = cut
+        return SplitState(self._split.between(self._start, cut), cut == self._start), rest
+
+    def check_done(self) -> bool:
+        """Raise ValueError while a part of the range is in nobody's hands."""
+        if not self._done:
+            raise ValueError(
+                f"{self._split} was neither read to its end nor handed on: "
+                f"offsets from {self._split.next_offset} to {self._stop} are left"
+            )
+        return True
+
+    def current_progress(self) -> RestrictionProgress:
+        """Offsets read by this call, and offsets left: up to the stop, or to where the split's records end now."""
+        at = self._split.next_offset
+        end = at if self._done else self._stop if self._stop is not None else self._end()
+        return RestrictionProgress(
+            completed=float(at - self._start), remaining=float(max(0, (at if end is None else end) - at))
+        )
+
+    def is_bounded(self) -> bool:
+        """True when there is a stop."""
+        return self._stop is not None
+
+    @property
+    def _done(self) -> bool:
+        return self._finished or (self._stop is not None and self._split.next_offset >= self._stop)
+
+    def _cut(self, fraction: float) -> int | None:
+        at = self._split.next_offset
+        if fraction <= 0:
+            return at
+        if self._stop is None or not self._divisible:
+            return None
+        cut = at + max(1, int((self._stop - at) * fraction))
+        return cut if cut < self._stop else None
