@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from headrace.connectors.kafka.broker import Cluster
+    from headrace.runners.beam.flink import FlinkCluster
 
 settings.register_profile("default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", parent=settings.get_profile("default"), max_examples=20, derandomize=True)
@@ -55,6 +56,15 @@ def cluster3() -> Iterator[Cluster]:
     from headrace.connectors.kafka.broker import start_broker
 
     with start_broker(3, config=_config()) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def flink() -> Iterator[FlinkCluster]:
+    """A Flink cluster with one TaskManager, shared by the session; a test that kills it must start it again."""
+    from flink_rig import flink_cluster
+
+    with flink_cluster() as cluster:
         yield cluster
 
 

@@ -122,7 +122,7 @@ def _run_ivy(command: list[str | Path], bundle: Bundle) -> tuple[int, list[str]]
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ivy,  # noqa: S603 - our own command
     ):
         if not terminal.is_terminal:
-            terminal.print(f"Downloading {bundle.name} ({bundle.size}, once) ...", highlight=False)
+            terminal.print(f"Downloading {bundle.name} ({bundle.size}, once) ...", highlight=False, soft_wrap=True)
         task = bar.add_task(f"Downloading {bundle.name} ({bundle.size}, once)", total=2 * bundle.jars)
         assert ivy.stdout is not None
         for line in ivy.stdout:

@@ -12,15 +12,17 @@ POLL_SECONDS = 0.05
 WAIT_SECONDS = 120.0
 
 
-def wait_until(check: Callable[[], None], what: str, seconds: float = WAIT_SECONDS) -> None:
-    """Call `check` every 50 ms until it no longer raises RetriableError.
+def wait_until(
+    check: Callable[[], None], what: str, seconds: float = WAIT_SECONDS, pause_seconds: float = POLL_SECONDS
+) -> None:
+    """Call `check`, by default every 50 ms, until it no longer raises RetriableError.
 
     Raises DeadlineExceededError, beginning with `what`, after `seconds`; and at once whatever else `check` raises.
     """
     attempts = Retrying(
         retry=retry_if_exception_type(RetriableError),
         stop=stop_after_delay(seconds),
-        wait=wait_fixed(POLL_SECONDS),
+        wait=wait_fixed(pause_seconds),
     )
     try:
         attempts(check)

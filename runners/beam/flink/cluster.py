@@ -1,0 +1,258 @@
+"""A running Flink cluster, and what tests, demos and soaks do to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+from headrace.enumerator.errors import PeerError, RetriableError, UsageError
+from headrace.harness.ports import HOST, is_listening
+from headrace.harness.processes import ServerProcess
+from headrace.harness.waiting import wait_until
+from headrace.runners.beam.flink.rest import ENDED, Checkpoint, FlinkRest, JobView
+from headrace.runners.beam.flink.settings import Places
+from headrace.runners.beam.flink.watch import Finding, Patience, Trouble, Watch
+
+if TYPE_CHECKING:
+    from apache_beam import Pipeline
+
+T = TypeVar("T")
+
+LOG_LINES = 40
+LOOK_SECONDS = 0.2
+WAIT_SECONDS = 180.0
+CHECKPOINT_MS = 2000
+
+JOB_MANAGER, JOB_SERVER, WORKERS = "job manager", "job server", "workers"
+
+
+class FlinkCluster:
+    """A JobManager, TaskManagers by number from 1, Beam's job server, and the pool that starts Python workers.
+
+    Not thread-safe. What waits for a job raises PeerError with Flink's own text when the job ends in a failure, and
+    DeadlineExceededError, with what looks wrong, when it takes longer than the seconds given.
+    """
+
+    def __init__(
+        self,
+        servers: Mapping[str, ServerProcess],
+        task_managers: Mapping[int, ServerProcess],
+        places: Places,
+        slots: int,
+        patience: Patience,
+    ) -> None:
+        """Made by `start_flink`; `slots` is how many each TaskManager has."""
+        self._servers = servers
+        self._task_managers = dict(task_managers)
+        self._places = places
+        self._slots = slots
+        self._patience = patience
+        self.rest = FlinkRest(HOST, places.rest)
+        """Flink's REST interface."""
+
+    # --- for pipelines ------------------------------------------------------------------------------------------------
+
+    def options(
+        self, *, parallelism: int | None = None, checkpoint_ms: int = CHECKPOINT_MS, savepoint: str | None = None
+    ) -> list[str]:
+        """The pipeline options, for `PipelineOptions(flags)`.
+
+        parallelism: by default all slots. checkpoint_ms: the pause between two checkpoints, in milliseconds, by default 2000.
+        savepoint: what to restore from, a savepoint or a retained checkpoint.
+        """
+        flags = [
+            "--runner=PortableRunner",
+            f"--job_endpoint={HOST}:{self._places.job_server}",
+            "--environment_type=EXTERNAL",
+            f"--environment_config={HOST}:{self._places.workers}",
+            "--streaming",
+            f"--parallelism={parallelism or self._slots * len(self._task_managers)}",
+            f"--checkpointing_interval={checkpoint_ms}",
+            # Without it a checkpoint inside the first bundle stalls the job for ever.
+            "--finish_bundle_before_checkpointing",
+            "--externalized_checkpoints_enabled",
+            "--retain_externalized_checkpoints_on_cancellation",
+            # By default every jar of the job server would be uploaded.
+            f"--files_to_stage={self._places.scratch / 'staged.txt'}",
+        ]
+        return flags if savepoint is None else [*flags, f"--savepoint_path={savepoint}"]
+
+    def submit(self, pipeline: Pipeline, seconds: float = WAIT_SECONDS) -> str:
+        """Run a pipeline that was made with `options()`, and give its job id once Flink has the job.
+
+        Raises PeerError when Beam's job server refuses it.
+        """
+        before = self.rest.job_ids()
+        result = pipeline.run()
+        found: list[str] = []
+
+        def look() -> None:
+            found.extend(job for job in self.rest.job_ids() if job not in before)
+            if not found and result.state == "FAILED":
+                raise PeerError(f"Beam's job server refused the pipeline. The end of its log:\n{self.log_tail(JOB_SERVER)}")
+            if not found:
+                raise RetriableError(f"the job server says {result.state}")
+
+        wait_until(look, "the pipeline did not become a Flink job", seconds)
+        return found[0]
+
+    # --- jobs ---------------------------------------------------------------------------------------------------------
+
+    def job(self, job_id: str) -> JobView:
+        """One look at a job."""
+        return self.rest.job(job_id)
+
+    def wait_running(self, job_id: str, seconds: float = WAIT_SECONDS) -> JobView:
+        """Wait until every task of the job runs."""
+        return self._wait(job_id, lambda view: view if view.is_running else None, "is not running", seconds)
+
+    def wait_checkpoint(self, job_id: str, seconds: float = WAIT_SECONDS) -> Checkpoint:
+        """Wait for a completed checkpoint that begins after this call: it covers whatever was seen before the call."""
+        before = time.time_ns() // 1_000_000
+
+        def fresh(view: JobView) -> Checkpoint | None:
+            return view.latest if view.latest and view.latest.triggered_ms > before else None
+
+        return self._wait(job_id, fresh, "completed no new checkpoint", seconds)
+
+    def checkpoints(self, job_id: str) -> list[Checkpoint]:
+        """The completed ones that Flink remembers (ten), the newest first."""
+        return self.rest.checkpoints(job_id)
+
+    def savepoint(self, job_id: str, seconds: float = WAIT_SECONDS) -> str:
+        """Take a savepoint, cancel the job with it, and give the savepoint's path for `options(savepoint=...)`.
+
+        Raises StateError with Flink's text when it cannot be taken: the job goes on.
+        """
+        request = self.rest.trigger_savepoint(job_id)
+        found: list[str] = []
+        wait_until(
+            lambda: found.append(self.rest.savepoint(job_id, request)), f"the savepoint of {job_id} is not made", seconds
+        )
+        self.wait_ended(job_id, seconds)
+        return found[0]
+
+    def cancel(self, job_id: str, seconds: float = WAIT_SECONDS) -> None:
+        """Cancel the job and wait for its end; its retained checkpoints stay."""
+        self.rest.cancel(job_id)
+        self.wait_ended(job_id, seconds)
+
+    def wait_ended(self, job_id: str, seconds: float = WAIT_SECONDS) -> str:
+        """Wait until the job is FINISHED, CANCELED or FAILED, and say which."""
+        state = ""
+
+        def look() -> None:
+            nonlocal state
+            state = self.rest.job(job_id).state
+            if state not in ENDED:
+                raise RetriableError(f"it is {state}")
+
+        wait_until(look, f"job {job_id} did not end", seconds)
+        return state
+
+    def explain(self, finding: Finding) -> str:
+        """A finding of `Watch` with the log that belongs to it."""
+        if finding.trouble is not Trouble.NO_WORKER:
+            return finding.text
+        return f"{finding.text}. The end of the workers' log:\n{self.log_tail(WORKERS)}"
+
+    def watch(self) -> Watch:
+        """A new watch, with this cluster's patience, for one job."""
+        return Watch(self._patience)
+
+    def _wait(self, job_id: str, wanted: Callable[[JobView], T | None], what: str, seconds: float) -> T:
+        watch, found, failures = self.watch(), list[T](), list[str]()
+
+        def look() -> None:
+            view = self.rest.job(job_id)
+            if (answer := wanted(view)) is not None:
+                found.append(answer)
+                return
+            for finding in watch.observe(view, time.monotonic()):
+                if finding.trouble is not Trouble.FAILURE:
+                    raise PeerError(self.explain(finding))
+                failures.append(finding.text)  # a job that was killed fails and goes on: no reason to give up
+            last = failures[-1] if failures else f"tasks {dict(view.tasks)}"
+            if view.state in ENDED:
+                raise PeerError(f"job {view.name!r} is {view.state}: {last}")
+            raise RetriableError(f"job {view.name!r} is {view.state}, {last}")
+
+        wait_until(look, f"job {job_id} {what}", seconds, LOOK_SECONDS)
+        return found[0]
+
+    # --- processes ----------------------------------------------------------------------------------------------------
+
+    @property
+    def task_managers(self) -> tuple[int, ...]:
+        """Their numbers, whether they run or not."""
+        return tuple(self._task_managers)
+
+    def kill_task_manager(self, number: int = 1) -> None:
+        """End it by SIGKILL. Jobs that ran on it wait for slots, then start again from their last checkpoint."""
+        self._task_manager(number).kill()
+
+    def start_task_manager(self, number: int = 1) -> None:
+        """Start it again, and wait until Flink has its slots. Raises PeerError with its log when it ends instead."""
+        before = self.rest.task_managers()
+        self._task_manager(number).start()
+        self._wait_task_managers([number], before)
+
+    def ended(self) -> list[str]:
+        """The servers that have ended, TaskManagers that were killed among them: each a name for `log_tail`."""
+        return [name for name, server in self._all().items() if not server.is_running()]
+
+    def log_tail(self, name: str) -> str:
+        """The last 40 lines of a server's log: "job manager", "job server", "workers", "task manager 1", ..."""
+        servers = self._all()
+        if name not in servers:
+            raise UsageError(f"no server {name!r} in this cluster: there are {sorted(servers)}")
+        return servers[name].log_tail(LOG_LINES)
+
+    def start(self) -> None:
+        """Start every server and wait until all of them serve. `start_flink` has done so already."""
+        for server in self._all().values():
+            server.start()
+        self._wait_task_managers(self._task_managers, frozenset())
+        self._wait_listening(JOB_SERVER, self._places.job_server)
+        self._wait_listening(WORKERS, self._places.workers)
+
+    def kill_all(self) -> None:
+        """End every server by SIGKILL."""
+        for server in self._all().values():
+            server.kill()
+
+    def _wait_task_managers(self, numbers: Collection[int], before: frozenset[str]) -> None:
+        def look() -> None:
+            for name in (JOB_MANAGER, *map(task_manager_name, numbers)):
+                self._check_alive(name)
+            if len(self.rest.task_managers() - before) < len(numbers):
+                raise RetriableError("they have not registered")
+
+        wait_until(look, f"Flink did not get its task managers {list(numbers)}")
+
+    def _wait_listening(self, name: str, port: int) -> None:
+        def look() -> None:
+            self._check_alive(name)
+            if not is_listening(f"{HOST}:{port}"):
+                raise RetriableError(f"nothing listens at port {port}")
+
+        wait_until(look, f"the {name} did not start")
+
+    def _check_alive(self, name: str) -> None:
+        if not self._all()[name].is_running():
+            raise PeerError(f"the {name} ended. The end of its log:\n{self.log_tail(name)}")
+
+    def _all(self) -> dict[str, ServerProcess]:
+        managers = {task_manager_name(number): server for number, server in self._task_managers.items()}
+        return {**self._servers, **managers}
+
+    def _task_manager(self, number: int) -> ServerProcess:
+        if number not in self._task_managers:
+            raise UsageError(f"no task manager {number} in this cluster: there are {list(self._task_managers)}")
+        return self._task_managers[number]
+
+
+def task_manager_name(number: int) -> str:
+    """What a TaskManager is called in `log_tail` and in messages."""
+    return f"task manager {number}"

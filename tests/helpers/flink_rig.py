@@ -1,0 +1,62 @@
+"""What tests of Beam's pipelines on a real Flink share: the cluster, and a pipeline as a job that is cancelled in any case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
+from tenacity import Retrying, retry_if_not_result, stop_after_delay, wait_fixed
+
+from headrace.runners.beam.flink import FlinkCluster, start_flink
+from headrace.runners.beam.flink.rest import ENDED
+
+HELPERS = Path(__file__).parent
+
+
+@contextmanager
+def flink_cluster() -> Iterator[FlinkCluster]:
+    """One TaskManager with two slots, whose Python workers can import the tests' helpers."""
+    with start_flink(environment={"PYTHONPATH": str(HELPERS)}) as cluster:
+        yield cluster
+
+
+@contextmanager
+def job(
+    flink: FlinkCluster,
+    build: Callable[[beam.Pipeline], object],
+    *,
+    savepoint: str | None = None,
+    checkpoint_ms: int = 1000,
+    parallelism: int | None = None,
+) -> Iterator[str]:
+    """Build a pipeline, run it, and give its job id once every task of it runs. It is cancelled with the context.
+
+    Functions of the test's own module travel by value; classes of helpers are imported by the workers.
+    """
+    flags = flink.options(checkpoint_ms=checkpoint_ms, savepoint=savepoint, parallelism=parallelism)
+    pipeline = beam.Pipeline(options=PipelineOptions(flags))
+    build(pipeline)
+    job_id = flink.submit(pipeline)
+    try:
+        flink.wait_running(job_id)
+        yield job_id
+    finally:
+        if flink.job(job_id).state not in ENDED:
+            flink.cancel(job_id)
+
+
+def kill_and_restart(flink: FlinkCluster, job_id: str) -> None:
+    """SIGKILL the task manager and start it again; returns once the job runs again, restored, and not before it failed."""
+    failed = flink.job(job_id).failure
+    flink.kill_task_manager()
+    flink.start_task_manager()
+    eventually(lambda: flink.job(job_id).failure != failed)
+    flink.wait_running(job_id)
+
+
+def eventually(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Wait until it is true. Raises tenacity's RetryError when that takes longer."""
+    Retrying(retry=retry_if_not_result(bool), stop=stop_after_delay(seconds), wait=wait_fixed(0.1))(condition)
