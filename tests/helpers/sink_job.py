@@ -1,10 +1,10 @@
 """A job that writes epochs to Kafka exactly once, with no engine: a write-ahead log of its own, and a kill where it is told.
 
-    python sink_job.py <json>, with bootstrap, topic, commits, prefix, timeout_ms, state, epochs, tasks, rows, kill
+    python sink_job.py <json>, with bootstrap, topic, commits, prefix, timeout_ms, state, epochs, tasks, rows, kill, bug
 
 As Spark does, it logs what an epoch holds (`offsets/<epoch>`) before writing it, and that it is committed (`commits/<epoch>`)
 after; restarted, it repeats the epoch that is logged and not committed. Ends when `epochs` more are committed, at once with 0.
-`kill`: {"owner", "method", "when", "nth"}, as in `planted/kill`, or null.
+`kill`: {"owner", "method", "when", "nth", "what"}, as in `planted/kill`, or null. `bug`: the name of a planted one, or null.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ import json
 import os
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import planted_commits
+import planted_sinks
 from sink_rig import kafka_sink, rows
 
 from headrace.connectors.commit import JobCommitter, refuse_stale
@@ -23,10 +26,12 @@ from headrace.connectors.kafka import sink as kafka
 from headrace.connectors.sink import Attempt
 
 JOB = "soak"
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+BUGS = {bug.__name__: bug for bug in (*planted_commits.ALL, *planted_sinks.ALL)}
 
 
 def plant(kill: dict[str, Any]) -> None:
-    """Die before or after the n-th call of a method."""
+    """Die, or be frozen, before or after the n-th call of a method."""
     owner = getattr(kafka, kill["owner"])
     method = getattr(owner, kill["method"])
     calls = 0
@@ -34,11 +39,12 @@ def plant(kill: dict[str, Any]) -> None:
     def planted(self: Any, *arguments: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == kill["nth"] and kill["when"] == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
+        is_due = calls == kill["nth"]
+        if is_due and kill["when"] == "before":
+            os.kill(os.getpid(), SIGNALS[kill["what"]])
         answer = method(self, *arguments)
-        if calls == kill["nth"] and kill["when"] == "after":
-            os.kill(os.getpid(), signal.SIGKILL)
+        if is_due and kill["when"] == "after":
+            os.kill(os.getpid(), SIGNALS[kill["what"]])
         return answer
 
     setattr(owner, kill["method"], planted)
@@ -76,4 +82,6 @@ def main(told: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    given = json.loads(sys.argv[1])
+    with BUGS[given["bug"]]() if given["bug"] else nullcontext():
+        main(given)

@@ -1,0 +1,53 @@
+"""Planted bugs in the Kafka sink itself; those in the order of its commits are in `planted_commits`. Each must be caught.
+
+with planted_sinks.produce_errors_swallowed():
+    ...  # must fail
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from planted_commits import Planted
+
+from headrace.connectors.kafka.errors import BrokerError
+from headrace.connectors.kafka.produce import BatchSender
+from headrace.connectors.kafka.sink import KafkaCommitter, KafkaSink
+
+
+@contextmanager
+def fresh_transactional_ids() -> Iterator[None]:
+    """Every process makes up transactional ids of its own, so that none fences another, nor sweeps after it."""
+    prefix_of, run = KafkaSink.job_prefix, uuid.uuid4().hex[:8]
+    with patch.object(KafkaSink, "job_prefix", lambda self, job: f"{prefix_of(self, job)}{run}."):
+        yield
+
+
+@contextmanager
+def produce_errors_swallowed() -> Iterator[None]:
+    """A batch that a broker refuses counts as written."""
+    judge = BatchSender._judge
+
+    def planted(self: Any, lane: Any, batch: Any, item: Any) -> Any:
+        try:
+            return judge(self, lane, batch, item)
+        except BrokerError:
+            self._acknowledged(lane, batch, item.base_offset)
+            return None
+
+    with patch.object(BatchSender, "_judge", planted):
+        yield
+
+
+@contextmanager
+def prepared_without_waiting() -> Iterator[None]:
+    """Nobody looks whether transactions are still prepared before their list becomes durable."""
+    with patch.object(KafkaCommitter, "check", lambda *_: None):
+        yield
+
+
+ALL: tuple[Planted, ...] = (fresh_transactional_ids, produce_errors_swallowed, prepared_without_waiting)
