@@ -36,7 +36,7 @@ class RecordBatchCoder(Coder):
             return reader.read_next_batch()
 
     def is_deterministic(self) -> bool:
-        """So a batch can be a key, and a runner may compare."""
+        """A runner may compare what it encodes."""
         return True
 
     def to_type_hint(self) -> type:

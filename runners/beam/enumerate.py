@@ -22,7 +22,6 @@ from headrace.enumerator.split import SplitT
 from headrace.runners.beam import worker as workers
 from headrace.runners.beam.coders import EnumerationCoder, SplitStateCoder
 from headrace.runners.beam.event_time import IDLE_LAG, SplitWatermark
-from headrace.runners.beam.publication import Proof
 from headrace.runners.beam.restrictions import Enumerated, Enumeration, EnumerationTracker, Fresh, HandedOn
 
 log = logging.getLogger(__name__)
@@ -105,7 +104,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
 
     def setup(self) -> None:
         """Once per instance."""
-        self._worker = workers.join(self._transform, Proof.OWN_BUNDLE)
+        self._worker = workers.join(self._transform)
         self._discovery = self._source.create_discovery()
 
     def teardown(self) -> None:

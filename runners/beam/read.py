@@ -67,7 +67,7 @@ class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
 
     def setup(self) -> None:
         """Once per instance."""
-        self._worker = workers.join(self._reading.transform, self._reading.proof)
+        self._worker = workers.join(self._reading.transform)
 
     def teardown(self) -> None:
         """Once per instance, unless the process is killed."""
@@ -109,7 +109,7 @@ class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
             return
         with self._reader(start.split) as held:
             deadline_s = time.monotonic() + self._reading.read_s
-            while not state.finished and time.monotonic() < deadline_s:
+            while not state.finished:
                 batch = held.reader.poll(WAIT_S)
                 if batch is None:
                     pause_s = IDLE_S
@@ -123,6 +123,8 @@ class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
                 held.delivered(batch.split)
                 if batch.records.num_rows:
                     yield self._timestamped(batch.records, watermark)
+                if time.monotonic() >= deadline_s:
+                    break
             held.end(finished=state.finished)
         self._look_at_end(state, watermark, idle=pause_s > 0)
         self._publish(start.split, state.split, finalizer)
@@ -170,7 +172,7 @@ class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
     def _publish(self, start: Any, end: Any, finalizer: Any) -> None:
         if not self._reading.publishes:
             return
-        publication = self._worker.publication(end.split_id)
+        publication = self._worker.publication(end.split_id, self._reading.proof)
         ticket = publication.register(start, end)
         if ticket is not None:
             finalizer.register(lambda: self._finalised(publication.finalised(ticket)))
@@ -342,14 +344,18 @@ class ReadFromSource(beam.PTransform):
             return batches
         return batches | "ToRecords" >> to_records(self._rows, self._event_time, self._record_type)
 
-    def _read(self, pbegin: Any) -> Any:
+    def stages(self, proof: Proof) -> tuple[EnumerateBounded | EnumerateUnbounded, ReadBounded | ReadUnbounded]:
+        """The two splittable DoFns, under a name of their own: for `expand`, and for tests that do what a runner does."""
         transform = uuid.uuid4().hex
-        runner = type(pbegin.pipeline.runner).__name__
-        proof = Proof.OWN_BUNDLE if runner in _FINALISE_AS_BEAM_HAS_IT else Proof.EARLIER_BUNDLES
         reading = Reading(self._source, transform, proof, self._event_time, self._read_s, self._publishes)
-        bounded = self._source.boundedness is Boundedness.BOUNDED
-        enumerate_fn = (EnumerateBounded if bounded else EnumerateUnbounded)(self._source, transform, self._interval_s)
-        read_fn = (ReadBounded if bounded else ReadUnbounded)(reading)
+        if self._source.boundedness is Boundedness.BOUNDED:
+            return EnumerateBounded(self._source, transform, self._interval_s), ReadBounded(reading)
+        return EnumerateUnbounded(self._source, transform, self._interval_s), ReadUnbounded(reading)
+
+    def _read(self, pbegin: Any) -> Any:
+        runner = type(pbegin.pipeline.runner).__name__
+        finalises_as_told = runner in _FINALISE_AS_BEAM_HAS_IT
+        enumerate_fn, read_fn = self.stages(Proof.OWN_BUNDLE if finalises_as_told else Proof.EARLIER_BUNDLES)
         return (
             pbegin
             | "Impulse" >> beam.Impulse()

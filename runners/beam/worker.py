@@ -88,7 +88,6 @@ class LastLook:
 class Worker(Generic[SplitT]):
     """One transform in this process. `ends` and `last_look` are hints, overwritten at will; `reported` are missing splits."""
 
-    proof: Proof
     readers: ParkedReaders[SplitT] = field(default_factory=ParkedReaders)
     ends: dict[str, int] = field(default_factory=dict)
     last_look: LastLook | None = None
@@ -98,22 +97,22 @@ class Worker(Generic[SplitT]):
     _publications: dict[str, Publication[SplitT]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def publication(self, split_id: str) -> Publication[SplitT]:
+    def publication(self, split_id: str, proof: Proof) -> Publication[SplitT]:
         """The split's, made when first asked for."""
         with self._lock:
-            return self._publications.setdefault(split_id, Publication(self.proof))
+            return self._publications.setdefault(split_id, Publication(proof))
 
 
 _workers: dict[str, Worker[Any]] = {}
 _lock = threading.Lock()
 
 
-def join(transform: str, proof: Proof) -> Worker[Any]:
+def join(transform: str) -> Worker[Any]:
     """The process's state of this transform, for one more DoFn instance. Every `join` is followed by a `leave`."""
     with _lock:
         worker = _workers.get(transform)
         if worker is None:
-            worker = _workers[transform] = Worker(proof)
+            worker = _workers[transform] = Worker()
             name = f"headrace-beam-sweeper-{transform}"
             threading.Thread(target=_sweep_for_ever, args=(worker,), name=name, daemon=True).start()
         worker.users += 1

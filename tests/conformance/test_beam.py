@@ -1,0 +1,73 @@
+"""The kit on the Beam transform: its two stages, driven as a portable runner drives them; on the log in memory and on Kafka."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from beam_rig import BeamRun
+
+from headrace.enumerator import Boundedness, Source, SourceReader, SplitDiscovery, SplitSerializer
+from headrace.testing.conformance import Run, SourceConformance
+from headrace.testing.memory import MemorySource
+
+from .test_kafka import PartitionPerSplit
+from .test_memory import MemoryContext
+
+
+class Opaque(Source[Any]):
+    """A source whose splits are no offsets, for all that a runner can see."""
+
+    name = "opaque"
+
+    def __init__(self, inner: MemorySource) -> None:
+        self._inner = inner
+        self.schema = inner.schema
+
+    @property
+    def boundedness(self) -> Boundedness:
+        return self._inner.boundedness
+
+    @property
+    def split_serializer(self) -> SplitSerializer[Any]:
+        return self._inner.split_serializer
+
+    def create_discovery(self) -> SplitDiscovery[Any]:
+        return self._inner.create_discovery()
+
+    def create_reader(self) -> SourceReader[Any]:
+        return self._inner.create_reader()
+
+
+class OnBeam(SourceConformance):
+    def create_run(self, source: Source[Any], *, checkpoint: bytes | None, parallelism: int) -> Run:
+        return BeamRun(source, checkpoint)
+
+
+class TestLogOfOffsets(OnBeam):
+    def create_external_context(self) -> MemoryContext:
+        return MemoryContext()
+
+
+class OpaqueContext(MemoryContext):
+    def create_source(self, boundedness: Boundedness) -> Opaque:
+        return Opaque(super().create_source(boundedness))
+
+
+class TestOpaqueSplits(OnBeam):
+    def create_external_context(self) -> OpaqueContext:
+        return OpaqueContext()
+
+
+@pytest.mark.broker
+@pytest.mark.timeout(120)
+class TestKafka(OnBeam):
+    poll_timeout_s = 0.2
+    patience_polls = 100
+
+    @pytest.fixture(autouse=True)
+    def reach(self, broker):
+        self.bootstrap = broker.bootstrap
+
+    def create_external_context(self) -> PartitionPerSplit:
+        return PartitionPerSplit(self.bootstrap)

@@ -1,0 +1,122 @@
+"""How Arrow batches and restrictions of the Beam transform are encoded."""
+
+from __future__ import annotations
+
+import json
+
+import apache_beam as beam
+import pyarrow as pa
+import pytest
+from apache_beam.testing.util import assert_that, equal_to
+from driving import checkpoint_of, reading
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.connectors.kafka.records import arrow_schema
+from headrace.enumerator.errors import StateError
+from headrace.runners.beam.coders import EnumerationCoder, RecordBatchCoder, SplitStateCoder
+from headrace.runners.beam.restrictions import Enumerated, Fresh, HandedOn
+from headrace.testing.memory import MemoryLog, MemorySource
+
+SOURCE = MemorySource(MemoryLog())
+CODER = RecordBatchCoder()
+
+rows = st.lists(
+    st.fixed_dictionaries(
+        {
+            "key": st.none() | st.binary(max_size=20),
+            "value": st.none() | st.binary(max_size=20),
+            "headers": st.none() | st.just([{"key": "k", "value": None}, {"key": "", "value": b"v"}]),
+            "offset": st.integers(0, 2**62),
+        }
+    ),
+    max_size=20,
+)
+
+
+@given(rows=rows, cut=st.integers(0, 20))
+def test_a_batch_comes_back_as_it_was_also_a_slice_of_one(rows, cut):
+    schema = arrow_schema(["key", "value", "headers", "offset"])
+    batch = pa.RecordBatch.from_pylist([{name: row[name] for name in schema.names} for row in rows], schema=schema)
+    for item in (batch, batch.slice(cut)):
+        decoded = CODER.decode(CODER.encode(item))
+        assert decoded.equals(item)
+        assert decoded.schema.equals(item.schema)
+        assert CODER.encode(decoded) == CODER.encode(item)
+
+
+def test_the_same_rows_have_the_same_bytes_wherever_they_lie():
+    batch = pa.RecordBatch.from_pydict({"value": [b"a", b"b", b"c", None]})
+    again = pa.RecordBatch.from_pydict({"value": [b"x", b"a", b"b", b"c", None]}).slice(1)
+    assert CODER.is_deterministic()
+    assert CODER.encode(batch) == CODER.encode(again)
+
+
+def test_beam_uses_it_for_record_batches():
+    assert isinstance(beam.coders.registry.get_coder(pa.RecordBatch), RecordBatchCoder)
+
+
+def test_batches_cross_the_stages_of_a_pipeline():
+    batch = pa.RecordBatch.from_pydict({"value": [b"a", None]})
+    with beam.Pipeline() as pipeline:
+        batches = pipeline | beam.Create([0, 1]) | beam.Map(lambda _: batch).with_output_types(pa.RecordBatch)
+        values = batches | beam.Reshuffle() | beam.FlatMap(lambda batch: batch.column("value").to_pylist())
+        assert_that(values, equal_to([b"a", None, b"a", None]))
+
+
+@pytest.mark.parametrize(
+    "state", [Fresh(), HandedOn(), Enumerated(checkpoint_of()), Enumerated(checkpoint_of(reading("a", 3), exhausted=True))]
+)
+def test_an_enumeration_comes_back_as_it_was(state):
+    coder = EnumerationCoder(SOURCE)
+    assert coder.decode(coder.encode(state)) == state
+
+
+def test_a_ledger_without_splits_is_not_fresh():
+    """Null and empty must not be confused (fluss #3354)."""
+    coder = EnumerationCoder(SOURCE)
+    assert coder.decode(coder.encode(Enumerated(checkpoint_of()))) != Fresh()
+
+
+def test_a_split_comes_back_as_it_was():
+    coder = SplitStateCoder(SOURCE)
+    assert coder.decode(coder.encode(reading("a", 3, 9))) == reading("a", 3, 9)
+
+
+GOLDEN_FRESH = b'{"format": "headrace-fresh", "version": 1}'
+GOLDEN_SPLIT = (
+    b'{"format":"headrace-checkpoint","version":1,"crc32":1696104943,"body":"{\\"source\\":\\"memory\\",\\"checkpoint_id\\":0,'
+    b'\\"exhausted\\":true,\\"split_version\\":1,\\"splits\\":[{\\"finished\\":false,\\"split\\":'
+    b'{\\"id\\":\\"a\\",\\"next\\":3,\\"stop\\":9}}]}"}'
+)
+
+
+def test_what_was_written_once_is_read_for_ever():
+    assert EnumerationCoder(SOURCE).decode(GOLDEN_FRESH) == Fresh()
+    assert SplitStateCoder(SOURCE).decode(GOLDEN_SPLIT) == reading("a", 3, 9)
+    assert EnumerationCoder(SOURCE).encode(Fresh()) == GOLDEN_FRESH
+    assert SplitStateCoder(SOURCE).encode(reading("a", 3, 9)) == GOLDEN_SPLIT
+
+
+@pytest.mark.parametrize(
+    ("encoded", "message"),
+    [
+        (b"", "not JSON"),
+        (b"{}", "not a headrace checkpoint"),
+        (json.dumps({"format": "headrace-fresh", "version": 2}).encode(), "not a headrace checkpoint"),
+        (GOLDEN_SPLIT.replace(b'next\\":3', b'next\\":4'), "checksum"),
+        (GOLDEN_SPLIT.replace(b'"version":1', b'"version":2'), "version 2"),
+    ],
+)
+def test_what_is_damaged_or_newer_is_refused(encoded, message):
+    for coder in (EnumerationCoder(SOURCE), SplitStateCoder(SOURCE)):
+        with pytest.raises(StateError, match=message):
+            coder.decode(encoded)
+
+
+def test_state_of_another_source_is_refused():
+    class Other(MemorySource):
+        name = "other"
+
+    with pytest.raises(StateError, match="'memory' source and cannot restore a 'other' source"):
+        SplitStateCoder(Other(MemoryLog())).decode(GOLDEN_SPLIT)

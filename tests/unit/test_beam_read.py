@@ -1,0 +1,444 @@
+"""The two stages of the Beam transform, driven as a portable runner drives them, over a log in memory."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import UTC, datetime, timedelta
+
+import apache_beam as beam
+import pyarrow as pa
+import pytest
+from apache_beam.testing.util import assert_that, equal_to
+from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
+from beam_rig import BeamRun, Stage
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.beam import ColumnTime, Limit, ProcessingTime, ReadFromSource
+from headrace.enumerator.errors import CorruptDataError, RetriableError, UsageError
+from headrace.runners.beam.enumerate import look
+from headrace.runners.beam.event_time import IDLE_LAG
+from headrace.runners.beam.publication import Proof
+from headrace.runners.beam.read import as_dicts
+from headrace.runners.beam.restrictions import Enumerated, Fresh
+from headrace.testing.memory import MemoryDiscovery, MemoryLog, MemoryReader, MemorySource
+
+
+def log_of(**splits):
+    log = MemoryLog()
+    for split_id, values in splits.items():
+        log.create(split_id)
+        log.append(split_id, values)
+    return log
+
+
+def values_of(batches):
+    return [value for batch in batches for value in batch.column("value").to_pylist()]
+
+
+def stages(source, **options):
+    enumerate_fn, read_fn = ReadFromSource(source, **options).stages(Proof.OWN_BUNDLE)
+    return Stage(enumerate_fn), Stage(read_fn)
+
+
+@pytest.fixture
+def opened():
+    """Stages and runs to be closed."""
+    items = []
+    yield items
+    for item in items:
+        item.close()
+
+
+# --- the enumerating stage -----------------------------------------------------------------------------------------
+
+
+class Counting(MemoryDiscovery):
+    calls = ()
+    failure = None
+
+    def initial(self):
+        self.calls += ("initial",)
+        return super().initial()
+
+    def later(self, known):
+        self.calls += ("later",)
+        if self.failure is not None:
+            raise self.failure
+        return super().later(known)
+
+
+def test_only_a_fresh_enumeration_initialises():
+    discovery = Counting(MemorySource(log_of(a="1")))
+    first = look(Fresh(), discovery)
+    look(Enumerated(first.checkpoint), discovery)
+    look(Enumerated(first.checkpoint), discovery)
+    assert discovery.calls == ("initial", "later", "later")
+
+
+def test_a_look_emits_what_is_new_and_keeps_what_is_known():
+    log = log_of(a="1", b="2")
+    discovery = MemoryDiscovery(MemorySource(log))
+    first = look(Fresh(), discovery)
+    log.create("c")
+    second = look(Enumerated(first.checkpoint), discovery)
+    assert [split.split_id for split in first.added] == ["a", "b"]
+    assert [split.split_id for split in second.added] == ["c"]
+    assert [state.split.split_id for state in second.checkpoint.splits] == ["a", "b", "c"]
+
+
+def test_a_later_look_that_fails_for_a_while_finds_nothing(caplog):
+    discovery = Counting(MemorySource(log_of(a="1")))
+    first = look(Fresh(), discovery)
+    discovery.failure = RetriableError("no leader")
+    assert look(Enumerated(first.checkpoint), discovery).added == []
+    assert "no leader" in caplog.text
+    discovery.failure = CorruptDataError("rubbish")
+    with pytest.raises(CorruptDataError):
+        look(Enumerated(first.checkpoint), discovery)
+
+
+def test_without_an_interval_it_looks_at_the_start_and_after_a_restore_only(opened):
+    log = log_of(a="1")
+    source = MemorySource(log)
+    run = BeamRun(source, None, discovery_interval_s=None)
+    opened.append(run)
+    log.create("b")
+    run.look_for_splits()
+    run.step(0)
+    run.step(0)
+    assert len(run.job.reading) == 1
+    restored = BeamRun(source, run.checkpoint(), discovery_interval_s=None)
+    opened.append(restored)
+    assert len(restored.job.reading) == 2
+
+
+def test_a_ledger_taken_back_is_looked_at_again_at_once(opened):
+    log = log_of(a="1")
+    run = BeamRun(MemorySource(log), None, discovery_interval_s=1e-9)
+    opened.append(run)
+    run.checkpoint()
+    log.create("b")
+    run.look_for_splits()
+    run.step(0)
+    assert len(run.job.reading) == 2
+    run.enumerate.fn._interval_s = 3600.0
+    run.lose_reader()
+    assert len(run.job.reading) == 2
+
+
+def test_a_bounded_source_leaves_nothing_to_enumerate(opened):
+    enumerate_stage, read_stage = stages(MemorySource(log_of(a="12"), bounded=True))
+    opened += [enumerate_stage, read_stage]
+    assert enumerate_stage.process(enumerate_stage.begin(b"")).residuals == []
+
+
+def test_an_unbounded_source_is_asked_again_after_the_interval(opened):
+    enumerate_stage, read_stage = stages(MemorySource(log_of(a="12")), discovery_interval_s=2.0)
+    opened += [enumerate_stage, read_stage]
+    bundle = enumerate_stage.process(enumerate_stage.begin(b""))
+    assert bundle.delay_s == pytest.approx(2.0, abs=0.5)
+
+
+def test_splits_found_at_first_hold_the_watermark_back_and_the_enumeration_does_not(opened):
+    log = log_of(a="1")
+    enumerate_stage, read_stage = stages(MemorySource(log), discovery_interval_s=1e-9)
+    opened += [enumerate_stage, read_stage]
+    first = enumerate_stage.process(enumerate_stage.begin(b""))
+    assert [output.timestamp for output in first.outputs] == [MIN_TIMESTAMP]
+    assert first.watermark > Timestamp.now() - 10
+    log.create("b")
+    (work,) = first.residuals
+    second = enumerate_stage.process(work)
+    assert [output.timestamp for output in second.outputs] == [first.watermark]
+    assert second.watermark >= first.watermark
+
+
+# --- the reading stage ---------------------------------------------------------------------------------------------
+
+
+def begin(opened, source, **options):
+    enumerate_stage, read_stage = stages(source, **options)
+    opened += [enumerate_stage, read_stage]
+    found = enumerate_stage.process(enumerate_stage.begin(b"")).outputs
+    return read_stage, [read_stage.begin(output.value, output.timestamp) for output in found]
+
+
+def test_a_call_reads_for_so_long_and_hands_the_rest_on(opened):
+    stage, (work,) = begin(opened, MemorySource(log_of(a="123456")), read_s=1e-9)
+    bundle = stage.process(work)
+    assert values_of(output.value for output in bundle.outputs) == ["1", "2"]
+    assert bundle.delay_s == pytest.approx(0.0, abs=0.1)
+    (rest,) = bundle.residuals
+    assert stage.decode(rest).split.next_offset == 2
+
+
+def test_a_split_without_records_is_looked_at_again_after_a_pause(opened):
+    stage, (work,) = begin(opened, MemorySource(log_of(a="")))
+    bundle = stage.process(work)
+    assert bundle.outputs == []
+    assert 0.1 < bundle.delay_s <= 0.25
+
+
+def test_the_reader_is_kept_from_call_to_call_and_the_last_call_closes_it(opened, monkeypatch):
+    made, closed = [], []
+    monkeypatch.setattr(MemorySource, "create_reader", lambda self: made.append(1) or MemoryReader(self))
+    monkeypatch.setattr(MemoryReader, "close", lambda self: closed.append(1))
+    stage, (work,) = begin(opened, MemorySource(log_of(a="123456"), bounded=True), read_s=1e-9)
+    for _ in range(3):
+        assert closed == []
+        bundle = stage.process(work)
+        work = next(iter(bundle.residuals), None)
+    assert (work, made, closed) == (None, [1], [1])
+
+
+def test_a_call_that_fails_closes_its_reader(opened, monkeypatch):
+    closed = []
+
+    def fail(self, timeout):
+        raise CorruptDataError("rubbish")
+
+    monkeypatch.setattr(MemoryReader, "poll", fail)
+    monkeypatch.setattr(MemoryReader, "close", lambda self: closed.append(1))
+    stage, (work,) = begin(opened, MemorySource(log_of(a="12")))
+    with pytest.raises(CorruptDataError):
+        stage.process(work)
+    assert closed == [1]
+
+
+def dividing(stage, work, after, fraction, rest):
+    """Divides the call after so many batches; what is then another's goes to `rest`."""
+    seen = []
+
+    def divide(output):
+        seen.append(output)
+        if len(seen) == after:
+            rest.extend(stage.divide(work, fraction))
+
+    return divide
+
+
+@given(splits=st.lists(st.tuples(st.integers(0, 12), st.floats(0, 0.99)), max_size=8), batch_size=st.integers(1, 5))
+def test_however_the_runner_divides_a_bounded_split_while_it_is_read_every_record_comes_once(splits, batch_size):
+    """The runner asks after so many batches of a call, for such a fraction."""
+    opened = []
+    source = MemorySource(log_of(a=[str(number) for number in range(40)]), bounded=True, batch_size=batch_size)
+    stage, todo = begin(opened, source)
+    asked = iter(splits)
+    read = []
+    while todo:
+        work, rest = todo.pop(0), []
+        stage.on_output = dividing(stage, work, *next(asked, (1000, 0.0)), rest)
+        bundle = stage.process(work)
+        todo += rest + bundle.residuals
+        read += values_of(output.value for output in bundle.outputs)
+    for item in opened:
+        item.close()
+    assert sorted(read, key=int) == [str(number) for number in range(40)]
+
+
+def test_a_split_that_was_divided_while_it_is_read_ends_at_its_new_stop(opened):
+    """Not by chance in the test above: here the batch under way reaches beyond the stop, and is read anew."""
+    source = MemorySource(log_of(a=[str(number) for number in range(10)]), bounded=True, batch_size=4)
+    stage, (work,) = begin(opened, source)
+    rest = []
+    stage.on_output = dividing(stage, work, 1, 0.3, rest)
+    bundle = stage.process(work)
+    assert stage.decode(rest[0]).split.next_offset == 5
+    assert [output.value.num_rows for output in bundle.outputs] == [4, 1]
+    assert bundle.residuals == []
+
+
+def test_the_backlog_is_the_size_of_what_is_left(opened):
+    log = log_of(a="123456")
+    stage, (work,) = begin(opened, MemorySource(log), read_s=1e-9)
+    (rest,) = stage.process(work).residuals
+    assert stage.fn.restriction_size(rest.element, stage.decode(rest)) == 4
+
+
+# --- event time ----------------------------------------------------------------------------------------------------
+
+START = datetime(2024, 1, 1, tzinfo=UTC)
+TIMED = pa.schema([("split", pa.string()), ("offset", pa.int64()), ("value", pa.string()), ("time", pa.timestamp("ms", "UTC"))])
+
+
+class TimedReader(MemoryReader):
+    """The value is the minute."""
+
+    def _read(self, split):
+        inner = self._source
+        self._source, schema = MemorySource(inner.log, bounded=inner.is_bounded, batch_size=inner.batch_size), inner.schema
+        batch = super()._read(split)
+        self._source = inner
+        if batch is None:
+            return None
+        times = [START + timedelta(minutes=int(value)) for value in batch.records.column("value").to_pylist()]
+        columns = [*batch.records.columns, pa.array(times, TIMED.field("time").type)]
+        return type(batch)(batch.split, pa.RecordBatch.from_arrays(columns, schema=schema), batch.finished)
+
+
+class TimedSource(MemorySource):
+    schema = TIMED
+
+    def create_reader(self):
+        return TimedReader(self)
+
+
+def minute(number):
+    return Timestamp.from_utc_datetime(START + timedelta(minutes=number))
+
+
+def test_a_batch_has_the_time_of_its_earliest_record_and_the_watermark_that_of_the_latest(opened):
+    stage, (work,) = begin(opened, TimedSource(log_of(a=["3", "2", "7", "5"])), event_time=ColumnTime("time"), read_s=1e-9)
+    bundle = stage.process(work)
+    assert [output.timestamp for output in bundle.outputs] == [minute(2)]
+    assert bundle.watermark == minute(3)
+
+
+def test_the_watermark_never_goes_back(opened):
+    stage, (work,) = begin(opened, TimedSource(log_of(a=["7", "7", "1", "1", "9"])), event_time=ColumnTime("time"), read_s=1e-9)
+    marks = []
+    for _ in range(2):
+        bundle = stage.process(work)
+        (work,) = bundle.residuals
+        marks.append(bundle.watermark)
+    assert marks == [minute(7), minute(7)]
+
+
+def test_a_split_that_is_caught_up_by_position_holds_nothing_back(opened):
+    stage, (work,) = begin(opened, TimedSource(log_of(a=["3"])), event_time=ColumnTime("time"))
+    bundle = stage.process(work)
+    assert values_of(output.value for output in bundle.outputs) == ["3"]
+    assert Timestamp.now() - 20 < bundle.watermark <= Timestamp.now() - IDLE_LAG
+
+
+def test_a_split_that_is_silent_but_not_caught_up_does_hold_back(opened, monkeypatch):
+    """It is slow, not idle."""
+    stage, (work,) = begin(opened, TimedSource(log_of(a=["3", "4", "5", "6"])), event_time=ColumnTime("time"), read_s=1e-9)
+    (work,) = stage.process(work).residuals
+    monkeypatch.setattr(TimedReader, "poll", lambda self, timeout: None)
+    assert stage.process(work).watermark == minute(4)
+
+
+def test_an_empty_split_holds_nothing_back_and_one_not_read_yet_everything(opened):
+    stage, works = begin(opened, TimedSource(log_of(a=[], b=["1", "2", "3"])), event_time=ColumnTime("time"), read_s=1e-9)
+    assert stage._state_coder.decode(works[1].estimator_state) is None
+    assert stage.process(works[0]).watermark > minute(10)
+
+
+def test_event_times_in_the_future_do_not_take_the_watermark_there(opened):
+    stage, (work,) = begin(opened, TimedSource(log_of(a=[str(10**8)] * 4)), event_time=ColumnTime("time"), read_s=1e-9)
+    assert stage.process(work).watermark <= Timestamp.now()
+
+
+def test_in_processing_time_batches_have_the_time_of_reading(opened):
+    stage, (work,) = begin(opened, MemorySource(log_of(a="1234")), event_time=ProcessingTime(), read_s=1e-9)
+    before = Timestamp.now()
+    bundle = stage.process(work)
+    assert before <= bundle.outputs[0].timestamp <= bundle.watermark <= Timestamp.now()
+
+
+def test_records_have_their_own_times():
+    source = TimedSource(log_of(a=["3", "1"]), bounded=True)
+    with beam.Pipeline() as pipeline:
+        rows = pipeline | ReadFromSource(source, event_time=ColumnTime("time"))
+        times = rows | beam.Map(lambda row, timestamp=beam.DoFn.TimestampParam: (row["value"], timestamp))
+        assert_that(times, equal_to([("3", minute(3)), ("1", minute(1))]))
+
+
+# --- publication ---------------------------------------------------------------------------------------------------
+
+
+def published(monkeypatch):
+    found = []
+    monkeypatch.setattr(MemorySource, "checkpoint_completed", lambda self, splits: found.extend(s.next_offset for s in splits))
+    return found
+
+
+def test_nothing_is_published_unless_asked_for(opened, monkeypatch):
+    found = published(monkeypatch)
+    run = BeamRun(MemorySource(log_of(a="1234")), None, publish=False)
+    opened.append(run)
+    run.step(0)
+    run.checkpoint()
+    assert found == []
+
+
+def test_on_flink_a_position_is_published_once_a_later_checkpoint_proves_it(opened, monkeypatch):
+    found = published(monkeypatch)
+    run = BeamRun(MemorySource(log_of(a="123456")), None, proof=Proof.EARLIER_BUNDLES)
+    opened.append(run)
+    run.step(0)
+    run.snapshot()
+    run.step(0)  # after the barrier, but finalised with the rest
+    run.notify()
+    assert found == []
+    run.step(0)
+    run.checkpoint()
+    assert found == [4]
+
+
+def test_a_position_that_cannot_be_published_now_is_published_later(opened, monkeypatch, caplog):
+    answers = [RetriableError("coordinator moved"), None]
+    found = []
+
+    def completed(self, splits):
+        answer = answers.pop(0)
+        if answer is not None:
+            raise answer
+        found.extend(splits)
+
+    monkeypatch.setattr(MemorySource, "checkpoint_completed", completed)
+    run = BeamRun(MemorySource(log_of(a="1234")), None)
+    opened.append(run)
+    for _ in range(2):
+        run.step(0)
+        run.checkpoint()
+    assert "coordinator moved" in caplog.text
+    assert [split.next_offset for split in found] == [4]
+
+
+# --- limits and arguments -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("count", "expected"), [(3, 3), (100, 6)])
+def test_a_limit_of_records_is_exact(count, expected):
+    source = MemorySource(log_of(a="123", b="456"), bounded=True)
+    with beam.Pipeline() as pipeline:
+        rows = pipeline | ReadFromSource(source, limit=Limit(count, None))
+        assert_that(rows | beam.combiners.Count.Globally(), equal_to([expected]))
+
+
+def test_a_limit_of_time_ends_an_unbounded_source():
+    with beam.Pipeline() as pipeline:
+        rows = pipeline | ReadFromSource(MemorySource(log_of(a="123")), limit=Limit(None, 0.3))
+        assert_that(rows | beam.Map(lambda row: row["value"]), equal_to(["1", "2", "3"]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"output": "pandas"}, 'output must be "records" or "arrow"'),
+        ({"discovery_interval_s": 0}, "discovery_interval_s must be positive"),
+        ({"read_s": 0}, "read_s must be positive"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        ReadFromSource(MemorySource(MemoryLog()), **arguments)
+
+
+@pytest.mark.parametrize("limit", [(None, None), (0, None), (None, 0.0)])
+def test_a_limit_limits(limit):
+    with pytest.raises(UsageError):
+        Limit(*limit)
+
+
+def test_the_stages_are_picklable_with_their_source():
+    enumerate_fn, read_fn = ReadFromSource(MemorySource(log := log_of(a="1"))).stages(Proof.OWN_BUNDLE)
+    assert pickle.loads(pickle.dumps(enumerate_fn))._source.log is log
+    assert pickle.loads(pickle.dumps(read_fn))._reading.source.log is log
+
+
+def test_a_record_is_a_dict_unless_asked_otherwise():
+    assert list(as_dicts(pa.RecordBatch.from_pydict({"a": [1, 2]}))) == [{"a": 1}, {"a": 2}]
