@@ -165,18 +165,12 @@ class ReadFromKafka(beam.PTransform):
         _refuse_java(key_deserializer, value_deserializer, consumer_factory_fn_class, consumer_factory_fn_params)
         if expansion_service is not None:
             log.warning("ReadFromKafka ignores expansion_service: no Java is used")
-        if output not in ("records", "arrow"):
-            raise UsageError(f'output must be "records" or "arrow", not {output!r}')
-        if with_metadata and output == "arrow":
-            raise UsageError('with_metadata is for output="records"; with output="arrow" name the columns')
-        if columns is not None and output != "arrow":
-            raise UsageError('columns is for output="arrow"')
+        _refuse_contradictions(output, with_metadata, columns)
         config = _Config.of(consumer_config)
         publishes = commit_offset_in_finalize or config.auto_commit
         if publishes and config.group is None:
             raise UsageError("committing offsets needs a group: set group.id in consumer_config")
         event_time = _event_time(timestamp_policy)
-        interval_s = dynamic_read_poll_interval_seconds
         source = KafkaSource(
             config.bootstrap,
             topics=topics,
@@ -188,11 +182,11 @@ class ReadFromKafka(beam.PTransform):
             properties=config.properties,
             fail_on_data_loss=fail_on_data_loss,
             columns=columns if columns is not None else _columns(output, with_metadata, event_time),
-            discovery_interval_s=DISCOVERY_INTERVAL_S if interval_s is None else interval_s,
+            discovery_interval_s=dynamic_read_poll_interval_seconds or DISCOVERY_INTERVAL_S,
             fetch_budget_bytes=FETCH_BUDGET_BYTES,
         )
         _check_columns(source, event_time)
-        limited = max_num_records is not None or max_read_time is not None
+        limited = (max_num_records, max_read_time) != (None, None)
         self._read = ReadFromSource(
             source,
             output="arrow",
@@ -203,7 +197,7 @@ class ReadFromKafka(beam.PTransform):
             read_s=read_s,
         )
         self._event_time = event_time
-        self._redistribution = beam.Reshuffle(redistribute_num_keys or None) if redistribute else None
+        self._redistribution = beam.Reshuffle(int(redistribute_num_keys) or None) if redistribute else None
         self._output = output
         self._with_metadata = with_metadata
 
@@ -283,6 +277,15 @@ def _refuse_java(
         raise UsageError(
             "consumer_factory_fn_class names a Java class, and no Java runs here: give what it would set in consumer_config"
         )
+
+
+def _refuse_contradictions(output: str, with_metadata: bool, columns: Sequence[str] | None) -> None:  # noqa: FBT001 - passed on
+    if output not in ("records", "arrow"):
+        raise UsageError(f'output must be "records" or "arrow", not {output!r}')
+    if with_metadata and output == "arrow":
+        raise UsageError('with_metadata is for output="records"; with output="arrow" name the columns')
+    if columns is not None and output != "arrow":
+        raise UsageError('columns is for output="arrow"')
 
 
 def _event_time(timestamp_policy: str) -> EventTime:
