@@ -36,19 +36,22 @@ class Size:
     small_records: int  # of 100 B
     large_records: int  # of 1 KiB
     backlog_records: int  # streamed in steps
+    long_backlog_records: int  # streamed at once
     step: int
     triggers: int
     slow_records: int
     start_records: int = 10_000
-    copied_records: int = 1_000_000
+    copied_records: int = 3_000_000
+    copied_per_trigger: int = 50_000
 
     def shape(self, value_bytes: int, codec: str) -> Shape:
         """The topic of that record size."""
         return Shape(self.small_records if value_bytes < 1024 else self.large_records, value_bytes, codec)
 
 
-FULL = Size(5, 6_000_000, 1_000_000, 1_000_000, 100_000, 12, 300_000)
-QUICK = Size(3, 600_000, 100_000, 300_000, 100_000, 5, 100_000, copied_records=200_000)
+# A query takes about two seconds to start and to stop, so a backlog has to take much longer than that.
+FULL = Size(5, 6_000_000, 1_000_000, 6_000_000, 20_000_000, 100_000, 12, 300_000)
+QUICK = Size(3, 600_000, 100_000, 300_000, 600_000, 100_000, 5, 100_000, copied_records=200_000, copied_per_trigger=10_000)
 
 
 def cells(size: Size) -> list[Cell]:
@@ -65,7 +68,7 @@ def cells(size: Size) -> list[Cell]:
         *(_trigger(partitions, size.triggers) for partitions in (8, 100)),
         *_starts(Shape(size.start_records, 100)),
         _stream(Shape(size.backlog_records, 100), size.step),
-        _stream(size.shape(100, "none"), None),
+        _stream(Shape(size.long_backlog_records, 100), None),
         *(_local(shape, size.slow_records) for shape in shapes),
     ]
 
@@ -74,7 +77,8 @@ def write_cells(size: Size) -> list[Cell]:
     """What `write_throughput.py` measures: a topic copied to another."""
     shapes = [Shape(size.copied_records, 100), Shape(size.copied_records // 5, 1024)]
     whole = [_copy(shape, None, ("headrace", "jvm", "flink")) for shape in shapes]
-    return [*whole, _copy(shapes[0], size.copied_records // 20, ("headrace", "jvm"))]  # Flink has no triggers
+    triggers = Shape(20 * size.copied_per_trigger, 100)
+    return [*whole, _copy(triggers, size.copied_per_trigger, ("headrace", "jvm"))]  # Flink has no triggers
 
 
 def _copy(shape: Shape, per_trigger: int | None, systems: tuple[str, ...]) -> Cell:
