@@ -9,7 +9,7 @@ TREE := build/tree
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 
-.PHONY: demo test lint bench soak clean $(TREE)
+.PHONY: demo test lint bench bench-restore soak clean $(TREE)
 
 demo: $(INSTALLED) ## The flights pipeline: kills, restores, new partitions, and the oracle's verdict
 	$(BIN)/python examples/flights/demo.py
@@ -21,11 +21,14 @@ lint: $(INSTALLED) $(TREE) ## Style, types, and which layer may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	cd $(TREE) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/setup.cfg -p headrace -p pyspark_headrace
-	cd $(TREE) && MYPYPATH=$(CURDIR)/benchmarks:$(CURDIR)/tests/helpers $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/setup.cfg $(CURDIR)/benchmarks/*.py
+	cd $(TREE) && MYPYPATH=$(CURDIR)/benchmarks:$(CURDIR)/tests/helpers $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/setup.cfg $(CURDIR)/benchmarks/*.py $(CURDIR)/benchmarks/restore/*.py
 	cd $(TREE) && $(CURDIR)/$(BIN)/lint-imports --config $(CURDIR)/setup.cfg
 
 bench: $(INSTALLED) ## Side by side with Spark's JVM connector; results and plots go to benchmarks/results
 	$(BIN)/python benchmarks/read_throughput.py
+
+bench-restore: $(INSTALLED) ## Kills and restores beside the others': 10 kills of each system (hours); QUICK=1 for ten minutes
+	$(BIN)/python benchmarks/restore_throughput.py
 
 soak: $(INSTALLED) ## Simulated histories of the heart, many more than in the tests; and 300 kills of an exactly-once job
 	$(BIN)/python tests/helpers/simulate.py --histories 200000

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from plot import plot
+from restore.report import section as restore_section
 from rich.table import Table
+from spread import Spread
 
 Document = Mapping[str, Any]
 
@@ -53,30 +54,6 @@ NAMES = {
     "ceiling": "Spark's Python ceiling",
     "confluent": "confluent-kafka",
 }
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A median and its quartiles."""
-
-    low: float
-    median: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Collection[float]) -> Spread:
-        """Of at least one value."""
-        if len(values) == 1:
-            (only,) = values
-            return cls(only, only, only)
-        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-        return cls(low, median, high)
-
-    def text(self, unit: str) -> str:
-        """The median with its quartiles, as written in a table."""
-        scale, digits = {"records/s": (1e6, 2), "ms": (1, 0), "x": (1, 2)}.get(unit, (1, 1))
-        numbers = (f"{value / scale:.{digits}f}" for value in (self.median, self.low, self.high))
-        return "{} ({} to {})".format(*numbers)
 
 
 @dataclass(frozen=True)
@@ -170,7 +147,12 @@ def summary(directory: Path, keys: Collection[str] = ()) -> Table:
 def report(results: Path, target: Path) -> Path:
     """Write RESULTS.md into `target`, and the plots beside the JSON."""
     documents = load(results)
-    lines = ["# Results", "", "Made by `benchmarks/read_throughput.py` from the JSON in `benchmarks/results`; do not edit.", ""]
+    lines = [
+        "# Results",
+        "",
+        "Made by `benchmarks/read_throughput.py` and its neighbours from the JSON in `benchmarks/results`; do not edit.",
+        "",
+    ]
     lines += _facts(documents.values())
     for group, (title, explained) in GROUPS.items():
         chosen = [document for document in documents.values() if document["group"] == group]
@@ -178,6 +160,7 @@ def report(results: Path, target: Path) -> Path:
             image = results / f"{group.replace(' ', '-')}.png"
             _plot(chosen, title, image)
             lines += ["", f"## {title}", "", explained, "", *_table(chosen), "", f"![{title}]({image.relative_to(target)})"]
+    lines += restore_section(results / "restore", target)
     file = target / "RESULTS.md"
     file.write_text("\n".join(lines) + "\n")
     return file

@@ -1,0 +1,113 @@
+"""A plain consume-transform-produce loop with confluent-kafka, at its best settings.
+
+    python confluent_copy.py <json>, a Job (systems.py) with "transactions": whether offsets and records are committed together
+
+Without transactions it commits offsets once the records are acknowledged, which is at least once. Group members are static:
+a restarted one need not wait until its predecessor's session ends.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, Producer
+from marks import mark
+
+CHUNK = 10_000
+POLL_S = 0.05
+COMMIT_EVERY_S = 0.5
+PATIENCE_S = 60.0
+
+
+class Copier:
+    """One member of the group."""
+
+    def __init__(self, told: dict[str, Any], member: int) -> None:
+        """Contacts the cluster; with transactions, its predecessor's transaction is ended before offsets are read."""
+        self._told = told
+        self._failed: KafkaError | None = None
+        identity = f"{told['name']}-{member}"
+        producing: dict[str, Any] = {"bootstrap.servers": told["bootstrap"], "enable.idempotence": True, "linger.ms": 5}
+        producing |= {"partitioner": "murmur2_random", "queue.buffering.max.messages": 1_000_000}
+        if told["transactions"]:
+            producing["transactional.id"] = identity
+        self._producer = Producer(producing)
+        if told["transactions"]:
+            self._producer.init_transactions(PATIENCE_S)
+            self._producer.begin_transaction()
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": told["bootstrap"],
+                "group.id": told["name"],
+                "group.instance.id": identity,
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "isolation.level": "read_committed",
+                "topic.metadata.refresh.interval.ms": 1000,
+                "fetch.queue.backoff.ms": 1,
+                "queued.min.messages": 1_000_000,
+            }
+        )
+        self._consumer.subscribe([told["source"]], on_revoke=lambda _consumer, _partitions: self.commit())
+
+    def run(self) -> None:
+        """Until killed."""
+        committed_at, copied, first = time.monotonic(), 0, True
+        while True:
+            for message in self._consumer.consume(CHUNK, POLL_S):
+                if message.error() is not None:
+                    raise RuntimeError(str(message.error()))
+                self._send(message.value(), message.key())
+                copied += 1
+            self._producer.poll(0)
+            if copied and time.monotonic() - committed_at >= COMMIT_EVERY_S:
+                self.commit()
+                committed_at, copied = time.monotonic(), 0
+                if first:
+                    mark(self._told, "first commit")
+                    first = False
+
+    def commit(self) -> None:
+        """What was consumed is produced, and says so."""
+        if self._told["transactions"]:
+            positions = self._consumer.position(self._consumer.assignment())
+            known = [position for position in positions if position.offset >= 0]
+            self._producer.send_offsets_to_transaction(known, self._consumer.consumer_group_metadata())
+            self._producer.commit_transaction(PATIENCE_S)
+            self._producer.begin_transaction()
+            return
+        if self._producer.flush(PATIENCE_S) or self._failed is not None:
+            raise RuntimeError(f"records were not acknowledged: {self._failed}")
+        positions = [position for position in self._consumer.position(self._consumer.assignment()) if position.offset >= 0]
+        if positions:
+            self._consumer.commit(offsets=positions, asynchronous=False)
+
+    def _send(self, value: bytes, key: bytes) -> None:
+        while True:
+            try:
+                self._producer.produce(self._told["target"], value, key, on_delivery=self._delivered)
+            except BufferError:
+                self._producer.poll(0.01)
+            else:
+                return
+
+    def _delivered(self, error: KafkaError | None, _message: object) -> None:
+        self._failed = self._failed or error
+
+
+def main(told: dict[str, Any], member: int) -> None:
+    """The first member starts the others."""
+    mark(told, "python")
+    others = range(1, told["parallelism"]) if member == 0 else ()
+    children = [subprocess.Popen([sys.executable, __file__, json.dumps(told), str(number)]) for number in others]  # noqa: S603 - ourselves
+    Copier(told, member).run()
+    for child in children:
+        child.wait()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)

@@ -1,0 +1,105 @@
+"""A plain consume-transform-produce loop with kafka-python.
+
+    python kafka_python_copy.py <json>, a Job (systems.py) with "transactions": whether offsets and records are one commit
+
+As confluent_copy.py, with the other client.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+from kafka import ConsumerRebalanceListener, KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
+from marks import mark
+
+CHUNK = 5_000
+POLL_MS = 50
+COMMIT_EVERY_S = 0.5
+
+
+class Copier(ConsumerRebalanceListener):
+    """One member of the group."""
+
+    def __init__(self, told: dict[str, Any], member: int) -> None:
+        """Contacts the cluster; with transactions, its predecessor's transaction is ended before offsets are read."""
+        self._told = told
+        self._sent: list[Any] = []
+        self._positions: dict[TopicPartition, int] = {}
+        identity = f"{told['name']}-{member}"
+        self._producer = KafkaProducer(
+            bootstrap_servers=told["bootstrap"],
+            transactional_id=identity if told["transactions"] else None,
+            linger_ms=5,
+            batch_size=256 << 10,
+        )
+        if told["transactions"]:
+            self._producer.init_transactions()
+            self._producer.begin_transaction()
+        self._consumer = KafkaConsumer(
+            bootstrap_servers=told["bootstrap"],
+            group_id=told["name"],
+            group_instance_id=identity,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            isolation_level="read_committed",
+            metadata_max_age_ms=1000,
+            max_poll_records=CHUNK,
+        )
+        self._consumer.subscribe([told["source"]], listener=self)
+
+    def run(self) -> None:
+        """Until killed."""
+        committed_at, first = time.monotonic(), True
+        while True:
+            for partition, records in self._consumer.poll(POLL_MS).items():
+                for record in records:
+                    self._sent.append(self._producer.send(self._told["target"], record.value, record.key))
+                self._positions[partition] = records[-1].offset + 1
+            if self._sent and time.monotonic() - committed_at >= COMMIT_EVERY_S:
+                self.commit()
+                committed_at = time.monotonic()
+                if first:
+                    mark(self._told, "first commit")
+                    first = False
+
+    def on_partitions_revoked(self, revoked: object) -> None:
+        """What was consumed is committed before another member goes on from there."""
+        self.commit()
+
+    def on_partitions_assigned(self, assigned: object) -> None:
+        """Nothing to do."""
+
+    def commit(self) -> None:
+        """What was consumed is produced, and says so."""
+        if not self._sent:
+            return
+        offsets = {partition: OffsetAndMetadata(offset, "", -1) for partition, offset in self._positions.items()}
+        if self._told["transactions"]:
+            self._producer.send_offsets_to_transaction(offsets, self._consumer.group_metadata())
+            self._producer.commit_transaction()
+            self._producer.begin_transaction()
+        else:
+            self._producer.flush()
+            self._consumer.commit(offsets)
+        for future in self._sent:
+            future.get(0)
+        self._sent.clear()
+        self._positions.clear()
+
+
+def main(told: dict[str, Any], member: int) -> None:
+    """The first member starts the others."""
+    mark(told, "python")
+    others = range(1, told["parallelism"]) if member == 0 else ()
+    children = [subprocess.Popen([sys.executable, __file__, json.dumps(told), str(number)]) for number in others]  # noqa: S603 - ourselves
+    Copier(told, member).run()
+    for child in children:
+        child.wait()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)

@@ -1,0 +1,97 @@
+"""A Spark driver to be killed: copies key and value of a topic to another, for ever.
+
+    python spark_copy.py <json>, a Job (systems.py) with "connector": "headrace" (exactly once) or "kafka" (Spark's own),
+    "jars", and "survives": whether a failed query is started again
+
+It notes in `marks` when it got how far.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from marks import mark
+
+JVM_TUNING = {"kafka.max.poll.records": "10000"}
+FIRST_RECORDS_POLL_S = 0.02
+
+
+def start_session(told: dict[str, Any]) -> Any:  # noqa: ANN401 - Spark is imported here and not before
+    """Two cores' worth of threads or more; a failed task is tried again, as on a cluster."""
+    from headrace.runners.spark import session_builder
+
+    mark(told, "imported")
+    settings = {
+        "spark.master": f"local[{told['parallelism']},4]",
+        "spark.driver.memory": "2g",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        "spark.kafka.consumer.cache.capacity": "256",
+    }
+    if told["jars"]:
+        settings["spark.jars"] = ",".join(told["jars"])
+    return session_builder().config(map=settings).getOrCreate()
+
+
+def start_query(spark: Any, told: dict[str, Any]) -> Any:  # noqa: ANN401 - Spark's
+    """Source, sink and checkpoint."""
+    reading = {
+        "kafka.bootstrap.servers": told["bootstrap"],
+        "subscribe": told["source"],
+        "startingOffsets": "earliest",
+        "maxOffsetsPerTrigger": str(told["per_trigger"]),
+    }
+    reader = spark.readStream.format(told["connector"])
+    if told["connector"] == "headrace":
+        frame = reader.options(**reading).schema("key binary, value binary").load()
+    else:
+        frame = reader.options(**reading, **JVM_TUNING).load().select("key", "value")
+    writing = {"kafka.bootstrap.servers": told["bootstrap"], "topic": told["target"]}
+    writer = frame.writeStream.format(told["connector"]).options(**writing)
+    return writer.option("checkpointLocation", str(Path(told["state"], "checkpoint"))).start()
+
+
+def watch(query: Any, told: dict[str, Any]) -> None:  # noqa: ANN401 - Spark's
+    """Note the first batch with rows, then wait for the end."""
+    progress = None
+    while query.isActive and progress is None:
+        progress = next((item for item in query.recentProgress if item["numInputRows"]), None)
+        time.sleep(FIRST_RECORDS_POLL_S)
+    if progress is not None:
+        mark(
+            told,
+            "first batch",
+            batch=progress["batchId"],
+            rows=progress["numInputRows"],
+            phases_ms=dict(progress["durationMs"]),
+        )
+    query.awaitTermination()
+
+
+def main(told: dict[str, Any]) -> None:
+    """Until killed."""
+    mark(told, "python")
+    spark = start_session(told)
+    mark(told, "session")
+    from pyspark.errors import StreamingQueryException
+
+    while True:
+        query = start_query(spark, told)
+        mark(told, "query")
+        try:
+            watch(query, told)
+        except StreamingQueryException:
+            if not told["survives"]:
+                raise
+            mark(told, "query failed")
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,169 @@
+"""The load: a process that writes records at a fixed rate, or as fast as the output keeps up, noting when.
+
+It uses headrace's encoder, which costs a fraction of what a client costs that makes an object of each record: on a small
+machine the load must not take the processor from what is measured. The oracle checks what it writes, record by record.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import multiprocessing
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.context import SpawnContext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headrace.connectors.kafka.cluster import KafkaCluster
+from headrace.connectors.kafka.encode import RecordEncoder
+from headrace.connectors.kafka.produce import OutBatch, idempotent_sender
+from headrace.connectors.kafka.properties import ClientConfig
+from headrace.connectors.kafka.transactions import Transactions
+from restore.records import RecordMaker, batch
+from restore.timeline import Curve
+
+TICK_S = 0.01
+MOST_A_TICK = 20_000
+NO_RATE = math.inf
+NO_WINDOW = math.inf
+STOP_S = 60.0
+_STAMP = struct.Struct("<dQ")
+
+
+def _shared(kind: str, value: float) -> Any:  # noqa: ANN401 - a ctypes value
+    return _context().Value(kind, value)
+
+
+@functools.cache
+def _context() -> SpawnContext:
+    return multiprocessing.get_context("spawn")
+
+
+@dataclass
+class Controls:
+    """Shared memory. The harness sets the first three, the load and the probe the others.
+
+    `rate`: records per second. `window`: at most so many records that are not visible yet (closed loop, to measure capacity).
+    `partitions`: of the input topic. `behind`: the most records that the load was ever late with.
+    """
+
+    rate: Any = field(default_factory=lambda: _shared("d", 0.0))
+    window: Any = field(default_factory=lambda: _shared("d", NO_WINDOW))
+    partitions: Any = field(default_factory=lambda: _shared("q", 0))
+    stop: Any = field(default_factory=lambda: _context().Event())
+    produced: Any = field(default_factory=lambda: _shared("q", 0))
+    visible: Any = field(default_factory=lambda: _shared("q", 0))
+    behind: Any = field(default_factory=lambda: _shared("q", 0))
+
+    @property
+    def lag(self) -> int:
+        """Produced and not visible yet; negative with duplicates."""
+        return int(self.produced.value - self.visible.value)
+
+
+class Writer:
+    """Writes to the topic's partitions in turn, as an idempotent producer; a new one when partitions are added."""
+
+    def __init__(self, bootstrap: str, topic: str, maker: RecordMaker) -> None:
+        """Contacts nobody yet."""
+        self._bootstrap, self._topic, self._maker = bootstrap, topic, maker
+        self.counts: list[int] = []
+
+    def resize(self, partitions: int) -> None:
+        """Start over with so many partitions; sequences go on."""
+        self.counts += [0] * (partitions - len(self.counts))
+        cluster = KafkaCluster(ClientConfig.from_properties({"bootstrap.servers": self._bootstrap}))
+        producer = Transactions(cluster).init_idempotent()
+        self._sender = idempotent_sender(cluster)
+        self._encoder = RecordEncoder(
+            partitions, producer_id=producer.producer_id, producer_epoch=producer.epoch, transactional=False
+        )
+
+    def write(self, records: int) -> int:
+        """About so many records, the same number to each partition; returns how many, once all are acknowledged."""
+        each = max(1, records // len(self.counts))
+        now_ms = time.time_ns() // 1_000_000
+        for partition, first in enumerate(self.counts):
+            rows = batch(partition, self._maker.values(partition, first, each))
+            encoded = [*self._encoder.append(rows, now_ms), *self._encoder.flush()]
+            self._sender.send(self._topic, [OutBatch(item.partition, item.data, item.records) for item in encoded])
+        self._sender.flush()
+        self.counts = [count + each for count in self.counts]
+        return each * len(self.counts)
+
+
+def _run(bootstrap: str, topic: str, value_bytes: int, file: str, controls: Controls, counts: Any) -> None:  # noqa: ANN401
+    writer = Writer(bootstrap, topic, RecordMaker(value_bytes))
+    last, owed = time.monotonic(), 0.0
+    with Path(file).open("wb", buffering=0) as stamps:
+        while not controls.stop.is_set():
+            if controls.partitions.value != len(writer.counts):
+                writer.resize(controls.partitions.value)
+            now = time.monotonic()
+            owed, last = min(owed + controls.rate.value * (now - last), 1e12), now
+            room = controls.window.value - controls.lag
+            records = int(min(owed, room, MOST_A_TICK))
+            if records >= len(writer.counts):
+                sent = writer.write(records)
+                owed = 0.0 if controls.rate.value == NO_RATE else owed - sent
+                controls.behind.value = max(controls.behind.value, int(owed))
+                controls.produced.value += sent
+                stamps.write(_STAMP.pack(time.monotonic(), controls.produced.value))
+            time.sleep(max(0.0, TICK_S - (time.monotonic() - now)))
+    counts.send(writer.counts)
+
+
+class Load:
+    """The process, from the harness's side."""
+
+    def __init__(self, bootstrap: str, topic: str, value_bytes: int, file: Path, controls: Controls) -> None:
+        """Start it."""
+        self._file, self._controls = file, controls
+        self._counts, theirs = _context().Pipe()
+        arguments = (bootstrap, topic, value_bytes, str(file), controls, theirs)
+        self._process = _context().Process(target=_run, args=arguments, daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def check(self) -> None:
+        """Raise RuntimeError if it has ended by itself."""
+        if not self._process.is_alive():
+            raise RuntimeError("the load generator ended by itself; what it said is above")
+
+    def stop(self) -> list[int]:
+        """End it; how many records each input partition got, all acknowledged. Raises RuntimeError when it failed."""
+        self._controls.stop.set()
+        if not self._counts.poll(STOP_S):
+            raise RuntimeError("the load generator did not end")
+        try:
+            found: list[int] = self._counts.recv()
+        except EOFError:
+            raise RuntimeError("the load generator ended by itself; what it said is above") from None
+        self._process.join()
+        return found
+
+    def curve(self) -> Curve:
+        """When how many were acknowledged."""
+        data = np.frombuffer(self._file.read_bytes(), np.dtype([("at", "<f8"), ("total", "<u8")]))
+        return Curve(data["at"].copy(), data["total"].astype(np.int64))
+
+    def kill(self) -> None:
+        """Whatever it does."""
+        self._process.kill()
+        self._process.join()
+
+
+@contextmanager
+def load(bootstrap: str, topic: str, value_bytes: int, file: Path, controls: Controls) -> Iterator[Load]:
+    """A load that is gone when the context is left."""
+    running = Load(bootstrap, topic, value_bytes, file, controls)
+    try:
+        yield running
+    finally:
+        running.kill()

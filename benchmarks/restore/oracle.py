@@ -1,0 +1,211 @@
+"""The judge: reads the whole output with librdkafka, nothing of headrace, and classifies what is wrong with it.
+
+`judge` is pure. `read_log` reads a topic under one isolation level. What the words mean:
+
+- duplicate: a record seen more than once under read_committed; each copy beyond the first counts.
+- lost: produced, and not in the log at all.
+- torn: written, and not visible under read_committed once the job has caught up: its batch became visible in part.
+- out of order: within an output partition, a record that comes after a later one of its input partition; copies beyond the
+  first are left out, as they are counted as duplicates.
+- damaged: its checksum is wrong. foreign: intact, and never produced.
+- aborted seen: the live probe was given it under read_committed, and it is not committed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from restore.records import SEQUENCE_BITS, Bools, Ints, identify, record_ids
+
+FETCH = 50_000
+POLL_S = 0.2
+ANSWER_S = 30.0
+
+
+@dataclass(frozen=True)
+class Log:
+    """One output partition as read: offsets ascending, and which record is at each (-1: damaged)."""
+
+    offsets: Ints
+    ids: Ints
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the probe was given, batch by batch: seconds (monotonic), output partition, first and last offset, rows."""
+
+    at: np.ndarray
+    partition: Ints
+    first: Ints
+    last: Ints
+    rows: Ints
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Counts; see the module."""
+
+    records_in: int
+    records_out: int
+    duplicates: int
+    lost: int
+    torn: int
+    out_of_order: int
+    damaged: int
+    foreign: int
+    aborted_seen: int
+    unseen: int
+    """Committed, and not given to the probe: then the probe's times are worth nothing."""
+
+    @property
+    def clean(self) -> bool:
+        """Every record once. Order is reported and not part of it."""
+        return not any((self.duplicates, self.lost, self.torn, self.damaged, self.foreign, self.aborted_seen))
+
+    def counts(self) -> dict[str, int]:
+        """For JSON."""
+        return asdict(self)
+
+
+def judge(produced: Sequence[int], committed: Mapping[int, Log], written: Mapping[int, Log], seen: Seen) -> Verdict:
+    """`produced`: how many records each input partition got. `committed` and `written`: the output by partition, under
+    read_committed and read_uncommitted."""
+    ids = _all_ids(committed)
+    intact = ids[ids >= 0]
+    known = intact[_was_produced(intact, produced)]
+    unique = np.unique(known)
+    missing = np.setdiff1d(_produced_ids(produced), unique, assume_unique=True)
+    torn = int(np.isin(missing, _all_ids(written)).sum())
+    aborted_seen, unseen = _compare_with_probe(committed, seen)
+    return Verdict(
+        records_in=sum(produced),
+        records_out=len(ids),
+        duplicates=len(known) - len(unique),
+        lost=len(missing) - torn,
+        torn=torn,
+        out_of_order=sum(_disorder(log.ids) for log in committed.values()),
+        damaged=len(ids) - len(intact),
+        foreign=len(intact) - len(known),
+        aborted_seen=aborted_seen,
+        unseen=unseen,
+    )
+
+
+def _all_ids(logs: Mapping[int, Log]) -> Ints:
+    return np.concatenate([log.ids for log in logs.values()]) if logs else np.empty(0, np.int64)
+
+
+def _produced_ids(produced: Sequence[int]) -> Ints:
+    parts = [record_ids(np.full(count, origin, np.int64), np.arange(count)) for origin, count in enumerate(produced)]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def _was_produced(ids: Ints, produced: Sequence[int]) -> Bools:
+    counts = np.asarray([*produced, 0], np.int64)
+    origin, sequence = ids >> SEQUENCE_BITS, ids & ((1 << SEQUENCE_BITS) - 1)
+    known: Bools = sequence < counts[np.minimum(origin, len(produced))]
+    return known
+
+
+def _disorder(ids: Ints) -> int:
+    """How many of one output partition's records come after a later one of their input partition."""
+    ids = ids[ids >= 0]
+    _, first = np.unique(ids, return_index=True)
+    ids = ids[np.sort(first)]
+    found = 0
+    for origin in np.unique(ids >> SEQUENCE_BITS):
+        mine = ids[(ids >> SEQUENCE_BITS) == origin]
+        found += int((mine < np.maximum.accumulate(mine)).sum())
+    return found
+
+
+def _compare_with_probe(committed: Mapping[int, Log], seen: Seen) -> tuple[int, int]:
+    """Rows given to the probe beyond those committed in the same offsets; and committed ones it was not given."""
+    phantoms = shown = 0
+    for partition, log in committed.items():
+        mine = seen.partition == partition
+        begins = np.searchsorted(log.offsets, seen.first[mine], "left")
+        ends = np.searchsorted(log.offsets, seen.last[mine], "right")
+        there = ends - begins
+        phantoms += int(np.maximum(seen.rows[mine] - there, 0).sum())
+        shown += int(np.minimum(seen.rows[mine], there).sum())
+    strays = ~np.isin(seen.partition, list(committed))
+    return phantoms + int(seen.rows[strays].sum()), len(_all_ids(committed)) - shown
+
+
+def first_seen(committed: Mapping[int, Log], seen: Seen) -> np.ndarray:
+    """When each distinct intact record first became visible, ascending: seconds, monotonic."""
+    times, ids = [], []
+    for partition, log in committed.items():
+        mine = seen.partition == partition
+        if not mine.any():
+            continue
+        order = np.argsort(seen.last[mine], kind="stable")
+        lasts, stamps = seen.last[mine][order], seen.at[mine][order]
+        place = np.minimum(np.searchsorted(lasts, log.offsets, "left"), len(lasts) - 1)
+        times.append(stamps[place])
+        ids.append(log.ids)
+    if not times:
+        return np.empty(0)
+    at, which = np.concatenate(times), np.concatenate(ids)
+    order = np.argsort(at, kind="stable")
+    at, which = at[order], which[order]
+    _, first = np.unique(which, return_index=True)
+    return np.sort(at[first][which[first] >= 0])
+
+
+def read_log(bootstrap: str, topic: str, isolation: str, value_bytes: int) -> dict[int, Log]:
+    """The topic by partition, from its first record to where it ends now under this isolation level."""
+    offsets: dict[int, list[Ints]] = {}
+    ids: dict[int, list[Ints]] = {}
+    for messages in _chunks(bootstrap, topic, isolation):
+        found = identify([message.value() or b"" for message in messages], value_bytes).ids
+        partitions = np.fromiter((message.partition() for message in messages), np.int64, len(messages))
+        places = np.fromiter((message.offset() for message in messages), np.int64, len(messages))
+        for partition in np.unique(partitions).tolist():
+            mine = partitions == partition
+            offsets.setdefault(partition, []).append(places[mine])
+            ids.setdefault(partition, []).append(found[mine])
+    return {partition: Log(np.concatenate(offsets[partition]), np.concatenate(ids[partition])) for partition in offsets}
+
+
+def _chunks(bootstrap: str, topic: str, isolation: str) -> Iterator[list[Message]]:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "restore-oracle",  # must be given, is not used
+            "enable.auto.commit": False,
+            "isolation.level": isolation,
+            "auto.offset.reset": "error",
+            "enable.partition.eof": True,
+            "check.crcs": True,
+            "fetch.queue.backoff.ms": 1,
+            "queued.min.messages": 1_000_000,
+        }
+    )
+    try:
+        waiting = set(consumer.list_topics(topic, ANSWER_S).topics[topic].partitions)
+        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in waiting])
+        last = time.monotonic()
+        while waiting:
+            messages = consumer.consume(FETCH, POLL_S)
+            if messages:
+                last = time.monotonic()
+            elif time.monotonic() > last + ANSWER_S:
+                raise TimeoutError(f"nothing from partitions {sorted(waiting)} of {topic} for {ANSWER_S:.0f} s")
+            good = [message for message in messages if message.error() is None]
+            for message in messages:
+                error = message.error()
+                if error is not None and error.code() == KafkaError._PARTITION_EOF:
+                    waiting.discard(message.partition())
+                elif error is not None:
+                    raise KafkaException(error)
+            if good:
+                yield good
+    finally:
+        consumer.close()

@@ -1,0 +1,95 @@
+"""The processes of a system under test: started in a session of their own, and killed, all of them or only Spark's workers."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+END_S = 20.0
+LOG_LINES, LINE_LENGTH = 30, 400
+_DAEMON = "pyspark.daemon"
+
+
+class Family:
+    """A process with all that it starts. Spark's Python daemons leave the process group, so a group is not enough."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], directory: Path) -> None:
+        """Start it; what it writes is appended to `job.log` in `directory`."""
+        self._log = directory / "job.log"
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603 - our own command
+                command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def check(self) -> None:
+        """Raise RuntimeError, with the end of its log, if it has ended by itself."""
+        if (status := self._process.poll()) is not None:
+            raise RuntimeError(f"the system under test ended by itself with status {status}:\n{self.log_tail()}")
+
+    def kill(self) -> tuple[float, float]:
+        """SIGKILL to all; when it was sent, and when none was left (monotonic seconds). Raises RuntimeError if one stays."""
+        killed: set[psutil.Process] = set()
+        at = time.monotonic()
+        while new := self._members() - killed:
+            for process in new:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            killed |= new
+        self._process.wait(END_S)
+        _, alive = psutil.wait_procs(killed, END_S)
+        if alive:
+            raise RuntimeError(f"processes that were killed did not end: {alive}")
+        if self._process.returncode != -signal.SIGKILL:
+            raise RuntimeError(f"it was to die by SIGKILL, and ended with status {self._process.returncode}")
+        return at, time.monotonic()
+
+    def kill_workers(self, stopped: int | None) -> tuple[float, float]:
+        """SIGKILL to Spark's Python workers (given `stopped`, only to that one), while the driver goes on. As `kill`.
+
+        Raises RuntimeError when there is none: then nothing was killed.
+        """
+        workers = self._workers() if stopped is None else [psutil.Process(stopped)]
+        if not workers:
+            raise RuntimeError("there is no Python worker to kill")
+        at = time.monotonic()
+        for worker in workers:
+            worker.kill()
+        _, alive = psutil.wait_procs(workers, END_S)
+        if alive:
+            raise RuntimeError(f"workers that were killed did not end: {alive}")
+        return at, time.monotonic()
+
+    def end(self) -> None:
+        """Whatever is left of it."""
+        for process in self._members():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._process.wait(END_S)
+
+    def log_tail(self) -> str:
+        """The last lines it wrote, less Java's stack traces."""
+        lines = self._log.read_text(errors="replace").splitlines()
+        return "\n".join([line[:LINE_LENGTH] for line in lines if not line.startswith("\t")][-LOG_LINES:])
+
+    def _members(self) -> set[psutil.Process]:
+        try:
+            root = psutil.Process(self._process.pid)
+            return {root, *root.children(recursive=True)}
+        except psutil.NoSuchProcess:
+            return set()
+
+    def _workers(self) -> list[psutil.Process]:
+        """What Spark's Python daemon has forked."""
+        found = []
+        for process in self._members():
+            with suppress(psutil.NoSuchProcess):
+                parent = process.parent()
+                if parent is not None and _DAEMON in parent.cmdline():
+                    found.append(process)
+        return found

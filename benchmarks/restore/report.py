@@ -1,0 +1,191 @@
+"""The restore section of RESULTS.md, its plots, and the table on the screen, all from the JSON of the runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.table import Table
+from spread import Spread
+
+from restore.plots import plot_bars, plot_time
+
+Document = Mapping[str, Any]
+
+EXPLAINED = """\
+Every run is one system under a steady load, one SIGKILL, and its restore. **Outage**: from the kill to the first new record
+that a reader under `read_committed` sees. **Recovery**: until the lag is back at its level from before the kill and does not
+grow. **DFRT** (duplicate-free restore throughput): distinct records that became visible from the kill to the recovery, per
+second; 0 in a run whose output has one record twice, one missing or one torn, by an oracle that reads the whole output. **First
+30 s**: the same over a fixed time, whatever the output has. **Read again**: bytes the broker handed out of the input for each
+byte in it.
+
+With a steady load the DFRT of a system that recovers cannot differ from the load by more than a batch: what has come in by then
+has come out. So it tells who recovers without a flaw, and at which load; outage, recovery and the first 30 s tell how fast."""
+
+
+def load(directory: Path) -> list[Document]:
+    """All runs, in the order of their files' names."""
+    found = [json.loads(file.read_text()) for file in sorted(directory.glob("*.json"))]
+    return [document for document in found if "verdict" in document]
+
+
+def section(directory: Path, target: Path) -> list[str]:
+    """The lines of the report; the plots go beside the JSON. Empty without runs."""
+    documents = load(directory)
+    if not documents:
+        return []
+    lines = ["", "## Duplicate-free restore throughput", "", EXPLAINED]
+    runs = [document for document in documents if not document["ablation"]]
+    for key in dict.fromkeys((document["load"], document["value_bytes"]) for document in runs):
+        chosen = [document for document in runs if (document["load"], document["value_bytes"]) == key]
+        lines += ["", f"### {_title(*key)}", "", *_table(chosen), "", *_plots(chosen, directory, target)]
+    lines += _ablations([document for document in documents if document["ablation"]])
+    lines += ["", *_facts(documents)]
+    return lines
+
+
+def summary(documents: Sequence[Document]) -> Table:
+    """Runs for the screen."""
+    table = Table("system", "kill", "load", "DFRT", "outage", "recovery", "duplicates", "lost", "torn", "valid")
+    for document in documents:
+        result, verdict = document["restore"], document["verdict"]
+        scenario = document["scenario"]
+        table.add_row(
+            f"{document['system']}, {document['value_bytes']} B",
+            scenario["name"] + ("" if scenario["phase"] is None else f" ({scenario['phase']})"),
+            f"{document['rate']:,}",
+            f"{document['dfrt']:,.0f}",
+            _seconds(result["outage_s"]),
+            _seconds(result["recovery_s"]),
+            *(str(verdict[name]) for name in ("duplicates", "lost", "torn")),
+            "yes" if document["valid"] else "; ".join(document["wrong"]),
+        )
+    return table
+
+
+def _title(load: str, value_bytes: int) -> str:
+    size = f"{value_bytes // 1024} KiB" if value_bytes >= 1024 else f"{value_bytes} B"
+    loads = {"own-load": "each system at 70 % of its capacity", "same-load": "all at the same load"}
+    rate = load.split("-")[0]
+    return f"Records of {size}, {loads.get(load, f'all at {rate} records/s')}"
+
+
+def by_system(documents: Sequence[Document]) -> dict[str, list[Document]]:
+    """The valid runs by title of the system."""
+    found: dict[str, list[Document]] = {}
+    for document in documents:
+        if document["valid"]:
+            found.setdefault(document["title"], []).append(document)
+    return found
+
+
+def values(documents: Iterable[Document], *path: str) -> list[float]:
+    """A figure of each run that has it."""
+    found = []
+    for document in documents:
+        value: Any = document
+        for name in path:
+            value = value[name]
+        if value is not None:
+            found.append(float(value))
+    return found
+
+
+def _table(documents: Sequence[Document]) -> Iterator[str]:
+    heads = ("system", "kills", "load, k/s", "DFRT, k/s", "worst", "DFRT / steady", "first 30 s, k/s", "outage, s", "worst",
+             "recovery, s", "not recovered", "duplicates", "lost", "torn", "out of order", "read again")  # fmt: skip
+    yield "| " + " | ".join(heads) + " |"
+    yield "|---" * len(heads) + "|"
+    for title, runs in by_system(documents).items():
+        dfrt, outage = values(runs, "dfrt"), values(runs, "restore", "outage_s")
+        shares = [run["dfrt"] / run["restore"]["steady"] for run in runs]
+        cells = [
+            f"{title} ({runs[0]['guarantee']})",
+            str(len(runs)),
+            f"{median(run['rate'] for run in runs) / 1000:.1f}",
+            _thousands(dfrt),
+            f"{min(dfrt) / 1000:.1f}",
+            f"{median(shares):.2f}",
+            _thousands(values(runs, "restore", "first_30_s")),
+            _spread(outage),
+            _seconds(max(outage, default=None)),
+            _spread(values(runs, "restore", "recovery_s")),
+            str(sum(run["restore"]["recovery_s"] is None for run in runs)),
+            *(f"{sum(run['verdict'][name] for run in runs):,}" for name in ("duplicates", "lost", "torn", "out_of_order")),
+            _spread(values(runs, "read_amplification"), digits=2),
+        ]
+        yield "| " + " | ".join(cells) + " |"
+    invalid = sum(not document["valid"] for document in documents)
+    yield ""
+    yield (
+        "Medians with quartiles; anomalies are sums over all kills. "
+        f"{invalid} of {len(documents)} runs were invalid and are left out."
+    )
+
+
+def _plots(documents: Sequence[Document], directory: Path, target: Path) -> Iterator[str]:
+    runs = by_system(documents)
+    if not runs:
+        return
+    stem = f"restore-{documents[0]['value_bytes']}-b-{documents[0]['load']}"
+    time_file, bars_file = (directory / f"{stem}-{kind}.png" for kind in ("time", "bars"))
+    plot_time({title: _typical(found) for title, found in runs.items()}, time_file)
+    plot_bars(runs, bars_file)
+    yield f"![What became visible, by time since the kill]({time_file.relative_to(target)})"
+    yield ""
+    yield f"![Outage and DFRT]({bars_file.relative_to(target)})"
+
+
+def _typical(runs: Sequence[Document]) -> Document:
+    """The run with the median outage."""
+    by_outage = sorted(runs, key=lambda run: (run["restore"]["outage_s"] is None, run["restore"]["outage_s"]))
+    return by_outage[len(by_outage) // 2]
+
+
+def _ablations(documents: Sequence[Document]) -> Iterator[str]:
+    if not documents:
+        return
+    yield ""
+    yield "### Ablations: bugs put back"
+    yield ""
+    yield "The same harness and oracle on our own source with a bug planted; what it does must be seen in every run."
+    yield ""
+    yield "| | run | killed | records | duplicates | lost | DFRT |"
+    yield "|---|---|---|---|---|---|---|"
+    for run in documents:
+        verdict = run["verdict"]
+        yield (
+            f"| {run['title']} | {run['number']} | {run['scenario']['name']} | {verdict['records_in']:,} | "
+            f"{verdict['duplicates']:,} | {verdict['lost']:,} | {run['dfrt'] / 1000:.1f} |"
+        )
+
+
+def _facts(documents: Sequence[Document]) -> Iterator[str]:
+    loads = Spread.of([document["load_average"][0] for document in documents])
+    machines = {tuple(document["environment"]["machine"].items()) for document in documents}
+    commits = sorted({document["environment"]["commit"] for document in documents})
+    yield (
+        f"{len(documents)} runs, load average before them: median {loads.median:.1f}, quartiles {loads.low:.1f} "
+        f"and {loads.high:.1f}. "
+        + "; ".join(", ".join(f"{name} {value}" for name, value in machine) for machine in sorted(machines))
+        + f". Commits: {', '.join(commits)}. Other versions are in the JSON."
+    )
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _thousands(found: Sequence[float]) -> str:
+    return _spread([value / 1000 for value in found])
+
+
+def _spread(found: Sequence[float], digits: int = 1) -> str:
+    if not found:
+        return "-"
+    spread = Spread.of(found)
+    return f"{spread.median:.{digits}f} ({spread.low:.{digits}f} to {spread.high:.{digits}f})"

@@ -1,0 +1,408 @@
+"""One run: a system under load, a kill, a restore, and what the probe and the oracle say of it."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headrace.connectors.kafka.broker import add_partitions, create_topic, delete_topic
+from restore.broker_bytes import BrokerBytes
+from restore.load import NO_RATE, NO_WINDOW, Controls, Load, load
+from restore.oracle import Seen, Verdict, first_seen, judge, read_log
+from restore.probe import Probe, probe
+from restore.process import Family
+from restore.scenarios import Phase, Scenario
+from restore.systems import Job, System, Victim
+from restore.timeline import Curve, Moments, caught_up_at, lag_level, restore, series
+
+PARTITIONS = 8
+POLL_S = 0.05
+PHASE_POLL_S = 0.001
+TRICKLE = 400.0
+SURE_S = 4.0
+"""Watched longer than the counters call for: they count duplicates too, and so see "caught up" too early."""
+
+START_S = 180.0
+PHASE_S = 30.0
+LATEST_KILL_S = 3.0
+RESTART_KILL_S = (2.0, 6.0)
+WORKER_RESTART_KILL_S = (0.1, 0.5)
+SETTLED_S = 4.0
+SETTLE_LIMIT_S = 90.0
+QUIET_S = 20.0
+QUIET_CAUGHT_UP_S = 3.0
+LEAST_PER_TRIGGER = 10_000
+TRIGGER_S = 2.0
+"""A Spark batch takes at most the records of so many seconds, so that what piles up in an outage is not one batch. For all."""
+
+MOST_BEHIND_S = 1.5
+CLOSED_S, MEASURED_S = 30.0, 12.0
+LEAST_WINDOW, WINDOW_S = 50_000, 3.0
+BEFORE_S = 10.0
+"""How much of the time before the kill is kept for the plot."""
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long a run waits for what, in seconds: before measuring, while steady, and at most for the restore."""
+
+    warm_up_s: float
+    steady_s: float
+    restore_s: float
+
+
+FULL = Timing(15.0, 8.0, 180.0)
+QUICK = Timing(5.0, 5.0, 90.0)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a run is to do. `number` chooses the scenario and seeds its moments: the same for every system."""
+
+    system: System
+    value_bytes: int
+    rate: float
+    number: int
+    timing: Timing
+    traced: bool = False
+
+    @property
+    def scenario(self) -> Scenario:
+        """What happens to the system."""
+        return self.system.scenario(self.number)
+
+
+@dataclass
+class Killed:
+    """What was done, and when: monotonic seconds of the first kill, and when none of its victims was left."""
+
+    at: float
+    dead: float
+    phase: Phase | None
+    kills: int = 1
+
+
+class Samples:
+    """The counters as they were read while the run went on, good enough to steer it; what is reported comes from the files."""
+
+    def __init__(self, controls: Controls) -> None:
+        """Nothing read yet."""
+        self._controls = controls
+        self._rows: list[tuple[float, int, int]] = []
+
+    def take(self) -> None:
+        """Read them now."""
+        self._rows.append((time.monotonic(), self._controls.produced.value, self._controls.visible.value))
+
+    def curves(self) -> tuple[Curve, Curve]:
+        """Produced and visible."""
+        at, produced, visible = (np.array(column) for column in zip(*self._rows, strict=True))
+        return Curve(at, produced), Curve(at, visible)
+
+    def rate(self, seconds: float) -> float:
+        """Visible per second, of late."""
+        until = self._rows[-1][0]
+        _, visible = self.curves()
+        return float(visible.value(until) - visible.value(until - seconds)) / seconds
+
+
+class Rig:
+    """A system between its topics, with load and probe: what a run drives. Used by one thread."""
+
+    def __init__(self, bootstrap: str, work: Work, directory: Path, per_trigger: int) -> None:
+        """Makes the topics, starts nothing."""
+        self.bootstrap, self.work, self.directory = bootstrap, work, directory
+        name = f"restore-{uuid.uuid4().hex[:12]}"
+        self.source, self.target = f"{name}-in", f"{name}-out"
+        for topic in (self.source, self.target):
+            create_topic(bootstrap, topic, PARTITIONS)
+        self.controls = Controls()
+        self.controls.partitions.value = PARTITIONS
+        self.samples = Samples(self.controls)
+        (directory / "state").mkdir()
+        self._marks = directory / "marks.jsonl"
+        self._job = Job(
+            bootstrap, self.source, self.target, name, str(directory / "state"), str(self._marks),
+            work.system.parallelism, per_trigger,
+        )  # fmt: skip
+        self.family: Family | None = None
+        self._load: Load | None = None
+        self._probe: Probe | None = None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """With load and probe, and whatever `start` starts; nothing is left of them, nor of the topics."""
+        size = self.work.value_bytes
+        with (
+            probe(self.bootstrap, self.target, self.directory / "probe.stamps", self.controls) as self._probe,
+            load(self.bootstrap, self.source, size, self.directory / "load.stamps", self.controls) as self._load,
+        ):
+            try:
+                yield
+            finally:
+                if self.family is not None:
+                    self.family.end()
+                for topic in (self.source, self.target):
+                    delete_topic(self.bootstrap, topic)
+
+    def start(self, phase: Phase | None, more_parallelism: int = 0) -> None:
+        """Start the system; `phase` is where it will stop once it is armed."""
+        job = replace(self._job, parallelism=self._job.parallelism + more_parallelism)
+        environment = self.work.system.environment(phase, self.directory, traced=self.work.traced)
+        self.family = Family(self.work.system.command(job), environment, self.directory)
+
+    def wait(self, seconds: float) -> None:
+        """Let it run, and watch."""
+        self.wait_for(lambda: False, seconds)
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Until it is so, at most so long; whether it is. Raises RuntimeError when a process has ended by itself."""
+        assert self.family is not None
+        assert self._probe is not None
+        assert self._load is not None
+        deadline = time.monotonic() + seconds
+        while True:
+            for process in (self.family, self._probe, self._load):
+                process.check()
+            self.samples.take()
+            if condition():
+                return True
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL_S)
+
+    def warm_up(self) -> None:
+        """Start it, and wait for its first record. Raises RuntimeError when none comes."""
+        self.controls.rate.value = TRICKLE
+        self.start(self.work.scenario.phase)
+        if not self.wait_for(lambda: self.controls.visible.value > 0, START_S):
+            assert self.family is not None
+            raise RuntimeError(f"no record came out within {START_S:g} s:\n{self.family.log_tail()}")
+
+    def settle(self) -> None:
+        """Wait until the lag no longer grows. Raises RuntimeError when it does for too long: the load is too high."""
+
+        def settled() -> bool:
+            now = time.monotonic()
+            produced, visible = self.samples.curves()
+            level = lag_level(produced, visible, now - 2 * SETTLED_S, now - SETTLED_S)
+            return lag_level(produced, visible, now - SETTLED_S, now) <= level * 1.1 + self.work.rate * POLL_S
+
+        self.wait(2 * SETTLED_S)
+        if not self.wait_for(settled, SETTLE_LIMIT_S):
+            raise RuntimeError(f"it does not keep up with {self.work.rate:.0f} records/s: the lag is {self.controls.lag}")
+
+    def drain(self) -> list[int]:
+        """End the load, and wait until all is out, or nothing more comes; how many records each input partition got."""
+        assert self._load is not None
+        counts = self._load.stop()
+        last, since = -1, time.monotonic()
+        assert self.family is not None
+        while True:
+            self.family.check()
+            now, seen = time.monotonic(), self.controls.visible.value
+            if seen != last:
+                last, since = seen, now
+            patience = QUIET_CAUGHT_UP_S if seen >= sum(counts) else QUIET_S
+            if now - since > patience:
+                return counts
+            time.sleep(POLL_S)
+
+    def stamps(self) -> tuple[Curve, Seen]:
+        """When records were acknowledged, and when the probe was given them."""
+        assert self._load is not None
+        assert self._probe is not None
+        self._probe.kill()
+        return self._load.curve(), self._probe.seen()
+
+    def marks(self, zero: float) -> list[dict[str, Any]]:
+        """What the jobs have noted, with seconds since `zero`."""
+        lines = self._marks.read_text().splitlines() if self._marks.exists() else []
+        found = [json.loads(line) for line in lines]
+        return [{**mark, "at": round(mark["at"] - zero, 4)} for mark in sorted(found, key=lambda mark: mark["at"])]
+
+
+# --- capacity ----------------------------------------------------------------------------------------------------------
+
+
+def capacity(bootstrap: str, work: Work, directory: Path, tell: Tell) -> float:
+    """Records per second that the system keeps up with, load and probe beside it: the load goes on only as records come out."""
+    rig = Rig(bootstrap, work, directory, per_trigger=1_000_000)
+    with rig.running():
+        tell("starts, for its capacity")
+        rig.warm_up()
+        tell("capacity")
+        rig.controls.window.value = LEAST_WINDOW
+        rig.controls.rate.value = NO_RATE
+        until = time.monotonic() + CLOSED_S
+        while time.monotonic() < until:
+            rig.wait(1.0)
+            rig.controls.window.value = max(LEAST_WINDOW, WINDOW_S * rig.samples.rate(SETTLED_S))
+        found = rig.samples.rate(MEASURED_S)
+        assert rig.family is not None
+        rig.family.kill()
+        return found
+
+
+# --- a run -------------------------------------------------------------------------------------------------------------
+
+
+def run(bootstrap: str, counters: BrokerBytes, work: Work, directory: Path, tell: Tell) -> dict[str, Any]:
+    """One kill; gives the run's document. Raises RuntimeError when it could not be carried out."""
+    began = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "load_average": os.getloadavg()}
+    per_trigger = max(LEAST_PER_TRIGGER, int(TRIGGER_S * work.rate))
+    rig = Rig(bootstrap, work, directory, per_trigger)
+    generator = random.Random(work.number)  # noqa: S311 - the same moments for every system
+    with rig.running():
+        steady_since, killed, watched_until = _kill_and_watch(rig, generator, tell)
+        tell("drains")
+        produced = rig.drain()
+        amplification = counters.amplification(rig.source)
+        assert rig.family is not None
+        rig.family.kill()
+        curve, seen = rig.stamps()
+        tell("is judged")
+        verdict, visible = _judge(bootstrap, rig.target, work.value_bytes, produced, seen)
+    moments = Moments(steady_since, killed.at, killed.dead, watched_until)
+    result = restore(curve, visible, moments)
+    wrong = _invalid(work, rig.controls, verdict)
+    return {
+        "system": work.system.name,
+        "title": work.system.title,
+        "guarantee": work.system.guarantee,
+        "ablation": work.system.ablation,
+        "victim": work.system.victim.value,
+        "number": work.number,
+        "value_bytes": work.value_bytes,
+        "rate": round(work.rate),
+        **began,
+        "valid": not wrong,
+        "wrong": wrong,
+        "scenario": {
+            "name": work.scenario.name,
+            "phase": None if killed.phase is None else str(killed.phase),
+            "kills": killed.kills,
+            "partitions_added": work.scenario.added,
+            "parallelism": [work.system.parallelism, work.system.parallelism + work.scenario.more],
+        },
+        "dfrt": result.throughput if verdict.clean else 0.0,
+        "restore": asdict(result),
+        "verdict": {**verdict.counts(), "clean": verdict.clean},
+        "read_amplification": amplification,
+        "marks": rig.marks(killed.at),
+        "series": series(curve, visible, killed.at - BEFORE_S, watched_until, killed.at),
+    }
+
+
+def _kill_and_watch(rig: Rig, generator: random.Random, tell: Tell) -> tuple[float, Killed, float]:
+    """When the steady time began, the kill, and when the watching ended."""
+    work = rig.work
+    tell("starts")
+    rig.warm_up()
+    rig.controls.window.value = NO_WINDOW
+    rig.controls.rate.value = work.rate
+    tell(f"warms up at {work.rate:,.0f} records/s")
+    rig.wait(work.timing.warm_up_s)
+    rig.settle()
+    steady_since = time.monotonic()
+    tell("is steady")
+    rig.wait(work.timing.steady_s)
+    tell(f"is killed: {work.scenario.name}")
+    killed = _kill(rig, generator)
+    tell("restores")
+    produced, visible = rig.samples.curves()
+    level = lag_level(produced, visible, steady_since, killed.at)
+    before = rig.controls.visible.value
+    if rig.wait_for(lambda: rig.controls.visible.value > before, work.timing.restore_s):
+        first = time.monotonic()
+        left = work.timing.restore_s - (first - killed.at)
+        rig.wait_for(lambda: _is_caught_up(rig.samples, level, work.rate, first), left)
+    return steady_since, killed, time.monotonic()
+
+
+def _is_caught_up(samples: Samples, level: int, rate: float, since: float) -> bool:
+    produced, visible = samples.curves()
+    return caught_up_at(produced, visible, level, rate, since, time.monotonic() - SURE_S) is not None
+
+
+def _kill(rig: Rig, generator: random.Random) -> Killed:
+    """Kill it as the scenario says, and start it again, if it has to be."""
+    scenario = rig.work.scenario
+    delay, restart_share = generator.uniform(0, LATEST_KILL_S), generator.random()
+    stopped = None
+    if scenario.phase is None:
+        rig.wait(delay)
+    else:
+        stopped = _reach_phase(rig)
+    assert rig.family is not None
+    workers = rig.work.system.victim is Victim.WORKERS
+    killed = Killed(*(rig.family.kill_workers(stopped) if workers else rig.family.kill()), scenario.phase)
+    (rig.directory / "armed").unlink(missing_ok=True)
+    if scenario.added:
+        total = PARTITIONS + scenario.added
+        add_partitions(rig.bootstrap, rig.source, total)
+        rig.controls.partitions.value = total
+    if not workers:
+        rig.start(None, scenario.more)
+    if scenario.again:
+        _kill_again(rig, killed, restart_share)
+    return killed
+
+
+def _kill_again(rig: Rig, killed: Killed, share: float) -> None:
+    """In the restart, which is then made once more."""
+    assert rig.family is not None
+    workers = rig.work.system.victim is Victim.WORKERS
+    earliest, latest = WORKER_RESTART_KILL_S if workers else RESTART_KILL_S
+    rig.wait(earliest + share * (latest - earliest))
+    if workers:
+        _, killed.dead = rig.family.kill_workers(None)
+    else:
+        _, killed.dead = rig.family.kill()
+        rig.start(None, rig.work.scenario.more)
+    killed.kills += 1
+
+
+def _reach_phase(rig: Rig) -> int:
+    """Have a process stop in the phase; its id. Raises RuntimeError when none comes there: then there is nothing to measure."""
+    reached = rig.directory / "reached"
+    (rig.directory / "armed").touch()
+    deadline = time.monotonic() + PHASE_S
+    while not reached.exists():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"phase {rig.work.scenario.phase} was not reached within {PHASE_S:g} s")
+        time.sleep(PHASE_POLL_S)
+    return int(reached.read_text())
+
+
+def _judge(bootstrap: str, topic: str, value_bytes: int, produced: list[int], seen: Seen) -> tuple[Verdict, Curve]:
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        levels = ("read_committed", "read_uncommitted")
+        committed, written = (pool.submit(read_log, bootstrap, topic, level, value_bytes) for level in levels)
+        logs = committed.result()
+        verdict = judge(produced, logs, written.result(), seen)
+    return verdict, Curve.of_events(first_seen(logs, seen))
+
+
+def _invalid(work: Work, controls: Controls, verdict: Verdict) -> list[str]:
+    """What makes the run's figures worthless; anomalies of the system's do not."""
+    found = []
+    if controls.behind.value > MOST_BEHIND_S * work.rate:
+        found.append(f"the load generator was {controls.behind.value} records late")
+    if verdict.unseen:
+        found.append(f"the probe was not given {verdict.unseen} committed records")
+    return found

@@ -1,0 +1,153 @@
+"""The systems under test: how each is started, and what of it is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from flink_systems import CONNECTOR, flink_python
+from jars import jvm_connector_jars
+
+from headrace.harness.jars import installed
+from restore.scenarios import GROW, Phase, Scenario, scenario
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+PLANTED = ROOT / "tests" / "planted"
+PARALLELISM = 2
+
+
+class Victim(Enum):
+    """What SIGKILL hits."""
+
+    ALL = "the driver and all its processes"
+    WORKERS = "the Python workers; the driver survives"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a job is told, as JSON. `name` is unique to the run, and the same after a restart; `state` survives it."""
+
+    bootstrap: str
+    source: str
+    target: str
+    name: str
+    state: str
+    marks: str
+    parallelism: int
+    per_trigger: int
+
+
+@dataclass(frozen=True)
+class System:
+    """`command` is what is run for a job, `more` what its JSON says besides. `planted`: a folder for PYTHONPATH, first.
+
+    `has_phases`: it is killed in the phases of our sink. `ablation`: a bug is put back, so anomalies are what is expected.
+    """
+
+    name: str
+    title: str
+    guarantee: str
+    script: str
+    python: Callable[[], Path] = lambda: Path(sys.executable)
+    more: Callable[[], Mapping[str, Any]] = dict
+    parallelism: int = PARALLELISM
+    victim: Victim = Victim.ALL
+    has_phases: bool = False
+    planted: Path | None = None
+    ablation: bool = False
+    capacity_of: str = ""
+    scenarios: Callable[[int], Scenario] = field(default=scenario)
+
+    def command(self, job: Job) -> list[str]:
+        """The process to start."""
+        told = json.dumps({**asdict(job), **self.more()})
+        return [str(self.python()), str(HERE / "jobs" / self.script), told]
+
+    def environment(self, phase: Phase | None, directory: Path, *, traced: bool) -> dict[str, str]:
+        """Its environment; with a phase, it stops there once the file `armed` is in `directory`."""
+        found = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+        paths = [str(ROOT)]
+        if self.planted is not None:
+            paths.insert(0, str(self.planted))
+        elif phase is not None or traced:
+            paths.insert(0, str(PLANTED / "phases"))
+        if phase is not None:
+            files = {"armed": str(directory / "armed"), "reached": str(directory / "reached")}
+            found["HEADRACE_PHASE"] = json.dumps({**asdict(phase), **files})
+        if traced:
+            found["HEADRACE_TRACE"] = str(directory / "marks.jsonl")
+        python = str(self.python())
+        return {**found, "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python, "PYTHONPATH": os.pathsep.join(paths)}
+
+    def scenario(self, number: int) -> Scenario:
+        """What the n-th run does to it, from 0: what it cannot have is left out."""
+        chosen = self.scenarios(number)
+        keeps_driver = self.victim is Victim.WORKERS
+        phase = chosen.phase if self.has_phases else None
+        return Scenario(chosen.name, phase, chosen.again, chosen.added, 0 if keeps_driver else chosen.more)
+
+
+def _spark(connector: str, *, survives: bool) -> Callable[[], Mapping[str, Any]]:
+    return lambda: {
+        "connector": connector,
+        "survives": survives,
+        "jars": jvm_connector_jars() if connector == "kafka" else [],
+    }
+
+
+def _loop(*, transactions: bool) -> Callable[[], Mapping[str, Any]]:
+    return lambda: {"transactions": transactions}
+
+
+def _headrace(name: str, title: str, **changes: Any) -> System:  # noqa: ANN401 - a System's fields
+    given = {"guarantee": "exactly once", "script": "spark_copy.py", "more": _spark("headrace", survives=False)}
+    return System(name, title, **{**given, **changes})
+
+
+EXACTLY, AT_LEAST = "exactly once", "at least once"
+
+# Ours on Beam's Flink runner is still to come: another entry, with a job of its own in jobs/.
+SYSTEMS = (
+    _headrace("headrace", "headrace on Spark", has_phases=True),
+    System("jvm", "Spark's JVM connector", AT_LEAST, "spark_copy.py", more=_spark("kafka", survives=False)),
+    System(
+        "flink", "Flink SQL", EXACTLY, "flink_copy.py", flink_python,
+        lambda: {"jar": str(installed(CONNECTOR) / CONNECTOR.main_jar)},
+    ),
+    _headrace(
+        "headrace-worker", "headrace on Spark, worker killed", more=_spark("headrace", survives=True),
+        victim=Victim.WORKERS, has_phases=True, capacity_of="headrace",
+    ),
+    System(
+        "confluent-txn", "confluent-kafka loop, transactions", EXACTLY, "confluent_copy.py",
+        more=_loop(transactions=True), parallelism=1,
+    ),
+    System("confluent", "confluent-kafka loop", AT_LEAST, "confluent_copy.py", more=_loop(transactions=False), parallelism=1),
+    System(
+        "kafka-python-txn", "kafka-python loop, transactions", EXACTLY, "kafka_python_copy.py",
+        more=_loop(transactions=True), parallelism=1,
+    ),
+    System(
+        "kafka-python", "kafka-python loop", AT_LEAST, "kafka_python_copy.py", more=_loop(transactions=False), parallelism=1
+    ),
+)  # fmt: skip
+
+ABLATIONS = (
+    _headrace(
+        "reinitialise", "ablation: initialises again on restore", planted=PLANTED / "reinitialise",
+        ablation=True,
+    ),
+    _headrace(
+        "no-discovery", "ablation: no discovery across the restore", planted=PLANTED / "no_discovery",
+        ablation=True, scenarios=lambda _number: GROW,
+    ),
+)  # fmt: skip
+
+BY_NAME = {system.name: system for system in (*SYSTEMS, *ABLATIONS)}

@@ -1,0 +1,210 @@
+"""Duplicate-free restore throughput: systems under load are killed, and an oracle counts what their outputs lack or have twice.
+
+    python benchmarks/restore_throughput.py [--quick] [--only TEXT] [--kills 10] [--rate 20000] [--same] [--size 100]
+
+Every run is one kill and one JSON file in `benchmarks/results/restore`; a run that is there is not made again, so an
+interrupted benchmark goes on where it was. Runs go round: every system's first kill, then every system's second. RESULTS.md is
+made from the files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from environment import environment
+from report import report
+from restore.broker_bytes import BrokerBytes, broker_bytes, free_port, jmx_options
+from restore.report import summary
+from restore.run import FULL, QUICK, Timing, Work, capacity, run
+from restore.systems import ABLATIONS, BY_NAME, SYSTEMS, System
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from headrace.connectors.kafka.broker import start_broker
+from headrace.connectors.kafka.broker.containers import docker_answers
+
+HERE = Path(__file__).parent
+BROKER_HEAP = ("-Xms1g", "-Xmx1g")
+SHARE = 0.7
+ABLATION_RATE = 10_000.0
+QUICK_RATE = 10_000.0
+QUICK_SYSTEMS = ("headrace", "jvm", "headrace-worker", "confluent-txn", "reinitialise", "no-discovery")
+SAME_LOAD = ("headrace", "jvm", "flink")
+console = Console()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be run. `rate`: records per second; None: 70 % of what each system was measured to bear."""
+
+    systems: Sequence[System]
+    sizes: Sequence[int]
+    kills: int
+    rate: float | None
+    same: bool
+    timing: Timing
+    results: Path
+
+    def load_name(self, system: System) -> str:
+        """Names the load in files' names."""
+        if system.ablation:
+            return f"{ABLATION_RATE:.0f}-a-s"
+        if self.rate is not None:
+            return f"{self.rate:.0f}-a-s"
+        return "same-load" if self.same else "own-load"
+
+    def file(self, system: System, size: int, number: int) -> Path:
+        """Where a run's document is."""
+        return self.results / f"{size}-b-{self.load_name(system)}-{system.name}-{number:02}.json"
+
+    def capacity_file(self, system: System, size: int) -> Path:
+        """Where a system's capacity is."""
+        return self.results / f"capacity-{size}-b-{system.capacity_of or system.name}.json"
+
+    def pending(self) -> list[tuple[System, int, int]]:
+        """The runs that are not there yet, in turn."""
+        return [
+            (system, size, number)
+            for number in range(self.kills)
+            for size in self.sizes
+            for system in self.systems
+            if not (self.file(system, size, number).is_file() or (system.ablation and number >= 3))
+        ]
+
+
+class Bench:
+    """Carries a plan out against one broker."""
+
+    def __init__(self, plan: Plan, bootstrap: str, counters: BrokerBytes, facts: dict[str, Any], progress: Progress) -> None:
+        """Nothing is run yet."""
+        self._plan, self._bootstrap, self._counters, self._facts = plan, bootstrap, counters, facts
+        self._progress = progress
+        self._bar = progress.add_task("", total=len(plan.pending()))
+
+    def run(self) -> int:
+        """All that is pending; how many runs failed. A failed run leaves no file: the next call tries again."""
+        failed = 0
+        for system, size, number in self._plan.pending():
+            try:
+                document = self._run(system, size, number)
+            except (RuntimeError, TimeoutError) as error:
+                failed += 1
+                self._progress.console.print(f"[red]{system.name}, {size} B, kill {number}: {error}", markup=True)
+            else:
+                save(self._plan.file(system, size, number), document)
+                self._progress.console.print(summary([document]))
+            self._progress.advance(self._bar)
+        return failed
+
+    def _run(self, system: System, size: int, number: int) -> dict[str, Any]:
+        rate = self._rate(system, size)
+        work = Work(system, size, rate, number, self._plan.timing)
+
+        def tell(step: str) -> None:
+            self._progress.update(self._bar, description=f"{system.name}, {size} B, kill {number}: {step}")
+
+        with scratch() as directory:
+            document = run(self._bootstrap, self._counters, work, directory, tell)
+        known = self._plan.capacity_file(system, size)
+        bears = json.loads(known.read_text())["records_per_s"] if known.is_file() else None
+        return {**document, "load": self._plan.load_name(system), "capacity": bears, "environment": self._facts}
+
+    def _rate(self, system: System, size: int) -> float:
+        if system.ablation:
+            return ABLATION_RATE
+        if self._plan.rate is not None:
+            return self._plan.rate
+        names = SAME_LOAD if self._plan.same else (system.capacity_of or system.name,)
+        return SHARE * min(self._capacity(BY_NAME[name], size) for name in names)
+
+    def _capacity(self, system: System, size: int) -> float:
+        file = self._plan.capacity_file(system, size)
+        if not file.is_file():
+
+            def tell(step: str) -> None:
+                self._progress.update(self._bar, description=f"{system.name}, {size} B: {step}")
+
+            load = os.getloadavg()
+            with scratch() as directory:
+                found = capacity(self._bootstrap, Work(system, size, 0.0, 0, self._plan.timing), directory, tell)
+            kept = {"kind": "capacity", "system": system.name, "value_bytes": size, "records_per_s": found}
+            save(file, {**kept, "load_average": load, "environment": self._facts})
+        return float(json.loads(file.read_text())["records_per_s"])
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A directory of a run's own; gone afterwards."""
+    directory = Path(tempfile.mkdtemp(prefix="headrace-restore-"))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def save(file: Path, document: dict[str, Any]) -> None:
+    """The file appears complete or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(document) + "\n")
+    partial.rename(file)
+
+
+def main(
+    quick: Annotated[bool, typer.Option(envvar="QUICK", help="Ten minutes: low rate, few systems.")] = False,  # noqa: FBT002
+    only: Annotated[str, typer.Option(help="Only these systems, comma-separated.")] = "",
+    kills: Annotated[int | None, typer.Option(min=1, help="Kills of each system; default 10, quick 1.")] = None,
+    size: Annotated[list[int] | None, typer.Option(help="Record sizes in bytes; default 100 and 1024, quick 100.")] = None,
+    rate: Annotated[float | None, typer.Option(min=1, help="Records/s; default 70 % of each system's capacity.")] = None,
+    same: Annotated[bool, typer.Option(help="One load: 70 % of what the weakest of the engines bears.")] = False,  # noqa: FBT002
+    report_only: Annotated[bool, typer.Option(help="Run nothing; make tables and plots anew.")] = False,  # noqa: FBT002
+) -> None:
+    """Run what has not been run yet, then write tables and plots."""
+    results = HERE / "results" / "quick" if quick else HERE / "results"
+    names = only.split(",") if only else QUICK_SYSTEMS if quick else [system.name for system in (*SYSTEMS, *ABLATIONS)]
+    if unknown := [name for name in names if name not in BY_NAME]:
+        raise typer.BadParameter(f"no such system: {', '.join(unknown)}; there are {', '.join(BY_NAME)}")
+    plan = Plan(
+        [BY_NAME[name] for name in names],
+        size or ([100] if quick else [100, 1024]),
+        kills or (1 if quick else 10),
+        rate or (QUICK_RATE if quick else None),
+        same,
+        QUICK if quick else FULL,
+        results / "restore",
+    )
+    failed = 0 if report_only else _run(plan)
+    written = report(results, results if quick else HERE)
+    console.print(f"Written: {written.relative_to(HERE.parent)}")
+    raise typer.Exit(int(failed > 0))
+
+
+def _run(plan: Plan) -> int:
+    pending = len(plan.pending())
+    console.print(f"{pending} runs to make")
+    if not pending:
+        return 0
+    external = "HEADRACE_BOOTSTRAP" in os.environ
+    port = free_port()
+    options = [*BROKER_HEAP, *([] if docker_answers() else jmx_options(port))]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with (
+        start_broker(jvm_options=options) as cluster,
+        broker_bytes(port) as counters,
+        Progress(*columns, console=console) as progress,
+    ):
+        facts = environment("external" if external else "local")
+        return Bench(plan, cluster.bootstrap, counters, facts, progress).run()
+
+
+if __name__ == "__main__":
+    typer.run(main)

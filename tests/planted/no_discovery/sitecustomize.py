@@ -1,0 +1,31 @@
+"""A planted bug, for `PYTHONPATH`: a restored source takes the partitions that it finds for those that it had.
+
+So partitions that were added while it was down are never read; a source without discovery across a restore (KAFKA-12478's kin).
+"""
+
+import sys
+
+if "pyspark.sql.streaming.python_streaming_source_runner" in sys.orig_argv:  # Spark's planner
+    from dataclasses import replace
+
+    from headrace.connectors.kafka.discovery import KafkaDiscovery
+    from headrace.connectors.kafka.source import KafkaSource
+
+    restore, later = KafkaSource.offsets_from_json, KafkaDiscovery.later
+    restored, ignored = [], set()
+
+    def remember(self, text):
+        offsets = restore(self, text)
+        if not restored:  # a process that starts a query sees initial offsets first
+            restored.append(not offsets.initial)
+        return offsets
+
+    def look(self, known):
+        findings = later(self, known)
+        if restored == [True]:
+            restored.append(True)
+            ignored.update(split.split_id for split in findings.added)
+        return replace(findings, added=[split for split in findings.added if split.split_id not in ignored])
+
+    KafkaSource.offsets_from_json = remember
+    KafkaDiscovery.later = look
