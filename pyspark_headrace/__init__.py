@@ -6,7 +6,7 @@ Every process that Spark starts for a data source imports this, so it imports th
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
-    from headrace.connectors.kafka.handles import KafkaHandle
     from headrace.connectors.kafka.split import KafkaSplit
     from headrace.runners.spark.readers import BatchReader, StreamReader
     from headrace.runners.spark.writers import BatchWriter, StreamWriter
@@ -24,7 +23,7 @@ __all__ = ["DefaultSource"]
 
 
 class DefaultSource(DataSource):
-    """Apache Kafka as `format("headrace")`: the options, columns and checkpoints of Spark's own connector.
+    """`format("headrace")`: Apache Kafka with the options, columns and checkpoints of Spark's own connector; other sinks, too.
 
     Made in a Python process beside the driver, pickled, and made again wherever Spark needs it: it holds options only.
     """
@@ -54,37 +53,38 @@ class DefaultSource(DataSource):
         """The columns of a user who gave no schema. Raises UsageError for options that fit no kind of query."""
         from headrace.connectors.kafka.spark_options import any_read
         from headrace.runners.spark.schema import default_schema
+        from pyspark_headrace.connectors import kafka_options
 
-        return default_schema(any_read(self.options))
+        return default_schema(any_read(kafka_options(self.options)))
 
     def reader(self, schema: StructType) -> BatchReader[KafkaSplit]:
         """A batch read. Raises UsageError for options or a schema that cannot be honoured."""
         from headrace.connectors.kafka.spark_options import Mode, kafka_read
         from headrace.runners.spark.readers import BatchReader
+        from pyspark_headrace.connectors import kafka_options
 
-        return BatchReader(kafka_read(self.options, Mode.BATCH), schema)
+        return BatchReader(kafka_read(kafka_options(self.options), Mode.BATCH), schema)
 
     def streamReader(self, schema: StructType) -> StreamReader[KafkaSplit]:  # noqa: N802 - Spark's name
         """A streaming read. Raises UsageError for options or a schema that cannot be honoured."""
         from headrace.connectors.kafka.spark_options import Mode, kafka_read
         from headrace.runners.spark.readers import StreamReader
+        from pyspark_headrace.connectors import kafka_options
 
-        return StreamReader(kafka_read(self.options, Mode.STREAM), schema)
+        return StreamReader(kafka_read(kafka_options(self.options), Mode.STREAM), schema)
 
-    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter[KafkaHandle]:  # noqa: FBT001 - Spark's signature
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter[Any]:  # noqa: FBT001 - Spark's signature
         """A batch write. Raises UsageError for options or columns that cannot be honoured, and for `.mode("overwrite")`."""
-        from headrace.connectors.kafka.spark_sink_options import COLUMNS, kafka_write
-        from headrace.enumerator.errors import UsageError
-        from headrace.runners.spark.writers import BatchWriter, check_columns
+        from headrace.runners.spark.writers import BatchWriter
+        from pyspark_headrace.connectors import planned_batch_write
 
-        if overwrite:
-            raise UsageError('Save mode Overwrite not allowed for Kafka. Allowed save mode is .mode("append")')
-        write = kafka_write(self.options)
-        return BatchWriter(write.sink, check_columns(schema, COLUMNS, ["value"]), write.job, write.epoch)
+        write, columns = planned_batch_write(self.options, schema, overwrite=overwrite)
+        return BatchWriter(write.sink, columns, write.job, write.epoch)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter[KafkaHandle]:  # noqa: FBT001, N802 - Spark's
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter[Any]:  # noqa: FBT001, N802 - Spark's
         """A streaming write. Raises UsageError for options or columns that cannot be honoured."""
-        from headrace.connectors.kafka.spark_sink_options import COLUMNS, kafka_write
-        from headrace.runners.spark.writers import StreamWriter, check_columns
+        from headrace.runners.spark.writers import StreamWriter
+        from pyspark_headrace.connectors import planned_stream_write
 
-        return StreamWriter(kafka_write(self.options).sink, check_columns(schema, COLUMNS, ["value"]))
+        write, columns = planned_stream_write(self.options, schema, complete=overwrite)
+        return StreamWriter(write.sink, columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
@@ -50,8 +51,8 @@ class TableSink(TwoPhaseSink[SqlHandle]):
         """Check what can be checked here."""
         split_name(self.table)
         product_of(self.url)
-        if not self.lock_timeout_s > 0:
-            raise UsageError(f"lock_timeout_s must be above 0; got {self.lock_timeout_s}")
+        if not 0 < self.lock_timeout_s < math.inf:
+            raise UsageError(f"lock_timeout_s must be above 0, and finite; got {self.lock_timeout_s}")
 
     def __repr__(self) -> str:
         """Without the password."""

@@ -50,7 +50,7 @@ class UpsertSink(TableSink):
         if isinstance(given, str):
             raise UsageError(f"the key is a sequence of columns, as in ({given!r},)")
         object.__setattr__(self, "key", tuple(self.key))
-        if not self.key or len(set(self.key)) != len(self.key):
+        if not self.key or not all(self.key) or len(set(self.key)) != len(self.key):
             raise UsageError(f"the key must name columns, each once; got {list(self.key)}")
 
     def begin(self, attempt: Attempt) -> UpsertTransaction:

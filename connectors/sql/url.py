@@ -13,7 +13,7 @@ from sqlalchemy.pool import NullPool
 
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["ISOLATION", "Product", "driver_engine", "product_of", "shown", "task_engine"]
+__all__ = ["ISOLATION", "Product", "driver_engine", "malformed", "product_of", "shown", "task_engine"]
 
 ISOLATION = "READ COMMITTED"  # weaker locks than MariaDB's default, which would make transactions wait for prepared ones
 CONNECT_SECONDS = "10"
@@ -56,14 +56,18 @@ def _parse(url: str) -> tuple[URL, Product]:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
-        # Without the cause, whose message may hold the text, and so the password.
-        raise UsageError("the database's address must look like postgresql://user:password@host:5432/database") from None
+        raise malformed() from None  # without the cause, whose message may hold the text, and so the password
     product = _SCHEMES.get(parsed.drivername)
     if product is None:
         raise UsageError(f"databases of the kind {parsed.drivername!r} cannot be written; known are {', '.join(_SCHEMES)}")
     if not parsed.database or parsed.database == ":memory:":
         raise UsageError(f"the address {_hidden(parsed)} must name a database that every process sees")
     return parsed.set(drivername=product.value), product
+
+
+def malformed() -> UsageError:
+    """The error for an address that cannot be taken apart: it is not shown, as nobody knows where its password is."""
+    return UsageError("the database's address must look like postgresql://user:password@host:5432/database")
 
 
 def product_of(url: str) -> Product:

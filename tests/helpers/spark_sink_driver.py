@@ -1,6 +1,6 @@
-"""A Spark driver to be killed: copies a topic to another, exactly once.
+"""A Spark driver to be killed: copies a topic to where `write` says, exactly once.
 
-    python spark_sink_driver.py <json>: {"read", "write", "checkpoint", "tasks", "done"}
+    python spark_sink_driver.py <json>: {"read", "select", "write", "checkpoint", "tasks", "done"}
 
 Runs until the file `done` is there, then stops after what is under way.
 """
@@ -19,7 +19,7 @@ def main(arguments: dict) -> None:
     settings = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": str(arguments["tasks"])}
     spark = session_builder().master("local[2]").config(map=settings).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    frame = spark.readStream.format("headrace").options(**arguments["read"]).load().select("key", "value")
+    frame = spark.readStream.format("headrace").options(**arguments["read"]).load().selectExpr(*arguments["select"])
     writer = frame.repartition(arguments["tasks"]).writeStream.format("headrace").options(**arguments["write"])
     query = writer.option("checkpointLocation", arguments["checkpoint"]).trigger(processingTime="100 milliseconds").start()
     while query.isActive and not Path(arguments["done"]).exists():

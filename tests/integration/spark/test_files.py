@@ -1,12 +1,13 @@
-"""Folders of the file sink, read by Spark: what Spark gives as Arrow it reads back, and it sees published files only."""
+"""The file sink and Spark: exactly once as `format("headrace")`; what Spark gives it reads back, and published files only."""
 
 from __future__ import annotations
 
 import pytest
-from file_rig import job_committer, left_over, prepared
+from file_rig import job_committer, left_over, prepared, published
+from pyspark.errors import PySparkException
+from sink_drivers import finish_driver, kill_driver
 
 from headrace.connectors.files import FileFormat, FileSink
-from headrace.connectors.sink import Attempt
 
 COLUMNS = {
     "flag": "true",
@@ -31,20 +32,21 @@ COLUMNS = {
 NESTED = {"array", "struct", "map"}
 
 
-@pytest.mark.parametrize("file_format", FileFormat)
+def write(frame, path, mode="append", **options):
+    frame.write.format("headrace").options(connector="files", **options).mode(mode).save(str(path))
+
+
+def ids_in(spark, path):
+    return sorted(row.id for row in spark.read.schema("id BIGINT").parquet(str(path)).collect())
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "json"])
 def test_what_spark_gives_it_reads_back(spark, tmp_path, file_format):
     values = [f"{sql} AS `{name}`" for name, sql in COLUMNS.items()]
     nulls = [f"nullif({sql}, {sql}) AS `no {name}`" for name, sql in COLUMNS.items() if name not in NESTED]
     frame = spark.sql(f"SELECT {', '.join(values + nulls)}")
-    sink = FileSink(str(tmp_path / "out"), file_format)
-    with sink.begin(Attempt("job", 0, 0, 0)) as transaction:
-        for batch in frame.toArrow().to_batches():
-            transaction.write(batch)
-        handle = transaction.prepare()
-    assert handle is not None
-    job_committer(sink).commit(0, (handle,))
-    reader = spark.read.schema(frame.schema)
-    found = reader.parquet(sink.path) if file_format is FileFormat.PARQUET else reader.json(sink.path)
+    write(frame, tmp_path / "out", fileFormat=file_format)
+    found = spark.read.schema(frame.schema).format(file_format).load(str(tmp_path / "out"))
     assert [str(row) for row in found.collect()] == [str(row) for row in frame.collect()]  # as text: NaN is not equal to itself
 
 
@@ -57,3 +59,82 @@ def test_spark_does_not_see_what_is_not_published(spark, tmp_path, file_format):
     reader = spark.read.schema("value STRING")
     found = reader.parquet(sink.path) if file_format is FileFormat.PARQUET else reader.json(sink.path)
     assert [row.value for row in found.collect()] == ["seen"]
+
+
+class TestBatch:
+    def test_rows_are_added(self, spark, tmp_path):
+        write(spark.range(0, 10, 1, 3), tmp_path / "out")
+        write(spark.range(10, 20, 1, 2), tmp_path / "out", compression="zstd")
+        write(spark.range(0), tmp_path / "out")
+        assert ids_in(spark, tmp_path / "out") == list(range(20))
+
+    def test_nothing_is_seen_when_a_task_fails(self, spark, tmp_path):
+        frame = spark.range(0, 100, 1, 4).selectExpr("IF(id = 99, raise_error('planted'), id) AS id")
+        with pytest.raises(PySparkException, match="planted"):
+            write(frame, tmp_path / "out")
+        assert published(FileSink(str(tmp_path / "out"))) == []
+
+    def test_a_repeated_write_is_written_once(self, spark, tmp_path):
+        for number in (0, 0, 1):
+            write(spark.range(number, number + 1), tmp_path / "out", txnAppId="app", txnVersion=str(number))
+        assert ids_in(spark, tmp_path / "out") == [0, 1]
+
+    @pytest.mark.parametrize(
+        ("options", "complaint"),
+        [
+            ({"fileFormat": "orc"}, "must be parquet or json, not 'orc'"),
+            ({"compresion": "zstd"}, "did you mean 'compression'"),
+            ({"connector": "file"}, "must be one of kafka, sql, files, not 'file'"),
+            ({"mode": "overwrite"}, "Overwrite not allowed for connector 'files'"),
+        ],
+    )
+    def test_what_is_wrong_is_refused_by_name(self, spark, tmp_path, options, complaint):
+        named = {"connector": "files", "mode": "append", **options}
+        mode = named.pop("mode")
+        with pytest.raises(PySparkException, match=complaint):
+            spark.range(1).write.format("headrace").options(**named).mode(mode).save(str(tmp_path / "out"))
+
+    def test_reading_is_refused(self, spark, tmp_path):
+        with pytest.raises(PySparkException, match="connector 'files' cannot be read, only written"):
+            spark.read.format("headrace").option("connector", "files").load(str(tmp_path))
+
+
+@pytest.fixture
+def numbers(topics):
+    """A topic of 0 to 99."""
+    topic = topics.create(2)
+    for partition in range(2):
+        topics.send(topic, range(partition * 50, partition * 50 + 50), partition)
+    return topic
+
+
+ID = "CAST(CAST(value AS STRING) AS BIGINT) AS id"
+
+
+def test_a_topic_is_copied_and_the_query_goes_on(spark, topics, numbers, tmp_path):
+    def copy():
+        options = topics.options(numbers, startingOffsets="earliest", maxOffsetsPerTrigger=60)
+        writer = spark.readStream.format("headrace").options(**options).load().selectExpr(ID).writeStream.format("headrace")
+        writer = writer.option("connector", "files").option("checkpointLocation", str(tmp_path / "checkpoint"))
+        writer.trigger(availableNow=True).start(str(tmp_path / "out")).awaitTermination()
+
+    copy()
+    assert ids_in(spark, tmp_path / "out") == list(range(100))
+    topics.send(numbers, range(100, 120), 1)
+    copy()
+    assert ids_in(spark, tmp_path / "out") == list(range(120))
+
+
+@pytest.mark.timeout(300)
+def test_a_driver_killed_after_its_list_was_durable(spark, topics, numbers, tmp_path):
+    sink = FileSink(str(tmp_path / "out"))
+    arguments = {
+        "read": topics.options(numbers, startingOffsets="earliest", maxOffsetsPerTrigger=25),
+        "select": [ID],
+        "write": {"connector": "files", "path": sink.path},
+    }
+    kill_driver(tmp_path, arguments, "headrace.connectors.files.sink", "FileCommitter", "record", "after", 1)
+    assert published(sink) == []
+    assert sink.recorded_epochs()
+    finish_driver(tmp_path, arguments, lambda: len(ids_in(spark, sink.path)) >= 100)
+    assert ids_in(spark, sink.path) == list(range(100))

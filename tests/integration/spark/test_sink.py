@@ -1,21 +1,12 @@
 """`format("headrace")` as a sink: Spark's options and columns, exactly once over SIGKILLs of the driver in every phase."""
 
-import contextlib
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
-
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from pyspark.errors import PySparkException, StreamingQueryException
+from sink_drivers import finish_driver, kill_driver
 from sink_rig import eventually, read_all
 
-TESTS = Path(__file__).parents[2]
-PATIENCE_S = 120.0
+KILLED = "headrace.connectors.kafka.sink"
 
 
 @pytest.fixture
@@ -189,53 +180,17 @@ PHASES = {
 }
 
 
-class Driver:
-    """A driver in a process group of its own."""
-
-    def __init__(self, arguments, tmp_path, environment):
-        self.log = (tmp_path / "driver.log").open("a")
-        script = TESTS / "helpers" / "spark_sink_driver.py"
-        self.process = subprocess.Popen(
-            [sys.executable, str(script), json.dumps(arguments)],
-            env={**os.environ, "PYSPARK_PYTHON": sys.executable, **environment},
-            stdout=self.log,
-            stderr=self.log,
-            start_new_session=True,
-            cwd=TESTS.parent,
-        )
-
-    def close(self):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(PATIENCE_S)
-        self.log.close()
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_driver_killed_in_any_phase(topics, filled, written, tmp_path, phase):
     owner, method, when, nth = PHASES[phase]
-    mark, done = tmp_path / "killed", tmp_path / "done"
-    kill = {"owner": owner, "method": method, "when": when, "nth": nth, "mark": str(mark)}
     arguments = {
         "read": topics.options(filled, startingOffsets="earliest", maxOffsetsPerTrigger=25),
+        "select": ["key", "value"],
         "write": written,
-        "checkpoint": str(tmp_path / "checkpoint"),
-        "tasks": 2,
-        "done": str(done),
     }
     wanted = sorted(map(str, range(100)))
-    deadline = time.monotonic() + PATIENCE_S
-    environment = {"HEADRACE_KILL": json.dumps(kill), "PYTHONPATH": str(TESTS / "planted" / "kill")}
-    with contextlib.closing(Driver(arguments, tmp_path, environment)) as first:
-        first.process.wait(PATIENCE_S)
-        assert mark.exists(), (tmp_path / "driver.log").read_text()[-3000:]
-        assert first.process.returncode == -signal.SIGKILL
-    with contextlib.closing(Driver({**arguments, "tasks": 3}, tmp_path, {})) as second:
-        while len(found := read_all(topics.bootstrap, written["topic"])) < len(wanted):
-            assert second.process.poll() is None, (tmp_path / "driver.log").read_text()[-3000:]
-            assert time.monotonic() < deadline, found
-        done.touch()
-        second.process.wait(PATIENCE_S)
+    kill_driver(tmp_path, arguments, KILLED, owner, method, when, nth)
+    finish_driver(tmp_path, arguments, lambda: len(read_all(topics.bootstrap, written["topic"])) >= len(wanted))
     assert read_all(topics.bootstrap, written["topic"]) == wanted
     assert len(read_all(topics.bootstrap, written["topic"], "read_uncommitted")) >= len(wanted)

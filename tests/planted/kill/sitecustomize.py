@@ -1,20 +1,19 @@
 """A kill, for `PYTHONPATH`: what Python imports by itself at its start puts it into the processes that Spark starts.
 
-HEADRACE_KILL is JSON: before or after (`when`) the `nth` call of a method of the Kafka sink, counted in each process, the
-driver's process group HEADRACE_KILL_GROUP, with its JVM, is killed, and the calling process with it; once, for which `mark` is
-made.
+HEADRACE_KILL is JSON: before or after (`when`) the `nth` call of `method` of the class `owner` in `module`, counted in each
+process, the driver's process group HEADRACE_KILL_GROUP, with its JVM, is killed, and the calling process with it; once, for
+which `mark` is made.
 """
 
+import importlib
 import json
 import os
 import signal
 import sys
 
 if "HEADRACE_KILL" in os.environ and any("pyspark" in argument for argument in sys.orig_argv):
-    from headrace.connectors.kafka import sink
-
     kill = json.loads(os.environ["HEADRACE_KILL"])
-    owner = getattr(sink, kill["owner"])
+    owner = getattr(importlib.import_module(kill["module"]), kill["owner"])
     method = getattr(owner, kill["method"])
     calls = []
 

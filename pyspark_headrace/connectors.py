@@ -1,0 +1,97 @@
+"""The connectors of `format("headrace")`, by the option `connector`, which is named as in Flink SQL.
+
+Spark finds one data source in a package, so they share one. Only the connector that is asked for is imported.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from headrace.connectors.sink_write import SinkWrite
+from headrace.enumerator.errors import UsageError
+from headrace.runners.spark.writers import check_columns
+
+if TYPE_CHECKING:
+    from headrace.connectors.sql.table_sink import TableSink
+
+__all__ = ["kafka_options", "planned_batch_write", "planned_stream_write"]
+
+OPTION = "connector"
+KAFKA = "kafka"
+
+Planned = tuple[SinkWrite[Any], list[str]]
+"""How to write, and which of a frame's columns, in its order."""
+
+
+def _kafka(options: Mapping[str, str], schema: StructType) -> Planned:
+    from headrace.connectors.kafka.spark_sink_options import COLUMNS, kafka_write
+
+    return kafka_write(options), check_columns(schema, COLUMNS, ["value"])
+
+
+def _sql(options: Mapping[str, str], schema: StructType) -> Planned:
+    try:
+        from headrace.connectors.sql.spark_sink_options import sql_write
+    except ImportError as error:
+        raise UsageError(f"{error.name or error} is not installed; run: pip install 'headrace[sql]'") from error
+    write = sql_write(options)
+    _check_rows(write.sink, to_arrow_schema(schema))
+    return write, schema.names
+
+
+@functools.lru_cache(maxsize=64)
+def _check_rows(sink: TableSink, schema: pa.Schema) -> None:
+    """Asked once in this process, and not for every batch of a query: tasks find out for themselves, too."""
+    sink.check_rows(schema)
+
+
+def _files(options: Mapping[str, str], schema: StructType) -> Planned:
+    from headrace.connectors.files.spark_sink_options import file_write
+
+    return file_write(options), schema.names
+
+
+_WRITES: Mapping[str, Callable[[Mapping[str, str], StructType], Planned]] = {KAFKA: _kafka, "sql": _sql, "files": _files}
+
+
+def kafka_options(options: Mapping[str, str]) -> dict[str, str]:
+    """The options of a read, without `connector`. Raises UsageError for another connector than Kafka's."""
+    name, others = _chosen(options)
+    if name != KAFKA:
+        raise UsageError(f"connector '{name}' cannot be read, only written; '{KAFKA}' can be read")
+    return others
+
+
+def planned_batch_write(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> Planned:
+    """Raises UsageError for options and columns that cannot be honoured, and for `.mode("overwrite")`. May contact the peer."""
+    name, others = _chosen(options)
+    if overwrite:
+        shown = "Kafka" if name == KAFKA else f"connector '{name}'"
+        raise UsageError(f'Save mode Overwrite not allowed for {shown}. Allowed save mode is .mode("append")')
+    return _WRITES[name](others, schema)
+
+
+def planned_stream_write(options: Mapping[str, str], schema: StructType, *, complete: bool) -> Planned:
+    """Raises UsageError for options and columns that cannot be honoured, and for `.outputMode("complete")` but to Kafka.
+
+    Kafka, as with Spark's own sink, is given every batch's whole result. May contact the peer.
+    """
+    name, others = _chosen(options)
+    if complete and name != KAFKA:
+        raise UsageError(f"output mode complete not allowed for connector '{name}': nothing that was written is ever removed")
+    return _WRITES[name](others, schema)
+
+
+def _chosen(options: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+    """The connector's name, and the other options."""
+    others = {name: value for name, value in options.items() if name.lower() != OPTION}
+    name = next((value.strip().lower() for written, value in options.items() if written.lower() == OPTION), KAFKA)
+    if name not in _WRITES:
+        raise UsageError(f"option '{OPTION}' must be one of {', '.join(_WRITES)}, not {name!r}")
+    return name, others

@@ -1,0 +1,65 @@
+"""Drivers of Spark that write exactly once: one that is killed in a given phase, and one that goes on from its checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parents[1]
+PATIENCE_S = 120.0
+
+
+@contextmanager
+def _driver(folder: Path, arguments: Mapping[str, Any], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """`spark_sink_driver.py` in a process group of its own, with its checkpoint in the folder; killed at the end."""
+    own = {"checkpoint": str(folder / "checkpoint"), "done": str(folder / "done")}
+    with (folder / "driver.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, TESTS / "helpers" / "spark_sink_driver.py", json.dumps({**arguments, **own})],
+            env={**os.environ, "PYSPARK_PYTHON": sys.executable, **environment},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd=TESTS.parent,
+        )
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(PATIENCE_S)
+
+
+def _log(folder: Path) -> str:
+    return (folder / "driver.log").read_text()[-3000:]
+
+
+def kill_driver(folder: Path, arguments: Mapping[str, Any], module: str, owner: str, method: str, when: str, nth: int) -> None:
+    """Run a driver until it is killed, as `planted/kill` says."""
+    mark = folder / "killed"
+    kill = {"module": module, "owner": owner, "method": method, "when": when, "nth": nth, "mark": str(mark)}
+    environment = {"HEADRACE_KILL": json.dumps(kill), "PYTHONPATH": str(TESTS / "planted" / "kill")}
+    with _driver(folder, {**arguments, "tasks": 2}, environment) as process:
+        process.wait(PATIENCE_S)
+        assert mark.exists(), _log(folder)
+        assert process.returncode == -signal.SIGKILL
+
+
+def finish_driver(folder: Path, arguments: Mapping[str, Any], is_done: Callable[[], bool]) -> None:
+    """Run a driver over the same checkpoint, with another number of tasks, until all is written; then end it in good order."""
+    deadline = time.monotonic() + PATIENCE_S
+    with _driver(folder, {**arguments, "tasks": 3}, {}) as process:
+        while not is_done():
+            assert process.poll() is None, _log(folder)
+            assert time.monotonic() < deadline, _log(folder)
+            time.sleep(0.05)
+        (folder / "done").touch()
+        assert process.wait(PATIENCE_S) == 0, _log(folder)

@@ -1,0 +1,211 @@
+"""`format("headrace")` with `connector=sql`: exactly once into a table, and upserts; what does not fit is refused."""
+
+import functools
+from contextlib import ExitStack
+
+import pytest
+from databases import PASSWORD, mariadb, postgresql
+from pyspark.errors import PySparkException, StreamingQueryException
+from sink_drivers import finish_driver, kill_driver
+from sql_rig import SqlRig
+
+SERVERS = {"postgresql": postgresql, "mariadb": mariadb}
+ROWS = [(1, "one"), (2, None)]
+WRONG = "wr0ng-s3cret"
+
+
+@pytest.fixture(scope="module")
+def server():
+    """Gives servers by name, each started when it is first asked for."""
+    with ExitStack() as stack:
+        yield functools.cache(lambda name: stack.enter_context(SERVERS[name]()))
+
+
+def new_rig(server, name):
+    rig = SqlRig(server(name).url)
+    yield rig
+    for gid in rig.prepared():
+        rig.roll_back(gid)
+    rig.execute(f"DROP TABLE IF EXISTS {rig.table}")
+
+
+@pytest.fixture
+def rig(server):
+    yield from new_rig(server, "postgresql")
+
+
+@pytest.fixture(params=SERVERS)
+def any_rig(server, request):
+    yield from new_rig(server, request.param)
+
+
+def options_of(rig, **more):
+    return {"connector": "sql", "url": rig.url, "dbtable": rig.table, **more}
+
+
+def write(frame, options, mode="append"):
+    frame.write.format("headrace").options(**options).mode(mode).save()
+
+
+@pytest.fixture
+def numbers(topics):
+    """A topic of 0 to 99."""
+    topic = topics.create(2)
+    for partition in range(2):
+        topics.send(topic, range(partition * 50, partition * 50 + 50), partition)
+    return topic
+
+
+ID = "CAST(CAST(value AS STRING) AS BIGINT) AS id"
+
+
+class TestBatch:
+    def test_rows_are_added(self, spark, any_rig):
+        any_rig.create()
+        frame = spark.createDataFrame(ROWS, "id BIGINT, name STRING")
+        write(frame, options_of(any_rig))
+        write(frame.selectExpr("id + 2 AS id", "name"), options_of(any_rig))  # and are not replaced
+        assert any_rig.rows() == [(1, "one"), (2, None), (3, "one"), (4, None)]
+        assert not any_rig.prepared()
+
+    def test_the_address_as_sparks_jdbc_sink_has_it(self, spark, any_rig):
+        any_rig.create()
+        kind, rest = any_rig.url.split("://")
+        login, place = rest.split("@")
+        user, password = login.split(":")
+        options = options_of(any_rig, url=f"jdbc:{kind}://{place}", user=user, password=password)
+        write(spark.createDataFrame(ROWS, "id BIGINT, name STRING"), options)
+        assert any_rig.rows() == ROWS
+
+    def test_upserts(self, spark, any_rig):
+        any_rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
+        options = options_of(any_rig, delivery="upsert", upsertKeys="id")
+        write(spark.createDataFrame(ROWS, "id BIGINT, name STRING"), options)
+        write(spark.createDataFrame([(2, "two")], "id BIGINT, name STRING"), options)
+        assert any_rig.rows() == [(1, "one"), (2, "two")]
+
+    def test_nothing_is_seen_when_a_task_fails(self, spark, any_rig):
+        any_rig.create()
+        frame = spark.range(0, 100, 1, 4).selectExpr("IF(id = 99, raise_error('planted'), id) AS id")
+        with pytest.raises(PySparkException, match="planted"):
+            write(frame, options_of(any_rig))
+        assert any_rig.rows() == []
+        assert not any_rig.prepared()
+
+    def test_an_empty_frame(self, spark, rig):
+        rig.create()
+        write(spark.createDataFrame([], "id BIGINT"), options_of(rig))
+        assert rig.rows() == []
+
+    def test_a_repeated_write_is_written_once(self, spark, rig):
+        rig.create()
+        for number in (0, 0, 1, 1):
+            frame = spark.createDataFrame([(number, "n")], "id BIGINT, name STRING")
+            write(frame, options_of(rig, txnAppId=rig.table, txnVersion=str(number)))
+        assert rig.ids() == [0, 1]
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("columns", "complaint"),
+        [
+            (
+                "id BIGINT, nmae STRING",
+                r"'nmae' \(string\) is not in the table.*have id int64, nmae string; the table has id",
+            ),
+            ("id STRING", r"column 'id': string does not go into BIGINT"),
+            ("id ARRAY<BIGINT>", "no counterpart in a table"),
+        ],
+    )
+    def test_columns_that_do_not_fit_before_any_task_has_run(self, spark, rig, columns, complaint):
+        rig.create()
+        empty = spark.createDataFrame([], columns)
+        with pytest.raises(PySparkException, match=complaint):
+            write(empty, options_of(rig))
+
+    @pytest.mark.parametrize(
+        ("more", "complaint"),
+        [
+            ({"dbtable": "nowhere"}, "there is no table 'nowhere'"),
+            ({"connector": "jdbc"}, "must be one of kafka, sql, files, not 'jdbc'"),
+            ({"dbtabel": "x"}, "did you mean 'dbtable'"),
+            ({"delivery": "upsert", "upsertKeys": "name"}, "has no unique key of the columns"),
+            ({"delivery": "upsert", "upsertKeys": "other"}, "has no unique key of the columns"),
+        ],
+    )
+    def test_options_by_name(self, spark, rig, more, complaint):
+        rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
+        with pytest.raises(PySparkException, match=complaint) as caught:
+            write(spark.createDataFrame([], "id BIGINT, name STRING"), options_of(rig, **more))
+        assert PASSWORD not in str(caught.value)
+
+    def test_overwriting(self, spark, rig):
+        with pytest.raises(PySparkException, match="Overwrite not allowed for connector 'sql'"):
+            write(spark.range(1), options_of(rig), mode="overwrite")
+
+    def test_reading(self, spark, rig):
+        with pytest.raises(PySparkException, match="connector 'sql' cannot be read, only written"):
+            spark.read.format("headrace").options(**options_of(rig)).load()
+
+    def test_a_wrong_password_which_is_not_shown(self, spark, any_rig):
+        any_rig.create()
+        url = any_rig.url.replace(PASSWORD, WRONG)
+        with pytest.raises(PySparkException, match="AuthenticationError") as caught:
+            write(spark.range(1), options_of(any_rig, url=url))
+        assert WRONG not in str(caught.value)
+
+
+class TestStream:
+    def copy(self, spark, topics, topic, options, checkpoint):
+        frame = spark.readStream.format("headrace").options(
+            **topics.options(topic, startingOffsets="earliest", maxOffsetsPerTrigger=30)
+        )
+        writer = frame.load().selectExpr(ID).writeStream.format("headrace").options(**options)
+        writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
+
+    def test_a_topic_is_copied_and_the_query_goes_on(self, spark, topics, numbers, any_rig, tmp_path):
+        any_rig.create()
+        self.copy(spark, topics, numbers, options_of(any_rig), tmp_path)
+        assert any_rig.ids() == list(range(100))
+        topics.send(numbers, range(100, 120), 1)
+        self.copy(spark, topics, numbers, options_of(any_rig), tmp_path)
+        assert any_rig.ids() == list(range(120))
+        assert not any_rig.prepared()
+
+    def test_totals_are_kept_up_to_date_by_key_in_foreach_batch(self, spark, topics, numbers, rig, tmp_path):
+        rig.create("odd BIGINT PRIMARY KEY, total BIGINT")
+        options = options_of(rig, delivery="upsert", upsertKeys="odd", txnAppId=rig.table)
+
+        def upsert(frame, number):
+            write(frame, {**options, "txnVersion": str(number)})
+
+        source = topics.options(numbers, startingOffsets="earliest", maxOffsetsPerTrigger=60)
+        ids = spark.readStream.format("headrace").options(**source).load().selectExpr(ID).selectExpr("id % 2 AS odd", "id")
+        totals = ids.groupBy("odd").agg({"id": "sum"}).withColumnRenamed("sum(id)", "total")
+        writer = totals.writeStream.foreachBatch(upsert).outputMode("update")
+        writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start().awaitTermination()
+        assert rig.rows() == [(0, sum(range(0, 100, 2))), (1, sum(range(1, 100, 2)))]
+
+    def test_whole_results_are_refused(self, spark, topics, numbers, rig, tmp_path):
+        rig.create("count BIGINT")
+        frame = spark.readStream.format("headrace").options(**topics.options(numbers)).load().groupBy().count()
+        writer = frame.writeStream.format("headrace").options(**options_of(rig)).outputMode("complete")
+        writer = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
+        with pytest.raises((StreamingQueryException, PySparkException), match="complete not allowed for connector 'sql'"):
+            writer.start().awaitTermination()
+
+
+@pytest.mark.timeout(300)
+def test_a_driver_killed_after_its_list_was_durable(topics, numbers, rig, tmp_path):
+    rig.create()
+    arguments = {
+        "read": topics.options(numbers, startingOffsets="earliest", maxOffsetsPerTrigger=25),
+        "select": [ID],
+        "write": options_of(rig),
+    }
+    kill_driver(tmp_path, arguments, "headrace.connectors.sql.sink", "SqlCommitter", "record", "after", 1)
+    assert rig.prepared()
+    assert rig.ids() == []
+    finish_driver(tmp_path, arguments, lambda: len(rig.ids()) >= 100)
+    assert rig.ids() == list(range(100))
+    assert not rig.prepared()

@@ -1,0 +1,212 @@
+"""Options of the sinks in Spark: what they mean, which are refused and how; no secret is shown. Nobody is contacted."""
+
+import pickle
+
+import pytest
+from pyspark.sql.types import StringType, StructField, StructType
+
+from headrace.connectors.files import FileFormat, FileSink
+from headrace.connectors.files.spark_sink_options import file_write
+from headrace.connectors.kafka.sink import KafkaSink
+from headrace.connectors.kafka.spark_sink_options import kafka_write
+from headrace.enumerator.errors import UsageError
+from pyspark_headrace.connectors import kafka_options, planned_batch_write, planned_stream_write
+
+pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
+
+from sqlalchemy.engine import make_url
+
+from headrace.connectors.sql.spark_sink_options import sql_write
+from headrace.sql import SqlSink, UpsertSink
+
+SECRET = "s3cr%t/@:?"
+QUOTED = "s3cr%25t%2F%40%3A%3F"
+URL = "postgresql://host:5432/shop"
+KAFKA = {"kafka.bootstrap.servers": "localhost:9092", "topic": "t"}
+SCHEMA = StructType([StructField("value", StringType())])
+
+
+def sql_sink(**options):
+    return sql_write({"url": URL, "dbtable": "orders", **options}).sink
+
+
+class TestConnector:
+    def test_kafka_is_the_default(self):
+        assert kafka_options({"subscribe": "t"}) == {"subscribe": "t"}
+        assert isinstance(planned_batch_write(KAFKA, SCHEMA, overwrite=False)[0].sink, KafkaSink)
+
+    def test_it_is_named_by_an_option_whose_case_is_ignored(self, tmp_path):
+        for options in ({"connector": "files"}, {"CONNECTOR": " Files "}):
+            write, columns = planned_batch_write({**options, "path": str(tmp_path)}, SCHEMA, overwrite=False)
+            assert write.sink == FileSink(str(tmp_path))
+            assert columns == ["value"]
+
+    def test_an_unknown_one_is_refused_with_the_list(self):
+        for plan in (
+            kafka_options,
+            lambda options: planned_batch_write(options, SCHEMA, overwrite=False),
+            lambda options: planned_stream_write(options, SCHEMA, complete=False),
+        ):
+            with pytest.raises(UsageError, match="must be one of kafka, sql, files, not 'jdbc'"):
+                plan({"connector": "jdbc"})
+
+    @pytest.mark.parametrize("name", ["sql", "files"])
+    def test_only_kafka_can_be_read(self, name):
+        with pytest.raises(UsageError, match=f"connector '{name}' cannot be read, only written; 'kafka' can be read"):
+            kafka_options({"connector": name})
+
+    @pytest.mark.parametrize("name", ["sql", "files"])
+    def test_nothing_is_overwritten(self, name):
+        with pytest.raises(UsageError, match=rf"Overwrite not allowed for connector '{name}'.*\.mode\(\"append\"\)"):
+            planned_batch_write({"connector": name}, SCHEMA, overwrite=True)
+        with pytest.raises(UsageError, match=f"complete not allowed for connector '{name}'"):
+            planned_stream_write({"connector": name}, SCHEMA, complete=True)
+
+    def test_kafka_takes_whole_results_as_sparks_sink_does(self):
+        assert isinstance(planned_stream_write(KAFKA, SCHEMA, complete=True)[0].sink, KafkaSink)
+
+
+@pytest.mark.parametrize("write", [kafka_write, sql_write, file_write])
+class TestEverySink:
+    def options(self, write, **more):
+        needed = {kafka_write: KAFKA, sql_write: {"url": URL, "dbtable": "orders"}, file_write: {"path": "/tmp/out"}}
+        return needed[write] | more
+
+    def test_a_repeated_write_has_a_name_and_a_number(self, write):
+        repeated = write(self.options(write, txnappid="app", txnVERSION="7"))
+        assert (repeated.job, repeated.epoch) == ("app", 7)
+        once = write(self.options(write))
+        assert (once.job, once.epoch) == (None, None)
+
+    @pytest.mark.parametrize(
+        ("more", "complaint"),
+        [
+            ({"txnAppId": "app"}, "go together"),
+            ({"txnVersion": "1"}, "go together"),
+            ({"txnAppId": "app", "txnVersion": "-1"}, "'txnVersion' must be a whole number from 0, not '-1'"),
+            ({"txnAppId": "a b", "txnVersion": "1"}, "a job's name"),
+            ({"txnApId": "app"}, "'txnApId' is not known to the sink; did you mean 'txnAppId'"),
+            ({"wholly-other": "x"}, "'wholly-other' is not known to the sink$"),
+            ({"txnAppId": " "}, "'txnAppId' must not be empty"),
+        ],
+    )
+    def test_what_is_wrong_is_named(self, write, more, complaint):
+        with pytest.raises(UsageError, match=complaint):
+            write(self.options(write, **more))
+
+    def test_what_spark_adds_is_ignored(self, write):
+        write(self.options(write, checkpointLocation="/tmp/c", provider="headrace", __datasource_name="h", queryName="q"))
+
+
+class TestSql:
+    def test_defaults(self):
+        assert sql_sink() == SqlSink(URL, "orders")
+
+    def test_a_table_in_a_schema_and_a_lock_timeout(self):
+        assert sql_sink(DBTABLE="sales.orders", locktimeout="2.5") == SqlSink(URL, "sales.orders", lock_timeout_s=2.5)
+
+    def test_upserts(self):
+        sink = sql_sink(delivery="upsert", upsertKeys="region, id")
+        assert sink == UpsertSink(URL, "orders", ("region", "id"))
+
+    @pytest.mark.parametrize("kind", ["postgresql", "mysql", "mariadb"])
+    def test_a_jdbc_address_means_the_same(self, kind):
+        assert sql_sink(url=f"jdbc:{kind}://host:1234/shop") == sql_sink(url=f"{kind}://host:1234/shop")
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"user": "u", "password": SECRET},
+            {"url": f"postgresql://u:{QUOTED}@host:5432/shop"},
+            {"url": "postgresql://u@host:5432/shop", "password": SECRET},
+            {"url": f"jdbc:postgresql://host:5432/shop?user=u&password={QUOTED}"},
+        ],
+    )
+    def test_who_logs_in(self, options):
+        assert sql_sink(**options) == SqlSink(f"postgresql://u:{QUOTED}@host:5432/shop", "orders")
+
+    def test_a_password_is_taken_as_it_is(self):
+        assert make_url(sql_sink(user="u", password=" p ").url).password == " p "
+
+    def test_parameters_that_both_drivers_of_postgresql_know(self):
+        assert sql_sink(url=f"jdbc:{URL}?sslmode=require") == sql_sink(url=f"{URL}?sslmode=require")
+
+    def test_no_secret_is_shown(self):
+        write = sql_write({"url": URL, "dbtable": "orders", "user": "u", "password": SECRET})
+        assert SECRET not in repr(write)
+        assert QUOTED not in repr(write)
+        assert pickle.loads(pickle.dumps(write)) == write
+
+    @pytest.mark.parametrize(
+        ("options", "complaint"),
+        [
+            ({"url": f"jdbc:postgresql://u:{QUOTED}@host:port/shop"}, "must look like"),
+            ({"url": f"postgresql:{QUOTED}"}, "must look like"),
+            ({"url": "jdbc:postgresql://a:1,b:2/shop", "password": SECRET}, "must look like"),
+            ({"url": "jdbc:oracle:thin:@host", "password": SECRET}, "must look like"),
+            ({"url": f"jdbc:sqlserver://u:{QUOTED}@host/shop"}, "of the kind 'sqlserver' cannot be written"),
+            ({"url": f"jdbc:mysql://host/shop?password={QUOTED}&useSSL=true"}, "no meaning here: useSSL"),
+            ({"url": "jdbc:mysql://host/shop?sslmode=require"}, "no meaning here: sslmode"),
+            ({"url": f"jdbc:postgresql://host/shop?password={QUOTED}", "password": SECRET}, "the password is given twice"),
+            ({"url": f"postgresql://u:{QUOTED}@host/shop", "user": "v"}, "the user is given twice"),
+            ({"url": f"jdbc:postgresql://host/shop?password={QUOTED}&password=x"}, "the password is given twice"),
+            ({"delivery": "at-least-once", "password": SECRET}, "must be exactly-once or upsert, not 'at-least-once'"),
+            ({"delivery": "upsert"}, "needs the option 'upsertKeys'"),
+            ({"upsertKeys": "id"}, "'upsertKeys' is for delivery 'upsert'"),
+            ({"delivery": "upsert", "upsertKeys": "id,,x"}, "name columns"),
+            ({"lockTimeout": "soon"}, "a number of seconds, not 'soon'"),
+            ({"lockTimeout": "inf"}, "above 0, and finite"),
+            ({"lockTimeout": "0"}, "above 0, and finite"),
+            ({"dbtable": "a.b.c"}, "a table is named as in"),
+            ({"path": "/tmp/x"}, "'path' is not known"),
+            ({"url": "sqlite:////tmp/x.db"}, "no two-phase commit"),
+        ],
+    )
+    def test_what_is_wrong_is_named_and_no_secret_shown(self, options, complaint):
+        with pytest.raises(UsageError, match=complaint) as caught:
+            sql_sink(**options)
+        seen: BaseException | None = caught.value
+        while seen is not None:
+            assert SECRET not in f"{seen} {seen!r}"
+            assert QUOTED not in f"{seen} {seen!r}"
+            seen = seen.__cause__
+
+    @pytest.mark.parametrize("missing", ["url", "dbtable"])
+    def test_what_is_missing_is_named(self, missing):
+        options = {"url": URL, "dbtable": "orders"}
+        del options[missing]
+        with pytest.raises(UsageError, match=f"option '{missing}' is missing"):
+            sql_write(options)
+
+
+class TestFiles:
+    def test_defaults(self):
+        assert file_write({"path": "/tmp/out"}).sink == FileSink("/tmp/out", FileFormat.PARQUET)
+
+    def test_json(self):
+        assert file_write({"path": "/tmp/out", "fileformat": "json"}).sink == FileSink("/tmp/out", FileFormat.JSON_LINES)
+
+    def test_what_fsspec_is_told_is_not_shown(self):
+        write = file_write({"path": "s3://bucket/out", "storageOptions": '{"key": "k", "secret": "s3cret", "anon": false}'})
+        assert write.sink.storage_options == {"key": "k", "secret": "s3cret", "anon": False}
+        assert "s3cret" not in repr(write)
+
+    @pytest.mark.parametrize(
+        ("options", "complaint"),
+        [
+            ({}, "option 'path' is missing"),
+            ({"path": "/o", "fileFormat": "orc"}, "'fileFormat' must be parquet or json, not 'orc'"),
+            ({"path": "/o", "compression": "best"}, "no compression 'best'"),
+            ({"path": "/o", "fileFormat": "json", "compression": "gzip"}, "compression 'gzip' is for Parquet"),
+            ({"path": "/o", "storageOptions": '{"secret": "s3cret"}'}, r"no storage options; got \['secret'\]"),
+            ({"path": "s3://b/o", "storageOptions": '"s3cret"'}, "must be JSON like"),
+            ({"path": "s3://b/o", "storageOptions": '{"secret": "s3cret"'}, "must be JSON like"),
+        ],
+    )
+    def test_what_is_wrong_is_named_and_no_secret_shown(self, options, complaint):
+        with pytest.raises(UsageError, match=complaint) as caught:
+            file_write(options)
+        seen: BaseException | None = caught.value
+        while seen is not None:
+            assert "s3cret" not in f"{seen} {seen!r}"
+            seen = seen.__cause__
