@@ -12,8 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import apache_beam as beam
 import pyarrow as pa
 from apache_beam.runners.common import DoFnContext, DoFnInvoker, DoFnSignature, OutputHandler
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.core import _BundleFinalizerParam
 from apache_beam.transforms.window import GlobalWindow, TimestampedValue
 from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
@@ -229,3 +231,18 @@ class BeamRun(Run):
             self._closed = True
             self.enumerate.close()
             self.read.close()
+
+
+def on_direct() -> Any:
+    """A pipeline on Beam's runner in Python, whatever else this machine has: its stages run one after the other."""
+    return beam.Pipeline(runner=FnApiRunner())
+
+
+collected: dict[str, list[Any]] = {}
+"""What `collect` was given, by name: for pipelines whose workers are threads of this process."""
+
+
+def collect(element: Any, name: str) -> Any:
+    """Put by, and pass on."""
+    collected.setdefault(name, []).append(element)
+    return element

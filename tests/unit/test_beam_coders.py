@@ -8,6 +8,7 @@ import apache_beam as beam
 import pyarrow as pa
 import pytest
 from apache_beam.testing.util import assert_that, equal_to
+from beam_rig import on_direct
 from driving import checkpoint_of, reading
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,7 +59,7 @@ def test_beam_uses_it_for_record_batches():
 
 def test_batches_cross_the_stages_of_a_pipeline():
     batch = pa.RecordBatch.from_pydict({"value": [b"a", None]})
-    with beam.Pipeline() as pipeline:
+    with on_direct() as pipeline:
         batches = pipeline | beam.Create([0, 1]) | beam.Map(lambda _: batch).with_output_types(pa.RecordBatch)
         values = batches | beam.Reshuffle() | beam.FlatMap(lambda batch: batch.column("value").to_pylist())
         assert_that(values, equal_to([b"a", None, b"a", None]))

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
-from beam_rig import BeamRun, Stage
+from beam_rig import BeamRun, Stage, on_direct
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -340,7 +340,7 @@ def test_in_processing_time_batches_have_the_time_of_reading(opened):
 
 def test_records_have_their_own_times():
     source = TimedSource(log_of(a=["3", "1"]), bounded=True)
-    with beam.Pipeline() as pipeline:
+    with on_direct() as pipeline:
         rows = pipeline | ReadFromSource(source, event_time=ColumnTime("time"))
         times = rows | beam.Map(lambda row, timestamp=beam.DoFn.TimestampParam: (row["value"], timestamp))
         assert_that(times, equal_to([("3", minute(3)), ("1", minute(1))]))
@@ -404,13 +404,13 @@ def test_a_position_that_cannot_be_published_now_is_published_later(opened, monk
 @pytest.mark.parametrize(("count", "expected"), [(3, 3), (100, 6)])
 def test_a_limit_of_records_is_exact(count, expected):
     source = MemorySource(log_of(a="123", b="456"), bounded=True)
-    with beam.Pipeline() as pipeline:
+    with on_direct() as pipeline:
         rows = pipeline | ReadFromSource(source, limit=Limit(count, None))
         assert_that(rows | beam.combiners.Count.Globally(), equal_to([expected]))
 
 
 def test_a_limit_of_time_ends_an_unbounded_source():
-    with beam.Pipeline() as pipeline:
+    with on_direct() as pipeline:
         rows = pipeline | ReadFromSource(MemorySource(log_of(a="123")), limit=Limit(None, 0.3))
         assert_that(rows | beam.Map(lambda row: row["value"]), equal_to(["1", "2", "3"]))
 
