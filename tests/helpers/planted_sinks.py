@@ -16,7 +16,7 @@ from planted_commits import Planted
 
 from headrace.connectors.kafka.errors import BrokerError
 from headrace.connectors.kafka.produce import BatchSender
-from headrace.connectors.kafka.sink import KafkaCommitter, KafkaSink
+from headrace.connectors.kafka.sink import KafkaSink
 
 
 @contextmanager
@@ -43,11 +43,4 @@ def produce_errors_swallowed() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def prepared_without_waiting() -> Iterator[None]:
-    """Nobody looks whether transactions are still prepared before their list becomes durable."""
-    with patch.object(KafkaCommitter, "check", lambda *_: None):
-        yield
-
-
-ALL: tuple[Planted, ...] = (fresh_transactional_ids, produce_errors_swallowed, prepared_without_waiting)
+ALL: tuple[Planted, ...] = (fresh_transactional_ids, produce_errors_swallowed)

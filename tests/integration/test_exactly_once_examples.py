@@ -1,0 +1,57 @@
+"""The experiments of `examples/exactly_once`, as a user runs them; and that they see what they are there to see."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.connectors.kafka.cluster import KafkaCluster
+from headrace.connectors.kafka.properties import ClientConfig
+
+pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(900)]
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "exactly_once"
+
+
+def run(broker, script, *arguments):
+    environment = {**os.environ, "HEADRACE_BOOTSTRAP": broker.bootstrap}
+    command = [sys.executable, str(EXAMPLES / f"{script}.py"), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("script", "verdict"),
+    [
+        ("isolation", "isolation: each record once"),
+        ("group_offsets", "group_offsets: they follow the checkpoint"),
+    ],
+)
+def test_the_experiment_comes_out_as_it_should(broker, script, verdict):
+    done = run(broker, script)
+    assert done.stdout.splitlines()[-1:] == [verdict], done.stdout + done.stderr
+    assert done.returncode == 0
+
+
+def test_without_transactions_a_reader_sees_what_a_killed_job_left(broker):
+    done = run(broker, "isolation", "at-least-once")
+    assert "FAILED: it does not hold that read_" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 1
+
+
+def test_a_group_ahead_of_the_checkpoint_is_seen(broker, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    experiment, group_offsets = (importlib.import_module(name) for name in ("experiment", "group_offsets"))
+    kafka = experiment.Kafka(broker.bootstrap)
+    topic = kafka.topic("group-ahead", group_offsets.PARTITIONS)
+    kafka.send(topic, range(group_offsets.BATCH), group_offsets.PARTITIONS)
+    group = group_offsets.Group(kafka, topic, tmp_path)
+    assert group.look() == 0
+    with KafkaCluster(ClientConfig(bootstrap=broker.bootstrap)) as cluster:
+        cluster.commit_offsets(topic, {(topic, 0): 1})
+    with pytest.raises(experiment.ExperimentError, match="the group is at 1, and the last checkpoint at 0"):
+        group.look()
