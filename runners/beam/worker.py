@@ -40,15 +40,21 @@ class ParkedReaders(Generic[SplitT]):
         self._clock = clock
         self._lock = threading.Lock()
         self._parked: OrderedDict[str, _Parked[SplitT]] = OrderedDict()
+        self._most = MOST_PARKED
 
     def park(self, reader: SourceReader[SplitT], split: SplitT) -> None:
         """Keep a reader that holds this one split and has delivered up to here. Closes one that is too many."""
         with self._lock:
             closing = [self._parked.pop(split.split_id, None)]
             self._parked[split.split_id] = _Parked(reader, split, self._clock())
-            if len(self._parked) > MOST_PARKED:
+            if len(self._parked) > self._most:
                 closing.append(self._parked.popitem(last=False)[1])
         _close(closing)
+
+    def close(self) -> None:
+        """Close every reader, and from now on each that a call still under way comes to park."""
+        self._most = 0
+        self.sweep(0.0)
 
     def take(self, split: SplitT) -> SourceReader[SplitT] | None:
         """The split's reader, if it stands at this very position. One that stands elsewhere is closed: a restore."""
@@ -128,7 +134,7 @@ def leave(transform: str) -> None:
             del _workers[transform]
     if worker.users == 0:
         worker.ended.set()
-        worker.readers.sweep(0.0)
+        worker.readers.close()
 
 
 def _sweep_for_ever(worker: Worker[Any]) -> None:

@@ -67,7 +67,7 @@ def test_readers_that_nobody_takes_are_closed(parked, now):
 
 
 def test_so_many_are_parked_and_then_the_oldest_is_closed(parked, monkeypatch):
-    monkeypatch.setattr(worker, "MOST_PARKED", 2)
+    monkeypatch.setattr(parked, "_most", 2)
     readers = [FakeReader() for _ in range(3)]
     for number, reader in enumerate(readers):
         parked.park(reader, split(str(number)))
@@ -82,6 +82,15 @@ def test_the_last_user_of_a_transform_closes_what_is_parked():
     worker.leave("t")
     assert not reader.closed
     worker.leave("t")
+    assert reader.closed
+
+
+def test_a_call_that_outlives_its_transform_leaves_no_reader_behind():
+    """A cancelled pipeline's DoFn is torn down while it still processes."""
+    orphaned = worker.join("t")
+    worker.leave("t")
+    reader = FakeReader()
+    orphaned.readers.park(reader, split("a"))
     assert reader.closed
 
 
