@@ -30,6 +30,7 @@ import cython  # type: ignore[import-untyped]
 import pyarrow as pa
 from crc32c import crc32c
 
+from headrace.connectors.kafka.record_batch import AFTER_LENGTH, CRC_AT, HEADER, MAGIC, TRANSACTIONAL
 from headrace.enumerator.errors import UsageError
 
 if cython.compiled:
@@ -664,9 +665,6 @@ def _compressor(codec: Codec, level: int | None) -> Callable[[memoryview], bytes
 
 # --- batches ------------------------------------------------------------------------------------------------------------
 
-_HEADER = struct.Struct(">qiibIhiqqqhii")
-_CRC = 17  # where the CRC lies, which covers all that follows it
-_TRANSACTIONAL = 0x10
 _NO_PRODUCER = -1
 
 
@@ -797,11 +795,11 @@ class _OpenBatch:
     def header(self, body: bytes | memoryview) -> bytes:
         """The header of a batch whose records, compressed or not, are `body`."""
         producer_id = self.producer.producer_id
-        fields = _HEADER.pack(
+        fields = HEADER.pack(
             0,
-            _HEADER.size - 12 + len(body),
+            HEADER.size - AFTER_LENGTH + len(body),
             -1,
-            2,
+            MAGIC,
             0,
             self.producer.attributes,
             self.count - 1,
@@ -812,8 +810,8 @@ class _OpenBatch:
             self.sequence if producer_id != _NO_PRODUCER else -1,
             self.count,
         )
-        crc = crc32c(body, crc32c(fields[_CRC + 4 :]))
-        return fields[:_CRC] + crc.to_bytes(4, "big") + fields[_CRC + 4 :]
+        crc = crc32c(body, crc32c(fields[CRC_AT + 4 :]))
+        return fields[:CRC_AT] + crc.to_bytes(4, "big") + fields[CRC_AT + 4 :]
 
 
 # --- the interface ------------------------------------------------------------------------------------------------------
@@ -876,7 +874,7 @@ class RecordEncoder:
         for partition, sequence in sequences.items():
             _check_range("a partition in first_sequences", partition, 0, partitions - 1)
             _check_range("a sequence in first_sequences", sequence, 0, _INT32_MAX)
-        attributes = list(Codec).index(codec) | (_TRANSACTIONAL if transactional else 0)
+        attributes = list(Codec).index(codec) | (TRANSACTIONAL if transactional else 0)
         producer = _Producer(producer_id, producer_epoch, attributes, _compressor(codec, compression_level))
         self._partitions = partitions
         self._partitioner = _Partitioner(partitions, max_batch_bytes)

@@ -1,6 +1,6 @@
 """A record batch as it lies in the log: its header, without its records (message format 2). Sans-IO.
 
-For those who look at the log itself, batch by batch. Reading records in bulk is `records.py`, which has its own walk.
+For those who write batches, or look at the log batch by batch. Reading records in bulk is `records.py`, with its own walk.
 """
 
 from __future__ import annotations
@@ -11,7 +11,17 @@ from dataclasses import dataclass
 
 from headrace.enumerator.errors import CorruptDataError
 
-__all__ = ["CODECS", "HEADER", "LOG_APPEND_TIME", "StoredBatch", "stored_batches"]
+__all__ = [
+    "AFTER_LENGTH",
+    "CODECS",
+    "CRC_AT",
+    "HEADER",
+    "LOG_APPEND_TIME",
+    "MAGIC",
+    "TRANSACTIONAL",
+    "StoredBatch",
+    "stored_batches",
+]
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 """Base offset, length, leader epoch, magic, CRC, attributes, last offset delta, base and greatest timestamp, producer id,
@@ -20,13 +30,18 @@ producer epoch, base sequence, record count."""
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 """Compression types by their number."""
 
+AFTER_LENGTH = 12
+"""Where the part begins whose size is the header's length field."""
+
+CRC_AT = 17
+"""Where the CRC lies, which covers all that follows it."""
+
+MAGIC = 2
+TRANSACTIONAL = 0x10
 LOG_APPEND_TIME = 0x08
 _CODEC_BITS = 0x07
-_TRANSACTIONAL = 0x10
 _CONTROL = 0x20
-_AFTER_LENGTH = 12
 _MAGIC_AT = 16
-_MAGIC = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +70,7 @@ class StoredBatch:
     @property
     def is_transactional(self) -> bool:
         """True for what was written in a transaction, and for the marker that ends it."""
-        return bool(self.attributes & _TRANSACTIONAL)
+        return bool(self.attributes & TRANSACTIONAL)
 
     @property
     def compression(self) -> str:
@@ -71,13 +86,13 @@ def stored_batches(records: memoryview) -> Iterator[StoredBatch]:
     """
     at = 0
     while at + HEADER.size <= len(records):
-        if records[at + _MAGIC_AT] != _MAGIC:
+        if records[at + _MAGIC_AT] != MAGIC:
             raise CorruptDataError(f"message format v{records[at + _MAGIC_AT]}: only v2 (Kafka 0.11 and later) can be read")
         base, length, leader_epoch, _, _, attributes, delta, _, max_time, producer, epoch, sequence, count = HEADER.unpack_from(
             records, at
         )
-        end = at + _AFTER_LENGTH + length
-        if length < HEADER.size - _AFTER_LENGTH:
+        end = at + AFTER_LENGTH + length
+        if length < HEADER.size - AFTER_LENGTH:
             raise CorruptDataError(f"the record batch at offset {base} claims a length of {length} bytes")
         if end > len(records):
             return
