@@ -11,7 +11,7 @@ from headrace.harness.ports import HOST, is_listening
 from headrace.harness.processes import ServerProcess
 from headrace.harness.waiting import wait_until
 from headrace.runners.beam.flink.rest import ENDED, Checkpoint, FlinkRest, JobView
-from headrace.runners.beam.flink.settings import Places
+from headrace.runners.beam.flink.settings import STAGED, Places
 from headrace.runners.beam.flink.watch import Finding, Patience, Trouble, Watch
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ class FlinkCluster:
         self._task_managers = dict(task_managers)
         self._places = places
         self._slots = slots
-        self._patience = patience
+        self.patience = patience
+        """How long a job may look well and do nothing, before a wait for it gives up."""
         self.rest = FlinkRest(HOST, places.rest)
         """Flink's REST interface."""
 
@@ -74,7 +75,7 @@ class FlinkCluster:
             "--externalized_checkpoints_enabled",
             "--retain_externalized_checkpoints_on_cancellation",
             # By default every jar of the job server would be uploaded.
-            f"--files_to_stage={self._places.scratch / 'staged.txt'}",
+            f"--files_to_stage={self._places.scratch / STAGED}",
         ]
         return flags if savepoint is None else [*flags, f"--savepoint_path={savepoint}"]
 
@@ -159,7 +160,7 @@ class FlinkCluster:
 
     def watch(self) -> Watch:
         """A new watch, with this cluster's patience, for one job."""
-        return Watch(self._patience)
+        return Watch(self.patience)
 
     def _wait(self, job_id: str, wanted: Callable[[JobView], T | None], what: str, seconds: float) -> T:
         watch, found, failures = self.watch(), list[T](), list[str]()

@@ -9,6 +9,9 @@ from pathlib import Path
 
 from headrace.harness.ports import HOST
 
+STAGED = "staged.txt"
+"""The one file that a job uploads, in the scratch folder."""
+
 
 @dataclass(frozen=True, slots=True)
 class Places:

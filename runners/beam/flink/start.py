@@ -13,11 +13,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from headrace.enumerator.errors import UsageError
-from headrace.harness.ports import HOST, reserved_ports
+from headrace.harness.ports import HOST, Ports, reserved_ports
 from headrace.harness.processes import ServerProcess, guarded
 from headrace.runners.beam.flink.cluster import JOB_MANAGER, JOB_SERVER, WORKERS, FlinkCluster, task_manager_name
-from headrace.runners.beam.flink.programs import Programs
-from headrace.runners.beam.flink.settings import TASK_MANAGER_OPTIONS, Places, flink_settings, write_settings
+from headrace.runners.beam.flink.programs import Command, Programs
+from headrace.runners.beam.flink.settings import STAGED, TASK_MANAGER_OPTIONS, Places, flink_settings, write_settings
 from headrace.runners.beam.flink.watch import Patience
 
 NEEDED_BY_WORKERS = ("apache_beam", "headrace")
@@ -50,40 +50,43 @@ def start_flink(
         directory = Path(tempfile.mkdtemp(prefix="headrace-flink-"))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         worker_environment = _worker_environment(directory / "bin", environment or {})
-        ports = stack.enter_context(reserved_ports())
-        scratch = directory / "scratch"
-        scratch.mkdir()
-        (scratch / "staged.txt").write_text("what a job uploads: nothing\n")
-        places = Places(
-            rpc=ports.reserve(),
-            rest=ports.reserve(),
-            job_server=ports.reserve(),
-            workers=ports.reserve(),
-            state=(state or directory / "state").absolute(),
-            scratch=scratch,
-        )
+        places = _places(stack.enter_context(reserved_ports()), directory, state or directory / "state")
         write_settings(directory / "conf", flink_settings(places, slots, config or {}))
         programs = Programs(directory / "conf")
+        logs = directory / "logs"
+        logs.mkdir()
         group = stack.enter_context(guarded(directory))
+
+        def server(name: str, command: Command) -> ServerProcess:
+            return ServerProcess(command, logs / name, group, worker_environment if name == WORKERS else None)
 
         commands = {
             JOB_MANAGER: programs.job_manager(),
-            JOB_SERVER: programs.job_server(HOST, places.job_server, f"{HOST}:{places.rest}", scratch / "artifacts"),
+            JOB_SERVER: programs.job_server(HOST, places.job_server, f"{HOST}:{places.rest}", places.scratch / "artifacts"),
+            WORKERS: programs.worker_pool(Path(sys.executable), places.workers),
         }
-        logs = directory / "logs"
-        logs.mkdir()
-        servers = {name: ServerProcess(command, logs / name, group) for name, command in commands.items()}
-        pool = programs.worker_pool(Path(sys.executable), places.workers)
-        servers[WORKERS] = ServerProcess(pool, logs / WORKERS, group, worker_environment)
-        managers = {
-            number: ServerProcess(programs.task_manager(TASK_MANAGER_OPTIONS), logs / task_manager_name(number), group)
-            for number in range(1, task_managers + 1)
-        }
+        task_manager = programs.task_manager(TASK_MANAGER_OPTIONS)
+        managers = {number: server(task_manager_name(number), task_manager) for number in range(1, task_managers + 1)}
+        servers = {name: server(name, command) for name, command in commands.items()}
         cluster = FlinkCluster(servers, managers, places, slots, patience or Patience())
         # Their state is kept or goes with them, so a clean shutdown would only take time.
         stack.callback(cluster.kill_all)
         cluster.start()
         yield cluster
+
+
+def _places(ports: Ports, directory: Path, state: Path) -> Places:
+    scratch = directory / "scratch"
+    scratch.mkdir()
+    (scratch / STAGED).write_text("what a job uploads: nothing\n")
+    return Places(
+        rpc=ports.reserve(),
+        rest=ports.reserve(),
+        job_server=ports.reserve(),
+        workers=ports.reserve(),
+        state=state.absolute(),
+        scratch=scratch,
+    )
 
 
 def _worker_environment(bin_folder: Path, additions: Mapping[str, str]) -> dict[str, str]:

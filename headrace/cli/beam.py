@@ -1,0 +1,63 @@
+"""`headrace beam`: a Flink cluster on this machine for Beam's pipelines, and what goes wrong with them in silence."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli.output import note
+from headrace.cli.serving import LOOK_SECONDS, named_settings, until_interrupted
+from headrace.enumerator.errors import RetriableError
+
+if TYPE_CHECKING:
+    from headrace.runners.beam.flink import FlinkCluster
+    from headrace.runners.beam.flink.watch import Watch
+
+
+def beam_command(
+    *,
+    task_managers: Annotated[int, typer.Option(min=1, help="How many TaskManagers, each a process.")] = 1,
+    slots: Annotated[int, typer.Option(min=1, help="Slots of each: how many instances of a pipeline it can run.")] = 2,
+    state: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Keep checkpoints and savepoints here. Default: gone afterwards.")
+    ] = None,
+    savepoint: Annotated[str | None, typer.Option(help="Print options that restore from this savepoint.")] = None,
+    patience: Annotated[
+        float, typer.Option(min=1, help="Seconds that a job may wait for its workers, or for a checkpoint, until that is said.")
+    ] = 60.0,
+    config: Annotated[list[str] | None, typer.Option(help="A setting of Flink, name=value. May be repeated.")] = None,
+) -> None:
+    """Run a Flink cluster with Beam's job server until Ctrl-C; prints the pipeline options to use, one a line.
+
+    What Beam and Flink leave silent is said on stderr: workers that do not start, checkpoints that do not complete, and jobs
+    that fail and start again. Python workers are of the Python that runs this; PYTHONPATH reaches them.
+    """
+    from headrace.runners.beam.flink import start_flink
+    from headrace.runners.beam.flink.watch import Patience
+
+    settings = named_settings(config)
+    limits = Patience(patience, patience)
+    with until_interrupted(), start_flink(task_managers, slots=slots, state=state, config=settings, patience=limits) as cluster:
+        print("\n".join(cluster.options(savepoint=savepoint)), flush=True)  # noqa: T201 - the command's output
+        note(f"Flink is ready; its REST interface is at http://{cluster.rest.address}. Ctrl-C ends it.")
+        watches: dict[str, Watch] = {}
+        while not (ended := cluster.ended()):
+            _look(cluster, watches)
+            threading.Event().wait(LOOK_SECONDS)
+        sys.exit(f"the {ended[0]} ended by itself. The end of its log:\n{cluster.log_tail(ended[0])}")
+
+
+def _look(cluster: FlinkCluster, watches: dict[str, Watch]) -> None:
+    """Say what is wrong with any job; `watches` has the job ids seen so far."""
+    try:
+        for job_id in cluster.rest.job_ids():
+            watch = watches.setdefault(job_id, cluster.watch())
+            for finding in watch.observe(cluster.job(job_id), time.monotonic()):
+                note(f"headrace: {cluster.explain(finding)}")
+    except RetriableError:
+        return  # a job that is being set up; there will be another look

@@ -1,0 +1,37 @@
+"""What commands that run servers until Ctrl-C share."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+LOOK_SECONDS = 1.0  # how often running servers are looked at
+
+
+@contextmanager
+def until_interrupted() -> Iterator[None]:
+    """End the body, cleanly and in peace, at Ctrl-C or SIGTERM."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        return
+
+
+def named_settings(pairs: Sequence[str] | None) -> dict[str, str]:
+    """The values of `--config name=value`."""
+    for pair in pairs or ():
+        if "=" not in pair:
+            raise typer.BadParameter(f"{pair!r} is not name=value", param_hint="--config")
+    return dict(pair.split("=", 1) for pair in pairs or ())
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt

@@ -1,0 +1,242 @@
+"""The Flink cluster for Beam against the real thing: pipelines run, survive kills, restore; what Beam leaves silent is said."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import apache_beam as beam
+import pytest
+from apache_beam.coders import VarIntCoder
+from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTracker
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.transforms.core import RestrictionProvider
+from apache_beam.transforms.userstate import ReadModifyWriteStateSpec
+from apache_beam.utils.timestamp import Duration
+from flink_rig import eventually, job, kill_and_restart
+
+from headrace.enumerator.errors import PeerError, UsageError
+from headrace.runners.beam.flink import FlinkCluster, start_flink
+from headrace.runners.beam.flink.watch import Patience
+
+pytestmark = [pytest.mark.flink, pytest.mark.timeout(300)]
+
+CLI = [sys.executable, "-P", "-c", "from headrace.cli import main; main()", "beam"]
+END = 1 << 40
+PER_CALL = 10
+
+
+class Numbers(beam.DoFn, RestrictionProvider):
+    """0, 1, 2, ... for ever, ten a call; it notes in a file each time it is asked where to begin."""
+
+    def __init__(self, begun: str) -> None:
+        self.begun = begun
+
+    def initial_restriction(self, element: bytes) -> OffsetRange:
+        with open(self.begun, "a") as file:
+            file.write("begun\n")
+        return OffsetRange(0, END)
+
+    def create_tracker(self, restriction: OffsetRange) -> OffsetRestrictionTracker:
+        return OffsetRestrictionTracker(restriction)
+
+    def restriction_size(self, element: bytes, restriction: OffsetRange) -> int:
+        return 1
+
+    @beam.DoFn.unbounded_per_element()
+    def process(self, element: bytes, tracker=beam.DoFn.RestrictionParam()):  # noqa: B008 - Beam's way to ask for it
+        start = tracker.current_restriction().start
+        for number in range(start, start + PER_CALL):
+            if not tracker.try_claim(number):
+                return
+            yield number
+        tracker.defer_remainder(Duration(micros=50_000))
+
+
+class InOrder(beam.DoFn):
+    """State: the next number that must come. Writes what came after what, as `expected got`, when they differ."""
+
+    NEXT = ReadModifyWriteStateSpec("next", VarIntCoder())
+
+    def __init__(self, seen: str) -> None:
+        self.seen = seen
+
+    def process(self, element: tuple[int, int], following=beam.DoFn.StateParam(NEXT)):  # noqa: B008 - as above
+        _, number = element
+        expected = following.read() or 0
+        following.write(number + 1)
+        with open(self.seen, "a") as file:
+            file.write(f"{expected} {number}\n")
+
+
+def counting(folder: Path):
+    def build(pipeline: beam.Pipeline) -> None:
+        numbers = pipeline | beam.Impulse() | beam.ParDo(Numbers(str(folder / "begun")))
+        keyed = numbers | beam.Map(lambda number: (0, number)).with_output_types(tuple[int, int])
+        keyed | beam.ParDo(InOrder(str(folder / "seen")))
+
+    return build
+
+
+def seen(folder: Path) -> list[list[str]]:
+    return [line.split() for line in (folder / "seen").read_text().splitlines() if line.count(" ") == 1]
+
+
+def assert_exact(folder: Path) -> None:
+    """Whatever was replayed, state and source went back together: each number met the state that expected it."""
+    pairs = seen(folder)
+    assert len(pairs) > 10
+    assert [pair for pair in pairs if pair[0] != pair[1]] == []
+
+
+def test_state_is_exact_through_kills_and_a_savepoint_and_nothing_begins_again(flink: FlinkCluster, tmp_path: Path) -> None:
+    with job(flink, counting(tmp_path)) as first:
+        for _ in range(2):
+            covered = flink.wait_checkpoint(first).number
+            before = len(seen(tmp_path))
+            kill_and_restart(flink, first)
+            eventually(lambda before=before: len(seen(tmp_path)) > before)
+            assert flink.wait_checkpoint(first).number > covered
+        savepoint = flink.savepoint(first)
+        assert flink.job(first).state == "CANCELED"
+    highest = max(int(number) for _, number in seen(tmp_path))
+    with job(flink, counting(tmp_path), savepoint=savepoint):
+        eventually(lambda: int(seen(tmp_path)[-1][1]) > highest)
+    assert_exact(tmp_path)
+    assert (tmp_path / "begun").read_text() == "begun\n"
+
+
+class Fails(beam.DoFn):
+    def process(self, element: object) -> None:
+        raise RuntimeError("the planted failure")
+
+
+def test_a_failure_is_told_in_pythons_own_words(flink: FlinkCluster, tmp_path: Path) -> None:
+    def build(pipeline: beam.Pipeline) -> None:
+        pipeline | beam.Impulse() | beam.ParDo(Numbers(str(tmp_path / "begun"))) | beam.ParDo(Fails())
+
+    with job(flink, build) as failing:
+        eventually(lambda: flink.job(failing).failure is not None)
+        assert "the planted failure" in flink.job(failing).failure[1]
+
+
+class Stubborn(Numbers):
+    """Never returns from `process`: no checkpoint can complete."""
+
+    @beam.DoFn.unbounded_per_element()
+    def process(self, element: bytes, tracker=beam.DoFn.RestrictionParam()):  # noqa: B008 - Beam's way to ask for it
+        number = tracker.current_restriction().start
+        while tracker.try_claim(number):
+            yield number
+            number += 1
+            time.sleep(0.01)
+
+
+def test_a_checkpoint_that_cannot_complete_is_said(flink: FlinkCluster, tmp_path: Path) -> None:
+    def build(pipeline: beam.Pipeline) -> None:
+        pipeline | beam.Impulse() | beam.ParDo(Stubborn(str(tmp_path / "begun")))
+
+    flink.patience = Patience(stall_seconds=15.0)
+    try:
+        with job(flink, build) as stalled, pytest.raises(PeerError, match="completed no checkpoint for 15 s"):
+            flink.wait_checkpoint(stalled)
+    finally:
+        flink.patience = Patience()
+
+
+# Beam's pool starts workers as `python -c "... SdkHarness ..."`: these end at once, as one with a broken installation would.
+BROKEN_WORKER = """\
+import os, sys
+if any("SdkHarness" in argument for argument in sys.orig_argv):
+    print("planted: this worker cannot start", file=sys.stderr, flush=True)
+    os._exit(3)
+"""
+
+
+@contextmanager
+def command(folder: Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """`headrace beam` with its temporary files in the folder."""
+    process = subprocess.Popen(
+        [*CLI, "--patience", "10"],
+        env={**os.environ, "TMPDIR": str(folder), **environment},
+        stdout=subprocess.PIPE,
+        stderr=(folder / "stderr").open("w"),
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def processes_of(folder: Path) -> list[str]:
+    """The command lines, of all processes alive, that name the folder or were started from it."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            line, environment = (path / "cmdline").read_bytes(), (path / "environ").read_bytes()
+        except OSError:
+            continue
+        if str(folder).encode() in line + environment:
+            found.append(line.replace(b"\0", b" ").decode(errors="replace"))
+    return found
+
+
+def test_the_command_gives_options_says_that_workers_do_not_start_and_leaves_nothing(tmp_path: Path) -> None:
+    broken, temporary = tmp_path / "broken", tmp_path / "temporary"
+    broken.mkdir()
+    temporary.mkdir()
+    (broken / "sitecustomize.py").write_text(BROKEN_WORKER)
+    with command(temporary, PYTHONPATH=str(broken)) as process:
+        assert process.stdout is not None
+        flags = [process.stdout.readline().strip() for _ in range(11)]
+        assert flags[0] == "--runner=PortableRunner"
+        assert all(flag.startswith("--") for flag in flags)
+        pipeline = beam.Pipeline(options=PipelineOptions(flags))
+        counting(tmp_path)(pipeline)
+        pipeline.run()
+        eventually(lambda: "planted: this worker cannot start" in (temporary / "stderr").read_text(), 120)
+        assert "has waited 10 s for its Python workers" in (temporary / "stderr").read_text()
+        assert len(processes_of(temporary)) > 5
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert processes_of(temporary) == []
+        assert [path.name for path in temporary.iterdir()] == ["stderr"]
+
+
+def test_workers_that_could_not_import_what_they_need_are_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    venv.create(tmp_path / "empty", symlinks=True)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "empty" / "bin" / "python"))
+    with pytest.raises(UsageError, match=r"cannot import apache_beam and headrace.*headrace\[beam\]"), start_flink():
+        pass
+
+
+def test_without_java_that_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(UsageError, match="Java 17"), start_flink():
+        pass
+
+
+def test_a_server_that_cannot_start_is_said_with_its_log() -> None:
+    message = r"(?s)the (job|task) manager.* ended.*taskmanager\.numberOfTaskSlots"
+    with pytest.raises(PeerError, match=message), start_flink(config={"taskmanager.numberOfTaskSlots": "many"}):
+        pass
+
+
+def test_servers_and_task_managers_are_named(flink: FlinkCluster) -> None:
+    with pytest.raises(UsageError, match="task manager 7"):
+        flink.kill_task_manager(7)
+    with pytest.raises(UsageError, match="'no such'"):
+        flink.log_tail("no such")
+    with pytest.raises(UsageError, match="at least 1"), start_flink(0):
+        pass
