@@ -72,7 +72,9 @@ class System:
 
     def environment(self, phase: Phase | None, directory: Path, *, traced: bool) -> dict[str, str]:
         """Its environment; with a phase, it stops there once the file `armed` is in `directory`."""
-        found = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+        # Without compiled bytecode every process that Spark starts would compile our modules, and an installed package has it.
+        left_out = ("HEADRACE_", "PYTHONDONTWRITEBYTECODE")
+        found = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
         paths = [str(ROOT)]
         if self.planted is not None:
             paths.insert(0, str(self.planted))

@@ -1,8 +1,9 @@
 """A stop in a phase of a commit, for `PYTHONPATH`: what Python imports at its start puts it into processes that Spark starts.
 
 HEADRACE_PHASE is JSON: once the file `armed` is there, the first call of `method` of the Kafka sink's `owner` stops before or
-after (`when`) its work, writes its process id to `reached`, and waits to be killed. HEADRACE_TRACE names a file that each
-step of the sink is noted in. Nothing is imported here that Spark would not import: that would make its processes start warm.
+after (`when`) its work, writes its process id to `reached`, and waits to be killed. HEADRACE_TRACE names a file in which every
+start and fork of a Python process is noted, and every step of our source and sink. Nothing is imported here that Spark would
+not import by itself: that would make its processes start warm.
 """
 
 import importlib.abc
@@ -13,8 +14,23 @@ import sys
 import threading
 import time
 
-MODULE = "headrace.connectors.kafka.sink"
-TRACED = {"KafkaTransaction": ("write", "prepare"), "KafkaCommitter": ("fence", "check", "record", "end", "sweep")}
+SINK = "headrace.connectors.kafka.sink"
+TRACED = {
+    SINK: {
+        "KafkaTransaction": ("write", "prepare"),
+        "KafkaCommitter": ("fence", "check", "record", "end", "sweep"),
+        "KafkaSink": ("recorded_epochs",),
+    },
+    "headrace.runners.spark.stream": {"StreamPlanner": ("initial_offsets", "next_offsets", "tasks")},
+    "headrace.runners.spark.readers": {"StreamReader": ("__init__",)},
+    "headrace.runners.spark.writers": {"StreamWriter": ("__init__", "write", "commit")},
+}
+
+
+def note(name, began, took):
+    line = {"name": name, "at": began, "took": round(took, 4), "pid": os.getpid(), "module": sys.orig_argv[-1]}
+    with open(os.environ["HEADRACE_TRACE"], "a") as out:
+        out.write(json.dumps(line) + "\n")
 
 
 def stop_in(sink, phase):
@@ -42,45 +58,50 @@ def stop_in(sink, phase):
     setattr(owner, phase["method"], stopping)
 
 
-def trace(sink, file):
-    for name, methods in TRACED.items():
+def trace(module):
+    for name, methods in TRACED[module.__name__].items():
+        owner = getattr(module, name)
         for method in methods:
-            setattr(getattr(sink, name), method, traced(f"{name}.{method}", getattr(getattr(sink, name), method), file))
+            setattr(owner, method, traced(f"{name}.{method}", getattr(owner, method)))
 
 
-def traced(name, method, file):
+def traced(name, method):
     def noted(self, *arguments):
         began = time.monotonic()
         try:
             return method(self, *arguments)
         finally:
-            line = {"name": name, "at": began, "took": time.monotonic() - began, "pid": os.getpid()}
-            with open(file, "a") as out:
-                out.write(json.dumps(line) + "\n")
+            note(name, began, time.monotonic() - began)
 
     return noted
 
 
 class Planter(importlib.abc.MetaPathFinder):
-    """Changes the sink right after somebody has imported it."""
+    """Changes a module of ours right after somebody has imported it."""
 
     def find_spec(self, name, path, target=None):
-        if name != MODULE:
+        if name not in TRACED or name in planted:
             return None
-        sys.meta_path.remove(self)
+        planted.add(name)
         spec = importlib.util.find_spec(name)
         load = spec.loader.exec_module
 
         def load_and_plant(module):
+            began = time.monotonic()
             load(module)
             if "HEADRACE_TRACE" in os.environ:
-                trace(module, os.environ["HEADRACE_TRACE"])
-            if "HEADRACE_PHASE" in os.environ:
+                note(f"import {name}", began, time.monotonic() - began)
+                trace(module)
+            if "HEADRACE_PHASE" in os.environ and name == SINK:
                 stop_in(module, json.loads(os.environ["HEADRACE_PHASE"]))
 
         spec.loader.exec_module = load_and_plant
         return spec
 
 
+planted = set()
 if any("pyspark" in argument for argument in sys.orig_argv):
     sys.meta_path.insert(0, Planter())
+    if "HEADRACE_TRACE" in os.environ:
+        note("interpreter", time.monotonic(), 0.0)
+        os.register_at_fork(after_in_child=lambda: note("fork", time.monotonic(), 0.0))
