@@ -1,12 +1,25 @@
 """`format("headrace")` as a sink: Spark's options and columns, exactly once over SIGKILLs of the driver in every phase."""
 
+import functools
+import os
+
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from pyspark.errors import PySparkException, StreamingQueryException
 from sink_drivers import finish_driver, kill_driver
-from sink_rig import eventually, read_all
+from sink_rig import eventually, read_all, set_transaction_version
 
 KILLED = "headrace.connectors.kafka.sink"
+
+
+@pytest.fixture(params=["v1", "v2"])
+def protocol(topics, request):
+    """Moves the cluster to that version of the transaction protocol. Tests that do not ask for it find version 2."""
+    if os.environ.get("HEADRACE_BOOTSTRAP"):
+        pytest.skip("it sets the cluster's transaction.version")
+    set_transaction_version(topics.bootstrap, int(request.param[1]))
+    yield request.param
+    set_transaction_version(topics.bootstrap, 2)
 
 
 @pytest.fixture
@@ -59,6 +72,7 @@ class TestBatch:
         spark.createDataFrame([], "value string").write.format("headrace").options(**written).mode("append").save()
         assert read_all(topics.bootstrap, written["topic"]) == []
 
+    @pytest.mark.usefixtures("protocol")
     def test_nothing_is_seen_when_a_task_fails(self, spark, topics, written):
         frame = spark.range(0, 100, 1, 4).selectExpr("IF(id = 99, raise_error('planted'), CAST(id AS STRING)) AS value")
         with pytest.raises(PySparkException, match="planted"):
@@ -104,6 +118,7 @@ class TestStream:
         writer = frame.load().select("key", "value").writeStream.format("headrace").options(**written, **more)
         writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
 
+    @pytest.mark.usefixtures("protocol")
     def test_a_topic_is_copied_and_the_query_goes_on(self, spark, topics, filled, written, tmp_path):
         self.copy(spark, topics, filled, written, tmp_path)
         topics.send(filled, range(100, 120), 1)
@@ -126,6 +141,7 @@ class TestStream:
         for options in (written, second):
             eventually(lambda to=options["topic"]: read_all(topics.bootstrap, to), sorted(map(str, range(100))))
 
+    @pytest.mark.usefixtures("protocol")
     def test_a_stale_checkpoint_is_refused(self, spark, topics, filled, written, tmp_path):
         self.copy(spark, topics, filled, written, tmp_path)
         for log in ("offsets", "commits"):
@@ -150,6 +166,7 @@ class TestStream:
             spark.conf.unset("spark.sql.streaming.checkpointLocation")
         eventually(lambda: read_all(topics.bootstrap, written["topic"]), sorted(map(str, range(100))))
 
+    @pytest.mark.usefixtures("protocol")
     def test_in_foreach_batch_a_repeated_batch_is_written_once(self, spark, topics, filled, written, tmp_path):
         failed = []
 
@@ -180,9 +197,8 @@ PHASES = {
 }
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("phase", PHASES)
-def test_a_driver_killed_in_any_phase(topics, filled, written, tmp_path, phase):
+def check_kill(topics, filled, written, folder, phase, restart_under):
+    """Kill a driver in this phase; another goes on from its checkpoint, when `restart_under` has been called."""
     owner, method, when, nth = PHASES[phase]
     arguments = {
         "read": topics.options(filled, startingOffsets="earliest", maxOffsetsPerTrigger=25),
@@ -190,7 +206,31 @@ def test_a_driver_killed_in_any_phase(topics, filled, written, tmp_path, phase):
         "write": written,
     }
     wanted = sorted(map(str, range(100)))
-    kill_driver(tmp_path, arguments, KILLED, owner, method, when, nth)
-    finish_driver(tmp_path, arguments, lambda: len(read_all(topics.bootstrap, written["topic"])) >= len(wanted))
+    kill_driver(folder, arguments, KILLED, owner, method, when, nth)
+    restart_under()
+    finish_driver(folder, arguments, lambda: len(read_all(topics.bootstrap, written["topic"])) >= len(wanted))
     assert read_all(topics.bootstrap, written["topic"]) == wanted
     assert len(read_all(topics.bootstrap, written["topic"], "read_uncommitted")) >= len(wanted)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_driver_killed_in_any_phase(topics, filled, written, tmp_path, phase):
+    check_kill(topics, filled, written, tmp_path, phase, lambda: None)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("phase", ["after prepare", "list durable"])
+@pytest.mark.parametrize("protocol", ["v1"], indirect=True)
+@pytest.mark.usefixtures("protocol")
+def test_a_driver_killed_under_the_older_protocol(topics, filled, written, tmp_path, phase):
+    check_kill(topics, filled, written, tmp_path, phase, lambda: None)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("protocol", ["v1"], indirect=True)
+@pytest.mark.usefixtures("protocol")
+def test_a_driver_killed_before_the_cluster_moves_to_the_newer_protocol(topics, filled, written, tmp_path):
+    """What is on the durable list is ended in the version it was written in."""
+    upgrade = functools.partial(set_transaction_version, topics.bootstrap, 2)
+    check_kill(topics, filled, written, tmp_path, "between two commits", upgrade)
