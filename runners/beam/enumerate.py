@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 import apache_beam as beam
+from apache_beam.coders import BytesCoder
 from apache_beam.transforms.core import RestrictionProvider, WatermarkEstimatorProvider
 from apache_beam.transforms.window import TimestampedValue
 from apache_beam.utils.timestamp import Duration, Timestamp
@@ -20,9 +21,9 @@ from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.source import Boundedness, Source, SplitDiscovery
 from headrace.enumerator.split import SplitT
 from headrace.runners.beam import worker as workers
-from headrace.runners.beam.coders import EnumerationCoder, SplitStateCoder
+from headrace.runners.beam.coders import Element, EnumerationFormat, SplitStateFormat
 from headrace.runners.beam.event_time import IDLE_LAG, SplitWatermark
-from headrace.runners.beam.restrictions import Enumerated, Enumeration, EnumerationTracker, Fresh, HandedOn
+from headrace.runners.beam.restrictions import EncodedTracker, Enumerated, Enumeration, EnumerationTracker, Fresh, HandedOn
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,8 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         self._source = source
         self._transform = transform
         self._interval_s = discovery_interval_s
-        self._coder: SplitStateCoder[Any] = SplitStateCoder(source)
+        self._format: EnumerationFormat[Any] = EnumerationFormat(source)
+        self._splits: SplitStateFormat[Any] = SplitStateFormat(source)
 
     @property
     def _bounded(self) -> bool:
@@ -112,23 +114,23 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         self._discovery.close()
         workers.leave(self._transform)
 
-    def initial_restriction(self, element: bytes) -> Fresh:
+    def initial_restriction(self, element: Element) -> bytes:
         """Once in the life of a job: a restored one goes on with what `process` has handed on."""
-        return Fresh()
+        return self._format.encode(Fresh())
 
-    def create_tracker(self, restriction: Enumeration[Any]) -> EnumerationTracker:
-        """For one call of `process`."""
-        return EnumerationTracker(restriction, bounded=self._bounded)
+    def create_tracker(self, restriction: bytes) -> EncodedTracker:
+        """For one call of `process`. Raises StateError for a restriction that cannot be read."""
+        return EncodedTracker(EnumerationTracker(self._format.decode(restriction), bounded=self._bounded), self._format.encode)
 
-    def restriction_size(self, element: bytes, restriction: Enumeration[Any]) -> float:
+    def restriction_size(self, element: Element, restriction: bytes) -> float:
         """Always the same: it says nothing about the amount of data."""
         return 1.0
 
-    def restriction_coder(self) -> EnumerationCoder[Any]:
-        """Versioned."""
-        return EnumerationCoder(self._source)
+    def restriction_coder(self) -> BytesCoder:
+        """Versioned bytes, see `coders`."""
+        return BytesCoder()
 
-    def initial_estimator_state(self, element: bytes, restriction: Enumeration[Any]) -> None:
+    def initial_estimator_state(self, element: Element, restriction: bytes) -> None:
         """Everything is held back until the first splits are found."""
 
     def create_watermark_estimator(self, estimator_state: Timestamp | None) -> SplitWatermark:
@@ -137,7 +139,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
 
     def _enumerate(self, tracker: Any, watermark: Any) -> Iterator[Any]:
         now_s, now = time.monotonic(), Timestamp.now()
-        enumeration = tracker.current_restriction()
+        enumeration = self._format.decode(tracker.current_restriction())
         if self._due(enumeration, now_s):
             found = look(enumeration, self._discovery)
             self._report([split for split in found.missing if split.split_id not in self._worker.reported])
@@ -145,7 +147,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
                 return
             self._worker.last_look = workers.LastLook(found.checkpoint.checkpoint_id, now_s)
             for split in found.added:
-                state = self._coder.encode(SplitState(split, finished=False))
+                state = Element(self._splits.encode(SplitState(split, finished=False)))
                 # the first splits hold the watermark back until they are read; those found later cannot
                 time_of_split = watermark.current_watermark()
                 yield state if time_of_split is None else TimestampedValue(state, time_of_split)
@@ -178,7 +180,7 @@ class EnumerateBounded(_Enumerate):
 
     def process(
         self,
-        element: bytes,
+        element: Element,
         tracker: Any = beam.DoFn.RestrictionParam(),  # noqa: B008 - Beam's way to ask for it
         watermark: Any = beam.DoFn.WatermarkEstimatorParam(),  # noqa: B008 - Beam's way to ask for it
     ) -> Iterator[Any]:
@@ -192,7 +194,7 @@ class EnumerateUnbounded(_Enumerate):
     @beam.DoFn.unbounded_per_element()
     def process(
         self,
-        element: bytes,
+        element: Element,
         tracker: Any = beam.DoFn.RestrictionParam(),  # noqa: B008 - Beam's way to ask for it
         watermark: Any = beam.DoFn.WatermarkEstimatorParam(),  # noqa: B008 - Beam's way to ask for it
     ) -> Iterator[Any]:

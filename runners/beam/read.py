@@ -12,6 +12,7 @@ from typing import Any, Generic, Literal
 
 import apache_beam as beam
 import pyarrow as pa
+from apache_beam.coders import BytesCoder
 from apache_beam.transforms.core import RestrictionProvider, WatermarkEstimatorProvider
 from apache_beam.transforms.window import TimestampedValue
 from apache_beam.utils.timestamp import Duration, Timestamp
@@ -21,12 +22,12 @@ from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.source import Boundedness, LogSource, Source, SourceReader
 from headrace.enumerator.split import SplitT
 from headrace.runners.beam import worker as workers
-from headrace.runners.beam.coders import SplitStateCoder
+from headrace.runners.beam.coders import Element, SplitStateFormat
 from headrace.runners.beam.enumerate import EnumerateBounded, EnumerateUnbounded
 from headrace.runners.beam.event_time import IDLE_LAG, EventTime, ProcessingTime, SplitWatermark, bounds
 from headrace.runners.beam.limited import Limit, ReadLimited
 from headrace.runners.beam.publication import Proof
-from headrace.runners.beam.restrictions import OffsetSplitTracker, SplitTracker
+from headrace.runners.beam.restrictions import EncodedTracker, OffsetSplitTracker, SplitTracker
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
     def __init__(self, reading: Reading[Any]) -> None:
         """Travels to the workers by pickle."""
         self._reading = reading
-        self._coder: SplitStateCoder[Any] = SplitStateCoder(reading.source)
+        self._format: SplitStateFormat[Any] = SplitStateFormat(reading.source)
 
     def setup(self) -> None:
         """Once per instance."""
@@ -73,29 +74,31 @@ class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         """Once per instance, unless the process is killed."""
         workers.leave(self._reading.transform)
 
-    def initial_restriction(self, element: bytes) -> SplitState[Any]:
+    def initial_restriction(self, element: Element) -> bytes:
         """The split as it was discovered. Once in its life."""
-        return self._coder.decode(element)
+        return element.state
 
-    def create_tracker(self, restriction: SplitState[Any]) -> SplitTracker[Any] | OffsetSplitTracker:
-        """For one call of `process`, or to look at a restriction."""
+    def create_tracker(self, restriction: bytes) -> EncodedTracker:
+        """For one call of `process`, or to look at a restriction. Raises StateError for one that cannot be read."""
+        return EncodedTracker(self._tracker(self._format.decode(restriction)), self._format.encode)
+
+    def _tracker(self, state: SplitState[Any]) -> SplitTracker[Any] | OffsetSplitTracker:
         source = self._reading.source
         if not isinstance(source, LogSource):
-            return SplitTracker(restriction, bounded=source.boundedness is Boundedness.BOUNDED)
-        ends, split_id = self._worker.ends if hasattr(self, "_worker") else {}, restriction.split.split_id
+            return SplitTracker(state, bounded=source.boundedness is Boundedness.BOUNDED)
+        ends, split_id = self._worker.ends if hasattr(self, "_worker") else {}, state.split.split_id
         # Positions of a later part must not be published while an earlier one is still being read: no parts then.
-        return OffsetSplitTracker(restriction, end=lambda: ends.get(split_id), divisible=not self._reading.publishes)
+        return OffsetSplitTracker(state, end=lambda: ends.get(split_id), divisible=not self._reading.publishes)
 
-    def restriction_size(self, element: bytes, restriction: SplitState[Any]) -> float:
+    def restriction_size(self, element: Element, restriction: bytes) -> float:
         """The offsets that are left, as far as is known: the backlog."""
-        progress = self.create_tracker(restriction).current_progress()
-        return progress.remaining_work
+        return self.create_tracker(restriction).current_progress().remaining_work
 
-    def restriction_coder(self) -> SplitStateCoder[Any]:
-        """Versioned."""
-        return self._coder
+    def restriction_coder(self) -> BytesCoder:
+        """Versioned bytes, see `coders`."""
+        return BytesCoder()
 
-    def initial_estimator_state(self, element: bytes, restriction: SplitState[Any]) -> None:
+    def initial_estimator_state(self, element: Element, restriction: bytes) -> None:
         """Everything is held back until something is known of the split."""
 
     def create_watermark_estimator(self, estimator_state: Timestamp | None) -> SplitWatermark:
@@ -103,7 +106,7 @@ class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         return SplitWatermark(estimator_state)
 
     def _read(self, finalizer: Any, tracker: Any, watermark: Any) -> Iterator[TimestampedValue]:
-        start: SplitState[Any] = tracker.current_restriction()
+        start = self._format.decode(tracker.current_restriction())
         state, pause_s = start, 0.0
         if start.finished:
             return
@@ -116,10 +119,10 @@ class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
                     break
                 if not tracker.try_claim(SplitState(batch.split, batch.finished)):
                     # it reaches into what is another call's now; what is left to this one is read anew, up to there
-                    state = tracker.current_restriction()
+                    state = self._format.decode(tracker.current_restriction())
                     held.begin(state.split)
                     continue
-                state = SplitState(batch.split, tracker.current_restriction().finished)
+                state = SplitState(batch.split, self._format.decode(tracker.current_restriction()).finished)
                 held.delivered(batch.split)
                 if batch.records.num_rows:
                     yield self._timestamped(batch.records, watermark)
@@ -233,7 +236,7 @@ class ReadBounded(_Read):
 
     def process(
         self,
-        element: bytes,
+        element: Element,
         finalizer: Any = beam.DoFn.BundleFinalizerParam,
         tracker: Any = beam.DoFn.RestrictionParam(),  # noqa: B008 - Beam's way to ask for it
         watermark: Any = beam.DoFn.WatermarkEstimatorParam(),  # noqa: B008 - Beam's way to ask for it
@@ -248,7 +251,7 @@ class ReadUnbounded(_Read):
     @beam.DoFn.unbounded_per_element()
     def process(
         self,
-        element: bytes,
+        element: Element,
         finalizer: Any = beam.DoFn.BundleFinalizerParam,
         tracker: Any = beam.DoFn.RestrictionParam(),  # noqa: B008 - Beam's way to ask for it
         watermark: Any = beam.DoFn.WatermarkEstimatorParam(),  # noqa: B008 - Beam's way to ask for it
@@ -359,7 +362,8 @@ class ReadFromSource(beam.PTransform):
         return (
             pbegin
             | "Impulse" >> beam.Impulse()
-            | "Enumerate" >> beam.ParDo(enumerate_fn).with_output_types(bytes)
+            | "Begin" >> beam.Map(Element).with_output_types(Element)
+            | "Enumerate" >> beam.ParDo(enumerate_fn).with_output_types(Element)
             | "Distribute" >> beam.Reshuffle()
             | "Read" >> beam.ParDo(read_fn).with_output_types(pa.RecordBatch)
         )

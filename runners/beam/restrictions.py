@@ -40,6 +40,40 @@ class HandedOn:
 Enumeration = Fresh | Enumerated[SplitT] | HandedOn
 
 
+class EncodedTracker(RestrictionTracker):
+    """A tracker whose restrictions are bytes towards Beam, while the tracker inside has them as objects."""
+
+    def __init__(self, inner: RestrictionTracker, encode: Callable[[Any], bytes]) -> None:
+        """For one call of `process`."""
+        self._inner = inner
+        self._encode = encode
+
+    def current_restriction(self) -> bytes:
+        """Encoded."""
+        return self._encode(self._inner.current_restriction())
+
+    def try_claim(self, position: Any) -> bool:
+        """As the tracker inside."""
+        return bool(self._inner.try_claim(position))
+
+    def try_split(self, fraction_of_remainder: float) -> tuple[bytes, bytes] | None:
+        """Both encoded."""
+        parts = self._inner.try_split(fraction_of_remainder)
+        return None if parts is None else (self._encode(parts[0]), self._encode(parts[1]))
+
+    def check_done(self) -> bool:
+        """As the tracker inside."""
+        return bool(self._inner.check_done())
+
+    def current_progress(self) -> RestrictionProgress:
+        """As the tracker inside."""
+        return self._inner.current_progress()
+
+    def is_bounded(self) -> bool:
+        """As the tracker inside."""
+        return bool(self._inner.is_bounded())
+
+
 class EnumerationTracker(RestrictionTracker):
     """Guards the ledger. Claimed is the ledger after a look for splits; the rest is handed on, unless discovery is complete."""
 

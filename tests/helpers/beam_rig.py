@@ -22,7 +22,7 @@ from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
 from apache_beam.utils.windowed_value import WindowedValue
 
 from headrace.enumerator import Source
-from headrace.runners.beam.coders import RecordBatchCoder
+from headrace.runners.beam.coders import Element, RecordBatchCoder
 from headrace.runners.beam.publication import Proof
 from headrace.runners.beam.read import ReadFromSource
 from headrace.testing.conformance import Run
@@ -32,7 +32,7 @@ from headrace.testing.conformance import Run
 class Work:
     """An element with what is left of it, encoded."""
 
-    element: bytes
+    element: Element
     restriction: bytes
     estimator_state: bytes
     timestamp: Timestamp
@@ -78,7 +78,7 @@ class Stage:
         self._coder = self.fn.restriction_coder()
         self.on_output: Callable[[Any], None] = lambda _: None
 
-    def begin(self, element: bytes, timestamp: Timestamp = MIN_TIMESTAMP) -> Work:
+    def begin(self, element: Element, timestamp: Timestamp = MIN_TIMESTAMP) -> Work:
         """An element that has just come."""
         restriction = self.fn.initial_restriction(element)
         state = self.fn.initial_estimator_state(element, restriction)
@@ -121,7 +121,7 @@ class Stage:
 
     def decode(self, work: Work) -> Any:
         """The restriction."""
-        return self._coder.decode(work.restriction)
+        return self.fn._format.decode(self._coder.decode(work.restriction))
 
     def close(self) -> None:
         self.fn.teardown()
@@ -147,7 +147,7 @@ class BeamRun(Run):
         self.enumerate, self.read = Stage(enumerate_fn), Stage(read_fn)
         self.batches: list[pa.RecordBatch] = []
         self.timestamps: list[Timestamp] = []
-        self.watermarks: dict[bytes, Timestamp | None] = {}
+        self.watermarks: dict[Element, Timestamp | None] = {}
         self._finalizers: list[Any] = []
         self._closed = False
         self._durable = checkpoint
@@ -155,7 +155,7 @@ class BeamRun(Run):
 
     def _begin(self) -> None:
         if self._durable is None:
-            self.job = _Job(enumerating=[self.enumerate.begin(b"")])
+            self.job = _Job(enumerating=[self.enumerate.begin(Element(b""))])
         else:
             self.job = pickle.loads(self._durable)
         self._look = True

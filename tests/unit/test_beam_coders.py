@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from headrace.connectors.kafka.records import arrow_schema
 from headrace.enumerator.errors import StateError
-from headrace.runners.beam.coders import EnumerationCoder, RecordBatchCoder, SplitStateCoder
+from headrace.runners.beam.coders import EnumerationFormat, RecordBatchCoder, SplitStateFormat
 from headrace.runners.beam.restrictions import Enumerated, Fresh, HandedOn
 from headrace.testing.memory import MemoryLog, MemorySource
 
@@ -69,18 +69,18 @@ def test_batches_cross_the_stages_of_a_pipeline():
     "state", [Fresh(), HandedOn(), Enumerated(checkpoint_of()), Enumerated(checkpoint_of(reading("a", 3), exhausted=True))]
 )
 def test_an_enumeration_comes_back_as_it_was(state):
-    coder = EnumerationCoder(SOURCE)
+    coder = EnumerationFormat(SOURCE)
     assert coder.decode(coder.encode(state)) == state
 
 
 def test_a_ledger_without_splits_is_not_fresh():
     """Null and empty must not be confused (fluss #3354)."""
-    coder = EnumerationCoder(SOURCE)
+    coder = EnumerationFormat(SOURCE)
     assert coder.decode(coder.encode(Enumerated(checkpoint_of()))) != Fresh()
 
 
 def test_a_split_comes_back_as_it_was():
-    coder = SplitStateCoder(SOURCE)
+    coder = SplitStateFormat(SOURCE)
     assert coder.decode(coder.encode(reading("a", 3, 9))) == reading("a", 3, 9)
 
 
@@ -93,10 +93,10 @@ GOLDEN_SPLIT = (
 
 
 def test_what_was_written_once_is_read_for_ever():
-    assert EnumerationCoder(SOURCE).decode(GOLDEN_FRESH) == Fresh()
-    assert SplitStateCoder(SOURCE).decode(GOLDEN_SPLIT) == reading("a", 3, 9)
-    assert EnumerationCoder(SOURCE).encode(Fresh()) == GOLDEN_FRESH
-    assert SplitStateCoder(SOURCE).encode(reading("a", 3, 9)) == GOLDEN_SPLIT
+    assert EnumerationFormat(SOURCE).decode(GOLDEN_FRESH) == Fresh()
+    assert SplitStateFormat(SOURCE).decode(GOLDEN_SPLIT) == reading("a", 3, 9)
+    assert EnumerationFormat(SOURCE).encode(Fresh()) == GOLDEN_FRESH
+    assert SplitStateFormat(SOURCE).encode(reading("a", 3, 9)) == GOLDEN_SPLIT
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_what_was_written_once_is_read_for_ever():
     ],
 )
 def test_what_is_damaged_or_newer_is_refused(encoded, message):
-    for coder in (EnumerationCoder(SOURCE), SplitStateCoder(SOURCE)):
+    for coder in (EnumerationFormat(SOURCE), SplitStateFormat(SOURCE)):
         with pytest.raises(StateError, match=message):
             coder.decode(encoded)
 
@@ -120,4 +120,4 @@ def test_state_of_another_source_is_refused():
         name = "other"
 
     with pytest.raises(StateError, match="'memory' source and cannot restore a 'other' source"):
-        SplitStateCoder(Other(MemoryLog())).decode(GOLDEN_SPLIT)
+        SplitStateFormat(Other(MemoryLog())).decode(GOLDEN_SPLIT)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import apache_beam as beam
 import pyarrow as pa
 import pytest
+from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
 from beam_rig import BeamRun, Stage, on_direct
@@ -16,12 +17,15 @@ from hypothesis import strategies as st
 
 from headrace.beam import ColumnTime, Limit, ProcessingTime, ReadFromSource
 from headrace.enumerator.errors import CorruptDataError, RetriableError, UsageError
+from headrace.runners.beam.coders import Element
 from headrace.runners.beam.enumerate import look
 from headrace.runners.beam.event_time import IDLE_LAG
 from headrace.runners.beam.publication import Proof
 from headrace.runners.beam.read import as_dicts
 from headrace.runners.beam.restrictions import Enumerated, Fresh
 from headrace.testing.memory import MemoryDiscovery, MemoryLog, MemoryReader, MemorySource
+
+BEGIN = Element(b"")
 
 
 def log_of(**splits):
@@ -130,13 +134,13 @@ def test_a_ledger_taken_back_is_looked_at_again_at_once(opened):
 def test_a_bounded_source_leaves_nothing_to_enumerate(opened):
     enumerate_stage, read_stage = stages(MemorySource(log_of(a="12"), bounded=True))
     opened += [enumerate_stage, read_stage]
-    assert enumerate_stage.process(enumerate_stage.begin(b"")).residuals == []
+    assert enumerate_stage.process(enumerate_stage.begin(BEGIN)).residuals == []
 
 
 def test_an_unbounded_source_is_asked_again_after_the_interval(opened):
     enumerate_stage, read_stage = stages(MemorySource(log_of(a="12")), discovery_interval_s=2.0)
     opened += [enumerate_stage, read_stage]
-    bundle = enumerate_stage.process(enumerate_stage.begin(b""))
+    bundle = enumerate_stage.process(enumerate_stage.begin(BEGIN))
     assert bundle.delay_s == pytest.approx(2.0, abs=0.5)
 
 
@@ -144,7 +148,7 @@ def test_splits_found_at_first_hold_the_watermark_back_and_the_enumeration_does_
     log = log_of(a="1")
     enumerate_stage, read_stage = stages(MemorySource(log), discovery_interval_s=1e-9)
     opened += [enumerate_stage, read_stage]
-    first = enumerate_stage.process(enumerate_stage.begin(b""))
+    first = enumerate_stage.process(enumerate_stage.begin(BEGIN))
     assert [output.timestamp for output in first.outputs] == [MIN_TIMESTAMP]
     assert first.watermark > Timestamp.now() - 10
     log.create("b")
@@ -160,7 +164,7 @@ def test_splits_found_at_first_hold_the_watermark_back_and_the_enumeration_does_
 def begin(opened, source, **options):
     enumerate_stage, read_stage = stages(source, **options)
     opened += [enumerate_stage, read_stage]
-    found = enumerate_stage.process(enumerate_stage.begin(b"")).outputs
+    found = enumerate_stage.process(enumerate_stage.begin(BEGIN)).outputs
     return read_stage, [read_stage.begin(output.value, output.timestamp) for output in found]
 
 
@@ -253,7 +257,7 @@ def test_the_backlog_is_the_size_of_what_is_left(opened):
     log = log_of(a="123456")
     stage, (work,) = begin(opened, MemorySource(log), read_s=1e-9)
     (rest,) = stage.process(work).residuals
-    assert stage.fn.restriction_size(rest.element, stage.decode(rest)) == 4
+    assert stage.fn.restriction_size(rest.element, rest.restriction) == 4
 
 
 # --- event time ----------------------------------------------------------------------------------------------------
@@ -396,6 +400,33 @@ def test_a_position_that_cannot_be_published_now_is_published_later(opened, monk
         run.checkpoint()
     assert "coordinator moved" in caplog.text
     assert [split.next_offset for split in found] == [4]
+
+
+# --- several sources in one pipeline ---------------------------------------------------------------------------------
+
+
+def test_elements_with_one_coder_have_restrictions_with_one_coder():
+    """Flink's runner knows the pair by the coder of the element: of two that differ, one would win."""
+
+    class Other(MemorySource):
+        name = "other"
+
+    pipeline = beam.Pipeline()
+    for number, source in enumerate(
+        [MemorySource(log_of(a="1")), MemorySource(log_of(a="1"), bounded=True), Other(MemoryLog())]
+    ):
+        _ = pipeline | f"read {number}" >> ReadFromSource(source)
+    components = pipeline.to_runner_api().components
+    pairs = set()
+    for transform in components.transforms.values():
+        if transform.spec.urn == "beam:transform:pardo:v1":
+            payload = beam_runner_api_pb2.ParDoPayload.FromString(transform.spec.payload)
+            if payload.restriction_coder_id:
+                (collection,) = transform.inputs.values()
+                pairs.add((components.pcollections[collection].coder_id, payload.restriction_coder_id))
+    assert len(pairs) == 1
+    ((element_coder, _),) = pairs
+    assert components.coders[element_coder].spec.urn != "beam:coder:bytes:v1"
 
 
 # --- limits and arguments -------------------------------------------------------------------------------------------
