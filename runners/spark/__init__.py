@@ -4,6 +4,6 @@
 stays light, as every process that Spark starts imports it.
 """
 
-from headrace.runners.spark.session import require_pyspark, session_builder
+from headrace.runners.spark.session import require_pyspark, session_builder, warm_session_builder
 
-__all__ = ["require_pyspark", "session_builder"]
+__all__ = ["require_pyspark", "session_builder", "warm_session_builder"]

@@ -1,0 +1,19 @@
+"""All that Spark's Python processes import for a headrace query. Imported by the process that they are forked from."""
+
+# ruff: noqa: F401 - these are imported to be there
+
+import pyspark.daemon
+import pyspark.sql.worker.create_data_source
+import pyspark.sql.worker.data_source_pushdown_filters
+import pyspark.sql.worker.lookup_data_sources
+import pyspark.sql.worker.plan_data_source_read
+import pyspark.sql.worker.python_streaming_sink_runner
+import pyspark.sql.worker.write_into_data_source
+import pyspark.worker
+
+import headrace.connectors.kafka.sink
+import headrace.connectors.kafka.source
+import headrace.connectors.kafka.spark_options
+import headrace.connectors.kafka.spark_sink_options
+import headrace.runners.spark.readers
+import headrace.runners.spark.writers
