@@ -13,7 +13,8 @@ import psutil
 
 END_S = 20.0
 LOG_LINES, LINE_LENGTH = 30, 400
-_DAEMON = "pyspark.daemon"
+_ANCESTORS = (("pyspark.daemon",), ("spark_zygote", "spark_zygote"))
+"""By their command lines, the parent of a worker, and the parent's: a daemon, which may itself be forked from our zygote."""
 
 
 class Family:
@@ -85,11 +86,11 @@ class Family:
             return set()
 
     def _workers(self) -> list[psutil.Process]:
-        """What Spark's Python daemon has forked."""
+        """What Spark's Python daemons have forked."""
         found = []
         for process in self._members():
             with suppress(psutil.NoSuchProcess):
-                parent = process.parent()
-                if parent is not None and _DAEMON in parent.cmdline():
+                ancestors = [" ".join(ancestor.cmdline()) for ancestor in process.parents()[:2]]
+                if any(all(name in line for name, line in zip(line_up, ancestors, strict=False)) for line_up in _ANCESTORS):
                     found.append(process)
         return found

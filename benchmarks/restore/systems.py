@@ -96,10 +96,11 @@ class System:
         return Scenario(chosen.name, phase, chosen.again, chosen.added, 0 if keeps_driver else chosen.more)
 
 
-def _spark(connector: str, *, survives: bool) -> Callable[[], Mapping[str, Any]]:
+def _spark(connector: str, *, survives: bool = False, warm: bool = False) -> Callable[[], Mapping[str, Any]]:
     return lambda: {
         "connector": connector,
         "survives": survives,
+        "warm": warm,
         "jars": jvm_connector_jars() if connector == "kafka" else [],
     }
 
@@ -109,7 +110,7 @@ def _loop(*, transactions: bool) -> Callable[[], Mapping[str, Any]]:
 
 
 def _headrace(name: str, title: str, **changes: Any) -> System:  # noqa: ANN401 - a System's fields
-    given = {"guarantee": "exactly once", "script": "spark_copy.py", "more": _spark("headrace", survives=False)}
+    given = {"guarantee": "exactly once", "script": "spark_copy.py", "more": _spark("headrace", warm=True)}
     return System(name, title, **{**given, **changes})
 
 
@@ -118,13 +119,13 @@ EXACTLY, AT_LEAST = "exactly once", "at least once"
 # Ours on Beam's Flink runner is still to come: another entry, with a job of its own in jobs/.
 SYSTEMS = (
     _headrace("headrace", "headrace on Spark", has_phases=True),
-    System("jvm", "Spark's JVM connector", AT_LEAST, "spark_copy.py", more=_spark("kafka", survives=False)),
+    System("jvm", "Spark's JVM connector", AT_LEAST, "spark_copy.py", more=_spark("kafka")),
     System(
         "flink", "Flink SQL", EXACTLY, "flink_copy.py", flink_python,
         lambda: {"jar": str(installed(CONNECTOR) / CONNECTOR.main_jar)},
     ),
     _headrace(
-        "headrace-worker", "headrace on Spark, worker killed", more=_spark("headrace", survives=True),
+        "headrace-worker", "headrace on Spark, worker killed", more=_spark("headrace", survives=True, warm=True),
         victim=Victim.WORKERS, has_phases=True, capacity_of="headrace",
     ),
     System(
@@ -152,4 +153,9 @@ ABLATIONS = (
     ),
 )  # fmt: skip
 
-BY_NAME = {system.name: system for system in (*SYSTEMS, *ABLATIONS)}
+COLD = _headrace(
+    "headrace-cold", "headrace on Spark, with Spark's own way to start Python", more=_spark("headrace"), has_phases=True
+)
+"""What the start from loaded processes is compared with, in `restore_breakdown.py`."""
+
+BY_NAME = {system.name: system for system in (*SYSTEMS, *ABLATIONS, COLD)}

@@ -1,7 +1,7 @@
 """A Spark driver to be killed: copies key and value of a topic to another, for ever.
 
     python spark_copy.py <json>, a Job (systems.py) with "connector": "headrace" (exactly once) or "kafka" (Spark's own),
-    "jars", and "survives": whether a failed query is started again
+    "jars", "survives": whether a failed query is started again, and "warm": whether Spark's Python processes are forked
 
 It notes in `marks` when it got how far.
 """
@@ -22,8 +22,9 @@ FIRST_RECORDS_POLL_S = 0.02
 
 def start_session(told: dict[str, Any]) -> Any:  # noqa: ANN401 - Spark is imported here and not before
     """Two cores' worth of threads or more; a failed task is tried again, as on a cluster."""
-    from headrace.runners.spark import session_builder
+    from headrace.runners.spark import session_builder, warm_session_builder
 
+    builder = warm_session_builder if told["warm"] else session_builder
     mark(told, "imported")
     settings = {
         "spark.master": f"local[{told['parallelism']},4]",
@@ -37,7 +38,7 @@ def start_session(told: dict[str, Any]) -> Any:  # noqa: ANN401 - Spark is impor
     }
     if told["jars"]:
         settings["spark.jars"] = ",".join(told["jars"])
-    return session_builder().config(map=settings).getOrCreate()
+    return builder().config(map=settings).getOrCreate()
 
 
 def start_query(spark: Any, told: dict[str, Any]) -> Any:  # noqa: ANN401 - Spark's

@@ -28,7 +28,13 @@ TRACED = {
 
 
 def note(name, began, took):
-    line = {"name": name, "at": began, "took": round(took, 4), "pid": os.getpid(), "module": sys.orig_argv[-1]}
+    line = {
+        "name": name,
+        "at": began,
+        "took": round(took, 4),
+        "pid": os.getpid(),
+        "module": getattr(sys, "argv", sys.orig_argv)[-1],
+    }
     with open(os.environ["HEADRACE_TRACE"], "a") as out:
         out.write(json.dumps(line) + "\n")
 
