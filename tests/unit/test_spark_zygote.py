@@ -1,4 +1,4 @@
-"""The process that Spark's Python daemons are forked from: it hands on what it was given, ends with its driver, is never needed."""
+"""The process that Spark's Python daemons are forked from: it hands on what it was given, and ends with its driver."""
 
 from __future__ import annotations
 
