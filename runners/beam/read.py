@@ -111,12 +111,17 @@ class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         if start.finished:
             return
         with self._reader(start.split) as held:
-            deadline_s = time.monotonic() + self._reading.read_s
+            heard_s = time.monotonic()
+            deadline_s = heard_s + self._reading.read_s
             while not state.finished:
                 batch = held.reader.poll(WAIT_S)
                 if batch is None:
+                    # a reader may also say so between two batches, without having waited
+                    if time.monotonic() - heard_s < WAIT_S:
+                        continue
                     pause_s = IDLE_S
                     break
+                heard_s = time.monotonic()
                 if not tracker.try_claim(SplitState(batch.split, batch.finished)):
                     # it reaches into what is another call's now; what is left to this one is read anew, up to there
                     state = self._format.decode(tracker.current_restriction())
@@ -126,7 +131,7 @@ class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
                 held.delivered(batch.split)
                 if batch.records.num_rows:
                     yield self._timestamped(batch.records, watermark)
-                if time.monotonic() >= deadline_s:
+                if heard_s >= deadline_s:
                     break
             held.end(finished=state.finished)
         self._look_at_end(state, watermark, idle=pause_s > 0)

@@ -184,6 +184,15 @@ def test_a_split_without_records_is_looked_at_again_after_a_pause(opened):
     assert 0.1 < bundle.delay_s <= 0.25
 
 
+def test_a_reader_that_has_nothing_just_now_is_asked_again(opened, monkeypatch):
+    """Between two batches, without having waited: that is no idleness."""
+    pauses = iter([False, True] * 3)
+    poll = MemoryReader.poll
+    monkeypatch.setattr(MemoryReader, "poll", lambda self, timeout: None if next(pauses, False) else poll(self, timeout))
+    stage, (work,) = begin(opened, MemorySource(log_of(a="123456")))
+    assert values_of(output.value for output in stage.process(work).outputs) == list("123456")
+
+
 def test_the_reader_is_kept_from_call_to_call_and_the_last_call_closes_it(opened, monkeypatch):
     made, closed = [], []
     monkeypatch.setattr(MemorySource, "create_reader", lambda self: made.append(1) or MemoryReader(self))
