@@ -12,6 +12,7 @@ from rich.table import Table
 from spread import Spread
 
 from restore.plots import plot_bars, plot_time
+from restore.stages import STAGES
 
 Document = Mapping[str, Any]
 
@@ -34,7 +35,11 @@ def load(directory: Path) -> list[Document]:
 
 
 def section(directory: Path, target: Path) -> list[str]:
-    """The lines of the report; the plots go beside the JSON. Empty without runs."""
+    """The lines of the report; the plots go beside the JSON. Empty without runs or breakdown."""
+    return [*_restores(directory, target), *_breakdown(directory.parent / "restore-breakdown.json")]
+
+
+def _restores(directory: Path, target: Path) -> list[str]:
     documents = load(directory)
     if not documents:
         return []
@@ -162,6 +167,28 @@ def _ablations(documents: Sequence[Document]) -> Iterator[str]:
             f"| {run['title']} | {run['number']} | {run['scenario']['name']} | {verdict['records_in']:,} | "
             f"{verdict['duplicates']:,} | {verdict['lost']:,} | {run['dfrt'] / 1000:.1f} |"
         )
+
+
+def _breakdown(file: Path) -> Iterator[str]:
+    """Where the time of a driver's restore goes, of `restore_breakdown.py`."""
+    if not file.is_file():
+        return
+    document = json.loads(file.read_text())
+    systems: Mapping[str, Sequence[Document]] = document["systems"]
+    yield ""
+    yield "## Where the seconds of a restore go"
+    yield ""
+    yield (
+        "From the SIGKILL of a Spark driver to the first new record under `read_committed`; seconds, medians with quartiles. "
+        f"Load: {document['rate']:,.0f} records/s of {document['value_bytes']} B. `headrace-cold` starts Python as Spark does "
+        "by itself, `headrace` by `warm_session_builder()`. All marks are in `results/restore-breakdown.json`."
+    )
+    yield ""
+    yield "| | " + " | ".join(f"{name}, {len(runs)} kills" for name, runs in systems.items()) + " |"
+    yield "|---" * (1 + len(systems)) + "|"
+    for stage in STAGES:
+        yield f"| {stage} | " + " | ".join(_spread(values(runs, "stages_s", stage), 2) for runs in systems.values()) + " |"
+    yield "| **outage** | " + " | ".join(_spread(values(runs, "outage_s"), 2) for runs in systems.values()) + " |"
 
 
 def _facts(documents: Sequence[Document]) -> Iterator[str]:
