@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 import pyarrow as pa
 
 from headrace.enumerator.errors import DeadlineExceededError
-from headrace.enumerator.source import LogSource, SourceReader
-from headrace.enumerator.split import OffsetSplitT
+from headrace.enumerator.source import Source, SourceReader
+from headrace.enumerator.split import SplitT
 
 SMALL_BATCH_BYTES = 1 << 18
 """Batches smaller than this are put together, as each costs Spark a round trip through Arrow and the JVM."""
@@ -28,8 +28,8 @@ _POLL_S = 1.0
 
 
 def read_splits(
-    source: LogSource[OffsetSplitT],
-    splits: Sequence[OffsetSplitT],
+    source: Source[SplitT],
+    splits: Sequence[SplitT],
     columns: Sequence[str],
     stall_s: float,
     clock: Callable[[], float] = time.monotonic,
@@ -57,7 +57,7 @@ def _spare_the_collector() -> None:
 
 
 def _batches(
-    reader: SourceReader[OffsetSplitT], splits: Sequence[OffsetSplitT], stall_s: float, clock: Callable[[], float]
+    reader: SourceReader[SplitT], splits: Sequence[SplitT], stall_s: float, clock: Callable[[], float]
 ) -> Iterator[pa.RecordBatch]:
     for wave in _waves(splits):
         reader.add_splits(wave)
@@ -75,9 +75,9 @@ def _batches(
                 raise DeadlineExceededError(f"nothing came for {stall_s:g} s while these were read: {waiting}")
 
 
-def _waves(splits: Sequence[OffsetSplitT]) -> list[list[OffsetSplitT]]:
+def _waves(splits: Sequence[SplitT]) -> list[list[SplitT]]:
     """Pieces of one split are read one after the other; a reader knows each split once."""
-    waves: list[dict[str, OffsetSplitT]] = []
+    waves: list[dict[str, SplitT]] = []
     for split in splits:
         for wave in waves:
             if split.split_id not in wave:

@@ -1,0 +1,288 @@
+"""Any bounded source of Beam as a Source: its bundles are the splits, all of them known at once.
+
+What is read must not change meanwhile. Bundles are read by Beam's own code, record by record, in the reader's thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import apache_beam as beam
+import pyarrow as pa
+from apache_beam.internal import pickler
+from apache_beam.io.iobase import BoundedSource, Read
+from apache_beam.pipeline import AppliedPTransform, PipelineVisitor
+
+from headrace.connectors.beam.rows import VALUE, inferred_schema, record_batch, table_of
+from headrace.connectors.beam.split import BundleSplit, BundleSplitSerializer
+from headrace.enumerator.errors import DataLossError, StateError, UsageError
+from headrace.enumerator.source import Boundedness, Findings, Source, SourceReader, SplitBatch, SplitDiscovery
+
+__all__ = ["BeamSource", "bounded_source", "schema_of"]
+
+BATCH_ROWS = 8192
+SAMPLE = 1000
+_VALUES: Mapping[object, pa.DataType] = {str: pa.string(), bytes: pa.binary()}
+
+
+class _Steps(PipelineVisitor):
+    """The sources that a pipeline reads, and what it does besides."""
+
+    def __init__(self) -> None:
+        self.sources: list[Any] = []
+        self.others: list[str] = []
+        self._inside: AppliedPTransform | None = None
+
+    def enter_composite_transform(self, transform_node: AppliedPTransform) -> None:
+        if self._inside is None and isinstance(transform_node.transform, Read):
+            self.sources.append(transform_node.transform.source)
+            self._inside = transform_node
+
+    def leave_composite_transform(self, transform_node: AppliedPTransform) -> None:
+        if self._inside is transform_node:
+            self._inside = None
+
+    def visit_transform(self, transform_node: AppliedPTransform) -> None:
+        if self._inside is None and transform_node.transform is not None:
+            self.others.append(transform_node.full_label)
+
+
+def bounded_source(transform: beam.PTransform) -> BoundedSource:
+    """The source that a reading transform of Beam reads, such as ReadFromText, ReadFromParquetBatched, ReadFromAvro.
+
+    Raises UsageError for a transform that does anything else besides.
+    """
+    pipeline, steps = beam.Pipeline(), _Steps()
+    pipeline | transform
+    pipeline.visit(steps)
+    if len(steps.sources) == 1 and not steps.others and isinstance(steps.sources[0], BoundedSource):
+        return steps.sources[0]
+    raise UsageError(
+        f"{transform.label} has {len(steps.sources)} sources, and these other steps: {', '.join(steps.others) or 'none'}. A "
+        "transform must read one bounded source, and do no more"
+    )
+
+
+def schema_of(source: BoundedSource | beam.PTransform) -> pa.Schema:
+    """The schema that the first records suggest, up to 1000 of them. Reads them, in this process.
+
+    Raises UsageError when there are none, or when they leave a column's type open.
+    """
+    found = source if isinstance(source, BoundedSource) else bounded_source(source)
+    elements = iter(found.read(found.get_range_tracker(None, None)))
+    sample = list(islice(elements, 1))
+    if not sample:
+        raise UsageError("the source has no records to tell a schema from: give the schema")
+    if table_of(sample[0]) is None:
+        sample += islice(elements, SAMPLE - 1)
+    return inferred_schema(sample)
+
+
+def _schema_by_type(source: BoundedSource) -> pa.Schema:
+    """What the source itself says of its records."""
+    hint: object = None
+    with suppress(NotImplementedError):
+        told = getattr(source, "output_type_hint", None)  # of Beam's text source only
+        hint = source.default_output_coder().to_type_hint() if told is None else told()
+    if hint not in _VALUES:
+        raise UsageError(
+            f"{type(source).__name__} does not say that its records are str or bytes (it says {hint}): give their schema, or "
+            "look at some by schema_of(source)"
+        )
+    return pa.schema([(VALUE, _VALUES[hint])])
+
+
+class BeamSource(Source[BundleSplit]):
+    """A bounded source of Beam. Picklable.
+
+    source: the source, or a transform that reads one and does no more. schema: of its records, whose fields are taken by name;
+    not needed where the source says that they are str or bytes, which become the column `value`. bundle_bytes: how large
+    bundles should be, by the source's own estimate; default: as Beam's runners choose it, 1 MiB, and more for a source above
+    1 GB. After a failure, and for a restore, a bundle is read from its start.
+
+    Raises UsageError for a source that says nothing of its records, and for one that is not bounded.
+    """
+
+    name = "beam"
+
+    def __init__(
+        self,
+        source: BoundedSource | beam.PTransform,
+        schema: pa.Schema | None = None,
+        *,
+        bundle_bytes: int | None = None,
+    ) -> None:
+        """Contacts nobody. Raises UsageError as the class says."""
+        if bundle_bytes is not None and bundle_bytes < 1:
+            raise UsageError(f"bundle_bytes must be at least 1, not {bundle_bytes}")
+        if schema is not None and not schema.names:
+            raise UsageError("the schema has no columns")
+        self.source = source if isinstance(source, BoundedSource) else bounded_source(source)
+        self.schema = schema if schema is not None else _schema_by_type(self.source)
+        self.bundle_bytes = bundle_bytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By Beam's pickler, which also takes what a plain pickle does not: Beam's users are used to that."""
+        return _unpickled, (pickler.dumps(self.source), self.schema, self.bundle_bytes)
+
+    @property
+    def boundedness(self) -> Boundedness:
+        """BOUNDED."""
+        return Boundedness.BOUNDED
+
+    @property
+    def split_serializer(self) -> BundleSplitSerializer:
+        """JSON objects of three fields."""
+        return BundleSplitSerializer()
+
+    def create_discovery(self) -> BundleDiscovery:
+        """A discovery that asks the source for its bundles."""
+        return BundleDiscovery(self)
+
+    def create_reader(self) -> BundleReader:
+        """A reader of bundles."""
+        return BundleReader(self.schema)
+
+
+def _unpickled(source: bytes, schema: pa.Schema, bundle_bytes: int | None) -> BeamSource:
+    return BeamSource(pickler.loads(source), schema, bundle_bytes=bundle_bytes)
+
+
+class BundleDiscovery(SplitDiscovery[BundleSplit]):
+    """Asks the source for its bundles, once: no second look could be told apart from other data."""
+
+    def __init__(self, source: BeamSource) -> None:
+        """For one coordinator."""
+        self._source = source
+
+    def initial(self) -> Findings[BundleSplit]:
+        """Every bundle, each from its start."""
+        source, size = self._source.source, self._source.bundle_bytes
+        bundles = source.split(Read.get_desired_chunk_size(source.estimate_size()) if size is None else size)
+        pickled = (pickler.dumps((bundle.source, bundle.start_position, bundle.stop_position)) for bundle in bundles)
+        return Findings([BundleSplit(_split_id(number, data), data) for number, data in enumerate(pickled)], complete=True)
+
+    def later(self, known: Mapping[str, BundleSplit]) -> Findings[BundleSplit]:
+        """None, ever."""
+        return Findings([], complete=True)
+
+
+def _split_id(number: int, bundle: bytes) -> str:
+    """By its content too, so that no other run's bundle is taken for it."""
+    return f"{number}-{hashlib.sha256(bundle).hexdigest()[:12]}"
+
+
+class BundleReader(SourceReader[BundleSplit]):
+    """Reads its bundles one after the other."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        """Without splits."""
+        self._schema = schema
+        self._waiting: deque[BundleSplit] = deque()
+        self._open: _OpenBundle | None = None
+
+    def add_splits(self, splits: Sequence[BundleSplit]) -> None:
+        """Read these too."""
+        self._waiting.extend(splits)
+
+    def poll(self, timeout: float) -> SplitBatch[BundleSplit] | None:
+        """Up to 8192 rows of a bundle, at least one unless it ends; None when there is no bundle left.
+
+        Waits for one record of Beam's source however long it takes. Raises UsageError for records that do not fit the schema,
+        DataLossError when a bundle has fewer records than it had before, and what Beam's source raises.
+        """
+        if self._open is None:
+            if not self._waiting:
+                return None
+            self._open = _OpenBundle(self._waiting.popleft(), self._schema)
+        batch = self._open.read(time.monotonic() + timeout)
+        if batch.finished:
+            self._open = None
+        return batch
+
+    def close(self) -> None:
+        """Close what is open."""
+        self._waiting.clear()
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+
+class _OpenBundle:
+    """A bundle that is being read."""
+
+    def __init__(self, split: BundleSplit, schema: pa.Schema) -> None:
+        try:
+            source, start, stop = pickler.loads(split.bundle)
+        except Exception as error:
+            raise StateError(f"bundle {split.split_id} was pickled by other code than there is here: {error}") from error
+        self._elements: Iterator[object] = iter(source.read(source.get_range_tracker(start, stop)))
+        self._schema = schema
+        self._split = split
+        self._batches: deque[pa.RecordBatch] = deque()  # of a table that was taken and is not handed on yet
+        self._skip(split.delivered)
+
+    def read(self, deadline: float) -> SplitBatch[BundleSplit]:
+        """The next rows."""
+        rows: list[object] = []
+        finished = False
+        while not self._batches and len(rows) < BATCH_ROWS and (not rows or time.monotonic() < deadline):
+            try:
+                element = next(self._elements)
+            except StopIteration:
+                finished = True
+                break
+            table = table_of(element)
+            if table is None:
+                rows.append(element)
+            else:
+                self._take(table)
+        if rows:
+            records = record_batch(rows, self._schema)
+        else:
+            records = self._batches.popleft() if self._batches else pa.RecordBatch.from_pylist([], self._schema)
+        self._split = replace(self._split, delivered=self._split.delivered + records.num_rows)
+        return SplitBatch(self._split, records, finished)
+
+    def close(self) -> None:
+        """Let Beam's source close its files."""
+        close = getattr(self._elements, "close", None)
+        if close is not None:
+            close()
+
+    def _take(self, table: pa.Table) -> None:
+        missing = [name for name in self._schema.names if name not in table.column_names]
+        if missing:
+            raise UsageError(f"a table of the source has no {', '.join(missing)}; it has {', '.join(table.column_names)}")
+        try:
+            wanted = table.select(self._schema.names).cast(self._schema)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+            raise UsageError(f"what the source gives cannot be held by the schema: {error}") from error
+        self._batches.extend(batch for batch in wanted.to_batches(BATCH_ROWS) if batch.num_rows)
+
+    def _skip(self, rows: int) -> None:
+        """Leave out what was delivered already."""
+        left = rows
+        while left:
+            try:
+                element = next(self._elements)
+            except StopIteration:
+                raise DataLossError(
+                    f"bundle {self._split.split_id} had at least {rows} rows when they were delivered, and has {rows - left} "
+                    "now: what a Beam source reads must not change"
+                ) from None
+            table = table_of(element)
+            if table is None:
+                left -= 1
+            elif table.num_rows <= left:
+                left -= table.num_rows
+            else:
+                self._take(table.slice(left))
+                left = 0

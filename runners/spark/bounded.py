@@ -1,0 +1,121 @@
+"""Any bounded source as a frame of Spark: a task reads a split.
+
+A task that fails is tried again from the split's start, and Spark forgets what the first attempt gave.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, MutableMapping
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+from pyspark import cloudpickle
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from headrace.enumerator.errors import UsageError
+from headrace.enumerator.source import Boundedness, Source
+from headrace.runners.spark.schema import spark_schema
+from headrace.runners.spark.tasks import read_splits
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["BoundedSourceFormat", "read_source"]
+
+STALL_S = 600.0
+
+
+def read_source(spark: SparkSession, source: Source[Any]) -> DataFrame:
+    """A frame of all that the source has, with its columns. Classic sessions and Connect.
+
+    The source is asked for its splits each time the frame is computed; each split is a task. A task that gets nothing for ten
+    minutes fails. Raises UsageError for a source without end, and for a type of its schema that Spark does not have.
+    """
+    if source.boundedness is not Boundedness.BOUNDED:
+        raise UsageError(f"source {source.name!r} has no end: only a bounded source can be read as a frame")
+    _spark_types(source)
+    spark.dataSource.register(BoundedSourceFormat)
+    pickled = base64.b64encode(_pickled(source)).decode()
+    return spark.read.format(BoundedSourceFormat.name()).option(BoundedSourceFormat.OPTION, pickled).load()
+
+
+def _spark_types(source: Source[Any]) -> StructType:
+    for field in source.schema:
+        try:
+            spark_schema(pa.schema([field]))
+        except Exception as error:  # PySpark has several kinds for it, some without a text
+            raise UsageError(f"column {field.name!r} of source {source.name!r}: Spark has no type for {field.type}") from error
+    return spark_schema(source.schema)
+
+
+def _pickled(source: Source[Any]) -> bytes:
+    return cast("bytes", cloudpickle.dumps(source))  # type: ignore[no-untyped-call] # PySpark's own copy of it
+
+
+class BoundedSourceFormat(DataSource):
+    """The format that `read_source` registers. Made in a Python process beside the driver; holds the pickled source only."""
+
+    OPTION = "source"
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        """Called by Spark."""
+        super().__init__(options)
+
+    @classmethod
+    def name(cls) -> str:
+        """What it is registered as."""
+        return "headrace_source"
+
+    def schema(self) -> StructType:
+        """The source's columns."""
+        return _spark_types(self._source())
+
+    def reader(self, schema: StructType) -> BoundedReader:
+        """The source's reader."""
+        return BoundedReader(self._source(), to_arrow_schema(schema))
+
+    def _source(self) -> Source[Any]:
+        return cast("Source[Any]", cloudpickle.loads(base64.b64decode(self.options[self.OPTION])))
+
+
+class SplitPartition(InputPartition):
+    """One task: a split."""
+
+    def __init__(self, split: Any) -> None:  # noqa: ANN401 - of any source
+        """Travels from the planning process to a worker by pickle."""
+        self.split = split
+
+
+class BoundedReader(DataSourceReader):
+    """Spark plans by it in a planning process; `read` runs on an unpickled copy in each worker."""
+
+    def __init__(self, source: Source[Any], schema: pa.Schema) -> None:
+        """Contacts nobody. `schema`: what Spark expects the batches to have."""
+        self._pickled = _pickled(source)  # Spark pickles the reader, and need not know how a source is pickled
+        self._schema = schema
+
+    def partitions(self) -> list[InputPartition]:
+        """A task for each split. Contacts the source. Planning process."""
+        source = self._source()
+        discovery = source.create_discovery()
+        try:
+            findings = discovery.initial()
+        finally:
+            discovery.close()
+        if not findings.complete:
+            raise UsageError(f"source {source.name!r} is bounded, and says that there may be more splits later")
+        return [SplitPartition(split) for split in findings.added]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of one split. Worker process."""
+        if not isinstance(partition, SplitPartition):
+            return  # Spark's stand-in for an empty list of partitions
+        source = self._source()
+        for batch in read_splits(source, [partition.split], source.schema.names, STALL_S):
+            yield batch if batch.schema.equals(self._schema) else batch.cast(self._schema)
+
+    def _source(self) -> Source[Any]:
+        return cast("Source[Any]", cloudpickle.loads(self._pickled))
