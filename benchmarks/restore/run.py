@@ -25,7 +25,7 @@ from restore.probe import Probe, probe
 from restore.process import Family
 from restore.scenarios import Phase, Scenario
 from restore.systems import Job, System, Victim
-from restore.timeline import Curve, Moments, caught_up_at, lag_level, restore, series
+from restore.timeline import ECHO_S, Curve, Moments, caught_up_at, lag_level, restore, series
 
 PARTITIONS = 8
 POLL_S = 0.05
@@ -41,7 +41,7 @@ RESTART_KILL_S = (2.0, 6.0)
 WORKER_RESTART_KILL_S = (0.1, 0.5)
 SETTLED_S = 4.0
 SETTLE_LIMIT_S = 90.0
-QUIET_S = 20.0
+QUIET_S = 30.0
 QUIET_CAUGHT_UP_S = 3.0
 LEAST_PER_TRIGGER = 10_000
 TRIGGER_S = 2.0
@@ -66,7 +66,7 @@ class Timing:
 
 
 FULL = Timing(15.0, 8.0, 180.0)
-QUICK = Timing(5.0, 5.0, 90.0)
+QUICK = Timing(5.0, 5.0, 180.0)
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,16 @@ class Work:
 
 @dataclass
 class Killed:
-    """What was done, and when: monotonic seconds of the first kill, and when none of its victims was left."""
+    """What was done, and when: monotonic seconds of the first kill, and when none of its victims was left.
+
+    `visible`: how many records the probe had been given a moment later.
+    """
 
     at: float
     dead: float
     phase: Phase | None
     kills: int = 1
+    visible: int = 0
 
 
 class Samples:
@@ -206,8 +210,11 @@ class Rig:
         if not self.wait_for(settled, SETTLE_LIMIT_S):
             raise RuntimeError(f"it does not keep up with {self.work.rate:.0f} records/s: the lag is {self.controls.lag}")
 
-    def drain(self) -> list[int]:
-        """End the load, and wait until all is out, or nothing more comes; how many records each input partition got."""
+    def drain(self, since_kill: int) -> list[int]:
+        """End the load, and wait until all is out, or nothing more comes; how many records each input partition got.
+
+        `since_kill`: how many were visible at the kill. A system that has shown nothing new since may still be starting.
+        """
         assert self._load is not None
         counts = self._load.stop()
         last, since = -1, time.monotonic()
@@ -217,7 +224,10 @@ class Rig:
             now, seen = time.monotonic(), self.controls.visible.value
             if seen != last:
                 last, since = seen, now
-            patience = QUIET_CAUGHT_UP_S if seen >= sum(counts) else QUIET_S
+            if seen >= sum(counts):
+                patience = QUIET_CAUGHT_UP_S
+            else:
+                patience = QUIET_S if seen > since_kill else START_S
             if now - since > patience:
                 return counts
             time.sleep(POLL_S)
@@ -270,7 +280,7 @@ def run(bootstrap: str, counters: BrokerBytes, work: Work, directory: Path, tell
     with rig.running():
         steady_since, killed, watched_until = _kill_and_watch(rig, generator, tell)
         tell("drains")
-        produced = rig.drain()
+        produced = rig.drain(killed.visible)
         amplification = counters.amplification(rig.source)
         assert rig.family is not None
         rig.family.kill()
@@ -326,8 +336,7 @@ def _kill_and_watch(rig: Rig, generator: random.Random, tell: Tell) -> tuple[flo
     tell("restores")
     produced, visible = rig.samples.curves()
     level = lag_level(produced, visible, steady_since, killed.at)
-    before = rig.controls.visible.value
-    if rig.wait_for(lambda: rig.controls.visible.value > before, work.timing.restore_s):
+    if rig.wait_for(lambda: rig.controls.visible.value > killed.visible, work.timing.restore_s):
         first = time.monotonic()
         left = work.timing.restore_s - (first - killed.at)
         rig.wait_for(lambda: _is_caught_up(rig.samples, level, work.rate, first), left)
@@ -350,7 +359,8 @@ def _kill(rig: Rig, generator: random.Random) -> Killed:
         stopped = _reach_phase(rig)
     assert rig.family is not None
     workers = rig.work.system.victim is Victim.WORKERS
-    killed = Killed(*(rig.family.kill_workers(stopped) if workers else rig.family.kill()), scenario.phase)
+    at, dead = rig.family.kill_workers(stopped) if workers else rig.family.kill()
+    killed = Killed(at, dead, scenario.phase)
     (rig.directory / "armed").unlink(missing_ok=True)
     if scenario.added:
         total = PARTITIONS + scenario.added
@@ -358,6 +368,8 @@ def _kill(rig: Rig, generator: random.Random) -> Killed:
         rig.controls.partitions.value = total
     if not workers:
         rig.start(None, scenario.more)
+    rig.wait(ECHO_S)  # what they had committed reaches the probe
+    killed.visible = rig.controls.visible.value
     if scenario.again:
         _kill_again(rig, killed, restart_share)
     return killed
