@@ -2,8 +2,11 @@
 
 The public names live in small modules, so that importing headrace imports no engine and no client library:
 
-- `headrace.kafka`: KafkaSource and the positions
+- `headrace.kafka`: KafkaSource and the positions, KafkaSink
+- `headrace.sql`, `headrace.files`: sinks
+- `headrace.spark`: sessions, and any bounded source as a frame
 - `headrace.enumerator`: what a connector implements, and the heart
+- `headrace.connectors.beam`: Beam's bounded sources
 - `headrace.testing`: the conformance kit
 - `spark.read.format("headrace")` and `spark.readStream.format("headrace")` need no import at all
 """

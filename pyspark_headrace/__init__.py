@@ -39,7 +39,7 @@ class DefaultSource(DataSource):
             raise ImportError(
                 f"the Python that Spark started here, {sys.executable}, cannot import headrace ({error}). "
                 "Set PYSPARK_PYTHON to the Python that has it before the Spark session starts, "
-                "or begin the session with headrace.runners.spark.session_builder()"
+                "or begin the session with headrace.spark.session_builder()"
             ) from error
         require_pyspark()
         super().__init__(options)

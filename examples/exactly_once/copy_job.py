@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from headrace.runners.spark import session_builder
+from headrace.spark import session_builder
 
 Batches = Iterator[pa.RecordBatch]
 

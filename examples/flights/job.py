@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, from_json
 from pyspark.sql.streaming import StreamingQuery
 
-from headrace.runners.spark.session import session_builder
+from headrace.spark import session_builder
 
 SCHEMA = """
     id INT, year INT, month INT, day INT, dep_time INT, sched_dep_time INT, dep_delay INT, arr_time INT,
