@@ -1,6 +1,7 @@
-"""Beam transforms that need no Java: `ReadFromSource` for any source, `ReadFromKafka` in place of `apache_beam.io.kafka`'s."""
+"""Beam transforms that need no Java: `ReadFromSource` for any source, and what takes the place of `apache_beam.io.kafka`."""
 
 from headrace.beam.kafka_read import KafkaHeader, KafkaRecord, ReadFromKafka
+from headrace.beam.kafka_write import WriteToKafka
 from headrace.runners.beam.event_time import ColumnTime, EventTime, ProcessingTime
 from headrace.runners.beam.limited import Limit
 from headrace.runners.beam.read import ReadFromSource
@@ -14,4 +15,5 @@ __all__ = [
     "ProcessingTime",
     "ReadFromKafka",
     "ReadFromSource",
+    "WriteToKafka",
 ]

@@ -12,9 +12,9 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from enum import Enum
-from typing import Generic
+from typing import Generic, TypeVar
 
-from headrace.enumerator.split import SplitT
+PositionT = TypeVar("PositionT")
 
 
 class Proof(Enum):
@@ -25,16 +25,16 @@ class Proof(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket(Generic[SplitT]):
+class Ticket(Generic[PositionT]):
     """One call's position, and what its finalisation will prove."""
 
     life: int
     number: int
-    end: SplitT
-    proven: Ticket[SplitT] | None
+    end: PositionT
+    proven: Ticket[PositionT] | None
 
 
-class Publication(Generic[SplitT]):
+class Publication(Generic[PositionT]):
     """The positions of one split, as the calls of one process register them and the runner finalises them. Thread-safe.
 
     A call that does not begin where the last one ended means that the split was restored, or was elsewhere meanwhile: what is
@@ -46,12 +46,12 @@ class Publication(Generic[SplitT]):
         self._proof = proof
         self._lock = threading.Lock()
         self._life = 0
-        self._last: SplitT | None = None
+        self._last: PositionT | None = None
         self._numbers = 0
-        self._finalised: Ticket[SplitT] | None = None
+        self._finalised: Ticket[PositionT] | None = None
         self._published = 0
 
-    def register(self, start: SplitT, end: SplitT) -> Ticket[SplitT] | None:
+    def register(self, start: PositionT, end: PositionT) -> Ticket[PositionT] | None:
         """A call has read from `start` to `end`. The ticket for `finalised`; None when nothing is owed."""
         with self._lock:
             if start != self._last:
@@ -66,7 +66,7 @@ class Publication(Generic[SplitT]):
             proven = self._finalised if self._proof is Proof.EARLIER_BUNDLES else None
             return Ticket(self._life, self._numbers, end, proven)
 
-    def finalised(self, ticket: Ticket[SplitT]) -> SplitT | None:
+    def finalised(self, ticket: Ticket[PositionT]) -> PositionT | None:
         """The runner has finalised the call's bundle. What to publish now, if anything: never less than before."""
         with self._lock:
             if ticket.life != self._life:

@@ -1,0 +1,178 @@
+"""`WriteToKafka`: the arguments of `apache_beam.io.kafka.WriteToKafka`, and how often a record may be written."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import apache_beam as beam
+import pyarrow as pa
+from apache_beam.transforms.window import GlobalWindow, GlobalWindows
+from apache_beam.utils.windowed_value import WindowedValue
+
+from headrace.connectors.kafka.properties import ClientConfig
+from headrace.connectors.kafka.sink import DEFAULT_PREFIX, DEFAULT_TRANSACTION_TIMEOUT_MS, AtLeastOnceKafkaSink, KafkaSink
+from headrace.enumerator.errors import UsageError
+from headrace.runners.beam.write import DEFAULT_SHARDS, WriteExactlyOnce, WriteImmediately
+
+log = logging.getLogger(__name__)
+
+BATCH_RECORDS = 10_000
+_PAIR_SCHEMA = pa.schema([("key", pa.binary()), ("value", pa.binary())])
+_ROW_SCHEMA = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+        ("partition", pa.int32()),
+        ("timestamp", pa.timestamp("ms", "UTC")),
+        ("topic", pa.string()),
+    ]
+)
+
+
+class WriteToKafka(beam.PTransform):
+    """Writes records to Kafka from Python: change the import from `apache_beam.io.kafka`, and no Java runs.
+
+    Elements are pairs of bytes `(key, value)`, either may be None; with `with_headers` Beam rows that have `key` and `value`
+    and may have `headers`, `topic`, `partition`, `timestamp`; or Arrow record batches with any of these columns.
+
+    Ours:
+
+    - delivery: "at-least-once" (default): a bundle that fails is written again. Every runner. "exactly-once": readers with
+      `isolation.level=read_committed` see each record once, two to three checkpoints after it was read. Flink only, with the
+      options --checkpointing_interval and --finish_bundle_before_checkpointing.
+    - transactional_id_prefix: what the names of all transactions begin with, with exactly-once; default "headrace".
+    - num_shards: how many transactions are written beside each other, with exactly-once; default 4.
+
+    `producer_config` has the Java producer's names: bootstrap.servers, security.protocol, sasl.*, ssl.*, compression.type,
+    transaction.timeout.ms (with exactly-once 15 minutes unless given: longer than an outage of the job), ...
+
+    Differences: serializers other than the byte-array one are refused by name, encode in a Map; `expansion_service` is ignored
+    with a warning. Raises UsageError, when the pipeline is built, for what cannot be honoured.
+    """
+
+    byte_array_serializer = "org.apache.kafka.common.serialization.ByteArraySerializer"
+
+    def __init__(
+        self,
+        producer_config: Mapping[str, Any],
+        topic: str,
+        key_serializer: str = byte_array_serializer,
+        value_serializer: str = byte_array_serializer,
+        with_headers: bool = False,  # noqa: FBT001, FBT002 - Beam's argument
+        expansion_service: object = None,
+        *,
+        delivery: Literal["at-least-once", "exactly-once"] = "at-least-once",
+        transactional_id_prefix: str = DEFAULT_PREFIX,
+        num_shards: int = DEFAULT_SHARDS,
+    ) -> None:
+        """See the class. Contacts nobody."""
+        super().__init__()
+        for name, serializer in (("key_serializer", key_serializer), ("value_serializer", value_serializer)):
+            if serializer != self.byte_array_serializer:
+                raise UsageError(
+                    f"{name}={serializer!r} is a Java class, and no Java runs here: give keys and values as bytes, "
+                    "encode them in a Map"
+                )
+        if expansion_service is not None:
+            log.warning("WriteToKafka ignores expansion_service: no Java is used")
+        if delivery not in ("at-least-once", "exactly-once"):
+            raise UsageError(f'delivery must be "at-least-once" or "exactly-once", not {delivery!r}')
+        config = _config(producer_config)
+        # A row may name its topic, and the one given is for those that do not.
+        self._topic = topic
+        sink_topic = None if with_headers else topic
+        self._write: beam.PTransform
+        if delivery == "at-least-once":
+            self._write = WriteImmediately(AtLeastOnceKafkaSink(config, sink_topic))
+        else:
+            sink = KafkaSink(
+                config,
+                topic=sink_topic,
+                prefix=transactional_id_prefix,
+                transaction_timeout_ms=config.transaction_timeout_ms,
+            )
+            self._write = WriteExactlyOnce(sink, num_shards)
+        self._with_headers = with_headers
+
+    def expand(self, pcoll: Any) -> Any:
+        """Called by Beam."""
+        to_batches = beam.ParDo(_ToBatches(self._topic if self._with_headers else None))
+        batches = (
+            pcoll
+            | "InGlobalWindow" >> beam.WindowInto(GlobalWindows())
+            | "ToBatches" >> to_batches.with_output_types(pa.RecordBatch)
+        )
+        return batches | "WriteToSink" >> self._write
+
+
+def _config(producer_config: Mapping[str, Any]) -> ClientConfig:
+    """Names and values as the Java producer has them; UsageError names what cannot be honoured."""
+    given = {str(name).lower(): str(value) for name, value in producer_config.items()}
+    for name in ("key.serializer", "value.serializer"):
+        if name in given:
+            raise UsageError(f"producer_config must not hold {name}: the argument {name.replace('.', '_')} says it")
+    if "transactional.id" in given:
+        raise UsageError(
+            "producer_config must not hold transactional.id, as many transactions are written beside each other: "
+            "give delivery='exactly-once' and transactional_id_prefix"
+        )
+    if "bootstrap.servers" not in given:
+        raise UsageError("producer_config must hold bootstrap.servers")
+    return ClientConfig.from_properties({"transaction.timeout.ms": str(DEFAULT_TRANSACTION_TIMEOUT_MS), **given})
+
+
+class _ToBatches(beam.DoFn):
+    """Pairs, rows and batches to batches, within a bundle. `row_topic`: of rows that name none; None where pairs come."""
+
+    def __init__(self, row_topic: str | None) -> None:
+        self._row_topic = row_topic
+        self._waiting: list[dict[str, Any]] = []
+
+    def start_bundle(self) -> None:
+        self._waiting = []
+
+    def process(self, element: Any) -> Iterator[pa.RecordBatch]:
+        if isinstance(element, pa.RecordBatch):
+            yield element
+            return
+        self._waiting.append(_pair(element) if self._row_topic is None else _row(element, self._row_topic))
+        if len(self._waiting) >= BATCH_RECORDS:
+            yield self._batch()
+
+    def finish_bundle(self) -> Iterator[WindowedValue]:
+        if self._waiting:
+            window = GlobalWindow()
+            yield WindowedValue(self._batch(), window.max_timestamp(), (window,))
+
+    def _batch(self) -> pa.RecordBatch:
+        rows, self._waiting = self._waiting, []
+        return pa.RecordBatch.from_pylist(rows, _PAIR_SCHEMA if self._row_topic is None else _ROW_SCHEMA)
+
+
+def _pair(element: Any) -> dict[str, Any]:
+    try:
+        key, value = element
+    except (TypeError, ValueError):
+        raise UsageError(f"WriteToKafka takes pairs (key, value), not {type(element).__name__}") from None
+    return {"key": _bytes("key", key), "value": _bytes("value", value)}
+
+
+def _row(element: Any, topic: str) -> dict[str, Any]:
+    headers = getattr(element, "headers", None)
+    return {
+        "key": _bytes("key", element.key),
+        "value": _bytes("value", element.value),
+        "headers": None if headers is None else [{"key": header.key, "value": header.value} for header in headers],
+        "partition": getattr(element, "partition", None),
+        "timestamp": getattr(element, "timestamp", None),
+        "topic": getattr(element, "topic", None) or topic,
+    }
+
+
+def _bytes(what: str, value: Any) -> bytes | None:
+    if value is not None and not isinstance(value, bytes):
+        raise UsageError(f"WriteToKafka takes a {what} of bytes, not {type(value).__name__}: encode it in a Map")
+    return value

@@ -1,0 +1,289 @@
+"""Transforms that write Arrow batches to any two-phase-commit sink: at least once on every runner, exactly once on Flink.
+
+`WriteImmediately`: a bundle's rows are acknowledged before the bundle ends.
+
+`WriteExactlyOnce`: batches go to shards, by key. A shard's transactions are prepared while its state is at hand, so that the
+handles become part of the state there and then; `headrace.runners.beam.two_phase` says when they are committed. Every shard
+is called every second, with rows or without, by a splittable DoFn that is part of the checkpoint, too: so a restored shard is
+looked after, though no row may ever come to it again.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+import apache_beam as beam
+import pyarrow as pa
+from apache_beam.coders import BytesCoder
+from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTracker
+from apache_beam.transforms.core import RestrictionProvider
+from apache_beam.transforms.userstate import ReadModifyWriteStateSpec
+from apache_beam.transforms.window import GlobalWindow, GlobalWindows
+from apache_beam.utils.timestamp import Duration
+from apache_beam.utils.windowed_value import WindowedValue
+
+from headrace.connectors.commit import Copy, End, Sweep
+from headrace.connectors.sink import Attempt, Committer, ImmediateSink, Transaction, TwoPhaseSink
+from headrace.enumerator.errors import ProtocolViolationError, UsageError
+from headrace.runners.beam.coders import RecordBatchCoder
+from headrace.runners.beam.two_phase import Prepared, PreparedSerializer, Shard, Write
+
+__all__ = ["DEFAULT_SHARDS", "WriteExactlyOnce", "WriteImmediately"]
+
+DEFAULT_SHARDS = 4
+BEAT_S = 1.0
+"""How often every shard is called, in seconds: the most that a commit comes later than it could."""
+
+PACK_BYTES = 4 << 20
+"""Batches are put together up to this size, in bytes, or to their bundle's end: each pack becomes one transaction."""
+
+_FOR_EVER = 1 << 62
+_CODER = RecordBatchCoder()
+_BEAT = b""
+# Flink's runner alone takes checkpoints that a sink can follow. By name, as its job server is reached by a PortableRunner.
+_RUNNERS_WITH_CHECKPOINTS = frozenset({"FlinkRunner", "PortableRunner"})
+
+
+class WriteImmediately(beam.PTransform):
+    """Writes batches to an `ImmediateSink`, at least once: a bundle that fails is written again. Runs on every runner."""
+
+    def __init__(self, sink: ImmediateSink) -> None:
+        """Contacts nobody."""
+        super().__init__()
+        self._sink = sink
+
+    def expand(self, pcoll: Any) -> Any:
+        """Called by Beam."""
+        _ = pcoll | "Write" >> beam.ParDo(_ImmediateWriter(self._sink))
+        return beam.pvalue.PDone(pcoll.pipeline)
+
+
+class _ImmediateWriter(beam.DoFn):
+    def __init__(self, sink: ImmediateSink) -> None:
+        self._sink = sink
+        self._transaction: Transaction[Any] | None = None
+
+    def process(self, element: pa.RecordBatch) -> None:
+        if self._transaction is None:
+            self._transaction = self._sink.begin(Attempt("beam", 0, 0, secrets.randbits(62)))
+        self._transaction.write(element)
+
+    def finish_bundle(self) -> None:
+        transaction, self._transaction = self._transaction, None
+        if transaction is not None:
+            transaction.prepare()
+
+    def teardown(self) -> None:
+        """Also of an instance whose bundle has failed."""
+        if self._transaction is not None:
+            self._transaction.abort()
+
+
+class WriteExactlyOnce(beam.PTransform):
+    """Writes batches to a `TwoPhaseSink`; its readers see each row once, two to three checkpoints after it was read.
+
+    Needs Flink's runner with checkpoints: raises UsageError for another runner, and for options without them. The job goes on
+    until it is stopped, whatever its input is. A savepoint goes on in one job at a time.
+    """
+
+    def __init__(self, sink: TwoPhaseSink[Any], shards: int = DEFAULT_SHARDS) -> None:
+        """`shards`: how many transactions are written beside each other. Contacts nobody."""
+        super().__init__()
+        if shards < 1:
+            raise UsageError(f"at least 1 shard is needed, not {shards}")
+        self._sink = sink
+        self._shards = shards
+        self._run = uuid.uuid4().hex
+
+    def expand(self, pcoll: Any) -> Any:
+        """Called by Beam."""
+        _check_runner(pcoll.pipeline)
+        packs = (
+            pcoll
+            | "InGlobalWindow" >> beam.WindowInto(GlobalWindows())
+            | "Pack" >> beam.ParDo(_Pack(self._shards)).with_output_types(tuple[int, bytes])
+        )
+        beats = (
+            pcoll.pipeline
+            | "Impulse" >> beam.Impulse()
+            | "Shards" >> beam.Map(_constant(self._shards)).with_output_types(int)
+            | "Beat" >> beam.ParDo(_Beats(self._shards)).with_output_types(tuple[int, bytes])
+        )
+        _ = (packs, beats) | beam.Flatten() | "Write" >> beam.ParDo(_ShardWriter(self._sink, self._run))
+        return beam.pvalue.PDone(pcoll.pipeline)
+
+
+def _constant(value: int) -> Callable[[Any], int]:
+    return lambda _: value
+
+
+def _check_runner(pipeline: Any) -> None:
+    name = type(pipeline.runner).__name__
+    if name not in _RUNNERS_WITH_CHECKPOINTS:
+        raise UsageError(
+            f"delivery='exactly-once' needs Flink's checkpoints, and {name} takes none that a sink can follow: "
+            "run on Flink (headrace beam starts one), or take delivery='at-least-once'"
+        )
+    options = pipeline.options.get_all_options(retain_unknown_options=True)
+    if int(options.get("checkpointing_interval") or 0) <= 0:
+        raise UsageError("delivery='exactly-once' needs Flink's checkpoints: add the option --checkpointing_interval=10000")
+    if not options.get("finish_bundle_before_checkpointing"):
+        raise UsageError(
+            "delivery='exactly-once' needs the option --finish_bundle_before_checkpointing: without it a checkpoint can hold "
+            "half of a bundle, and a job with splittable DoFns stalls"
+        )
+
+
+class _Pack(beam.DoFn):
+    """Fewer and greater batches, for the shards in turn."""
+
+    def __init__(self, shards: int) -> None:
+        self._shards = shards
+        self._next = secrets.randbelow(shards)
+        self._waiting: list[pa.RecordBatch] = []
+        self._bytes = 0
+
+    def start_bundle(self) -> None:
+        self._waiting, self._bytes = [], 0
+
+    def process(self, element: pa.RecordBatch) -> Iterator[tuple[int, bytes]]:
+        if self._waiting and not self._waiting[0].schema.equals(element.schema):
+            yield self._pack()
+        if element.num_rows:
+            self._waiting.append(element)
+            self._bytes += element.nbytes
+        if self._bytes >= PACK_BYTES:
+            yield self._pack()
+
+    def finish_bundle(self) -> Iterator[WindowedValue]:
+        if self._waiting:
+            window = GlobalWindow()
+            yield WindowedValue(self._pack(), window.max_timestamp(), (window,))
+
+    def _pack(self) -> tuple[int, bytes]:
+        (batch,) = pa.Table.from_batches(self._waiting).combine_chunks().to_batches()
+        self._waiting, self._bytes = [], 0
+        self._next = (self._next + 1) % self._shards
+        return self._next, _CODER.encode(batch)
+
+
+class _Beats(beam.DoFn, RestrictionProvider):
+    """Calls every shard every second, for ever. Its element is the number of shards when the job was first started.
+
+    Shards of that time are called after a restore with fewer of them, too: they may have something to commit.
+    """
+
+    def __init__(self, shards: int) -> None:
+        self._shards = shards
+
+    def initial_restriction(self, element: int) -> OffsetRange:
+        return OffsetRange(0, _FOR_EVER)
+
+    def create_tracker(self, restriction: OffsetRange) -> OffsetRestrictionTracker:
+        return OffsetRestrictionTracker(restriction)
+
+    def restriction_size(self, element: int, restriction: OffsetRange) -> int:
+        return 1
+
+    @beam.DoFn.unbounded_per_element()
+    def process(
+        self,
+        element: int,
+        tracker: Any = beam.DoFn.RestrictionParam(),  # noqa: B008 - Beam's way to ask for it
+    ) -> Iterator[tuple[int, bytes]]:
+        if not tracker.try_claim(tracker.current_restriction().start):
+            return
+        for shard in range(max(element, self._shards)):
+            yield shard, _BEAT
+        tracker.defer_remainder(Duration(seconds=BEAT_S))
+
+
+class _ShardWriter(beam.DoFn):
+    """A call for a shard: with rows, or a beat."""
+
+    PREPARED = ReadModifyWriteStateSpec("prepared", BytesCoder())
+
+    def __init__(self, sink: TwoPhaseSink[Any], run: str) -> None:
+        self._sink = sink
+        self._run = run
+        self._serializer = PreparedSerializer(sink.handles)
+
+    def process(
+        self,
+        element: tuple[int, bytes],
+        bundle_finalizer: Any = beam.DoFn.BundleFinalizerParam,
+        prepared: Any = beam.DoFn.StateParam(PREPARED),  # noqa: B008 - Beam's way to ask for it
+    ) -> None:
+        number, rows = element
+        stored = prepared.read()
+        before: Prepared[Any] = Prepared(self._run)
+        if stored is not None:
+            before = self._serializer.deserialize(stored, f"shard {number}")
+        job = f"{before.run}-{number}"
+        steps = _shard(job).call(before, time.monotonic(), has_rows=rows != _BEAT)
+        after, finalised = _Performer(self._sink, job, rows).perform(steps)
+        if after != before or stored is None:
+            prepared.write(self._serializer.serialize(after))
+        if finalised is not None:
+            bundle_finalizer.register(finalised)
+
+
+class _Performer:
+    """Does what a shard's call commands."""
+
+    def __init__(self, sink: TwoPhaseSink[Any], job: str, rows: bytes) -> None:
+        self._sink = sink
+        self._job = job
+        self._rows = rows
+        self._committer: Committer[Any] | None = None
+
+    def perform(self, steps: Generator[Any, Any, Any]) -> Any:
+        """What the call returns."""
+        answer = None
+        try:
+            while True:
+                answer = self._do(steps.send(answer))
+        except StopIteration as ended:
+            return ended.value
+        finally:
+            steps.close()
+            if self._committer is not None:
+                self._committer.close()
+
+    def _do(self, command: Any) -> Any:
+        match command:
+            case Sweep(keep):
+                return self._ending().sweep(keep)
+            case End(handle):
+                return self._ending().end(handle)
+            case Copy(handles):
+                return self._ending().copy(handles)
+            case Write(slot):
+                with self._sink.begin(Attempt(self._job, 0, slot, _PROCESS)) as transaction:
+                    transaction.write(_CODER.decode(self._rows))
+                    return transaction.prepare()
+            case _:
+                raise ProtocolViolationError(f"no such command: {command}")
+
+    def _ending(self) -> Committer[Any]:
+        if self._committer is None:
+            self._committer = self._sink.committer(self._job)
+        return self._committer
+
+
+_PROCESS = secrets.randbits(62)
+"""Part of the names of this process's transactions: no two attempts share one."""
+
+_shards: dict[str, Shard[Any]] = {}
+_shards_lock = threading.Lock()
+
+
+def _shard(job: str) -> Shard[Any]:
+    """What this process knows of it. Runners make DoFn instances as they like, so it belongs to the process."""
+    with _shards_lock:
+        return _shards.setdefault(job, Shard())

@@ -1,0 +1,105 @@
+"""Writing from Beam without a broker: what is refused by name, and at-least-once bundles on the local runner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import apache_beam as beam
+import pyarrow as pa
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from headrace.beam import WriteToKafka
+from headrace.beam.kafka_write import _ToBatches
+from headrace.enumerator.errors import UsageError
+from headrace.runners.beam.write import WriteExactlyOnce
+from headrace.testing.memory_sink import MemoryLog, MemorySink
+
+CONFIG = {"bootstrap.servers": "host:9092"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"key_serializer": "org.apache.kafka.common.serialization.LongSerializer"}, "key_serializer=.*LongSerializer"),
+        ({"value_serializer": "org.apache.kafka.common.serialization.LongSerializer"}, "value_serializer=.*LongSerializer"),
+        ({"delivery": "at-most-once"}, "delivery must be .*at-most-once"),
+        ({"delivery": "exactly-once", "num_shards": 0}, "at least 1 shard"),
+        ({"delivery": "exactly-once", "transactional_id_prefix": "a b"}, "a b"),
+        ({"producer_config": {}}, r"bootstrap\.servers"),
+        ({"producer_config": {**CONFIG, "value.serializer": "x"}}, "value_serializer says it"),
+        ({"producer_config": {**CONFIG, "transactional.id": "x"}}, "transactional_id_prefix"),
+        ({"producer_config": {**CONFIG, "no.such.property": "x"}}, "no.such.property"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(arguments: dict[str, Any], named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        WriteToKafka(**{"producer_config": CONFIG, "topic": "t", **arguments})
+
+
+def test_a_byte_array_serializer_by_name_is_the_default() -> None:
+    name = "org.apache.kafka.common.serialization.ByteArraySerializer"
+    WriteToKafka(CONFIG, "t", name, name)
+
+
+def exactly_once(options: list[str], runner: str | None = None) -> None:
+    pipeline = beam.Pipeline(runner=runner, options=PipelineOptions(options))
+    batches = pipeline | beam.Impulse() | beam.Map(lambda _: pa.RecordBatch.from_pydict({"value": [b"x"]}))
+    _ = batches | WriteExactlyOnce(MemorySink(MemoryLog()))
+
+
+FLINK = ["--runner=FlinkRunner", "--streaming"]
+CHECKPOINTS = "--checkpointing_interval=1000"
+FINISH = "--finish_bundle_before_checkpointing"
+
+
+DATAFLOW = ["--project=project", "--region=region", "--temp_location=gs://bucket/t", "--staging_location=gs://bucket/s"]
+
+
+@pytest.mark.parametrize("runner", ["DirectRunner", "PrismRunner", "SparkRunner", "DataflowRunner"])
+def test_exactly_once_names_the_runner_that_cannot(runner: str) -> None:
+    with pytest.raises(UsageError, match=r"exactly-once' needs Flink's checkpoints, and \w*Runner takes none.*at-least-once"):
+        exactly_once([CHECKPOINTS, FINISH, *DATAFLOW], runner)
+
+
+@pytest.mark.parametrize(("options", "named"), [([FINISH], "--checkpointing_interval"), ([CHECKPOINTS], FINISH)])
+def test_exactly_once_names_the_option_that_is_missing(options: list[str], named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        exactly_once([*FLINK, *options])
+
+
+def test_exactly_once_is_taken_by_flink_with_its_options() -> None:
+    exactly_once([*FLINK, CHECKPOINTS, FINISH])
+
+
+@pytest.mark.parametrize(
+    ("element", "named"),
+    [(7, "pairs .*not int"), ((b"k", "text"), "value of bytes, not str"), ((1, b"v"), "key of bytes, not int")],
+)
+def test_elements_that_are_no_bytes_are_named(element: object, named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        list(_ToBatches(None).process(element))
+
+
+def test_pairs_become_batches_of_a_bundle_and_batches_pass() -> None:
+    stage = _ToBatches(None)
+    stage.start_bundle()
+    batch = pa.RecordBatch.from_pydict({"value": [b"x"]})
+    assert list(stage.process(batch)) == [batch]
+    assert list(stage.process((None, b"1"))) == []
+    assert list(stage.process((b"k", None))) == []
+    (out,) = stage.finish_bundle()
+    assert out.value.to_pylist() == [{"key": None, "value": b"1"}, {"key": b"k", "value": None}]
+    assert list(stage.finish_bundle()) == []
+
+
+def test_rows_keep_headers_partition_timestamp_and_topic() -> None:
+    stage = _ToBatches("default")
+    stage.start_bundle()
+    row = beam.Row(key=b"k", value=b"v", headers=[beam.Row(key="h", value=b"1")], topic="own", partition=3, timestamp=5)
+    assert list(stage.process(row)) + list(stage.process(beam.Row(key=None, value=b"w"))) == []
+    (out,) = stage.finish_bundle()
+    first, second = out.value.to_pylist()
+    assert (first["topic"], first["partition"], first["headers"]) == ("own", 3, [{"key": "h", "value": b"1"}])
+    assert first["timestamp"].timestamp() == 0.005
+    assert second == {"key": None, "value": b"w", "headers": None, "partition": None, "timestamp": None, "topic": "default"}

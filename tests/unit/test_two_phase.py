@@ -1,0 +1,212 @@
+"""Exactly-once writing under checkpoints: what a shard commits, when, and through which troubles; and that the checker sees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from checkpoint_simulator import BrokenPromiseError, history
+from planted_shards import PLANTED
+
+from headrace.connectors.commit import Copy, End, Sweep
+from headrace.connectors.sink import Outcome
+from headrace.enumerator.errors import StateError
+from headrace.runners.beam.two_phase import SWEEP_SECONDS, Entry, Prepared, PreparedSerializer, Shard, Write
+from headrace.testing.memory_sink import MemoryHandle, MemoryHandleSerializer
+
+TROUBLES = (
+    "restore",
+    "died before Sweep",
+    "died before End",
+    "died before Copy",
+    "died before Write",
+    "died in Write",
+    "zombie",
+    "expired prepared",
+    "expired open",
+    "copy",
+    "checkpoint",
+)
+
+
+class Caller:
+    """Calls one shard and answers it: handles count from 0; what is in `aborted` was."""
+
+    def __init__(self) -> None:
+        self.shard: Shard[MemoryHandle] = Shard()
+        self.state: Prepared[MemoryHandle] = Prepared("run")
+        self.aborted: set[MemoryHandle] = set()
+        self.handles = 0
+        self.now_s = 0.0
+
+    def call(self, *, has_rows: bool = False) -> tuple[list[Any], Any]:
+        """The commands, and the callback."""
+        steps = self.shard.call(self.state, self.now_s, has_rows=has_rows)
+        commands, answer = [], None
+        while True:
+            try:
+                commands.append(steps.send(answer))
+            except StopIteration as ended:
+                self.state, callback = ended.value
+                return commands, callback
+            match commands[-1]:
+                case Write() | Copy():
+                    answer = MemoryHandle(self.handles)
+                    self.handles += 1
+                case End(handle):
+                    answer = Outcome.ABORTED if handle in self.aborted else Outcome.COMMITTED
+                case _:
+                    answer = None
+
+
+def durable(caller: Caller) -> None:
+    """Two checkpoints, each with a call between."""
+    for _ in range(2):
+        _, callback = caller.call()
+        if callback is not None:
+            callback()
+
+
+def test_a_transaction_is_committed_once_a_later_bundle_is_finalised_and_then_forgotten() -> None:
+    caller = Caller()
+    commands, first = caller.call(has_rows=True)
+    assert commands == [Sweep(()), Write(0)]
+    first()
+    commands, second = caller.call()
+    assert commands == []  # Flink finalises bundles that no checkpoint covers
+    second()
+    commands, third = caller.call()
+    assert commands == [End(MemoryHandle(0))]
+    assert caller.state == Prepared("run", 1)
+    assert third is None
+
+
+def test_a_restored_shard_sweeps_first_keeping_what_its_state_names() -> None:
+    caller = Caller()
+    caller.state = Prepared("run", 7, (Entry(7, MemoryHandle(70)),))
+    commands, _ = caller.call(has_rows=True)
+    assert commands == [Sweep((MemoryHandle(70),)), Write(0)]
+
+
+def test_what_a_restored_state_names_is_committed_by_later_checkpoints_without_any_rows() -> None:
+    caller = Caller()
+    caller.state = Prepared("run", 7, (Entry(7, MemoryHandle(70)),))
+    durable(caller)
+    commands, _ = caller.call()
+    assert commands == [End(MemoryHandle(70))]
+
+
+def test_a_process_that_goes_on_after_an_older_savepoint_trusts_nothing_it_knew() -> None:
+    caller = Caller()
+    older = caller.state
+    for _ in range(3):
+        _, callback = caller.call(has_rows=True)
+        callback()
+    durable(caller)
+    caller.state = older
+    commands, callback = caller.call(has_rows=True)
+    assert commands[0] == Sweep(())
+    callback()
+    commands, _ = caller.call()
+    assert commands == []
+
+
+def test_a_finalisation_of_the_time_before_a_restore_proves_nothing() -> None:
+    caller = Caller()
+    older = caller.state
+    _, first = caller.call(has_rows=True)
+    first()
+    _, late = caller.call(has_rows=True)
+    caller.state = older
+    caller.call(has_rows=True)
+    late()
+    commands, _ = caller.call()
+    assert commands == []
+
+
+def test_transactions_that_are_not_ended_have_slots_of_their_own_and_slots_are_used_again() -> None:
+    caller = Caller()
+    assert [caller.call(has_rows=True)[0][-1] for _ in range(3)] == [Write(0), Write(1), Write(2)]
+    durable(caller)
+    caller.call()
+    assert caller.call(has_rows=True)[0][-1].slot == 0
+
+
+def test_a_slot_that_wrote_nothing_or_failed_is_free_again() -> None:
+    shard: Shard[Any] = Shard()
+    for _ in range(2):
+        steps = shard.call(Prepared("run"), 0.0, has_rows=True)
+        assert next(steps) == Sweep(())
+        assert steps.send(None) == Write(0)
+        steps.close()
+
+
+def test_what_timed_out_is_copied_and_the_copy_waits_for_its_checkpoint() -> None:
+    caller = Caller()
+    _, callback = caller.call(has_rows=True)
+    callback()
+    caller.aborted.add(MemoryHandle(0))
+    _, callback = caller.call()
+    callback()
+    commands, callback = caller.call()
+    assert commands == [End(MemoryHandle(0)), Copy((MemoryHandle(0),))]
+    assert caller.state.entries == (Entry(2, MemoryHandle(1), copied=True),)
+    callback()
+    _, callback = caller.call()
+    callback()
+    commands, _ = caller.call()
+    assert commands == [End(MemoryHandle(1))]
+
+
+def test_a_shard_looks_again_and_again_for_what_a_dead_worker_began() -> None:
+    caller = Caller()
+    caller.call()
+    caller.now_s = SWEEP_SECONDS
+    commands, _ = caller.call()
+    assert commands == [Sweep(())]
+
+
+def test_histories_with_every_trouble_keep_the_promise() -> None:
+    happened: dict[str, int] = {}
+    for seed in range(600):
+        for what, times in history(seed).items():
+            happened[what] = happened.get(what, 0) + times
+    assert [trouble for trouble in TROUBLES if not happened.get(trouble)] == []
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.__name__)
+def test_the_checker_finds(planted: type[Shard[Any]]) -> None:
+    def play() -> None:
+        for seed in range(2000):
+            history(seed, planted)
+
+    with pytest.raises(BrokenPromiseError):
+        play()
+
+
+def test_a_state_survives_its_serialisation() -> None:
+    serializer = PreparedSerializer(MemoryHandleSerializer())
+    state = Prepared("run", 9, (Entry(8, MemoryHandle(3)), Entry(9, MemoryHandle(4), copied=True)))
+    assert serializer.deserialize(serializer.serialize(state), "here") == state
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        (b"{", "damaged"),
+        (b'{"format":"headrace-prepared","version":2,"handle_version":1}', "up to"),
+        (b'{"format":"headrace-prepared","version":1,"handle_version":9}', "up to"),
+        (b'{"format":"other","version":1,"handle_version":1}', "other"),
+        (b'{"format":"headrace-prepared","version":1,"handle_version":1,"run":"r","count":1,"entries":[[1]]}', "damaged"),
+    ],
+)
+def test_a_state_that_cannot_be_read_is_said_with_its_place(data: bytes, named: str) -> None:
+    with pytest.raises(StateError, match=f"shard 3.*{named}"):
+        PreparedSerializer(MemoryHandleSerializer()).deserialize(data, "shard 3")
+
+
+def test_the_first_version_is_still_read() -> None:
+    golden = b'{"format":"headrace-prepared","version":1,"handle_version":1,"run":"r","count":2,'
+    golden += b'"entries":[[2,true,{"number":5}]]}'
+    serializer = PreparedSerializer(MemoryHandleSerializer())
+    assert serializer.deserialize(golden, "golden") == Prepared("r", 2, (Entry(2, MemoryHandle(5), copied=True),))
