@@ -44,7 +44,7 @@ def main(
             for name in SYSTEMS:
                 work = Work(BY_NAME[name], VALUE_BYTES, rate, BY_THE_CLOCK, QUICK, traced=True)
                 with scratch() as directory, console.status(f"run {number + 1} of {runs}: {name}") as status:
-                    document = run(cluster.bootstrap, counters, work, directory, lambda step, s=status: s.update(step))
+                    document = run(cluster.bootstrap, counters, work, directory, status.update)
                 found[name].append(_kept(document))
     document = {"rate": rate, "value_bytes": VALUE_BYTES, "systems": found, "environment": environment("local")}
     save(file, document)

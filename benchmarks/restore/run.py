@@ -224,11 +224,8 @@ class Rig:
             now, seen = time.monotonic(), self.controls.visible.value
             if seen != last:
                 last, since = seen, now
-            if seen >= sum(counts):
-                patience = QUIET_CAUGHT_UP_S
-            else:
-                patience = QUIET_S if seen > since_kill else START_S
-            if now - since > patience:
+            still_starting = START_S if seen <= since_kill else QUIET_S
+            if now - since > (QUIET_CAUGHT_UP_S if seen >= sum(counts) else still_starting):
                 return counts
             time.sleep(POLL_S)
 

@@ -20,8 +20,8 @@ STAGES = (
 
 def stages(marks: Sequence[Mark], outage_s: float) -> dict[str, float]:
     """How long each stage took; together they are the outage. Raises ValueError when a mark is missing."""
-    first = {name: min((mark["at"] for mark in marks if mark["name"] == name), default=None) for name in _MARKS}
-    if missing := [name for name, at in first.items() if at is None]:
+    first = {mark["name"]: float(mark["at"]) for mark in reversed(marks) if mark["name"] in _MARKS}
+    if missing := [name for name in _MARKS if name not in first]:
         raise ValueError(f"the restored job did not note: {', '.join(missing)}")
     edges = [0.0, *(first[name] for name in _MARKS), outage_s]
     return {stage: round(end - begin, 3) for stage, (begin, end) in zip(STAGES, itertools.pairwise(edges), strict=True)}
