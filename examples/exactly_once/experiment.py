@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -169,7 +168,7 @@ class Job:
         with self._log.open("a") as log:
             # In the checkout Spark finds pyspark_headrace, which an editable install hides from it.
             self._process = psutil.Popen(
-                command, cwd=CHECKOUT, env={**_environment(), **environment}, stdout=log, stderr=subprocess.STDOUT
+                command, cwd=CHECKOUT, env={**_environment(), **environment}, stdout=log, stderr=log, start_new_session=True
             )
 
     def __enter__(self) -> Self:

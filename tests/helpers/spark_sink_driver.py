@@ -2,7 +2,7 @@
 
     python spark_sink_driver.py <json>: {"read", "select", "write", "checkpoint", "tasks", "done"}
 
-Runs until the file `done` is there, then stops after what is under way.
+Optional: "master", and Spark's "settings". Runs until the file `done` is there, then stops after what is under way.
 """
 
 import json
@@ -17,7 +17,8 @@ def main(arguments: dict) -> None:
     from headrace.runners.spark import session_builder
 
     settings = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": str(arguments["tasks"])}
-    spark = session_builder().master("local[2]").config(map=settings).getOrCreate()
+    settings |= arguments.get("settings", {})
+    spark = session_builder().master(arguments.get("master", "local[2]")).config(map=settings).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     frame = spark.readStream.format("headrace").options(**arguments["read"]).load().selectExpr(*arguments["select"])
     writer = frame.repartition(arguments["tasks"]).writeStream.format("headrace").options(**arguments["write"])

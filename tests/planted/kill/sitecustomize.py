@@ -1,8 +1,13 @@
-"""A kill, for `PYTHONPATH`: what Python imports by itself at its start puts it into the processes that Spark starts.
+"""A fault, for `PYTHONPATH`: what Python imports by itself at its start puts it into the processes that Spark starts.
 
 HEADRACE_KILL is JSON: before or after (`when`) the `nth` call of `method` of the class `owner` in `module`, counted in each
-process, the driver's process group HEADRACE_KILL_GROUP, with its JVM, is killed, and the calling process with it; once, for
-which `mark` is made.
+process, that happens which `what` says (default kill), once, for which `mark` is made, with the number of the process in it:
+
+- kill: SIGKILL to the driver's process group HEADRACE_KILL_GROUP, with its JVM, and to the calling process;
+- stop: SIGSTOP to the same;
+- die: SIGKILL to the calling process alone;
+- hold: the calling process waits for as long as the mark is there;
+- fail: RuntimeError.
 """
 
 import importlib
@@ -10,6 +15,7 @@ import json
 import os
 import signal
 import sys
+import time
 
 if "HEADRACE_KILL" in os.environ and any("pyspark" in argument for argument in sys.orig_argv):
     kill = json.loads(os.environ["HEADRACE_KILL"])
@@ -17,21 +23,42 @@ if "HEADRACE_KILL" in os.environ and any("pyspark" in argument for argument in s
     method = getattr(owner, kill["method"])
     calls = []
 
-    def die_if(when):
+    def send_all(number):
+        os.killpg(int(os.environ["HEADRACE_KILL_GROUP"]), number)
+        os.kill(os.getpid(), number)
+
+    def hold():
+        while os.path.exists(kill["mark"]):
+            time.sleep(0.02)
+
+    def fail():
+        raise RuntimeError("planted")
+
+    faults = {
+        "kill": lambda: send_all(signal.SIGKILL),
+        "stop": lambda: send_all(signal.SIGSTOP),
+        "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
+        "hold": hold,
+        "fail": fail,
+    }
+
+    def fault_if(when):
         if kill["when"] != when or len(calls) != kill["nth"]:
             return
         try:
-            os.close(os.open(kill["mark"], os.O_CREAT | os.O_EXCL))
+            os.close(os.open(kill["mark"] + ".once", os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             return
-        os.killpg(int(os.environ["HEADRACE_KILL_GROUP"]), signal.SIGKILL)
-        os.kill(os.getpid(), signal.SIGKILL)
+        with open(kill["mark"] + ".part", "w") as mark:
+            mark.write(str(os.getpid()))
+        os.rename(kill["mark"] + ".part", kill["mark"])
+        faults[kill.get("what", "kill")]()
 
     def planted(self, *arguments):
         calls.append(1)
-        die_if("before")
+        fault_if("before")
         answer = method(self, *arguments)
-        die_if("after")
+        fault_if("after")
         return answer
 
     setattr(owner, kill["method"], planted)

@@ -1,0 +1,153 @@
+"""Spark jobs in processes of their own, with a fault planted in them; and a cluster of several hosts on this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+import pyspark
+
+from headrace.harness.ports import reserved_ports
+
+TESTS = Path(__file__).parents[1]
+PATIENCE_S = 240.0
+POLL_S = 0.1
+
+
+class SparkJob:
+    """`spark_sink_driver.py` in a process group of its own; killed with its JVM when the context ends."""
+
+    def __init__(self, folder: Path, name: str, given: Mapping[str, Any], fault: Mapping[str, Any] | None = None) -> None:
+        """`name` is that of its log; `given` are its arguments, to which the checkpoint in `folder` is added.
+
+        `fault` is one of `planted/kill`; `mark` is there once it has happened.
+        """
+        self.folder, self.name = folder, name
+        run = f"{name}-{time.monotonic_ns()}"
+        self.mark, self._done = folder / f"{run}-mark", folder / f"{run}-done"
+        self._arguments = {"checkpoint": str(folder / "checkpoint"), "done": str(self._done), **given}
+        self._environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+        if fault is not None:
+            planted = {
+                "HEADRACE_KILL": json.dumps({**fault, "mark": str(self.mark)}),
+                "PYTHONPATH": str(TESTS / "planted" / "kill"),
+            }
+            executors = {f"spark.executorEnv.{name}": value for name, value in planted.items()}
+            self._environment |= planted
+            self._arguments["settings"] = {**self._arguments.get("settings", {}), **executors}
+
+    def __enter__(self) -> Self:
+        """Start it."""
+        command = [sys.executable, str(TESTS / "helpers" / "spark_sink_driver.py"), json.dumps(self._arguments)]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, env=self._environment, stdout=log, stderr=log, start_new_session=True, cwd=TESTS.parent
+            )
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """End it, however it is."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(PATIENCE_S)
+
+    @property
+    def _log(self) -> Path:
+        return self.folder / f"{self.name}.log"
+
+    def log(self) -> str:
+        """What it has printed."""
+        return self._log.read_text(errors="replace")
+
+    def wait_for(self, condition: Callable[[], object]) -> None:
+        """While it runs."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert self._process.poll() is None, self.log()[-3000:]
+            assert time.monotonic() < deadline, self.log()[-3000:]
+            time.sleep(POLL_S)
+
+    def wait(self) -> int:
+        """Until it ends by itself; its exit status."""
+        return self._process.wait(PATIENCE_S)
+
+    def finish(self) -> None:
+        """Tell it to end in good order, and wait until it has."""
+        self._done.touch()
+        assert self.wait() == 0, self.log()[-3000:]
+
+    def marked(self) -> psutil.Process:
+        """The process to which the fault has happened."""
+        return psutil.Process(int(self.mark.read_text()))
+
+    def wait_until_stopped(self) -> None:
+        """Until the fault, a stop, has happened."""
+        _, status = os.waitpid(self._process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status), self.log()[-3000:]
+
+    def thaw(self) -> None:
+        """Let it go on after a stop."""
+        os.killpg(self._process.pid, signal.SIGCONT)
+        self.marked().resume()
+
+
+def frozen(worker: psutil.Process) -> list[psutil.Process]:
+    """SIGSTOP to the whole executor of a Python worker: its JVM, and all that runs below it."""
+    executor = next(process for process in worker.parents() if process.name() == "java")
+    stopped = [executor, *executor.children(recursive=True)]
+    for process in stopped:
+        process.suspend()
+    return stopped
+
+
+def thawed(processes: Sequence[psutil.Process]) -> None:
+    """SIGCONT to those that are still there."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.resume()
+
+
+@contextmanager
+def standalone_cluster(folder: Path, hosts: Sequence[str]) -> Iterator[str]:
+    """Spark's own cluster: a master, and on each host a worker with one core. Gives the master's address."""
+    home = Path(pyspark.__file__).parent
+    environment = {**os.environ, "SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable, "SPARK_DAEMON_MEMORY": "256m"}
+    processes = []
+
+    def start(name: str, *arguments: str) -> None:
+        command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments, "--webui-port", "0"]
+        with (folder / "cluster.log").open("ab") as log:
+            processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True))
+
+    with reserved_ports() as ports:
+        port = ports.reserve()
+        address = f"spark://{hosts[0]}:{port}"
+        try:
+            start("master.Master", "--host", hosts[0], "--port", str(port))
+            for host in hosts:
+                work = ["--cores", "1", "--memory", "1g", "--work-dir", str(folder / "work")]
+                start("worker.Worker", "--host", host, *work, address)
+            _wait_for_workers(folder / "cluster.log", len(hosts))
+            yield address
+        finally:
+            for process in processes:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait(PATIENCE_S)
+
+
+def _wait_for_workers(log: Path, count: int) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while log.read_text(errors="replace").count("Registering worker") < count:
+        assert time.monotonic() < deadline, log.read_text()[-3000:]
+        time.sleep(POLL_S)

@@ -1,0 +1,175 @@
+"""Faults of Spark itself under an exactly-once write: repeated attempts, processes that die, and some that come back too late.
+
+Each is shown to have happened; then every record is in the output once, and nothing is left open.
+"""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from pyspark import TaskContext
+from pyspark.errors import StreamingQueryException
+from sink_rig import eventually, kafka_sink, read_all
+from spark_jobs import SparkJob, frozen, standalone_cluster, thawed
+
+from headrace.connectors.kafka.transactions import Transactions
+
+pytestmark = pytest.mark.timeout(400)
+
+RECORDS, BATCH = 100, 50
+WANTED = sorted(map(str, range(RECORDS)))
+
+
+class Copy:
+    """A topic to be copied, and what has become of it."""
+
+    def __init__(self, topics, folder):
+        self.topics, self.folder = topics, folder
+        self.source, self.output = topics.create(2), topics.create(2)
+        for partition in range(2):
+            topics.send(self.source, range(partition * BATCH, (partition + 1) * BATCH), partition)
+        self.read = topics.options(self.source, startingOffsets="earliest", maxOffsetsPerTrigger=BATCH)
+        self.write = {
+            "kafka.bootstrap.servers": topics.bootstrap,
+            "topic": self.output,
+            "commitTopic": f"{self.output}-commits",
+            "transactionalIdPrefix": self.output[:100],
+        }
+
+    def job(self, name, fault=None, **more):
+        given = {"read": self.read, "select": ["value"], "write": self.write, "tasks": 2, **more}
+        return SparkJob(self.folder, name, given, fault)
+
+    def committed(self):
+        return read_all(self.topics.bootstrap, self.output)
+
+    def uncommitted(self):
+        return read_all(self.topics.bootstrap, self.output, "read_uncommitted")
+
+    def ongoing(self):
+        sink = kafka_sink(self.topics.bootstrap, self.output, self.write["commitTopic"])
+        return Transactions(sink.cluster()).ongoing(self.write["transactionalIdPrefix"])
+
+    def is_whole(self):
+        return len(self.committed()) >= RECORDS
+
+
+@pytest.fixture
+def copy(topics, tmp_path):
+    return Copy(topics, tmp_path)
+
+
+def fault(owner, method, when, what):
+    return {"module": "headrace.connectors.kafka.sink", "owner": owner, "method": method, "when": when, "nth": 1, "what": what}
+
+
+def test_a_task_that_fails_is_tried_again(spark, copy):
+    """Its first attempt has written more by then than waits for a request to be full."""
+
+    def fails_at_first(batches):
+        yield from batches
+        if TaskContext.get().attemptNumber() == 0 and TaskContext.get().partitionId() == 0:
+            raise RuntimeError("planted")
+
+    rows = spark.range(0, 50_000, 1, 2).selectExpr("concat(id, repeat('-', 500)) AS value")
+    rows.mapInArrow(fails_at_first, "value string").write.format("headrace").options(**copy.write).mode("append").save()
+    assert sorted(value.rstrip("-") for value in copy.committed()) == sorted(map(str, range(50_000)))
+    assert len(copy.uncommitted()) > 50_000
+    assert copy.ongoing() == []
+
+
+def test_a_task_whose_process_dies_after_it_prepared_is_tried_again(copy):
+    with copy.job("driver", master="local[2,4]", fault=fault("KafkaTransaction", "prepare", "after", "die")) as job:
+        job.wait_for(copy.is_whole)
+        job.finish()
+        assert job.mark.exists()
+    assert copy.committed() == WANTED
+    assert len(copy.uncommitted()) > RECORDS
+    assert copy.ongoing() == []
+
+
+def set_most_bytes(copy, value, operation):
+    admin = AdminClient({"bootstrap.servers": copy.topics.bootstrap, "log_level": 0})
+    entry = ConfigEntry("max.message.bytes", value, incremental_operation=operation)
+    resource = ConfigResource(ResourceType.TOPIC, copy.write["commitTopic"], incremental_configs=[entry])
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(30)
+
+
+def test_a_commit_that_fails_before_its_list_is_durable_is_aborted(spark, copy, tmp_path):
+    """The topic of the lists takes none for a while."""
+    frame = spark.readStream.format("headrace").options(**copy.read).load().select("value")
+    writer = frame.repartition(2).writeStream.format("headrace").options(**copy.write)
+    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+    kafka_sink(copy.topics.bootstrap, copy.output, copy.write["commitTopic"]).commit_log().create()
+    set_most_bytes(copy, "100", AlterConfigOpType.SET)  # markers are smaller
+    with pytest.raises(StreamingQueryException, match="MESSAGE_TOO_LARGE"):
+        writer.start().awaitTermination()
+    assert len(copy.uncommitted()) == BATCH
+    assert copy.ongoing() == []  # Spark has called abort
+    assert copy.committed() == []
+    set_most_bytes(copy, None, AlterConfigOpType.DELETE)
+    writer.start().awaitTermination()
+    eventually(copy.committed, WANTED)
+
+
+def test_a_commit_that_fails_after_its_list_is_durable_is_completed_by_abort(copy):
+    with copy.job("driver", fault=fault("KafkaCommitter", "end", "before", "fail")) as job:
+        assert job.wait() != 0
+        assert "planted" in job.log()
+    eventually(lambda: len(copy.committed()), BATCH)
+    assert copy.ongoing() == []
+    with copy.job("driver") as job:
+        job.wait_for(copy.is_whole)
+        job.finish()
+    assert copy.committed() == WANTED == copy.uncommitted()
+
+
+def test_a_zombie_driver_fails_and_changes_nothing(copy):
+    """It is frozen before it makes a list durable, and goes on when another has copied everything."""
+    with copy.job("zombie", fault=fault("KafkaCommitter", "record", "before", "stop")) as zombie:
+        zombie.wait_until_stopped()
+        with copy.job("driver") as job:
+            job.wait_for(copy.is_whole)
+            zombie.thaw()
+            assert zombie.wait() != 0
+            assert "another driver of job" in zombie.log()
+            copy.topics.send(copy.source, ["more"])
+            job.wait_for(lambda: len(copy.committed()) > RECORDS)
+            job.finish()
+    assert copy.committed() == sorted([*WANTED, "more"])
+    assert copy.ongoing() == []
+
+
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.multiplier": "1.1",
+    "spark.speculation.efficiency.enabled": "false",
+    "spark.executor.cores": "1",
+    "spark.executor.memory": "512m",
+}
+
+
+def test_an_executor_is_frozen_a_speculative_attempt_wins_and_then_the_executor_goes_on(copy, tmp_path):
+    """Spark starts a second attempt only where there is another host: hence a cluster of two."""
+    hold = fault("KafkaTransaction", "prepare", "before", "hold")
+    with (
+        standalone_cluster(tmp_path, ["127.0.0.1", "127.0.0.2"]) as master,
+        copy.job("driver", master=master, settings=SPECULATION, fault=hold) as job,
+    ):
+        job.wait_for(job.mark.exists)
+        worker = job.marked()
+        executor = frozen(worker)
+        job.wait_for(lambda: len(copy.committed()) >= BATCH)
+        written = len(copy.uncommitted())
+        job.mark.unlink()
+        worker.resume()
+        job.wait_for(lambda: len(copy.uncommitted()) > written or copy.is_whole())
+        thawed(executor)
+        job.wait_for(copy.is_whole)
+        job.wait_for(lambda: not copy.ongoing())
+        job.finish()
+    assert copy.committed() == WANTED
+    assert len(copy.uncommitted()) > RECORDS  # what the zombie wrote, aborted
