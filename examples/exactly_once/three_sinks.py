@@ -22,7 +22,7 @@ from experiment import CHECKOUT, ExperimentError, Job, Kafka, Reader, check, kaf
 
 from headrace.connectors.sql.url import driver_engine
 
-RECORDS, PARTITIONS, BATCH = 560, 2, 80
+RECORDS, PARTITIONS, BATCH = 240, 2, 80
 KAFKA, SQL, SPARK = "headrace.connectors.kafka.sink", "headrace.connectors.sql.sink", "headrace.runners.spark.writers"
 PHASES = {
     "before the first task has prepared": (KAFKA, "KafkaTransaction", "prepare", "before", 1),
@@ -32,7 +32,7 @@ PHASES = {
     "between two commits": (SQL, "SqlCommitter", "end", "after", 1),
     "after the last commit of a batch, before Spark has noted it": (SPARK, "BatchWriter", "commit", "after", 3),
 }
-"""Module, class, method, before or after it, and the how manieth call of a process."""
+"""Module, class, method, before or after it, and which of its calls in a process."""
 
 
 class Table:
@@ -69,15 +69,22 @@ class Table:
 @contextmanager
 def tables(mariadb: str | None, postgresql: str | None) -> Iterator[list[Table]]:
     """A table in each database; one whose address is not given is started."""
-    sys.path.insert(0, str(CHECKOUT / "tests" / "helpers"))
-    import databases
-
     with ExitStack() as stack:
         found = []
         for name, url in (("mariadb", mariadb), ("postgresql", postgresql)):
-            found.append(Table(name, url or stack.enter_context(getattr(databases, name)()).url))
+            found.append(Table(name, url or stack.enter_context(throwaway(name))))
             stack.callback(found[-1].drop)
         yield found
+
+
+@contextmanager
+def throwaway(name: str) -> Iterator[str]:
+    """A database's address."""
+    sys.path.insert(0, str(CHECKOUT / "tests" / "helpers"))
+    import databases
+
+    with getattr(databases, name)() as database:
+        yield database.url
 
 
 def planted(phase: str, mark: Path) -> dict[str, str]:

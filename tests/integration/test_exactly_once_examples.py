@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from databases import mariadb, postgresql
 
 from headrace.connectors.kafka.cluster import KafkaCluster
 from headrace.connectors.kafka.properties import ClientConfig
@@ -34,6 +35,15 @@ def run(broker, script, *arguments):
 def test_the_experiment_comes_out_as_it_should(broker, script, verdict):
     done = run(broker, script)
     assert done.stdout.splitlines()[-1:] == [verdict], done.stdout + done.stderr
+    assert done.returncode == 0
+
+
+@pytest.mark.timeout(1800)
+def test_three_sinks_have_each_record_once_whatever_phase_the_job_is_killed_in(broker):
+    with mariadb() as one, postgresql() as other:
+        done = run(broker, "three_sinks", "--mariadb", one.url, "--postgresql", other.url)
+    assert done.stdout.splitlines()[-1:] == ["three_sinks: each record once in each"], done.stdout + done.stderr
+    assert done.stdout.count("  killed ") == 6
     assert done.returncode == 0
 
 
