@@ -7,13 +7,46 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import apache_beam as beam
+from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTracker
 from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.transforms.core import RestrictionProvider
+from apache_beam.utils.timestamp import Duration
 from tenacity import Retrying, retry_if_not_result, stop_after_delay, wait_fixed
 
 from headrace.runners.beam.flink import FlinkCluster, start_flink
 from headrace.runners.beam.flink.rest import ENDED
 
 HELPERS = Path(__file__).parent
+
+
+FOR_EVER = 1 << 40
+
+
+class Numbers(beam.DoFn, RestrictionProvider):
+    """0, 1, 2, ... up to `end`, some in each call; it notes in a file each time it is asked where to begin."""
+
+    def __init__(self, begun: str, *, end: int = FOR_EVER, per_call: int = 10) -> None:
+        self.begun, self.end, self.per_call = begun, end, per_call
+
+    def initial_restriction(self, element: bytes) -> OffsetRange:
+        with open(self.begun, "a") as file:
+            file.write("begun\n")
+        return OffsetRange(0, self.end)
+
+    def create_tracker(self, restriction: OffsetRange) -> OffsetRestrictionTracker:
+        return OffsetRestrictionTracker(restriction)
+
+    def restriction_size(self, element: bytes, restriction: OffsetRange) -> int:
+        return 1
+
+    @beam.DoFn.unbounded_per_element()
+    def process(self, element: bytes, tracker=beam.DoFn.RestrictionParam()):  # noqa: B008 - Beam's way to ask for it
+        start = tracker.current_restriction().start
+        for number in range(start, start + self.per_call):
+            if not tracker.try_claim(number):
+                return
+            yield number
+        tracker.defer_remainder(Duration(micros=50_000))
 
 
 @contextmanager

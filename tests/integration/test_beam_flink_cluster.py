@@ -15,12 +15,9 @@ from pathlib import Path
 import apache_beam as beam
 import pytest
 from apache_beam.coders import VarIntCoder
-from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTracker
 from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.transforms.core import RestrictionProvider
 from apache_beam.transforms.userstate import ReadModifyWriteStateSpec
-from apache_beam.utils.timestamp import Duration
-from flink_rig import eventually, job, kill_and_restart
+from flink_rig import Numbers, eventually, job, kill_and_restart
 
 from headrace.enumerator.errors import PeerError, UsageError
 from headrace.runners.beam.flink import FlinkCluster, start_flink
@@ -29,35 +26,6 @@ from headrace.runners.beam.flink.watch import Patience
 pytestmark = [pytest.mark.flink, pytest.mark.timeout(300)]
 
 CLI = [sys.executable, "-P", "-c", "from headrace.cli import main; main()", "beam"]
-END = 1 << 40
-PER_CALL = 10
-
-
-class Numbers(beam.DoFn, RestrictionProvider):
-    """0, 1, 2, ... for ever, ten a call; it notes in a file each time it is asked where to begin."""
-
-    def __init__(self, begun: str) -> None:
-        self.begun = begun
-
-    def initial_restriction(self, element: bytes) -> OffsetRange:
-        with open(self.begun, "a") as file:
-            file.write("begun\n")
-        return OffsetRange(0, END)
-
-    def create_tracker(self, restriction: OffsetRange) -> OffsetRestrictionTracker:
-        return OffsetRestrictionTracker(restriction)
-
-    def restriction_size(self, element: bytes, restriction: OffsetRange) -> int:
-        return 1
-
-    @beam.DoFn.unbounded_per_element()
-    def process(self, element: bytes, tracker=beam.DoFn.RestrictionParam()):  # noqa: B008 - Beam's way to ask for it
-        start = tracker.current_restriction().start
-        for number in range(start, start + PER_CALL):
-            if not tracker.try_claim(number):
-                return
-            yield number
-        tracker.defer_remainder(Duration(micros=50_000))
 
 
 class InOrder(beam.DoFn):

@@ -1,0 +1,80 @@
+"""WriteToKafka on a real Flink: exactly once through SIGKILLs, a savepoint and a new submission, judged by another client."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import apache_beam as beam
+import pytest
+from flink_rig import Numbers, eventually, job, kill_and_restart
+from sink_rig import read_all
+
+from headrace.beam import WriteToKafka
+from headrace.connectors.kafka.broker import Cluster, create_topic
+from headrace.connectors.kafka.properties import ClientConfig
+from headrace.connectors.kafka.source import shared_cluster
+from headrace.connectors.kafka.transactions import Transactions
+from headrace.runners.beam.flink import FlinkCluster
+
+pytestmark = [pytest.mark.flink, pytest.mark.broker, pytest.mark.timeout(400)]
+
+END = 1500
+PER_CALL = 50
+
+
+def writing(folder: Path, bootstrap: str, topic: str, **arguments: object) -> Callable[[beam.Pipeline], None]:
+    def build(pipeline: beam.Pipeline) -> None:
+        numbers = pipeline | beam.Impulse() | beam.ParDo(Numbers(str(folder / "begun"), end=END, per_call=PER_CALL))
+        pairs = numbers | beam.Map(lambda number: (None, b"%08d" % number)).with_output_types(tuple[bytes | None, bytes])
+        _ = pairs | WriteToKafka({"bootstrap.servers": bootstrap}, topic, **arguments)
+
+    return build
+
+
+def all_numbers() -> list[str]:
+    return [f"{number:08d}" for number in range(END)]
+
+
+def open_transactions(bootstrap: str, prefix: str) -> list[str]:
+    return Transactions(shared_cluster(ClientConfig(bootstrap=bootstrap))).ongoing(f"{prefix}.")
+
+
+def test_each_record_is_seen_once_through_kills_and_a_savepoint(
+    flink: FlinkCluster, broker: Cluster, topic: Callable[[], str], tmp_path: Path
+) -> None:
+    name, bootstrap = topic(), broker.bootstrap
+    create_topic(bootstrap, name, partitions=2)
+    prefix = name[-30:].strip("-")
+    build = writing(tmp_path, bootstrap, name, delivery="exactly-once", transactional_id_prefix=prefix, num_shards=2)
+
+    def seen() -> int:
+        rows = read_all(bootstrap, name)
+        assert [row for row, times in Counter(rows).items() if times > 1] == []
+        return len(rows)
+
+    with job(flink, build) as first:
+        for _ in range(2):
+            before = seen()
+            eventually(lambda before=before: seen() > before)
+            eventually(lambda: open_transactions(bootstrap, prefix))  # so that there is something to go wrong
+            kill_and_restart(flink, first)
+        savepoint = flink.savepoint(first)
+    with job(flink, build, savepoint=savepoint):
+        eventually(lambda: seen() == END, 120)
+        assert read_all(bootstrap, name) == all_numbers()
+        eventually(lambda: open_transactions(bootstrap, prefix) == [])
+    assert len(read_all(bootstrap, name, "read_uncommitted")) > END, "no kill made a transaction be aborted"
+    assert (tmp_path / "begun").read_text() == "begun\n"
+
+
+def test_at_least_once_loses_nothing_through_a_kill(
+    flink: FlinkCluster, broker: Cluster, topic: Callable[[], str], tmp_path: Path
+) -> None:
+    name, bootstrap = topic(), broker.bootstrap
+    create_topic(bootstrap, name, partitions=2)
+    with job(flink, writing(tmp_path, bootstrap, name)) as running:
+        eventually(lambda: read_all(bootstrap, name))
+        kill_and_restart(flink, running)
+        eventually(lambda: sorted(set(read_all(bootstrap, name))) == all_numbers(), 120)
