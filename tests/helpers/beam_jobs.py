@@ -115,7 +115,7 @@ class Flow:
         self._producer = Producer(
             {"bootstrap.servers": bootstrap, "enable.idempotence": True, "topic.metadata.refresh.interval.ms": 200}
         )
-        self._partitions: list[tuple[str, int]] = []
+        self.partitions: list[tuple[str, int]] = []
         self._pause_s = pause_s
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -123,7 +123,7 @@ class Flow:
 
     def add(self, topic: str, partition: int) -> None:
         """Write to this one too."""
-        self._partitions.append((topic, partition))
+        self.partitions.append((topic, partition))
 
     def stop(self) -> dict[str, int]:
         """The records of every partition, all acknowledged."""
@@ -134,7 +134,7 @@ class Flow:
 
     def _run(self) -> None:
         while not self._stopped.wait(self._pause_s):
-            for topic, partition in tuple(self._partitions):
+            for topic, partition in tuple(self.partitions):
                 try:
                     self._producer.produce(topic, b"x" * 100, partition=partition)
                 except KafkaException as error:

@@ -1,0 +1,142 @@
+"""The Beam transform on a real Flink: a task manager killed, partitions added at any time, a savepoint and a new submission.
+
+Two witnesses sit behind the source. One, in the same stage, notes every batch as it is emitted: after a rewind batches come
+again, and where they begin is where the job was restored. The other keeps in state, which goes back with the source, that every
+offset of a partition came once, in order, from the first.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+import pytest
+from beam_jobs import Flow, Verdict, Witness
+from flink_rig import eventually, job
+from kafka_rig import committed
+
+from headrace.beam import ReadFromKafka
+from headrace.connectors.kafka.broker import add_partitions, create_topic
+from headrace.runners.beam.flink import FlinkCluster
+
+pytestmark = [pytest.mark.broker, pytest.mark.flink, pytest.mark.timeout(420)]
+
+RESTORED_S = 120.0
+
+
+class Pipeline:
+    """A source that commits its offsets, with its witnesses, and a flow of records to it."""
+
+    def __init__(self, bootstrap: str, path) -> None:
+        self.bootstrap = bootstrap
+        self.group = f"g-{uuid.uuid4().hex[:8]}"
+        self.witness = Witness(path)
+        self.flow = Flow(bootstrap)
+
+    def build(self, *topics: str):
+        config = {"bootstrap.servers": self.bootstrap, "auto.offset.reset": "earliest", "group.id": self.group}
+        read = ReadFromKafka(
+            config,
+            list(topics),
+            commit_offset_in_finalize=True,
+            dynamic_read_poll_interval_seconds=1,
+            output="arrow",
+            columns=["topic", "partition", "offset"],
+            read_s=0.5,
+        )
+        return lambda pipeline: self.witness.read(pipeline | read)
+
+    def create(self, topic: str, partitions: int) -> None:
+        create_topic(self.bootstrap, topic, partitions=partitions)
+        for partition in range(partitions):
+            self.flow.add(topic, partition)
+
+    def add(self, topic: str, partition: int) -> None:
+        """One more partition, and records in it."""
+        add_partitions(self.bootstrap, topic, partition + 1)
+        self.flow.add(topic, partition)
+
+    def positions(self) -> dict[str, int]:
+        """By partition, the group's offsets, where there are any."""
+        partitions = list(self.flow.partitions)
+        offsets = committed(self.bootstrap, self.group, *partitions)
+        named = zip((f"{topic}-{partition}" for topic, partition in partitions), offsets, strict=True)
+        return {name: offset for name, offset in named if offset is not None}
+
+    def reads(self, partition: str) -> None:
+        """Wait until a partition's first record came, in order."""
+        eventually(lambda: partition in self.witness.verdicts(), RESTORED_S)
+
+    def assert_never_ahead(self, published: dict[str, int], since_s: float) -> None:
+        """Wait until every partition is read again; where it began is not behind what the group had been told."""
+        eventually(lambda: published.keys() <= self.witness.first_since(since_s).keys(), RESTORED_S)
+        restored = self.witness.first_since(since_s)
+        ahead = {name: (offset, restored[name]) for name, offset in published.items() if offset > restored[name]}
+        assert not ahead, f"the group's offsets are ahead of where the job was restored: {ahead}"
+
+    def assert_all_read_once(self) -> None:
+        """The flow stops; then everything written has come, once, in order, as the job's state has it."""
+        written = self.flow.stop()
+        expected = {name: Verdict(count, 0) for name, count in written.items()}
+        eventually(lambda: self.witness.verdicts() == expected, RESTORED_S)
+
+    def assert_published_to_the_end(self) -> None:
+        """What is read is published in the end, though nothing more comes."""
+        eventually(lambda: self.positions() == {name: v.count for name, v in self.witness.verdicts().items()}, RESTORED_S)
+
+
+@pytest.fixture
+def pipeline(broker, tmp_path):
+    made = Pipeline(broker.bootstrap, tmp_path / "notes")
+    yield made
+    made.flow.stop()
+
+
+def test_kills_and_partitions_added_at_any_time(flink: FlinkCluster, pipeline: Pipeline, topic):
+    name = topic()
+    pipeline.create(name, partitions=2)
+    with job(flink, pipeline.build(name)) as job_id:
+        pipeline.reads(f"{name}-0")
+        pipeline.add(name, 2)  # while it runs
+        pipeline.reads(f"{name}-2")
+        for number, moment in enumerate(["while it is down", "right after the kill"], start=3):
+            before = pipeline.positions()
+            eventually(
+                lambda before=before: (
+                    pipeline.positions().keys() >= {f"{name}-0", f"{name}-1"} and pipeline.positions() != before
+                )
+            )
+            failed = flink.job(job_id).failure
+            flink.kill_task_manager()
+            if moment == "while it is down":
+                pipeline.add(name, number)
+            # what the group has been told by now, the job must be restored at or behind
+            published = pipeline.positions()
+            since_s = time.time()
+            flink.start_task_manager()
+            if moment == "right after the kill":
+                pipeline.add(name, number)
+            pipeline.assert_never_ahead(published, since_s)
+            assert flink.job(job_id).failure != failed
+            pipeline.reads(f"{name}-{number}")
+        pipeline.assert_all_read_once()
+        pipeline.assert_published_to_the_end()
+
+
+def test_a_savepoint_and_a_new_submission_that_reads_one_more_topic(flink: FlinkCluster, pipeline: Pipeline, topic):
+    """No split is read anew; the new partition, and the topic new in the configuration, are read from the first record."""
+    old, new = topic(), topic()
+    pipeline.create(old, partitions=2)
+    with job(flink, pipeline.build(old)) as job_id:
+        for partition in range(2):
+            pipeline.reads(f"{old}-{partition}")
+        savepoint = flink.savepoint(job_id)
+    pipeline.add(old, 2)
+    pipeline.create(new, partitions=1)
+    published, since_s = pipeline.positions(), time.time()
+    with job(flink, pipeline.build(old, new), savepoint=savepoint):
+        pipeline.assert_never_ahead(published, since_s)
+        assert all(pipeline.witness.first_since(since_s)[f"{old}-{partition}"] > 0 for partition in range(2))
+        pipeline.reads(f"{old}-2")
+        pipeline.reads(f"{new}-0")
+        pipeline.assert_all_read_once()
