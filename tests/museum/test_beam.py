@@ -1,0 +1,149 @@
+"""What Beam's own runners and KafkaIO shipped, each sequence replayed on the Beam transform. The table is in README.md."""
+
+from __future__ import annotations
+
+import pytest
+from beam_rig import BeamRun
+
+from headrace.enumerator.ledger import SplitState
+from headrace.runners.beam import enumerate as enumerating
+from headrace.runners.beam.publication import Proof
+from headrace.runners.beam.restrictions import Fresh, OffsetSplitTracker
+from headrace.testing.memory import MemoryLog, MemorySource, MemorySplit
+
+
+def log_of(**splits: str) -> MemoryLog:
+    log = MemoryLog()
+    for split_id, values in splits.items():
+        log.create(split_id)
+        log.append(split_id, values)
+    return log
+
+
+@pytest.fixture
+def runs():
+    """Starts runs, and closes them."""
+    started = []
+
+    def start(source, checkpoint=None, **options):
+        started.append(BeamRun(source, checkpoint, **options))
+        return started[-1]
+
+    yield start
+    for run in started:
+        run.close()
+
+
+def values(run):
+    return "".join(value for batch in run.delivered() for value in batch.column("value").to_pylist())
+
+
+def read(run):
+    """Everything there is just now, sorted."""
+    while run.step(0):
+        pass
+    return "".join(sorted(values(run)))
+
+
+def restored(runs, source):
+    before = runs(source)
+    before.step(0)
+    after = runs(source, before.checkpoint())
+    return values(before), read(after)
+
+
+def test_beam_31313_34890_pr_33606_a_restored_enumerator_does_not_split_the_source_again(runs):
+    before, after = restored(runs, MemorySource(log_of(a="1234", b="5678")))
+    assert before != ""
+    assert sorted(before + after) == list("12345678")
+
+
+def test_beam_31313_34890_shows_when_the_bug_is_planted(runs, monkeypatch):
+    """The ledger is forgotten at every look, as if the enumerator could not tell that it was restored."""
+    honest = enumerating.look
+    monkeypatch.setattr(enumerating, "look", lambda _, discovery: honest(Fresh(), discovery))
+    before, after = restored(runs, MemorySource(log_of(a="1234", b="5678")))
+    assert len(before + after) > 8
+
+
+def test_beam_30903_the_element_that_starts_it_all_is_not_emitted_again(runs):
+    """What a restore brings back are the residuals; the first restriction is asked for once in the life of a job."""
+    source = MemorySource(log_of(a="1234"), start="latest")
+    before = runs(source)
+    checkpoint = before.checkpoint()
+    source.log.append("a", "56")
+    after = runs(source, checkpoint)
+    assert read(after) == "56"
+
+
+def test_beam_20836_splits_added_between_two_runs_are_read(runs):
+    log = log_of(a="12")
+    source = MemorySource(log)
+    before = runs(source)
+    assert read(before) == "12"
+    checkpoint = before.checkpoint()
+    log.create("b")
+    log.append("b", "34")
+    assert read(runs(source, checkpoint)) == "34"
+
+
+def test_beam_25975_every_split_goes_on_however_many_workers_there_are(runs):
+    """A split is an element of its own, with its state: no worker owns any."""
+    source = MemorySource(log_of(a="12", b="34", c="56", d="78"), bounded=True)
+    before = runs(source)
+    after = runs(source, before.checkpoint())
+    assert read(after) == "12345678"
+    assert after.finished
+
+
+def test_beam_21742_nothing_is_published_while_no_checkpoint_succeeds(runs, monkeypatch):
+    published = []
+    monkeypatch.setattr(MemorySource, "checkpoint_completed", lambda self, splits: published.extend(splits))
+    run = runs(MemorySource(log_of(a="123456")), proof=Proof.EARLIER_BUNDLES)
+    assert read(run) == "123456"
+    assert published == []
+
+
+def test_beam_26884_what_was_read_last_is_published_though_nothing_more_comes(runs, monkeypatch):
+    published = []
+    monkeypatch.setattr(MemorySource, "checkpoint_completed", lambda self, splits: published.extend(splits))
+    run = runs(MemorySource(log_of(a="123456")), proof=Proof.EARLIER_BUNDLES)
+    assert read(run) == "123456"
+    for _ in range(2):
+        run.step(0)
+        run.checkpoint()
+    assert [split.next_offset for split in published] == [6]
+
+
+def test_beam_25962_the_position_moves_over_records_that_yield_nothing():
+    """Kafka's control records, aborted transactions and gaps: a claim is where the split stands after a batch, not a record."""
+    tracker = OffsetSplitTracker(SplitState(MemorySplit("a", 0, 9), finished=False))
+    assert tracker.try_claim(SplitState(MemorySplit("a", 9, 9), finished=False))
+    assert tracker.check_done()
+
+
+def test_seen_here_flink_finalises_bundles_that_ended_after_the_checkpoints_barrier(runs, monkeypatch):
+    published = []
+    monkeypatch.setattr(MemorySource, "checkpoint_completed", lambda self, splits: published.extend(splits))
+    run = runs(MemorySource(log_of(a="123456")), proof=Proof.EARLIER_BUNDLES)
+    run.step(0)
+    run.snapshot()
+    run.step(0)
+    run.notify()
+    run.lose_reader()
+    assert read(run) == "123456"
+    assert published == []
+
+
+def test_seen_here_the_same_shows_when_finalisation_is_trusted(runs, monkeypatch):
+    published = []
+    monkeypatch.setattr(MemorySource, "checkpoint_completed", lambda self, splits: published.extend(splits))
+    run = runs(MemorySource(log_of(a="123456")), proof=Proof.OWN_BUNDLE)
+    run.step(0)
+    run.snapshot()
+    run.step(0)
+    run.notify()
+    assert max(split.next_offset for split in published) == 4
+    run.lose_reader()
+    run.step(0)
+    assert values(run) == "1234"  # two of them came from before the checkpoint: reading went on at 2
