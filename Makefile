@@ -9,7 +9,7 @@ TREE := build/tree
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 
-.PHONY: demo test lint bench bench-restore soak clean $(TREE)
+.PHONY: demo test lint bench bench-restore soak soak-beam clean $(TREE)
 
 demo: $(INSTALLED) ## The flights pipeline: kills, restores, new partitions, and the oracle's verdict
 	$(BIN)/python examples/flights/demo.py
@@ -33,6 +33,9 @@ bench-restore: $(INSTALLED) ## Kills and restores beside the others': 10 kills o
 soak: $(INSTALLED) ## Simulated histories of the heart, many more than in the tests; and 300 kills of an exactly-once job
 	$(BIN)/python tests/helpers/simulate.py --histories 200000
 	$(BIN)/python tests/helpers/kill_soak.py --kills 300 --result benchmarks/results/kill-soak.json
+
+soak-beam: $(INSTALLED) ## 50 SIGKILLs of Flink's task manager under a Beam pipeline: state, output, group offsets (an hour)
+	$(BIN)/python tests/helpers/beam_soak.py --kills 50 --result benchmarks/results/beam-kill-soak.json
 
 # The .pth file lets Spark see pyspark_headrace: it lists the folders on its path, where an editable install has none.
 $(INSTALLED): setup.cfg setup.py pyproject.toml connectors/kafka/records.py connectors/kafka/encode.py
