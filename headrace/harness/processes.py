@@ -52,6 +52,11 @@ class ServerProcess:
                 env=self._environment,
             )
 
+    @property
+    def pid(self) -> int | None:
+        """The id of the process that was started last; None before the first."""
+        return None if self._process is None else self._process.pid
+
     def kill(self) -> None:
         """SIGKILL, which reaches a paused process too."""
         if self._process is not None:

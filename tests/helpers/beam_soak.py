@@ -3,7 +3,8 @@
     python tests/helpers/beam_soak.py [--kills 50] [--seed 1] [--result FILE]
 
 Kafka is read and written exactly once while records keep coming. Every kill comes at a random moment, and every third while the
-job is still restoring from the one before. The state knows which offset must come next; the group's committed offsets are
+job is still restoring from the one before; in every fourth the workers of the dead task manager are frozen, and go on when the
+job has been restored with others. The state knows which offset must come next; the group's committed offsets are
 compared with where reading begins again; at the end another client reads the output. Exit status 0: the state is exact, no
 record is lost or doubled, no offset was ahead, no transaction is left open, and the kills did make transactions be aborted.
 """
@@ -19,6 +20,7 @@ import tempfile
 import time
 import uuid
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -27,7 +29,7 @@ from typing import Any
 import apache_beam as beam
 import pyarrow as pa
 from beam_jobs import Flow, Verdict, Witness
-from flink_rig import eventually, flink_cluster, job
+from flink_rig import eventually, flink_cluster, frozen_workers, job
 from kafka_rig import committed
 from rich.progress import Progress
 from sink_rig import read_all
@@ -44,7 +46,7 @@ from headrace.runners.beam.flink.programs import FLINK_VERSION, RUNNER_VERSION
 PARTITIONS = 4
 CHECKPOINT_MS = 2000
 LONGEST_PAUSE_S = 12.0
-WHILE_RESTORING = 3
+WHILE_RESTORING, ZOMBIES = 3, 4
 PATIENCE_S = 300.0
 
 
@@ -60,6 +62,7 @@ class Tally:
 
     kills: int = 0
     while_restoring: int = 0
+    with_zombies: int = 0
     records: int = 0
     aborted: int = 0
     duplicates: int = 0
@@ -125,6 +128,13 @@ class Soak:
             eventually(lambda: self.witness.last() > seen, PATIENCE_S)
             time.sleep(self.random.uniform(0, LONGEST_PAUSE_S))  # the moment of a kill, not a wait for something
         self.tally.while_restoring += restores
+        zombies = not restores and self.tally.kills % ZOMBIES == 0
+        self.tally.with_zombies += zombies
+        with frozen_workers(self.flink) if zombies else nullcontext():
+            self.strike(job_id)
+
+    def strike(self, job_id: str) -> None:
+        """The kill itself."""
         self.flink.kill_task_manager()
         published = self.published()
         since_s = time.time()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,6 +90,26 @@ def kill_and_restart(flink: FlinkCluster, job_id: str) -> None:
     flink.start_task_manager()
     eventually(lambda: flink.job(job_id).failure != failed)
     flink.wait_running(job_id)
+
+
+def python_workers(flink: FlinkCluster) -> set[int]:
+    """The process ids of the Python workers that run."""
+    pool = Path(f"/proc/{flink.pid('workers')}/task")
+    children = {int(pid) for thread in pool.iterdir() for pid in (thread / "children").read_text().split()}
+    return {pid for pid in children if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"}
+
+
+@contextmanager
+def frozen_workers(flink: FlinkCluster) -> Iterator[set[int]]:
+    """The workers of now stand still; they go on when the context ends, and do not know what has happened meanwhile."""
+    frozen = python_workers(flink)
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield frozen
+    finally:
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
 
 
 def eventually(condition: Callable[[], object], seconds: float = 60.0) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import apache_beam as beam
 import pytest
-from flink_rig import Numbers, eventually, job, kill_and_restart
+from flink_rig import Numbers, eventually, frozen_workers, job, kill_and_restart, python_workers
 from sink_rig import read_all
 
 from headrace.beam import WriteToKafka
@@ -41,7 +41,7 @@ def open_transactions(bootstrap: str, prefix: str) -> list[str]:
     return Transactions(shared_cluster(ClientConfig(bootstrap=bootstrap))).ongoing(f"{prefix}.")
 
 
-def test_each_record_is_seen_once_through_kills_and_a_savepoint(
+def test_each_record_is_seen_once_through_kills_a_zombie_and_a_savepoint(
     flink: FlinkCluster, broker: Cluster, topic: Callable[[], str], tmp_path: Path
 ) -> None:
     name, bootstrap = topic(), broker.bootstrap
@@ -55,11 +55,13 @@ def test_each_record_is_seen_once_through_kills_and_a_savepoint(
         return len(rows)
 
     with job(flink, build) as first:
-        for _ in range(2):
-            before = seen()
-            eventually(lambda before=before: seen() > before)
-            eventually(lambda: open_transactions(bootstrap, prefix))  # so that there is something to go wrong
+        before = seen()
+        eventually(lambda: seen() > before)
+        eventually(lambda: open_transactions(bootstrap, prefix))  # so that there is something to go wrong
+        kill_and_restart(flink, first)
+        with frozen_workers(flink) as zombies:
             kill_and_restart(flink, first)
+            assert zombies < python_workers(flink)
         savepoint = flink.savepoint(first)
     with job(flink, build, savepoint=savepoint):
         eventually(lambda: seen() == END, 120)

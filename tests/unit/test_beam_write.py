@@ -8,11 +8,13 @@ import apache_beam as beam
 import pyarrow as pa
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRestrictionTracker
 
 from headrace.beam import WriteToKafka
 from headrace.beam.kafka_write import _ToBatches
 from headrace.enumerator.errors import UsageError
-from headrace.runners.beam.write import WriteExactlyOnce
+from headrace.runners.beam.coders import RecordBatchCoder
+from headrace.runners.beam.write import PACK_BYTES, WriteExactlyOnce, _Beats, _Pack
 from headrace.testing.memory_sink import MemoryLog, MemorySink
 
 CONFIG = {"bootstrap.servers": "host:9092"}
@@ -40,6 +42,26 @@ def test_what_cannot_be_honoured_is_refused_by_name(arguments: dict[str, Any], n
 def test_a_byte_array_serializer_by_name_is_the_default() -> None:
     name = "org.apache.kafka.common.serialization.ByteArraySerializer"
     WriteToKafka(CONFIG, "t", name, name)
+
+
+def test_a_bundle_becomes_few_packs_for_the_shards_in_turn() -> None:
+    stage = _Pack(3)
+    stage.start_bundle()
+    small = pa.RecordBatch.from_pydict({"value": [b"x"]})
+    keyed = pa.RecordBatch.from_pydict({"key": [b"k"], "value": [b"y"]})
+    large = pa.RecordBatch.from_pydict({"value": [b"z" * PACK_BYTES]})
+    assert list(stage.process(small)) == list(stage.process(small)) == []
+    packs = [*stage.process(keyed), *stage.process(large)]  # another schema, twice; and what is large enough goes at once
+    packs += [item.value for item in stage.finish_bundle()]
+    assert [RecordBatchCoder().decode(pack).num_rows for _, pack in packs] == [2, 1, 1]
+    assert {shard for shard, _ in packs} == {0, 1, 2}
+    assert list(stage.finish_bundle()) == []
+
+
+def test_shards_of_before_a_restore_are_called_though_there_are_fewer_now() -> None:
+    stage = _Beats(2)
+    tracker = RestrictionTrackerView(ThreadsafeRestrictionTracker(stage.create_tracker(stage.initial_restriction(5))))
+    assert list(stage.process(5, tracker)) == [(shard, b"") for shard in range(5)]
 
 
 def exactly_once(options: list[str], runner: str | None = None) -> None:

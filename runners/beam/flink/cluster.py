@@ -205,10 +205,11 @@ class FlinkCluster:
 
     def log_tail(self, name: str) -> str:
         """The last 40 lines of a server's log: "job manager", "job server", "workers", "task manager 1", ..."""
-        servers = self._all()
-        if name not in servers:
-            raise UsageError(f"no server {name!r} in this cluster: there are {sorted(servers)}")
-        return servers[name].log_tail(LOG_LINES)
+        return self._server(name).log_tail(LOG_LINES)
+
+    def pid(self, name: str) -> int | None:
+        """The process id of a server, by its name for `log_tail`. Python workers are children of "workers"."""
+        return self._server(name).pid
 
     def start(self) -> None:
         """Start every server and wait until all of them serve. `start_flink` has done so already."""
@@ -247,6 +248,12 @@ class FlinkCluster:
     def _all(self) -> dict[str, ServerProcess]:
         managers = {task_manager_name(number): server for number, server in self._task_managers.items()}
         return {**self._servers, **managers}
+
+    def _server(self, name: str) -> ServerProcess:
+        servers = self._all()
+        if name not in servers:
+            raise UsageError(f"no server {name!r} in this cluster: there are {sorted(servers)}")
+        return servers[name]
 
     def _task_manager(self, number: int) -> ServerProcess:
         if number not in self._task_managers:
