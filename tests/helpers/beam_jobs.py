@@ -70,6 +70,16 @@ class Checked(beam.DoFn):
         note(self._path, {"checked": partition, "count": last + 1, "wrong": wrong, "got": [expected, first, last, records]})
 
 
+class Counted(beam.DoFn):
+    """Behind an aggregation: how many records a window had when it closed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = str(path)
+
+    def process(self, element: int, window: Any = beam.DoFn.WindowParam) -> None:
+        note(self._path, {"window": float(window.start), "count": element})
+
+
 @dataclass
 class Verdict:
     """What the state of the job says of a partition."""
@@ -102,9 +112,13 @@ class Witness:
                 firsts.setdefault(line["seen"], line["first"])
         return firsts
 
-    def last(self) -> float:
-        """When the last line was written."""
-        return max((line["at_s"] for line in notes(self.path)), default=0.0)
+    def windows(self) -> dict[float, int]:
+        """By the start of the window, its records; a window that closed twice would count twice."""
+        counts: dict[float, int] = defaultdict(int)
+        for line in notes(self.path):
+            if "window" in line:
+                counts[line["window"]] += line["count"]
+        return counts
 
 
 class Flow:
@@ -113,7 +127,12 @@ class Flow:
     def __init__(self, bootstrap: str, pause_s: float = 0.02) -> None:
         self.written: dict[tuple[str, int], int] = defaultdict(int)
         self._producer = Producer(
-            {"bootstrap.servers": bootstrap, "enable.idempotence": True, "topic.metadata.refresh.interval.ms": 200}
+            {
+                "bootstrap.servers": bootstrap,
+                "enable.idempotence": True,
+                "topic.metadata.refresh.interval.ms": 200,
+                "log_level": 0,
+            }
         )
         self.partitions: list[tuple[str, int]] = []
         self._pause_s = pause_s

@@ -10,8 +10,10 @@ from __future__ import annotations
 import time
 import uuid
 
+import apache_beam as beam
 import pytest
-from beam_jobs import Flow, Verdict, Witness
+from apache_beam.transforms.window import FixedWindows
+from beam_jobs import Counted, Flow, Verdict, Witness
 from flink_rig import eventually, job
 from kafka_rig import committed
 
@@ -140,3 +142,26 @@ def test_a_savepoint_and_a_new_submission_that_reads_one_more_topic(flink: Flink
         pipeline.reads(f"{old}-2")
         pipeline.reads(f"{new}-0")
         pipeline.assert_all_read_once()
+
+
+def test_windows_of_create_time_close_though_a_partition_is_empty(flink: FlinkCluster, pipeline: Pipeline, topic):
+    """The watermark follows the slowest partition that has records; no record is late, and in the end every window closes."""
+    name = topic()
+    create_topic(pipeline.bootstrap, name, partitions=3)
+    for partition in range(2):
+        pipeline.flow.add(name, partition)
+    read = ReadFromKafka(
+        {"bootstrap.servers": pipeline.bootstrap, "auto.offset.reset": "earliest"},
+        [name],
+        timestamp_policy=ReadFromKafka.create_time_policy,
+        read_s=0.5,
+    )
+
+    def build(begin):
+        windows = begin | read | beam.WindowInto(FixedWindows(2))
+        return windows | beam.combiners.Count.Globally().without_defaults() | beam.ParDo(Counted(pipeline.witness.path))
+
+    with job(flink, build):
+        eventually(lambda: len(pipeline.witness.windows()) >= 3, RESTORED_S)
+        written = sum(pipeline.flow.stop().values())
+        eventually(lambda: sum(pipeline.witness.windows().values()) == written, RESTORED_S)
