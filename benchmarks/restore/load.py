@@ -149,8 +149,9 @@ class Load:
         return found
 
     def curve(self) -> Curve:
-        """When how many were acknowledged."""
-        data = np.frombuffer(self._file.read_bytes(), np.dtype([("at", "<f8"), ("total", "<u8")]))
+        """When how many were acknowledged, until now."""
+        raw = self._file.read_bytes()
+        data = np.frombuffer(raw[: len(raw) // _STAMP.size * _STAMP.size], np.dtype([("at", "<f8"), ("total", "<u8")]))
         return Curve(data["at"].copy(), data["total"].astype(np.int64))
 
     def kill(self) -> None:

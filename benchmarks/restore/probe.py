@@ -56,8 +56,9 @@ class Probe:
         self._process.join()
 
     def seen(self) -> Seen:
-        """What it was given; once it has been ended."""
-        data = np.frombuffer(self._file.read_bytes(), _ROW)
+        """What it was given until now."""
+        raw = self._file.read_bytes()
+        data = np.frombuffer(raw[: len(raw) // _ROW.itemsize * _ROW.itemsize], _ROW)
         return Seen(*(data[name].copy() for name in ("at", "partition", "first", "last", "rows")))
 
 

@@ -25,14 +25,15 @@ from restore.probe import Probe, probe
 from restore.process import Family
 from restore.scenarios import Phase, Scenario
 from restore.systems import Job, System, Victim
-from restore.timeline import ECHO_S, Curve, Moments, caught_up_at, lag_level, restore, series
+from restore.timeline import ECHO_S, Curve, Moments, lag_level, restore, series
 
 PARTITIONS = 8
 POLL_S = 0.05
 PHASE_POLL_S = 0.001
 TRICKLE = 400.0
+LOOK_EVERY_S = 0.5
 SURE_S = 4.0
-"""Watched longer than the counters call for: they count duplicates too, and so see "caught up" too early."""
+"""Watched longer than it takes: what is seen while it runs counts duplicates too, and so may be "caught up" too early."""
 
 START_S = 180.0
 PHASE_S = 30.0
@@ -229,6 +230,13 @@ class Rig:
                 return counts
             time.sleep(POLL_S)
 
+    def live_curves(self) -> tuple[Curve, Curve]:
+        """Produced and visible until now; duplicates count as visible."""
+        assert self._load is not None
+        assert self._probe is not None
+        seen = self._probe.seen()
+        return self._load.curve(), Curve(seen.at, np.cumsum(seen.rows))
+
     def stamps(self) -> tuple[Curve, Seen]:
         """When records were acknowledged, and when the probe was given them."""
         assert self._load is not None
@@ -331,18 +339,17 @@ def _kill_and_watch(rig: Rig, generator: random.Random, tell: Tell) -> tuple[flo
     tell(f"is killed: {work.scenario.name}")
     killed = _kill(rig, generator)
     tell("restores")
-    produced, visible = rig.samples.curves()
-    level = lag_level(produced, visible, steady_since, killed.at)
-    if rig.wait_for(lambda: rig.controls.visible.value > killed.visible, work.timing.restore_s):
-        first = time.monotonic()
-        left = work.timing.restore_s - (first - killed.at)
-        rig.wait_for(lambda: _is_caught_up(rig.samples, level, work.rate, first), left)
+    rig.wait(SURE_S + LOOK_EVERY_S)
+    while not _is_caught_up(rig, steady_since, killed) and time.monotonic() < killed.at + work.timing.restore_s:
+        rig.wait(LOOK_EVERY_S)
     return steady_since, killed, time.monotonic()
 
 
-def _is_caught_up(samples: Samples, level: int, rate: float, since: float) -> bool:
-    produced, visible = samples.curves()
-    return caught_up_at(produced, visible, level, rate, since, time.monotonic() - SURE_S) is not None
+def _is_caught_up(rig: Rig, steady_since: float, killed: Killed) -> bool:
+    """By what the report will use, but for duplicates: hence SURE_S."""
+    produced, visible = rig.live_curves()
+    moments = Moments(steady_since, killed.at, killed.dead, time.monotonic() - SURE_S)
+    return restore(produced, visible, moments).recovery_s is not None
 
 
 def _kill(rig: Rig, generator: random.Random) -> Killed:

@@ -17,7 +17,7 @@ SLACK = 1.25
 SLACK_S = 0.25
 """How much more than before the kill the lag may be: that factor, and the load of so many seconds."""
 
-ECHO_S = 0.1
+ECHO_S = 0.2
 """What was committed by processes now dead may reach the probe so much later; a step then is none of the restored job's."""
 
 FIRST_S = 30.0

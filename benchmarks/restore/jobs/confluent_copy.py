@@ -2,8 +2,9 @@
 
     python confluent_copy.py <json>, a Job (systems.py) with "transactions": whether offsets and records are committed together
 
-Without transactions it commits offsets once the records are acknowledged, which is at least once. Group members are static:
-a restarted one need not wait until its predecessor's session ends.
+Without transactions it commits offsets once the records are acknowledged, which is at least once. Partitions are assigned by
+hand: a member of a group would wait after a SIGKILL until its predecessor's session ends, or, as a static one, be given its
+predecessor's partitions and never those that were added meanwhile.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import sys
 import time
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, Producer
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from marks import mark
 
 CHUNK = 10_000
 POLL_S = 0.05
 COMMIT_EVERY_S = 0.5
+LOOK_EVERY_S = 1.0
 PATIENCE_S = 60.0
 
 
@@ -43,21 +45,22 @@ class Copier:
             {
                 "bootstrap.servers": told["bootstrap"],
                 "group.id": told["name"],
-                "group.instance.id": identity,
                 "enable.auto.commit": False,
                 "auto.offset.reset": "earliest",
                 "isolation.level": "read_committed",
-                "topic.metadata.refresh.interval.ms": 1000,
                 "fetch.queue.backoff.ms": 1,
                 "queued.min.messages": 1_000_000,
             }
         )
-        self._consumer.subscribe([told["source"]], on_revoke=lambda _consumer, _partitions: self.commit())
+        self._member = member
+        self._assigned: set[int] = set()
+        self._looked_at = 0.0
 
     def run(self) -> None:
         """Until killed."""
         committed_at, copied, first = time.monotonic(), 0, True
         while True:
+            self._look_for_partitions()
             for message in self._consumer.consume(CHUNK, POLL_S):
                 if message.error() is not None:
                     raise RuntimeError(str(message.error()))
@@ -70,6 +73,17 @@ class Copier:
                 if first:
                     mark(self._told, "first commit")
                     first = False
+
+    def _look_for_partitions(self) -> None:
+        """Those of this member that it has not: all of them at its start, added ones later."""
+        if time.monotonic() - self._looked_at < LOOK_EVERY_S:
+            return
+        source = self._told["source"]
+        found = self._consumer.list_topics(source, PATIENCE_S).topics[source].partitions
+        mine = {number for number in found if number % self._told["parallelism"] == self._member}
+        self._consumer.incremental_assign([TopicPartition(source, number) for number in mine - self._assigned])
+        self._assigned |= mine
+        self._looked_at = time.monotonic()
 
     def commit(self) -> None:
         """What was consumed is produced, and says so."""

@@ -13,22 +13,22 @@ import sys
 import time
 from typing import Any
 
-from kafka import ConsumerRebalanceListener, KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
+from kafka import KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
 from marks import mark
 
 CHUNK = 5_000
 POLL_MS = 50
 COMMIT_EVERY_S = 0.5
+LOOK_EVERY_S = 1.0
 
 
-class Copier(ConsumerRebalanceListener):
+class Copier:
     """One member of the group."""
 
     def __init__(self, told: dict[str, Any], member: int) -> None:
         """Contacts the cluster; with transactions, its predecessor's transaction is ended before offsets are read."""
         self._told = told
         self._sent: list[Any] = []
-        self._positions: dict[TopicPartition, int] = {}
         identity = f"{told['name']}-{member}"
         self._producer = KafkaProducer(
             bootstrap_servers=told["bootstrap"],
@@ -42,19 +42,21 @@ class Copier(ConsumerRebalanceListener):
         self._consumer = KafkaConsumer(
             bootstrap_servers=told["bootstrap"],
             group_id=told["name"],
-            group_instance_id=identity,
             enable_auto_commit=False,
             auto_offset_reset="earliest",
             isolation_level="read_committed",
             metadata_max_age_ms=1000,
             max_poll_records=CHUNK,
         )
-        self._consumer.subscribe([told["source"]], listener=self)
+        self._member = member
+        self._positions: dict[TopicPartition, int] = {}
+        self._looked_at = 0.0
 
     def run(self) -> None:
         """Until killed."""
         committed_at, first = time.monotonic(), True
         while True:
+            self._look_for_partitions()
             for partition, records in self._consumer.poll(POLL_MS).items():
                 for record in records:
                     self._sent.append(self._producer.send(self._told["target"], record.value, record.key))
@@ -66,12 +68,18 @@ class Copier(ConsumerRebalanceListener):
                     mark(self._told, "first commit")
                     first = False
 
-    def on_partitions_revoked(self, revoked: object) -> None:
-        """What was consumed is committed before another member goes on from there."""
-        self.commit()
-
-    def on_partitions_assigned(self, assigned: object) -> None:
-        """Nothing to do."""
+    def _look_for_partitions(self) -> None:
+        """Those of this member that it has not: all of them at its start, added ones later."""
+        if time.monotonic() - self._looked_at < LOOK_EVERY_S:
+            return
+        source = self._told["source"]
+        found = self._consumer.partitions_for_topic(source) or ()
+        mine = {TopicPartition(source, number) for number in found if number % self._told["parallelism"] == self._member}
+        if mine != self._consumer.assignment():
+            self._consumer.assign(sorted(mine))
+            for partition, position in self._positions.items():
+                self._consumer.seek(partition, position)
+        self._looked_at = time.monotonic()
 
     def commit(self) -> None:
         """What was consumed is produced, and says so."""
@@ -88,7 +96,6 @@ class Copier(ConsumerRebalanceListener):
         for future in self._sent:
             future.get(0)
         self._sent.clear()
-        self._positions.clear()
 
 
 def main(told: dict[str, Any], member: int) -> None:

@@ -1,0 +1,86 @@
+"""The restore benchmark's harness, end to end, with a real broker and the smallest real system."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+from restore.broker_bytes import BrokerBytes, broker_bytes, free_port
+from restore.load import Controls, load
+from restore.oracle import Log, judge, read_log
+from restore.probe import probe
+from restore.run import Timing, Work, run
+from restore.scenarios import Scenario
+from restore.systems import BY_NAME
+from restore.timeline import Curve
+
+from headrace.connectors.kafka.broker import create_topic
+
+pytestmark = pytest.mark.broker
+
+PATIENCE_S = 60.0
+RATE = 500.0
+SHORT = Timing(warm_up_s=1.0, steady_s=1.0, restore_s=60.0)
+
+
+@pytest.fixture(scope="module")
+def counters() -> Iterator[BrokerBytes]:
+    with broker_bytes(free_port()) as found:
+        yield found
+
+
+SCENARIOS = [Scenario("by the clock"), Scenario("partitions added", added=2), Scenario("more parallelism", more=1)]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_a_loop_with_transactions_is_killed_comes_back_and_is_found_without_a_flaw(broker, counters, tmp_path, scenario):
+    system = replace(BY_NAME["confluent-txn"], scenarios=lambda _number: scenario)
+    steps: list[str] = []
+    document = run(broker.bootstrap, counters, Work(system, 100, RATE, 0, SHORT), tmp_path, steps.append)
+    assert document["verdict"]["clean"], document["verdict"]
+    assert document["valid"], document["wrong"]
+    assert document["verdict"]["records_in"] == document["verdict"]["records_out"] > RATE
+    assert 0 < document["restore"]["outage_s"] < document["restore"]["recovery_s"] + 1e-9
+    assert document["dfrt"] == document["restore"]["throughput"] > 0
+    assert [mark["name"] for mark in document["marks"]].count("python") == 2 + scenario.more  # it was started again
+    assert any(step.startswith("is killed") for step in steps)
+    json.dumps(document)
+
+
+def test_what_the_load_says_it_wrote_is_in_the_topic_and_the_probe_sees_it_all(broker, topic, tmp_path):
+    name = topic()
+    create_topic(broker.bootstrap, name, 3)
+    controls = Controls()
+    controls.partitions.value, controls.rate.value = 3, 2000.0
+    with (
+        probe(broker.bootstrap, name, tmp_path / "probe", controls) as watching,
+        load(broker.bootstrap, name, 100, tmp_path / "load", controls) as running,
+    ):
+        _until(lambda: controls.produced.value >= 3000, running.check)
+        counts = running.stop()
+        _until(lambda: controls.visible.value >= sum(counts), watching.check)
+        watching.kill()
+        written = read_log(broker.bootstrap, name, "read_committed", 100)
+        verdict = judge(counts, written, written, watching.seen())
+    assert verdict.clean
+    assert verdict.unseen == verdict.out_of_order == 0
+    assert verdict.records_out == sum(counts) == int(running.curve().total[-1])
+    without_one = {**written, 0: Log(written[0].offsets[1:], written[0].ids[1:])}
+    assert judge(counts, without_one, without_one, watching.seen()).lost == 1
+    assert isinstance(running.curve(), Curve)
+
+
+def _until(condition, check) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        check()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
