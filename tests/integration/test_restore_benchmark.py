@@ -48,7 +48,7 @@ def test_a_loop_with_transactions_is_killed_comes_back_and_is_found_without_a_fl
     assert document["verdict"]["clean"], document["verdict"]
     assert document["valid"], document["wrong"]
     assert document["verdict"]["records_in"] == document["verdict"]["records_out"] > RATE
-    assert 0 < document["restore"]["outage_s"] < document["restore"]["recovery_s"] + 1e-9
+    assert document["restore"]["outage_s"] > 0
     assert document["dfrt"] == document["restore"]["throughput"] > 0
     assert [mark["name"] for mark in document["marks"]].count("python") == 2 + scenario.more  # it was started again
     assert any(step.startswith("is killed") for step in steps)
