@@ -41,7 +41,7 @@ def _sql(options: Mapping[str, str], schema: StructType) -> Planned:
     except ImportError as error:
         raise UsageError(f"{error.name or error} is not installed; run: pip install 'headrace[sql]'") from error
     write = sql_write(options)
-    _check_rows(write.sink, to_arrow_schema(schema))
+    _check_rows(write.sink, to_arrow_schema(schema, timezone="UTC"))
     return write, schema.names
 
 

@@ -75,7 +75,7 @@ class BoundedSourceFormat(DataSource):
 
     def reader(self, schema: StructType) -> BoundedReader:
         """The source's reader."""
-        return BoundedReader(self._source(), to_arrow_schema(schema))
+        return BoundedReader(self._source(), to_arrow_schema(schema, timezone="UTC"))
 
     def _source(self) -> Source[Any]:
         return cast("Source[Any]", cloudpickle.loads(base64.b64decode(self.options[self.OPTION])))
@@ -115,7 +115,13 @@ class BoundedReader(DataSourceReader):
             return  # Spark's stand-in for an empty list of partitions
         source = self._source()
         for batch in read_splits(source, [partition.split], source.schema.names, STALL_S):
-            yield batch if batch.schema.equals(self._schema) else batch.cast(self._schema)
+            yield batch if batch.schema.equals(self._schema) else self._converted(batch)
+
+    def _converted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        try:
+            return batch.cast(self._schema)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise UsageError(f"Spark cannot hold what the source gives: {error}") from error
 
     def _source(self) -> Source[Any]:
         return cast("Source[Any]", cloudpickle.loads(self._pickled))

@@ -12,8 +12,8 @@ from headrace.enumerator.split import OffsetSplitT
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
-    """The Spark schema of Arrow batches with this schema."""
-    return from_arrow_schema(schema, prefer_timestamp_ntz=False)
+    """The Spark schema of Arrow batches with this schema: a time without a zone is no instant."""
+    return from_arrow_schema(schema, prefer_timestamp_ntz=True)
 
 
 def default_schema(read: LogRead[OffsetSplitT]) -> StructType:

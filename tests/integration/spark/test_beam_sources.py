@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("apache_beam", reason="needs headrace[beam]")
 
+import apache_beam as beam
 import beam_files
 import pyarrow as pa
+import pyarrow.parquet as pq
 from apache_beam.io.iobase import BoundedSource, SourceBundle
 from apache_beam.io.range_trackers import OffsetRangeTracker
 from pyspark.errors import PySparkException
@@ -93,10 +96,27 @@ def test_types_that_spark_has_in_another_form_are_converted(spark, tmp_path):
     assert {row.value for row in frame.collect()} == set(beam_files.LINES)
 
 
-@pytest.mark.parametrize("arrow", [pa.uint8(), pa.timestamp("ns"), pa.decimal256(50)])
+@pytest.mark.parametrize("arrow", [pa.uint8(), pa.float16()])
 def test_types_that_spark_does_not_have_are_refused_by_name(spark, arrow):
     with pytest.raises(UsageError, match="column 'number' of source 'beam': Spark has no type for"):
         read_source(spark, BeamSource(numbers_source(1), pa.schema([("number", arrow)])))
+
+
+def test_times_with_and_without_a_zone(spark, tmp_path):
+    moment = datetime(2024, 2, 29, 23, 59, 59, 123456)
+    rows = [{"instant": moment.replace(tzinfo=UTC), "local": moment}]
+    schema = pa.schema([("instant", pa.timestamp("us", "America/New_York")), ("local", pa.timestamp("us"))])
+    pq.write_table(pa.Table.from_pylist(rows, schema), tmp_path / "times.parquet")
+    frame = read_source(spark, BeamSource(beam.io.ReadFromParquetBatched(f"{tmp_path}/*.parquet"), schema))
+    assert frame.dtypes == [("instant", "timestamp"), ("local", "timestamp_ntz")]
+    (row,) = frame.selectExpr("CAST(instant AS DOUBLE) AS seconds", "CAST(local AS STRING) AS local").collect()
+    assert (row.seconds, row.local) == (rows[0]["instant"].timestamp(), "2024-02-29 23:59:59.123456")
+
+
+def test_a_value_that_spark_would_cut_is_refused(spark):
+    frame = read_source(spark, BeamSource(numbers_source(2), pa.schema([("number", pa.timestamp("ns", "UTC"))])))
+    with pytest.raises(PySparkException, match="Spark cannot hold what the source gives: Casting"):
+        frame.collect()
 
 
 def test_nothing_to_read(spark):

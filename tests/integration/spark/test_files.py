@@ -129,7 +129,7 @@ def test_a_topic_is_copied_and_the_query_goes_on(spark, topics, numbers, tmp_pat
 def test_a_driver_killed_after_its_list_was_durable(spark, topics, numbers, tmp_path):
     sink = FileSink(str(tmp_path / "out"))
     arguments = {
-        "read": topics.options(numbers, startingOffsets="earliest", maxOffsetsPerTrigger=25),
+        "read": topics.options(numbers, startingOffsets="earliest", maxOffsetsPerTrigger=50),
         "select": [ID],
         "write": {"connector": "files", "path": sink.path},
     }

@@ -2,6 +2,7 @@
 
 import functools
 from contextlib import ExitStack
+from datetime import datetime
 
 import pytest
 from databases import PASSWORD, mariadb, postgresql
@@ -67,6 +68,12 @@ class TestBatch:
         write(frame.selectExpr("id + 2 AS id", "name"), options_of(any_rig))  # and are not replaced
         assert any_rig.rows() == [(1, "one"), (2, None), (3, "one"), (4, None)]
         assert not any_rig.prepared()
+
+    def test_times_with_and_without_a_zone(self, spark, rig):
+        rig.create("instant TIMESTAMPTZ, local TIMESTAMP")
+        noon = "TIMESTAMP'2024-02-29 12:00:00+01:00' AS instant, TIMESTAMP_NTZ'2024-02-29 12:00:00' AS local"
+        write(spark.sql(f"SELECT {noon}"), options_of(rig))
+        assert rig.rows("instant AT TIME ZONE 'UTC', local") == [(datetime(2024, 2, 29, 11), datetime(2024, 2, 29, 12))]
 
     def test_the_address_as_sparks_jdbc_sink_has_it(self, spark, any_rig):
         any_rig.create()
@@ -163,14 +170,14 @@ class TestStream:
         writer = frame.load().selectExpr(ID).writeStream.format("headrace").options(**options)
         writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
 
-    def test_a_topic_is_copied_and_the_query_goes_on(self, spark, topics, numbers, any_rig, tmp_path):
-        any_rig.create()
-        self.copy(spark, topics, numbers, options_of(any_rig), tmp_path)
-        assert any_rig.ids() == list(range(100))
+    def test_a_topic_is_copied_and_the_query_goes_on(self, spark, topics, numbers, rig, tmp_path):
+        rig.create()
+        self.copy(spark, topics, numbers, options_of(rig), tmp_path)
+        assert rig.ids() == list(range(100))
         topics.send(numbers, range(100, 120), 1)
-        self.copy(spark, topics, numbers, options_of(any_rig), tmp_path)
-        assert any_rig.ids() == list(range(120))
-        assert not any_rig.prepared()
+        self.copy(spark, topics, numbers, options_of(rig), tmp_path)
+        assert rig.ids() == list(range(120))
+        assert not rig.prepared()
 
     def test_totals_are_kept_up_to_date_by_key_in_foreach_batch(self, spark, topics, numbers, rig, tmp_path):
         rig.create("odd BIGINT PRIMARY KEY, total BIGINT")
@@ -199,7 +206,7 @@ class TestStream:
 def test_a_driver_killed_after_its_list_was_durable(topics, numbers, rig, tmp_path):
     rig.create()
     arguments = {
-        "read": topics.options(numbers, startingOffsets="earliest", maxOffsetsPerTrigger=25),
+        "read": topics.options(numbers, startingOffsets="earliest", maxOffsetsPerTrigger=50),
         "select": [ID],
         "write": options_of(rig),
     }
