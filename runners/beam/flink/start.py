@@ -92,12 +92,13 @@ def _places(ports: Ports, directory: Path, state: Path) -> Places:
 def _worker_environment(bin_folder: Path, additions: Mapping[str, str]) -> dict[str, str]:
     """Ours, with a `python` first in the PATH that is our own Python: Beam's pool starts workers by that bare name.
 
-    A script and not a link, as a linked Python would not find its virtual environment. Raises UsageError when a worker of this
-    environment could not start.
+    A script and not a link, as a linked Python would not find its virtual environment. What a worker prints goes to the log:
+    the pool gives it a pipe that nobody reads, so that it would block for ever after 64 KB. Raises UsageError when a worker of
+    this environment could not start.
     """
     bin_folder.mkdir()
     python = bin_folder / "python"
-    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@" >&2\n')
     python.chmod(0o755)
     found = {**os.environ, **additions}
     found["PATH"] = f"{bin_folder}{os.pathsep}{found.get('PATH', os.defpath)}"
@@ -108,7 +109,7 @@ def _worker_environment(bin_folder: Path, additions: Mapping[str, str]) -> dict[
 def _check_workers(environment: Mapping[str, str], folder: Path) -> None:
     """A worker that cannot start makes a job wait for ever, without an error: so look now, from a folder that is not ours."""
     code = f"import importlib.util as u; print(*(m for m in {NEEDED_BY_WORKERS!r} if u.find_spec(m) is None))"
-    command = ["python", "-c", code]
+    command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)  # noqa: S603 - our own command
     if done.returncode:
         raise UsageError(f"the Python of the workers, {sys.executable}, does not start:\n{done.stderr}")
