@@ -23,6 +23,8 @@ POLL_S = 0.05
 COMMIT_EVERY_S = 0.5
 LOOK_EVERY_S = 1.0
 PATIENCE_S = 60.0
+PASSING = {KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS}
+"""What librdkafka tries again by itself."""
 
 
 class Copier:
@@ -62,8 +64,10 @@ class Copier:
         while True:
             self._look_for_partitions()
             for message in self._consumer.consume(CHUNK, POLL_S):
-                if message.error() is not None:
-                    raise RuntimeError(str(message.error()))
+                if (error := message.error()) is not None:
+                    if error.code() in PASSING:
+                        continue
+                    raise RuntimeError(str(error))
                 self._send(message.value(), message.key())
                 copied += 1
             self._producer.poll(0)
