@@ -204,8 +204,8 @@ class Rig:
         def settled() -> bool:
             now = time.monotonic()
             produced, visible = self.samples.curves()
-            level = lag_level(produced, visible, now - 2 * SETTLED_S, now - SETTLED_S)
-            return lag_level(produced, visible, now - SETTLED_S, now) <= level * 1.1 + self.work.rate * POLL_S
+            before = lag_level(produced, visible, now - 2 * SETTLED_S, now - SETTLED_S).peak
+            return lag_level(produced, visible, now - SETTLED_S, now).peak <= before * 1.1 + self.work.rate * POLL_S
 
         self.wait(2 * SETTLED_S)
         if not self.wait_for(settled, SETTLE_LIMIT_S):

@@ -14,7 +14,7 @@ HOLD_S = 5.0
 """For so long after "caught up" the lag must not leave its level, or it was not caught up."""
 
 SLACK = 1.25
-SLACK_S = 0.25
+SLACK_S = 0.1
 """How much more than before the kill the lag may be: that factor, and the load of so many seconds."""
 
 ECHO_S = 0.2
@@ -64,22 +64,38 @@ class Restore:
     """The largest lag before the kill."""
 
 
-def lag_level(produced: Curve, visible: Curve, since: float, until: float) -> int:
-    """The largest lag in this time: seen just before each step of `visible`."""
-    return int(_lags(produced, visible, since, until)[1].max())
+@dataclass(frozen=True)
+class Level:
+    """Lags of a time. Output comes in steps: before one the lag is high, and `peak` is the highest; after it, it is low.
+
+    `floor` is the highest of those right after a step; without steps, `peak`.
+    """
+
+    peak: int
+    floor: int
 
 
-def caught_up_at(produced: Curve, visible: Curve, level: int, rate: float, since: float, until: float) -> float | None:
-    """The first time from `since` on from which the lag keeps to its level, for at least HOLD_S before `until`."""
-    bound = level * SLACK + rate * SLACK_S
+def lag_level(produced: Curve, visible: Curve, since: float, until: float) -> Level:
+    """The level of this time."""
+    peak = int(_lags(produced, visible, since, until)[1].max())
+    steps = visible.at[(visible.at > since) & (visible.at <= until)]
+    floor = int((produced.value(steps) - visible.value(steps)).max()) if len(steps) else peak
+    return Level(peak, floor)
+
+
+def caught_up_at(produced: Curve, visible: Curve, level: Level, rate: float, since: float, until: float) -> float | None:
+    """The first step from `since` on that brings the lag down to its floor, and after which it keeps below its peak.
+
+    None if that is less than HOLD_S before `until`.
+    """
     at, lags = _lags(produced, visible, since, until)
-    above = np.flatnonzero(lags > bound)
-    if len(above) == 0:
-        return since if until - since >= HOLD_S else None
-    later = visible.at[visible.at >= at[above[-1]]]
-    if len(later) == 0 or until - later[0] < HOLD_S:
+    above = at[lags > level.peak * SLACK + rate * SLACK_S]
+    earliest = above[-1] if len(above) else since
+    steps = visible.at[(visible.at >= earliest) & (visible.at <= until)]
+    low = steps[produced.value(steps) - visible.value(steps) <= level.floor * SLACK + rate * SLACK_S]
+    if len(low) == 0 or until - low[0] < HOLD_S:
         return None
-    return float(later[0])
+    return float(low[0])
 
 
 def _lags(produced: Curve, visible: Curve, since: float, until: float) -> tuple[np.ndarray, np.ndarray]:
@@ -125,7 +141,7 @@ def restore(produced: Curve, visible: Curve, moments: Moments) -> Restore:
         catching_up=catching_up,
         first_30_s=float(visible.value(window_end) - visible.value(killed_at)) / (window_end - killed_at),
         steady=float(visible.value(killed_at) - visible.value(steady_since)) / (killed_at - steady_since),
-        level=level,
+        level=level.peak,
     )
 
 
