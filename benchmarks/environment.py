@@ -14,7 +14,7 @@ from jars import CONNECTOR_VERSION
 from headrace.connectors.kafka.broker.jars import KAFKA, KAFKA_VERSION
 from headrace.harness.jars import find_java
 
-PACKAGES = ("headrace", "pyspark", "pyarrow", "kafka-python", "confluent-kafka", "cramjam", "crc32c")
+PACKAGES = ("headrace", "pyspark", "apache-beam", "pyarrow", "kafka-python", "confluent-kafka", "cramjam", "crc32c")
 
 
 def environment(broker: str) -> dict[str, Any]:

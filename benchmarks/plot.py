@@ -11,8 +11,8 @@ import matplotlib as mpl
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
-COLOURS = ("#0b6e99", "#c8553d", "#b9bec4")
-BAR = 0.26
+COLOURS = ("#0b6e99", "#c8553d", "#b9bec4", "#7a8f5a")
+BAR, GAP = 0.26, 0.22
 INK = "#333333"
 
 
@@ -38,7 +38,8 @@ def plot(bars: Mapping[str, Mapping[str, Spread]], title: str, unit: str, file: 
         unit, (1.0, 0, unit)
     )
     systems = list(dict.fromkeys(system for group in bars.values() for system in group))
-    figure, axes = plt.subplots(figsize=(9, 1.1 + (0.22 + BAR * len(systems)) * 0.95 * len(bars)), layout="constrained")
+    figure, axes = plt.subplots(figsize=(9, 1.1 + (GAP + BAR * len(systems)) * 0.95 * len(bars)), layout="constrained")
+    thick = min(BAR, (1 - GAP) / len(systems))  # rows are 1 apart
     longest = max(spread.high for group in bars.values() for spread in group.values()) / scale
     for place, system in enumerate(systems):
         for row, group in enumerate(bars.values()):
@@ -46,8 +47,8 @@ def plot(bars: Mapping[str, Mapping[str, Spread]], title: str, unit: str, file: 
                 continue
             spread = group[system]
             middle, low, high = spread.median / scale, spread.low / scale, spread.high / scale
-            at = row + (place - (len(systems) - 1) / 2) * BAR
-            axes.barh(at, middle, BAR * 0.9, color=COLOURS[place], label=system if row == 0 else None)
+            at = row + (place - (len(systems) - 1) / 2) * thick
+            axes.barh(at, middle, thick * 0.9, color=COLOURS[place], label=system if row == 0 else None)
             axes.errorbar(middle, at, xerr=[[middle - low], [high - middle]], color=INK, capsize=2, linewidth=1)
             axes.text(max(middle, high) + longest * 0.012, at, f"{middle:.{digits}f}", va="center", fontsize=8, color=INK)
     axes.set_yticks(range(len(bars)), [f"{name}\n{notes[name]}" for name in bars], fontsize=8.5, linespacing=1.4)

@@ -42,6 +42,11 @@ GROUPS = {
         "Records per second from `start` to the query's end, AvailableNow; headrace **exactly once**, the JVM connector "
         "**at least once**. More is better.",
     ),
+    "beam": (
+        "Read in a Beam pipeline",
+        "Records per second from the first element that a stage behind the source counts to the last one; more is better. "
+        "headrace gives Arrow batches, the others an element for every record; the time from submission is in the JSON.",
+    ),
     "local": (
         "Read in one process, no engine",
         "All values' bytes added up; headrace gives Arrow, the others Python objects. More is better.",
@@ -53,6 +58,7 @@ NAMES = {
     "jvm": "Spark's JVM connector",
     "ceiling": "Spark's Python ceiling",
     "confluent": "confluent-kafka",
+    "headrace-records": "headrace, records",
 }
 
 
