@@ -2,7 +2,8 @@
 
     python spark_sink_driver.py <json>: {"read", "select", "write", "checkpoint", "tasks", "done"}
 
-Optional: "master", and Spark's "settings". Runs until the file `done` is there, then stops after what is under way.
+Optional: "master", and Spark's "settings". Null `tasks` are those of the source. Runs until the file `done` is there, then
+stops after what is under way.
 """
 
 import json
@@ -16,12 +17,13 @@ def main(arguments: dict) -> None:
     os.environ["HEADRACE_KILL_GROUP"] = str(os.getpgid(0))  # seen by what the JVM starts
     from headrace.runners.spark import session_builder
 
-    settings = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": str(arguments["tasks"])}
-    settings |= arguments.get("settings", {})
+    settings = {"spark.ui.enabled": "false", **arguments.get("settings", {})}
     spark = session_builder().master(arguments.get("master", "local[2]")).config(map=settings).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     frame = spark.readStream.format("headrace").options(**arguments["read"]).load().selectExpr(*arguments["select"])
-    writer = frame.repartition(arguments["tasks"]).writeStream.format("headrace").options(**arguments["write"])
+    if arguments["tasks"] is not None:
+        frame = frame.repartition(arguments["tasks"])
+    writer = frame.writeStream.format("headrace").options(**arguments["write"])
     query = writer.option("checkpointLocation", arguments["checkpoint"]).trigger(processingTime="100 milliseconds").start()
     while query.isActive and not Path(arguments["done"]).exists():
         threading.Event().wait(0.1)
