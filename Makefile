@@ -30,9 +30,10 @@ bench: $(INSTALLED) ## Side by side with Spark's JVM connector; results and plot
 bench-restore: $(INSTALLED) ## Kills and restores beside the others': 10 kills of each system (hours); QUICK=1 for ten minutes
 	$(BIN)/python benchmarks/restore_throughput.py
 
-soak: $(INSTALLED) ## Simulated histories of the heart, many more than in the tests; and 300 kills of an exactly-once job
+soak: $(INSTALLED) ## Simulated histories of the heart, many more than in the tests; and 340 kills of exactly-once jobs, 40 of them of Spark's
 	$(BIN)/python tests/helpers/simulate.py --histories 200000
 	$(BIN)/python tests/helpers/kill_soak.py --kills 300 --result benchmarks/results/kill-soak.json
+	$(BIN)/python tests/helpers/kill_soak.py --engine spark --kills 40 --result benchmarks/results/kill-soak-spark.json
 
 soak-beam: $(INSTALLED) ## 50 SIGKILLs of Flink's task manager under a Beam pipeline: state, output, group offsets (an hour)
 	$(BIN)/python tests/helpers/beam_soak.py --kills 50 --result benchmarks/results/beam-kill-soak.json
