@@ -29,10 +29,10 @@ STALL_S = 600.0
 
 
 def read_source(spark: SparkSession, source: Source[Any]) -> DataFrame:
-    """A frame of all that the source has, with its columns. Classic sessions and Connect.
+    """A frame of all that the source has, with its columns.
 
-    The source is asked for its splits each time the frame is computed; each split is a task. A task that gets nothing for ten
-    minutes fails. Raises UsageError for a source without end, and for a type of its schema that Spark does not have.
+    The source is asked for its splits each time the frame is computed; each split is a task. A task whose reader has nothing
+    for ten minutes fails. Raises UsageError for a source without end, and for a type of its schema that Spark does not have.
     """
     if source.boundedness is not Boundedness.BOUNDED:
         raise UsageError(f"source {source.name!r} has no end: only a bounded source can be read as a frame")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).parents[1]
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 
 
 @contextmanager

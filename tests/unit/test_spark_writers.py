@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 from headrace.connectors.commit import JobCommitter
-from headrace.connectors.sink import Attempt
+from headrace.connectors.sink import Attempt, CommitList
 from headrace.enumerator.errors import FencedError
 from headrace.runners.spark import writers
-from headrace.runners.spark.writers import Prepared, StreamWriter
+from headrace.runners.spark.writers import BatchWriter, Prepared, StreamWriter
 from headrace.testing.memory_sink import MemoryLog, MemorySink
 
 JOB = "query"
@@ -85,3 +85,13 @@ def test_an_epoch_without_messages_is_nobodys(monkeypatch, sink, log):
     StreamWriter(sink, ["value"]).commit([None], 0)
     StreamWriter(sink, ["value"]).abort([None], 0)
     assert sink.recorded_epochs() == {}
+
+
+def test_a_batch_write_that_was_killed_in_its_commit_is_completed_when_it_is_repeated(sink, log):
+    killed = sink.committer(JOB)
+    killed.fence()
+    killed.record(CommitList(0, tuple(item.handle for item in messages(sink, 0, ["0a"], ["0b"]))))
+    assert values(log) == []
+    nothing_new = [Prepared(JOB, 0, None)]  # the tasks see that the epoch is recorded
+    BatchWriter(sink, ["value"], JOB, 0).commit(nothing_new)
+    assert values(log) == ["0a", "0b"]

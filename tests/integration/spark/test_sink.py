@@ -213,13 +213,13 @@ def check_kill(topics, filled, written, folder, phase, restart_under):
     assert len(read_all(topics.bootstrap, written["topic"], "read_uncommitted")) >= len(wanted)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_driver_killed_in_any_phase(topics, filled, written, tmp_path, phase):
     check_kill(topics, filled, written, tmp_path, phase, lambda: None)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("phase", ["after prepare", "list durable"])
 @pytest.mark.parametrize("protocol", ["v1"], indirect=True)
 @pytest.mark.usefixtures("protocol")
@@ -227,7 +227,7 @@ def test_a_driver_killed_under_the_older_protocol(topics, filled, written, tmp_p
     check_kill(topics, filled, written, tmp_path, phase, lambda: None)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("protocol", ["v1"], indirect=True)
 @pytest.mark.usefixtures("protocol")
 def test_a_driver_killed_before_the_cluster_moves_to_the_newer_protocol(topics, filled, written, tmp_path):

@@ -202,7 +202,7 @@ class TestStream:
             writer.start().awaitTermination()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_driver_killed_after_its_list_was_durable(topics, numbers, rig, tmp_path):
     rig.create()
     arguments = {
