@@ -226,7 +226,7 @@ class _ShardWriter(beam.DoFn):
             before = self._serializer.deserialize(stored, f"shard {number}")
         job = f"{before.run}-{number}"
         steps = _shard(job).call(before, time.monotonic(), has_rows=rows != _BEAT)
-        after, finalised = _Performer(self._sink, job, rows).perform(steps)
+        after, finalised = _Performer(self._sink, job, rows, _PROCESS).perform(steps)
         if after != before or stored is None:
             prepared.write(self._serializer.serialize(after))
         if finalised is not None:
@@ -236,10 +236,11 @@ class _ShardWriter(beam.DoFn):
 class _Performer:
     """Does what a shard's call commands."""
 
-    def __init__(self, sink: TwoPhaseSink[Any], job: str, rows: bytes) -> None:
+    def __init__(self, sink: TwoPhaseSink[Any], job: str, rows: bytes, process: int) -> None:
         self._sink = sink
         self._job = job
         self._rows = rows
+        self._process = process
         self._committer: Committer[Any] | None = None
 
     def perform(self, steps: Generator[Any, Any, Any]) -> Any:
@@ -264,7 +265,7 @@ class _Performer:
             case Copy(handles):
                 return self._ending().copy(handles)
             case Write(slot):
-                with self._sink.begin(Attempt(self._job, 0, slot, _PROCESS)) as transaction:
+                with self._sink.begin(Attempt(self._job, 0, slot, self._process)) as transaction:
                     transaction.write(_CODER.decode(self._rows))
                     return transaction.prepare()
             case _:

@@ -1,0 +1,162 @@
+"""The writer of `delivery="exactly-once"` against a real broker, crash by crash, with a runner that is moved by hand."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from sink_rig import eventually, ongoing, read_all, rows, take_over
+
+from headrace.connectors.kafka.broker import Cluster, create_topic
+from headrace.connectors.kafka.properties import ClientConfig
+from headrace.connectors.kafka.sink import KafkaSink
+from headrace.connectors.sink import Attempt
+from headrace.runners.beam.coders import RecordBatchCoder
+from headrace.runners.beam.two_phase import SWEEP_SECONDS, Prepared, PreparedSerializer, Shard
+from headrace.runners.beam.write import _Performer
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
+
+
+class Runner:
+    """Keeps a shard's state, and takes checkpoints of it."""
+
+    def __init__(self, sink: KafkaSink) -> None:
+        self.sink = sink
+        self.shard: Shard[Any] = Shard()
+        self.process = 1
+        self.state: Prepared[Any] = Prepared(uuid.uuid4().hex)
+        self.job = f"{self.state.run}-0"
+        self.checkpoint = self.state
+        self.outstanding: list[Callable[[], None]] = []
+        self.now_s = 0.0
+
+    def call(self, values: Sequence[str] = ()) -> None:
+        """A bundle with one call."""
+        data = RecordBatchCoder().encode(rows(values)) if values else b""
+        steps = self.shard.call(self.state, self.now_s, has_rows=bool(values))
+        self.state, finalised = _Performer(self.sink, self.job, data, self.process).perform(steps)
+        if finalised is not None:
+            self.outstanding.append(finalised)
+
+    def checkpointed(self) -> None:
+        """A checkpoint completes, and the runner finalises."""
+        serializer = PreparedSerializer(self.sink.handles)
+        self.checkpoint = serializer.deserialize(serializer.serialize(self.state), "the checkpoint")
+        outstanding, self.outstanding = self.outstanding, []
+        for finalised in outstanding:
+            finalised()
+
+    def restored(self) -> None:
+        """Another process goes on from the checkpoint."""
+        self.state, self.shard, self.outstanding = self.checkpoint, Shard(), []
+        self.process += 1
+
+    def quiet(self) -> None:
+        """Calls without rows, and checkpoints, until whatever is prepared is committed."""
+        for _ in range(3):
+            self.call()
+            self.checkpointed()
+        self.call()
+
+
+@pytest.fixture
+def target(broker: Cluster, topic: Callable[[], str]) -> str:
+    name = topic()
+    create_topic(broker.bootstrap, name)
+    return name
+
+
+@pytest.fixture
+def runner(broker: Cluster, target: str) -> Runner:
+    return Runner(KafkaSink(ClientConfig(bootstrap=broker.bootstrap), topic=target, transaction_timeout_ms=60_000))
+
+
+@pytest.fixture
+def seen(broker: Cluster, target: str) -> Callable[[], list[str]]:
+    return lambda: read_all(broker.bootstrap, target)
+
+
+def test_rows_are_seen_once_two_checkpoints_cover_them(runner: Runner, seen: Callable[[], list[str]]) -> None:
+    runner.call(["a", "b"])
+    runner.checkpointed()
+    runner.call()
+    assert seen() == []
+    runner.checkpointed()
+    runner.call()
+    eventually(seen, ["a", "b"])
+    assert runner.state.entries == ()
+    assert ongoing(runner.sink, runner.job) == []
+
+
+def test_a_crash_before_the_checkpoint_leaves_nothing(runner: Runner, seen: Callable[[], list[str]]) -> None:
+    runner.call(["a"])
+    runner.checkpointed()
+    runner.call(["b"])
+    assert len(ongoing(runner.sink, runner.job)) == 2
+    runner.restored()
+    runner.call(["b"])
+    runner.quiet()
+    eventually(seen, ["a", "b"])
+    assert ongoing(runner.sink, runner.job) == []
+
+
+def test_a_crash_after_the_commit_commits_again(runner: Runner, seen: Callable[[], list[str]]) -> None:
+    runner.call(["a"])
+    runner.checkpointed()
+    runner.call()
+    runner.checkpointed()
+    runner.call()
+    eventually(seen, ["a"])
+    assert runner.checkpoint.entries != ()
+    runner.restored()
+    runner.call(["b"])
+    runner.quiet()
+    eventually(seen, ["a", "b"])
+
+
+def test_a_name_is_used_again_while_an_older_state_still_has_it(runner: Runner, seen: Callable[[], list[str]]) -> None:
+    runner.call(["a"])
+    runner.checkpointed()
+    runner.call()
+    runner.checkpointed()
+    older = runner.checkpoint
+    runner.call(["b"])  # commits "a", and takes its transactional id
+    names = [older.entries[0].handle.transactional_id, runner.state.entries[0].handle.transactional_id]
+    runner.call(["c"])
+    names.append(runner.state.entries[1].handle.transactional_id)
+    assert len(set(names)) == 2
+    runner.restored()
+    for value in ("b", "c"):
+        runner.call([value])
+    runner.quiet()
+    eventually(seen, ["a", "b", "c"])
+    assert ongoing(runner.sink, runner.job) == []
+
+
+def test_what_timed_out_after_its_checkpoint_is_copied(runner: Runner, seen: Callable[[], list[str]]) -> None:
+    runner.call(["a"])
+    runner.checkpointed()
+    take_over(runner.sink, runner.state.entries[0].handle)
+    runner.restored()
+    runner.quiet()
+    runner.quiet()
+    eventually(seen, ["a"])
+    assert ongoing(runner.sink, runner.job) == []
+
+
+def test_what_a_dead_worker_begins_late_is_aborted_by_the_next_look(runner: Runner, seen: Callable[[], list[str]]) -> None:
+    runner.call(["a"])
+    runner.checkpointed()
+    runner.restored()
+    runner.call()
+    zombie = runner.sink.begin(Attempt(runner.job, 0, 0, 12345))
+    zombie.write(rows(["late"]))
+    assert zombie.prepare() is not None
+    assert len(ongoing(runner.sink, runner.job)) == 2
+    runner.now_s += SWEEP_SECONDS
+    runner.quiet()
+    eventually(seen, ["a"])
+    assert ongoing(runner.sink, runner.job) == []
