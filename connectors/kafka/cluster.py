@@ -104,6 +104,8 @@ class KafkaCluster:
         self._brokers: dict[int, Broker] = {}
         self._topics: dict[str, tuple[TopicMetadata, float]] = {}
         self._coordinators: dict[tuple[CoordinatorKind, str], Broker] = {}
+        self.densities: dict[TopicPartition, float] = {}
+        """Bytes per offset as last fetched: a reader of a bounded range, which lives for a task, asks for no more than that."""
         self._lock = threading.Lock()
         _clusters.add(self)
         weakref.finalize(self, self._pool.close)  # nobody need close a cluster that the whole process shares

@@ -11,7 +11,7 @@ A partition is in one of these states:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from uuid import UUID
@@ -132,9 +132,10 @@ class Asked:
 class FetchPlan:
     """The partitions under way and their states. Not thread-safe: the fetcher guards it with its lock."""
 
-    def __init__(self, config: ClientConfig) -> None:
-        """Empty; see `add`."""
+    def __init__(self, config: ClientConfig, densities: MutableMapping[TopicPartition, float] | None = None) -> None:
+        """Empty; see `add`. `densities`, in bytes per offset, is what plans before this one found, and is kept up to date."""
         self._config = config
+        self._densities = {} if densities is None else densities
         self._partitions: dict[TopicPartition, _Partition] = {}
 
     def __len__(self) -> int:
@@ -145,6 +146,7 @@ class FetchPlan:
         """Start a partition, or start it over at another offset; an answer to an older request for it is then ignored."""
         self._partitions.pop(source.key, None)
         partition = _Partition(source, source.offset, source.topic_id, source.last_epoch)
+        partition.bytes_per_offset = self._densities.get(source.key, _GUESSED_BYTES_PER_OFFSET)
         if not partition.ended:
             self._partitions[source.key] = partition
 
@@ -286,6 +288,7 @@ class FetchPlan:
         if span.next_offset <= asked.offset:
             raise CorruptDataError(f"the broker answered with batches that end before, at {span.next_offset}")
         partition.bytes_per_offset = span.complete_bytes / (span.next_offset - asked.offset)
+        self._densities[partition.source.key] = partition.bytes_per_offset
         partition.max_bytes = None
         partition.offset = span.next_offset
         partition.last_epoch = span.last_epoch if span.last_epoch is not None else partition.last_epoch

@@ -45,7 +45,7 @@ class Fetcher:
         """Start fetching."""
         self._cluster, self._config = cluster, cluster.config
         self._budget = budget_bytes
-        self._plan = FetchPlan(cluster.config)
+        self._plan = FetchPlan(cluster.config, cluster.densities)
         self._lock = threading.Lock()
         self._to_reader = threading.Condition(self._lock)
         self._to_threads = threading.Condition(self._lock)

@@ -326,3 +326,20 @@ def test_batches_that_end_before_the_offset_are_corruption_and_no_endless_loop()
     assert isinstance(failed, FetchFailed)
     assert isinstance(failed.error, CorruptDataError)
     assert "t-0" in str(failed.error)
+
+
+def test_a_bounded_partition_is_asked_for_about_what_it_holds_as_plans_before_found_it():
+    densities: dict[tuple[str, int], float] = {}
+    asked_bytes = []
+    for _ in range(2):
+        plan = FetchPlan(CONFIG, densities)
+        source = FetchFrom("t", 0, 10, stop=10_010)
+        plan.add(source)
+        plan.house(source, Leader(ONE, 5), ID, 0.0)
+        (asked,) = plan.take(ONE, 0.0, 64 << 20)
+        asked_bytes.append(asked.max_bytes)
+        plan.landed(asked, answer(batches(10, 5000)), None, 0.0)
+    guessed, known = asked_bytes
+    assert guessed > 10_000 * 1000
+    assert known < 100_000 < guessed
+    assert densities[("t", 0)] < 1
