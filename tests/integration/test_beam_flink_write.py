@@ -18,7 +18,7 @@ from headrace.connectors.kafka.source import shared_cluster
 from headrace.connectors.kafka.transactions import Transactions
 from headrace.runners.beam.flink import FlinkCluster
 
-pytestmark = [pytest.mark.flink, pytest.mark.broker, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.flink, pytest.mark.broker, pytest.mark.timeout(600)]
 
 END = 1500
 PER_CALL = 50

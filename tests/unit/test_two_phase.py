@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from checkpoint_simulator import BrokenPromiseError, history
 from planted_shards import PLANTED
 
 from headrace.connectors.commit import Copy, End, Sweep
+from headrace.connectors.kafka.handles import KafkaHandle, KafkaHandleSerializer, WrittenRange
+from headrace.connectors.kafka.transactions import Producer, TransactionProtocol
 from headrace.connectors.sink import Outcome
 from headrace.enumerator.errors import StateError
-from headrace.runners.beam.two_phase import SWEEP_SECONDS, Entry, Prepared, PreparedSerializer, Shard, Write
+from headrace.runners.beam.two_phase import SWEEP_SECONDS, VERSION, Entry, Prepared, PreparedSerializer, Shard, Write
 from headrace.testing.memory_sink import MemoryHandle, MemoryHandleSerializer
 
+GOLDEN = Path(__file__).parent / "golden"
+TOPIC_ID = UUID("f81d4fae-7dec-11d0-a765-00a0c91e6bf6")
+_HANDLE = KafkaHandle(
+    Producer("headrace.run-3.0.1.77", 4000, 2),
+    TransactionProtocol.V2,
+    1_700_000_000_000,
+    900_000,
+    (WrittenRange("out", TOPIC_ID, 1, 5, 9, 5),),
+)
+GOLDEN_STATES = {1: Prepared("run", 9, (Entry(8, _HANDLE), Entry(9, _HANDLE, copied=True)))}
 TROUBLES = (
     "restore",
     "died before Sweep",
@@ -205,8 +219,13 @@ def test_a_state_that_cannot_be_read_is_said_with_its_place(data: bytes, named: 
         PreparedSerializer(MemoryHandleSerializer()).deserialize(data, "shard 3")
 
 
-def test_the_first_version_is_still_read() -> None:
-    golden = b'{"format":"headrace-prepared","version":1,"handle_version":1,"run":"r","count":2,'
-    golden += b'"entries":[[2,true,{"number":5}]]}'
-    serializer = PreparedSerializer(MemoryHandleSerializer())
-    assert serializer.deserialize(golden, "golden") == Prepared("r", 2, (Entry(2, MemoryHandle(5), copied=True),))
+@pytest.mark.parametrize("version", GOLDEN_STATES)
+def test_what_any_version_wrote_is_read(version: int) -> None:
+    data = (GOLDEN / f"beam_writer_v{version}.json").read_bytes()
+    assert PreparedSerializer(KafkaHandleSerializer()).deserialize(data, "golden") == GOLDEN_STATES[version]
+
+
+def test_the_current_version_writes_its_golden_file() -> None:
+    """A difference here means that the format has changed, and needs a new version."""
+    data = (GOLDEN / f"beam_writer_v{VERSION}.json").read_bytes()
+    assert PreparedSerializer(KafkaHandleSerializer()).serialize(GOLDEN_STATES[VERSION]) == data
