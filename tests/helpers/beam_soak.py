@@ -127,6 +127,7 @@ class Soak:
             seen = self.witness.last()
             eventually(lambda: self.witness.last() > seen, PATIENCE_S)
             time.sleep(self.random.uniform(0, LONGEST_PAUSE_S))  # the moment of a kill, not a wait for something
+            eventually(self.open_transactions, PATIENCE_S)  # so that there is something to go wrong
         self.tally.while_restoring += restores
         zombies = not restores and self.tally.kills % ZOMBIES == 0
         self.tally.with_zombies += zombies
@@ -157,6 +158,10 @@ class Soak:
         offsets = committed(self.bootstrap, self.group, *partitions)
         return {f"{self.source}-{number}": offset for number, offset in enumerate(offsets) if offset is not None}
 
+    def open_transactions(self) -> list[str]:
+        """The names of those that the job has not ended."""
+        return Transactions(shared_cluster(ClientConfig(bootstrap=self.bootstrap))).ongoing(f"{self.prefix}.")
+
     def finish(self) -> None:
         """No more records; once all are written, they are counted."""
         written = self.flow.stop()
@@ -167,9 +172,8 @@ class Soak:
         self.tally.wrong_in_state = sum(v.wrong for v in self.witness.verdicts().values())
         assert self.tally.wrong_in_state or self.witness.verdicts() == counts
         eventually(lambda: len(read_all(self.bootstrap, self.target)) >= len(expected), PATIENCE_S)
-        transactions = Transactions(shared_cluster(ClientConfig(bootstrap=self.bootstrap)))
-        eventually(lambda: transactions.ongoing(f"{self.prefix}.") == [], PATIENCE_S)
-        self.tally.open_transactions = len(transactions.ongoing(f"{self.prefix}."))
+        eventually(lambda: self.open_transactions() == [], PATIENCE_S)
+        self.tally.open_transactions = len(self.open_transactions())
         found = Counter(read_all(self.bootstrap, self.target))
         self.tally.duplicates = sum(times - 1 for times in found.values())
         self.tally.lost, self.tally.foreign = len(expected - found.keys()), len(found.keys() - expected)
