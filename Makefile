@@ -9,7 +9,7 @@ TREE := build/tree
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 
-.PHONY: demo test lint bench bench-restore soak soak-beam clean $(TREE)
+.PHONY: demo test lint bench bench-beam bench-restore soak soak-beam clean $(TREE)
 
 demo: $(INSTALLED) ## The flights pipeline: kills, restores, new partitions, and the oracle's verdict
 	$(BIN)/python examples/flights/demo.py
@@ -26,6 +26,9 @@ lint: $(INSTALLED) $(TREE) ## Style, types, and which layer may import which
 
 bench: $(INSTALLED) ## Side by side with Spark's JVM connector; results and plots go to benchmarks/results
 	$(BIN)/python benchmarks/read_throughput.py
+
+bench-beam: $(INSTALLED) ## Reads in Beam pipelines, beside the others'; about 15 minutes, QUICK=1 for a look
+	$(BIN)/python benchmarks/beam_read.py
 
 bench-restore: $(INSTALLED) ## Kills and restores beside the others': 10 kills of each system (hours); QUICK=1 for ten minutes
 	$(BIN)/python benchmarks/restore_throughput.py

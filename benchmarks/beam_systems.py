@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import apache_beam as beam
+from apache_beam.io import kafka
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
+from beam_java import expansion_service
 from beam_parts import Bundle, ReadWithConfluent, TallyBatches, TallyRecords, bundles, counted_once
 from harness import Context, Measurement
 from topics import Shape
@@ -30,7 +32,7 @@ from headrace.kafka import Latest
 from headrace.runners.beam.flink import FlinkCluster, start_flink
 
 HERE = Path(__file__).parent
-BEAM_SYSTEMS = ("headrace", "headrace-records", "confluent")
+BEAM_SYSTEMS = ("headrace", "headrace-records", "confluent", "kafkaio")
 LOOK_S = 0.25
 MOST_S = 300.0
 
@@ -62,7 +64,11 @@ def beam_read(context: Context, work: BeamRead) -> Measurement:
     tally = TallyBatches(folder) if context.system == "headrace" else TallyRecords(folder)
 
     def build(pipeline: beam.Pipeline) -> None:
-        _ = pipeline | "Source" >> _SOURCES[context.system](context.bootstrap, shape) | "Tally" >> beam.ParDo(tally)
+        _ = (
+            pipeline
+            | "Source" >> _SOURCES[context.system](context.bootstrap, shape, work.runner)
+            | "Tally" >> beam.ParDo(tally)
+        )
 
     started_s = time.time()
     _RUNNERS[work.runner](build, lambda: sum(bundle.records for bundle in bundles(folder)) >= shape.records)
@@ -84,20 +90,30 @@ def _measured(found: list[Bundle], records: int, shape: Shape, started_s: float)
     return Measurement((shape.records - first.first_records) / steady_s, records, shape.records, detail)
 
 
-Source = Callable[[str, Shape], Any]
+Source = Callable[[str, Shape, Runner], Any]
 Build = Callable[[beam.Pipeline], None]
 
 
-def _headrace(bootstrap: str, shape: Shape) -> ReadFromKafka:
+def _headrace(bootstrap: str, shape: Shape, _: Runner) -> ReadFromKafka:
     return ReadFromKafka(_config(bootstrap), [shape.topic], stop=Latest(), output="arrow", columns=["key", "value"])
 
 
-def _headrace_records(bootstrap: str, shape: Shape) -> ReadFromKafka:
+def _headrace_records(bootstrap: str, shape: Shape, _: Runner) -> ReadFromKafka:
     return ReadFromKafka(_config(bootstrap), [shape.topic], stop=Latest())
 
 
-def _confluent(bootstrap: str, shape: Shape) -> ReadWithConfluent:
+def _confluent(bootstrap: str, shape: Shape, _: Runner) -> ReadWithConfluent:
     return ReadWithConfluent(bootstrap, shape.topic, shape.partitions)
+
+
+def _kafkaio(bootstrap: str, shape: Shape, runner: Runner) -> kafka.ReadFromKafka:
+    return kafka.ReadFromKafka(
+        {**_config(bootstrap), "max.poll.records": "10000"},
+        [shape.topic],
+        # Its one way to end, and Beam's runner in Python runs nothing behind it until it has ended.
+        max_num_records=shape.records if runner == "direct" else None,
+        expansion_service=_expansion_service(),
+    )
 
 
 def _config(bootstrap: str) -> dict[str, str]:
@@ -108,6 +124,7 @@ _SOURCES: Mapping[str, Source] = {
     "headrace": _headrace,
     "headrace-records": _headrace_records,
     "confluent": _confluent,
+    "kafkaio": _kafkaio,
 }
 
 
@@ -134,6 +151,12 @@ def _on_flink(build: Build, all_counted: Callable[[], bool]) -> None:
     wait_until(look, "the job did not count all records", MOST_S, LOOK_S)
     flink.wait_checkpoint(job_id)
     flink.cancel(job_id)
+
+
+@functools.cache
+def _expansion_service() -> str:
+    """This process's Java, for KafkaIO."""
+    return _processes.enter_context(expansion_service())
 
 
 @functools.cache

@@ -59,6 +59,7 @@ NAMES = {
     "ceiling": "Spark's Python ceiling",
     "confluent": "confluent-kafka",
     "headrace-records": "headrace, records",
+    "kafkaio": "Beam's KafkaIO",
 }
 
 

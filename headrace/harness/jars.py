@@ -25,6 +25,7 @@ IVY_FILE = """\
   </dependencies>
 </ivy-module>
 """
+EXCLUSION = '    <exclude org="{}"/>'
 DEPENDENCY = '    <dependency org="{}" name="{}" rev="{}" conf="default->default"/>'
 # How Ivy reports, per jar: that it knows it, and that it has it.
 FOUND, FETCHED = "\tfound ", "\t[SUCCESSFUL ]"
@@ -37,7 +38,7 @@ class Bundle:
 
     name: for messages, with its version. folder: of the cache directory. modules: `organisation:artifact:version`, the program
     itself first. jars, size: about how many it takes, and of what size, for whoever waits. instead: what to do where it cannot
-    be downloaded, as the end of a message.
+    be downloaded, as the end of a message. without: organisations whose artifacts are left out.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Bundle:
     jars: int
     size: str
     instead: str = ""
+    without: tuple[str, ...] = ()
 
     @property
     def main_jar(self) -> str:
@@ -100,8 +102,9 @@ def _download(java: Path, ivy: Path, bundle: Bundle, jars: Path) -> None:
     partial = _beside(jars, "partial")
     partial.mkdir(exist_ok=True)
     ivy_file = partial / "ivy.xml"
-    dependencies = "\n".join(DEPENDENCY.format(*module.split(":")) for module in bundle.modules)
-    ivy_file.write_text(IVY_FILE.format(dependencies=dependencies))
+    dependencies = [DEPENDENCY.format(*module.split(":")) for module in bundle.modules]
+    dependencies += [EXCLUSION.format(organisation) for organisation in bundle.without]
+    ivy_file.write_text(IVY_FILE.format(dependencies="\n".join(dependencies)))
     shutil.rmtree(partial / "jars", ignore_errors=True)
     pattern = f"{partial}/jars/[artifact]-[revision].[ext]"
     arguments: list[str | Path] = ["-cache", partial / "ivy", "-ivy", ivy_file, "-retrieve", pattern]
