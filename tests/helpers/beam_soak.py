@@ -124,8 +124,8 @@ class Soak:
         restores = self.tally.kills % WHILE_RESTORING == WHILE_RESTORING - 1
         if not restores:
             self.flink.wait_running(job_id, PATIENCE_S)
-            seen = self.witness.last()
-            eventually(lambda: self.witness.last() > seen, PATIENCE_S)
+            since_s = time.time()
+            eventually(lambda: self.witness.first_since(since_s), PATIENCE_S)  # it reads
             time.sleep(self.random.uniform(0, LONGEST_PAUSE_S))  # the moment of a kill, not a wait for something
             eventually(self.open_transactions, PATIENCE_S)  # so that there is something to go wrong
         self.tally.while_restoring += restores
