@@ -15,11 +15,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import apache_beam as beam
 import pyarrow as pa
-from apache_beam.coders import BytesCoder
+from apache_beam.coders import BytesCoder, Coder
+from apache_beam.coders.typecoders import registry
 from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTracker
 from apache_beam.transforms.core import RestrictionProvider
 from apache_beam.transforms.userstate import ReadModifyWriteStateSpec
@@ -47,6 +49,40 @@ _CODER = RecordBatchCoder()
 _BEAT = b""
 # Flink's runner alone takes checkpoints that a sink can follow. By name, as its job server is reached by a PortableRunner.
 _RUNNERS_WITH_CHECKPOINTS = frozenset({"FlinkRunner", "PortableRunner"})
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """How many there are. A type with a coder of its own, as `headrace.runners.beam.coders.Element` is, and for its reason."""
+
+    count: int
+
+
+class ShardsCoder(Coder):
+    """As decimal text."""
+
+    def encode(self, value: Shards) -> bytes:
+        """The number."""
+        return str(value.count).encode()
+
+    def decode(self, encoded: bytes) -> Shards:
+        """The number."""
+        return Shards(int(encoded))
+
+    def is_deterministic(self) -> bool:
+        """Yes."""
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        """All are alike."""
+        return type(self) is type(other)
+
+    def __hash__(self) -> int:
+        """All are alike."""
+        return hash(type(self))
+
+
+registry.register_coder(Shards, ShardsCoder)
 
 
 class WriteImmediately(beam.PTransform):
@@ -111,14 +147,14 @@ class WriteExactlyOnce(beam.PTransform):
         beats = (
             pcoll.pipeline
             | "Impulse" >> beam.Impulse()
-            | "Shards" >> beam.Map(_constant(self._shards)).with_output_types(int)
+            | "Shards" >> beam.Map(_constant(Shards(self._shards))).with_output_types(Shards)
             | "Beat" >> beam.ParDo(_Beats(self._shards)).with_output_types(tuple[int, bytes])
         )
         _ = (packs, beats) | beam.Flatten() | "Write" >> beam.ParDo(_ShardWriter(self._sink, self._run))
         return beam.pvalue.PDone(pcoll.pipeline)
 
 
-def _constant(value: int) -> Callable[[Any], int]:
+def _constant(value: Shards) -> Callable[[Any], Shards]:
     return lambda _: value
 
 
@@ -181,24 +217,24 @@ class _Beats(beam.DoFn, RestrictionProvider):
     def __init__(self, shards: int) -> None:
         self._shards = shards
 
-    def initial_restriction(self, element: int) -> OffsetRange:
+    def initial_restriction(self, element: Shards) -> OffsetRange:
         return OffsetRange(0, _FOR_EVER)
 
     def create_tracker(self, restriction: OffsetRange) -> OffsetRestrictionTracker:
         return OffsetRestrictionTracker(restriction)
 
-    def restriction_size(self, element: int, restriction: OffsetRange) -> int:
+    def restriction_size(self, element: Shards, restriction: OffsetRange) -> int:
         return 1
 
     @beam.DoFn.unbounded_per_element()
     def process(
         self,
-        element: int,
+        element: Shards,
         tracker: Any = beam.DoFn.RestrictionParam(),  # noqa: B008 - Beam's way to ask for it
     ) -> Iterator[tuple[int, bytes]]:
         if not tracker.try_claim(tracker.current_restriction().start):
             return
-        for shard in range(max(element, self._shards)):
+        for shard in range(max(element.count, self._shards)):
             yield shard, _BEAT
         tracker.defer_remainder(Duration(seconds=BEAT_S))
 

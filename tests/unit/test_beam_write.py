@@ -14,7 +14,7 @@ from headrace.beam import WriteToKafka
 from headrace.beam.kafka_write import _ToBatches
 from headrace.enumerator.errors import UsageError
 from headrace.runners.beam.coders import RecordBatchCoder
-from headrace.runners.beam.write import PACK_BYTES, WriteExactlyOnce, _Beats, _Pack
+from headrace.runners.beam.write import PACK_BYTES, Shards, ShardsCoder, WriteExactlyOnce, _Beats, _Pack
 from headrace.testing.memory_sink import MemoryLog, MemorySink
 
 CONFIG = {"bootstrap.servers": "host:9092"}
@@ -60,8 +60,9 @@ def test_a_bundle_becomes_few_packs_for_the_shards_in_turn() -> None:
 
 def test_shards_of_before_a_restore_are_called_though_there_are_fewer_now() -> None:
     stage = _Beats(2)
-    tracker = RestrictionTrackerView(ThreadsafeRestrictionTracker(stage.create_tracker(stage.initial_restriction(5))))
-    assert list(stage.process(5, tracker)) == [(shard, b"") for shard in range(5)]
+    tracker = RestrictionTrackerView(ThreadsafeRestrictionTracker(stage.create_tracker(stage.initial_restriction(Shards(5)))))
+    assert list(stage.process(Shards(5), tracker)) == [(shard, b"") for shard in range(5)]
+    assert ShardsCoder().decode(ShardsCoder().encode(Shards(5))) == Shards(5)
 
 
 def exactly_once(options: list[str], runner: str | None = None) -> None:
