@@ -1,10 +1,13 @@
-"""Java's KafkaIO for Python pipelines: what expands it, and runs its part of a pipeline in the same process, with no Docker."""
+"""Java's KafkaIO for Python pipelines: what expands it, and what runs its part of a pipeline, with no Docker."""
 
 from __future__ import annotations
 
+import json
+import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from headrace.enumerator.errors import PeerError, RetriableError
@@ -31,6 +34,7 @@ KAFKA_IO = Bundle(
     without=("io.confluent",),  # for the schema registry; not on Maven Central
 )
 SERVICE = "org.apache.beam.sdk.expansion.service.ExpansionService"
+WORKERS = "org.apache.beam.fn.harness.ExternalWorkerService"
 LOG_LINES = 40
 
 
@@ -38,32 +42,31 @@ LOG_LINES = 40
 def expansion_service() -> Iterator[str]:
     """Give its `host:port`, for `expansion_service=`; end it with the context or this process.
 
-    Raises UsageError without Java or PySpark (which downloads), PeerError when the download fails or the service ends.
+    What it expands is run by a second process of Java, on whatever runner: Docker would be the default. Raises UsageError
+    without Java or PySpark (which downloads), PeerError when the download fails or one of them ends.
     """
     jars = installed(KAFKA_IO)
+    java: list[str | Path] = [find_java(KAFKA_IO.name), "-cp", f"{jars}/*", "-Xmx512m", *JAVA_OPTIONS, *LOGGING_OPTIONS]
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-kafkaio-")))
-        port = stack.enter_context(reserved_ports()).reserve()
-        options = ["-Xmx512m", *JAVA_OPTIONS, *LOGGING_OPTIONS]
-        command: list[str | Path] = [
-            find_java(KAFKA_IO.name),
-            "-cp",
-            f"{jars}/*",
-            *options,
-            SERVICE,
-            str(port),
-            "--alsoStartLoopbackWorker",
-        ]
-        server = ServerProcess(command, directory / "log", stack.enter_context(guarded(directory)))
-        server.start()
-        stack.callback(server.kill)
-        address = f"{HOST}:{port}"
+        group, ports = stack.enter_context(guarded(directory)), stack.enter_context(reserved_ports())
 
-        def look() -> None:
-            if not server.is_running():
-                raise PeerError(f"{KAFKA_IO.name} ended. The end of its log:\n{server.log_tail(LOG_LINES)}")
-            if not is_listening(address):
-                raise RetriableError("nothing listens")
+        def serve(port: int, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
+            server = ServerProcess([*java, *arguments], directory / f"{port}.log", group, environment)
+            server.start()
+            stack.callback(server.kill)
+            wait_until(partial(_look, server, port), f"{arguments[0]} did not start")
+            return f"{HOST}:{port}"
 
-        wait_until(look, f"{KAFKA_IO.name} did not start")
-        yield address
+        port = ports.reserve()
+        options = json.dumps({"beam:option:environment_options:v1": [f"external_service_address={HOST}:{port}"]})
+        workers = serve(port, WORKERS, environment={**os.environ, "PIPELINE_OPTIONS": options})
+        port = ports.reserve()
+        yield serve(port, SERVICE, str(port), "--defaultEnvironmentType=EXTERNAL", f"--defaultEnvironmentConfig={workers}")
+
+
+def _look(server: ServerProcess, port: int) -> None:
+    if not server.is_running():
+        raise PeerError(f"{KAFKA_IO.name} ended. The end of its log:\n{server.log_tail(LOG_LINES)}")
+    if not is_listening(f"{HOST}:{port}"):
+        raise RetriableError("nothing listens")

@@ -59,7 +59,7 @@ def _read(runner: Runner, title: str, size: Size) -> Cell:
         BEAM_SYSTEMS,
         beam_read,
         work,
-        (Target("confluent", "at least", 5.0),),
+        tuple(Target(system, "at least", 5.0) for system in ("confluent", "kafkaio")),
         partial(_filled, work),
     )
 
