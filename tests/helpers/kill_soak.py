@@ -48,7 +48,7 @@ MOST_TASKS = 4
 ROWS = 60
 EPOCHS = 4
 OUTAGE, REPAIR, ZOMBIE = 12, 5, 7
-TIMEOUT_MS = 4000
+TIMEOUT_MS, SPARK_TIMEOUT_MS = 4000, 20_000  # a first batch of Spark takes seconds to write
 BAD = ("duplicates", "lost", "foreign", "torn", "open")
 
 SINK = "headrace.connectors.kafka.sink"
@@ -245,7 +245,7 @@ class SparkSoak(Soak):
 
     def __init__(self, bootstrap: str, directory: Path, generator: random.Random) -> None:
         """No bug is planted in it."""
-        super().__init__(bootstrap, directory, generator)
+        super().__init__(bootstrap, directory, generator, SPARK_TIMEOUT_MS)
         self._input = f"{self.told['topic']}-input"
         create_topic(bootstrap, self._input, 1)
         self._sent = 0
@@ -327,7 +327,6 @@ def main() -> int:
         "kafka": KAFKA_VERSION,
         "engine": options.engine,
         "seed": options.seed,
-        "timeout_ms": TIMEOUT_MS,
         "protocols": {},
     }
     with (
@@ -343,6 +342,7 @@ def main() -> int:
             while soak.kills.total() < options.kills // 2:
                 progress.advance(bar, soak.round())
             document["protocols"][f"v{level}"] = {
+                "timeout_ms": soak.told["timeout_ms"],
                 "kills": soak.kills.total(),
                 "by_phase": dict(sorted(soak.kills.items())),
                 "outages": soak.outages,
