@@ -1,4 +1,4 @@
-"""Spark's Python daemon, forked from a process that has everything loaded, where there is one: `spark.python.daemon.module`.
+"""In place of Spark's Python daemon: one that is forked from a process that has everything loaded, where there is one.
 
 Spark starts a daemon for each kind of work (planning, writing, tasks, ...), one after the other, and each imports the same
 modules anew. This one asks the zygote (spark_zygote.py) that HEADRACE_ZYGOTE names to fork one for it, hands over its standard

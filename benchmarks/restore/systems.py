@@ -86,6 +86,7 @@ class System:
         if traced:
             found["HEADRACE_TRACE"] = str(directory / "marks.jsonl")
         python = str(self.python())
+        found["TMPDIR"] = str(directory)  # what a killed process leaves behind goes with the run
         return {**found, "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python, "PYTHONPATH": os.pathsep.join(paths)}
 
     def scenario(self, number: int) -> Scenario:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -63,24 +64,43 @@ def session_builder() -> SparkSession.Builder:
 def warm_session_builder() -> SparkSession.Builder:
     """`session_builder()` for a session whose queries start sooner: on one machine (`local[...]`), under Linux.
 
-    Spark starts five and more Python processes for a query, one after the other, and each imports the same modules. Here one
-    process imports them while the JVM starts, and the others are forked from it; where that cannot be done they start as ever.
-    That process ends with this one. Call it before the first session of the process. Raises UsageError as `session_builder`.
+    Spark starts several Python daemons for a query, one after the other, and each imports the same modules. Here one process
+    imports them while the JVM starts, and the daemons are forked from it; where that cannot be done they start as ever. That
+    process ends with this one. Call it before the first session of the process. Raises UsageError as `session_builder`.
     """
     builder = session_builder()
-    os.environ[ZYGOTE_VARIABLE] = _zygote(os.environ["PYSPARK_PYTHON"])
-    return builder.config("spark.python.daemon.module", DAEMON)
+    os.environ["PYSPARK_PYTHON"] = _warm_python()
+    return builder
 
 
 @functools.cache
-def _zygote(python: str) -> str:
-    """Start the process that others are forked from; where it listens. It ends when the pipe to it closes."""
-    address = Path(tempfile.mkdtemp(prefix="headrace-zygote-"), "socket")
+def _warm_python() -> str:
+    """Start the process that daemons are forked from, which ends when the pipe to it closes; what Spark shall run as Python.
+
+    `spark.python.daemon.module` would not do: Spark heeds it for tasks, and not where it plans, writes and commits.
+    """
+    python = os.environ["PYSPARK_PYTHON"]
+    directory = Path(tempfile.mkdtemp(prefix="headrace-zygote-"))
+    address, launcher = directory / "socket", directory / "python"
+    launcher.write_text(_LAUNCHER.format(python=shlex.quote(python), daemon=DAEMON))
+    launcher.chmod(0o700)
     command = [python, "-m", ZYGOTE, str(address), PRELOADED]
     environment = {**os.environ, HASH_SEED: SEED, "OMP_NUM_THREADS": "1"}  # as Spark sets them for its workers
-    _alive.append(subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True))  # noqa: S603 - our own
-    return str(address)
+    _alive.append(
+        subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603 - our own
+    )
+    os.environ[ZYGOTE_VARIABLE] = str(address)
+    return str(launcher)
 
+
+_LAUNCHER = """\
+#!/bin/sh
+if [ "$1 $2" = "-m pyspark.daemon" ]; then
+  shift 2
+  set -- -m {daemon} "$@"
+fi
+exec {python} "$@"
+"""
 
 _alive: list[subprocess.Popen[bytes]] = []
 """Keeps the pipes open for as long as this process lives."""
