@@ -43,6 +43,7 @@ IDLE_S = 0.25
 DISCOVERY_INTERVAL_S = 300.0
 """How often new splits are looked for, in seconds: Flink's default."""
 
+_ONE_STAGE_AFTER_THE_OTHER = {"FnApiRunner", "BundleBasedDirectRunner"}
 _FINALISE_AS_BEAM_HAS_IT = {"DirectRunner", "SwitchingDirectRunner", "FnApiRunner", "PrismRunner", "DataflowRunner"}
 
 
@@ -291,6 +292,15 @@ class ToRecords(beam.DoFn):
         return (TimestampedValue(row, Timestamp(micros=micros)) for row, micros in pairs)
 
 
+def _check_streams(runner: str) -> None:
+    """A source without an end needs a runner whose stages run beside each other, or not one record comes out, in silence."""
+    wanted = "read up to a stop or a limit, or use Prism (--runner=PrismRunner), Flink, or another runner that streams"
+    if runner in _ONE_STAGE_AFTER_THE_OTHER:
+        raise UsageError(f"{runner} ends one stage before it begins the next, and this source has no end: {wanted}")
+    if runner == "SwitchingDirectRunner":
+        log.warning("DirectRunner reads a source without an end only where Beam can fetch its program Prism; else %s", wanted)
+
+
 def to_records(rows: Rows, event_time: EventTime, record_type: Any) -> Any:
     """The transform from Arrow batches to records of this type, which `rows` makes."""
     return beam.ParDo(ToRecords(rows, event_time)).with_output_types(record_type)
@@ -362,6 +372,8 @@ class ReadFromSource(beam.PTransform):
 
     def _read(self, pbegin: Any) -> Any:
         runner = type(pbegin.pipeline.runner).__name__
+        if self._source.boundedness is Boundedness.UNBOUNDED:
+            _check_streams(runner)
         finalises_as_told = runner in _FINALISE_AS_BEAM_HAS_IT
         enumerate_fn, read_fn = self.stages(Proof.OWN_BUNDLE if finalises_as_told else Proof.EARLIER_BUNDLES)
         return (

@@ -468,6 +468,16 @@ def test_what_cannot_be_is_refused(arguments, message):
         ReadFromSource(MemorySource(MemoryLog()), **arguments)
 
 
+def test_a_source_without_an_end_is_refused_where_stages_run_one_after_the_other():
+    with pytest.raises(UsageError, match="FnApiRunner ends one stage before it begins the next"):
+        _ = on_direct() | ReadFromSource(MemorySource(MemoryLog()))
+
+
+def test_direct_runner_may_have_no_prism_and_that_is_said(caplog):
+    _ = beam.Pipeline("DirectRunner") | ReadFromSource(MemorySource(MemoryLog()))
+    assert "only where Beam can fetch its program Prism" in caplog.text
+
+
 @pytest.mark.parametrize("limit", [(None, None), (0, None), (None, 0.0)])
 def test_a_limit_limits(limit):
     with pytest.raises(UsageError):
