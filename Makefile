@@ -9,10 +9,13 @@ TREE := build/tree
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 
-.PHONY: demo test lint bench bench-beam bench-restore soak soak-beam clean $(TREE)
+.PHONY: demo demo-beam test lint bench bench-beam bench-restore soak soak-beam clean $(TREE)
 
 demo: $(INSTALLED) ## The flights pipeline: kills, restores, new partitions, and the oracle's verdict
 	$(BIN)/python examples/flights/demo.py
+
+demo-beam: $(INSTALLED) ## The same flights through a Beam pipeline on Flink: two kills, a savepoint, new partitions, and the oracle's verdict
+	$(BIN)/python examples/flights_beam/demo.py
 
 test: $(INSTALLED) ## All tests, against a real Kafka and a real Spark
 	$(BIN)/pytest
