@@ -12,6 +12,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from headrace.connectors.kafka.broker import create_topic
 from headrace.connectors.kafka.cluster import KafkaCluster
 from headrace.connectors.kafka.encode import Codec, EncodedBatch, RecordEncoder
+from headrace.connectors.kafka.errors import broker_error
 from headrace.connectors.kafka.properties import ClientConfig
 from headrace.connectors.kafka.wire import ProduceRequest
 
@@ -56,6 +57,10 @@ def to_arrow(records: list[Record]) -> pa.RecordBatch:
 
 def produce(kafka: KafkaCluster, topic: str, batch: EncodedBatch) -> int:
     """Produce one batch, acknowledged by all replicas; give its base offset."""
+    return kafka.retrying(f"producing to {topic}", lambda: produce_once(kafka, topic, batch))
+
+
+def produce_once(kafka: KafkaCluster, topic: str, batch: EncodedBatch) -> int:
     topic_class = ProduceRequest.TopicProduceData
     partition = topic_class.PartitionProduceData(index=batch.partition, records=batch.data)
     request = ProduceRequest(
@@ -66,7 +71,8 @@ def produce(kafka: KafkaCluster, topic: str, batch: EncodedBatch) -> int:
     )
     response = kafka.call(kafka.leader(topic, batch.partition).broker, request)
     (answer,) = response.responses[0].partition_responses
-    assert answer.error_code == 0, (answer.error_code, answer.error_message)
+    if answer.error_code:  # of a new topic, its leader may not know yet that it leads
+        raise broker_error(answer.error_code, f"producing to {topic}", answer.error_message or "")
     return answer.base_offset
 
 
