@@ -67,7 +67,7 @@ def test_each_record_is_seen_once_through_kills_a_zombie_and_a_savepoint(
         eventually(lambda: seen() == END, 120)
         assert read_all(bootstrap, name) == all_numbers()
         eventually(lambda: open_transactions(bootstrap, prefix) == [])
-    assert len(read_all(bootstrap, name, "read_uncommitted")) > END, "no kill made a transaction be aborted"
+    # Whether a kill finds a transaction without a checkpoint is chance; test_beam_two_phase.py makes each such crash happen
     assert (tmp_path / "begun").read_text() == "begun\n"
 
 
