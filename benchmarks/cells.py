@@ -41,7 +41,7 @@ class Size:
     triggers: int
     slow_records: int
     start_records: int = 10_000
-    copied_records: int = 3_000_000
+    copied_records: int = 1_000_000
     copied_per_trigger: int = 50_000
 
     def shape(self, value_bytes: int, codec: str) -> Shape:
