@@ -38,9 +38,9 @@ GROUPS = {
         "Here `ceiling` is the least a Python source can cost: it yields one ready batch.",
     ),
     "write": (
-        "A topic copied to another on Spark",
-        "Records per second from `start` to the query's end, AvailableNow; headrace **exactly once**, the JVM connector "
-        "**at least once**. More is better.",
+        "A topic copied to another",
+        "Records per second. On Spark from `start` to the query's end, AvailableNow: headrace **exactly once**, the JVM connector "
+        "**at least once**. In Flink SQL from the statement to the job's end, **exactly once**. More is better.",
     ),
     "beam": (
         "Read in a Beam pipeline",
@@ -60,6 +60,7 @@ NAMES = {
     "confluent": "confluent-kafka",
     "headrace-records": "headrace, records",
     "kafkaio": "Beam's KafkaIO",
+    "flink": "Flink",
 }
 
 
@@ -184,7 +185,8 @@ def _plot(documents: list[Document], title: str, file: Path) -> None:
 
 
 def _table(documents: list[Document]) -> Iterable[str]:
-    systems, unit = documents[0]["systems"], documents[0]["unit"]
+    systems = list(dict.fromkeys(system for document in documents for system in document["systems"]))  # not all are in each
+    unit = documents[0]["unit"]
     heads = [f"{_name(system)}, {_unit(unit)}" for system in systems]
     targets = [f"against {_name(judged.target['against'])}: {judged.wanted}" for judged in judge(documents[0])]
     yield f"| | {' | '.join(heads)} | {' | '.join(f'{wanted} | verdict' for wanted in targets)} |"
