@@ -39,8 +39,8 @@ GROUPS = {
     ),
     "write": (
         "A topic copied to another",
-        "Records per second. On Spark from `start` to the query's end, AvailableNow: headrace **exactly once**, the JVM connector "
-        "**at least once**. In Flink SQL from the statement to the job's end, **exactly once**. More is better.",
+        "Records per second. On Spark from `start` to the query's end, AvailableNow: headrace **exactly once**, the JVM "
+        "connector **at least once**. In Flink SQL from the statement to the job's end, **exactly once**. More is better.",
     ),
     "beam": (
         "Read in a Beam pipeline",
