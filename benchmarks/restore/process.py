@@ -1,4 +1,4 @@
-"""The processes of a system under test: started in a session of their own, and killed, all of them or only Spark's workers."""
+"""The processes of a system under test: started in a session of their own, and killed, all of them or only the workers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ END_S = 20.0
 LOG_LINES, LINE_LENGTH = 30, 400
 _ANCESTORS = (("pyspark.daemon",), ("spark_zygote", "spark_zygote"))
 """By their command lines, the parent of a worker, and the parent's: a daemon, which may itself be forked from our zygote."""
+
+_TASK_MANAGER = "TaskManagerRunner"
 
 
 class Family:
@@ -51,13 +53,13 @@ class Family:
         return at, time.monotonic()
 
     def kill_workers(self, stopped: int | None) -> tuple[float, float]:
-        """SIGKILL to Spark's Python workers (given `stopped`, only to that one), while the driver goes on. As `kill`.
+        """SIGKILL to the workers (given `stopped`, only to that one), while the driver or JobManager goes on. As `kill`.
 
         Raises RuntimeError when there is none: then nothing was killed.
         """
         workers = self._workers() if stopped is None else [psutil.Process(stopped)]
         if not workers:
-            raise RuntimeError("there is no Python worker to kill")
+            raise RuntimeError("there is no worker to kill")
         at = time.monotonic()
         for worker in workers:
             worker.kill()
@@ -86,11 +88,12 @@ class Family:
             return set()
 
     def _workers(self) -> list[psutil.Process]:
-        """What Spark's Python daemons have forked."""
+        """What Spark's Python daemons have forked; Flink's TaskManagers."""
         found = []
         for process in self._members():
             with suppress(psutil.NoSuchProcess):
                 ancestors = [" ".join(ancestor.cmdline()) for ancestor in process.parents()[:2]]
-                if any(all(name in line for name, line in zip(line_up, ancestors, strict=False)) for line_up in _ANCESTORS):
+                forked = any(all(name in line for name, line in zip(up, ancestors, strict=False)) for up in _ANCESTORS)
+                if forked or any(word.endswith(_TASK_MANAGER) for word in process.cmdline()):
                     found.append(process)
         return found

@@ -27,7 +27,7 @@ class Victim(Enum):
     """What SIGKILL hits."""
 
     ALL = "the driver and all its processes"
-    WORKERS = "the Python workers; the driver survives"
+    WORKERS = "the Python workers, or the TaskManager; the driver, or the JobManager, survives"
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,6 @@ def _headrace(name: str, title: str, **changes: Any) -> System:  # noqa: ANN401 
 
 EXACTLY, AT_LEAST = "exactly once", "at least once"
 
-# Ours on Beam's Flink runner is still to come: another entry, with a job of its own in jobs/.
 SYSTEMS = (
     _headrace("headrace", "headrace on Spark", has_phases=True),
     System("jvm", "Spark's JVM connector", AT_LEAST, "spark_copy.py", more=_spark("kafka")),
@@ -128,6 +127,11 @@ SYSTEMS = (
     _headrace(
         "headrace-worker", "headrace on Spark, worker killed", more=_spark("headrace", survives=True, warm=True),
         victim=Victim.WORKERS, has_phases=True, capacity_of="headrace",
+    ),
+    System("headrace-beam", "headrace on Beam and Flink", EXACTLY, "beam_copy.py"),
+    System(
+        "headrace-beam-worker", "headrace on Beam and Flink, task manager killed", EXACTLY, "beam_copy.py",
+        victim=Victim.WORKERS, capacity_of="headrace-beam",
     ),
     System(
         "confluent-txn", "confluent-kafka loop, transactions", EXACTLY, "confluent_copy.py",

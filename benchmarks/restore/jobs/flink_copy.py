@@ -12,18 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from checkpoints import newest_checkpoint
 from marks import mark
 from pyflink.table import EnvironmentSettings, TableEnvironment
 
 CHECKPOINT_INTERVAL = "500 ms"
 TABLE = "CREATE TABLE {name} (k BYTES, v BYTES) WITH ({options})"
-
-
-def newest_checkpoint(directory: Path) -> Path | None:
-    """The newest complete one, of whichever run: a checkpoint's metadata is written last."""
-    complete = directory.glob("*/chk-*/_metadata")
-    newest = max(complete, key=lambda file: file.stat().st_mtime_ns, default=None)
-    return None if newest is None else newest.parent
 
 
 def settings(told: dict[str, Any]) -> dict[str, str]:

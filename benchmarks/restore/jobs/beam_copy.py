@@ -1,0 +1,75 @@
+"""A Beam pipeline on a Flink of its own, to be killed: copies key and value of a topic to another, for ever, exactly once.
+
+    python beam_copy.py <json>, a Job (systems.py)
+
+It starts a dead TaskManager again at once, as a supervisor would. Started again itself, it submits the pipeline with the newest
+complete checkpoint that the one before has left.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from checkpoints import newest_checkpoint
+from marks import mark
+
+CHECKPOINT_MS = 500
+READ_S = 0.25
+"""A call of the reader lasts so long, and a checkpoint waits for it."""
+
+DISCOVERY_S = 1.0
+LOOK_S = 0.05
+
+
+def build(pipeline: Any, told: dict[str, Any]) -> None:  # noqa: ANN401 - Beam is imported late
+    """Source and sink."""
+    from headrace.beam import ReadFromKafka, WriteToKafka
+
+    servers = {"bootstrap.servers": told["bootstrap"]}
+    batches = pipeline | ReadFromKafka(
+        {**servers, "auto.offset.reset": "earliest"},
+        [told["source"]],
+        output="arrow",
+        columns=["key", "value"],
+        dynamic_read_poll_interval_seconds=DISCOVERY_S,
+        read_s=READ_S,
+    )
+    prefix = told["name"]
+    _ = batches | WriteToKafka(
+        servers, told["target"], delivery="exactly-once", transactional_id_prefix=prefix, num_shards=told["parallelism"]
+    )
+
+
+def main(told: dict[str, Any]) -> None:
+    """Until killed."""
+    mark(told, "python")
+    import apache_beam as beam
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    from headrace.runners.beam.flink import start_flink
+
+    mark(told, "imported")
+    state = Path(told["state"])
+    config = {"restart-strategy.fixed-delay.delay": "100 ms"}  # as Flink's own job has it
+    with start_flink(slots=told["parallelism"], state=state, config=config) as flink:
+        mark(told, "session")
+        newest = newest_checkpoint(state / "checkpoints")
+        savepoint = None if newest is None else newest.as_uri()
+        pipeline = beam.Pipeline(options=PipelineOptions(flink.options(checkpoint_ms=CHECKPOINT_MS, savepoint=savepoint)))
+        build(pipeline, told)
+        flink.submit(pipeline)
+        mark(told, "query")
+        while True:
+            if "task manager 1" in flink.ended():
+                mark(told, "task manager died")
+                flink.start_task_manager()
+                mark(told, "task manager is back")
+            time.sleep(LOOK_S)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
