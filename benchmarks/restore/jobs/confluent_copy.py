@@ -9,14 +9,12 @@ predecessor's partitions and never those that were added meanwhile.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from marks import mark
+from members import run_members
 
 CHUNK = 10_000
 POLL_S = 0.05
@@ -117,15 +115,5 @@ class Copier:
         self._failed = self._failed or error
 
 
-def main(told: dict[str, Any], member: int) -> None:
-    """The first member starts the others."""
-    mark(told, "python")
-    others = range(1, told["parallelism"]) if member == 0 else ()
-    children = [subprocess.Popen([sys.executable, __file__, json.dumps(told), str(number)]) for number in others]  # noqa: S603 - ourselves
-    Copier(told, member).run()
-    for child in children:
-        child.wait()
-
-
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+    run_members(lambda told, member: Copier(told, member).run())

@@ -1,0 +1,22 @@
+"""A job of several processes: the first member starts the others, which run the same script."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from marks import mark
+
+
+def run_members(run: Callable[[dict[str, Any], int], None]) -> None:
+    """What the script was told, as many members as its "parallelism" says. Until killed."""
+    told, member = json.loads(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    mark(told, "python")
+    others = range(1, told["parallelism"]) if member == 0 else ()
+    children = [subprocess.Popen([sys.executable, sys.argv[0], json.dumps(told), str(number)]) for number in others]  # noqa: S603 - ourselves
+    run(told, member)
+    for child in children:
+        child.wait()
