@@ -41,7 +41,7 @@ soak: $(INSTALLED) ## Simulated histories of the heart, many more than in the te
 	$(BIN)/python tests/helpers/kill_soak.py --kills 300 --result benchmarks/results/kill-soak.json
 	$(BIN)/python tests/helpers/kill_soak.py --engine spark --kills 40 --result benchmarks/results/kill-soak-spark.json
 
-soak-beam: $(INSTALLED) ## 50 SIGKILLs of Flink's task manager under a Beam pipeline: state, output, group offsets (an hour)
+soak-beam: $(INSTALLED) ## 50 SIGKILLs of Flink's task manager under a Beam pipeline: state, output, group offsets (15 minutes)
 	$(BIN)/python tests/helpers/beam_soak.py --kills 50 --result benchmarks/results/beam-kill-soak.json
 
 # The .pth file lets Spark see pyspark_headrace: it lists the folders on its path, where an editable install has none.
