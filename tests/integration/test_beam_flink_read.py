@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
+from typing import Any
 
 import apache_beam as beam
 import pytest
 from apache_beam.transforms.window import FixedWindows
 from beam_jobs import Counted, Flow, Verdict, Witness
-from flink_rig import eventually, job
+from flink_rig import eventually, job, kill_and_restart
 from kafka_rig import committed
+from kafka_tools import produce
 
 from headrace.beam import ReadFromKafka
 from headrace.connectors.kafka.broker import add_partitions, create_topic
+from headrace.kafka import At
 from headrace.runners.beam.flink import FlinkCluster
 
 pytestmark = [pytest.mark.broker, pytest.mark.flink, pytest.mark.timeout(420)]
@@ -36,16 +40,16 @@ class Pipeline:
         self.flow = Flow(bootstrap)
 
     def build(self, *topics: str):
+        return self._build(topics, commit_offset_in_finalize=True, dynamic_read_poll_interval_seconds=1)
+
+    def build_until(self, offset: int, topic: str):
+        """Bounded: each partition up to this offset."""
+        return self._build([topic], stop=At(offset))
+
+    def _build(self, topics: Sequence[str], **options: Any):
         config = {"bootstrap.servers": self.bootstrap, "auto.offset.reset": "earliest", "group.id": self.group}
-        read = ReadFromKafka(
-            config,
-            list(topics),
-            commit_offset_in_finalize=True,
-            dynamic_read_poll_interval_seconds=1,
-            output="arrow",
-            columns=["topic", "partition", "offset"],
-            read_s=0.5,
-        )
+        columns = ["topic", "partition", "offset"]
+        read = ReadFromKafka(config, list(topics), output="arrow", columns=columns, read_s=0.5, **options)
         return lambda pipeline: self.witness.read(pipeline | read)
 
     def create(self, topic: str, partitions: int) -> None:
@@ -142,6 +146,21 @@ def test_a_savepoint_and_a_new_submission_that_reads_one_more_topic(flink: Flink
         pipeline.reads(f"{old}-2")
         pipeline.reads(f"{new}-0")
         pipeline.assert_all_read_once()
+
+
+def test_a_bounded_read_ends_at_its_stop_and_a_restore_reads_none_of_it_again(flink: FlinkCluster, pipeline: Pipeline, topic):
+    name, stop = topic(), 400
+    create_topic(pipeline.bootstrap, name, partitions=2)
+    produce(pipeline.bootstrap, name, {partition: [b"x"] * 2 * stop for partition in range(2)})
+    expected = {f"{name}-{partition}": Verdict(stop, 0) for partition in range(2)}
+    with job(flink, pipeline.build_until(stop, name)) as job_id:
+        eventually(lambda: pipeline.witness.verdicts() == expected, RESTORED_S)
+        flink.wait_checkpoint(job_id)
+        since_s = time.time()
+        kill_and_restart(flink, job_id)
+        flink.wait_checkpoint(job_id)
+        assert pipeline.witness.first_since(since_s) == {}
+        assert pipeline.witness.verdicts() == expected
 
 
 def test_windows_of_create_time_close_though_a_partition_is_empty(flink: FlinkCluster, pipeline: Pipeline, topic):
