@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,10 @@ __all__ = ["BatchWriter", "Prepared", "StreamWriter", "check_columns"]
 
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
+
+STRAGGLERS_S = 4.0
+"""When a task fails, Spark stops the others and calls `abort` at once, but leaves their Python processes 2 s to end by
+themselves (spark.python.task.killTimeout): until then one may prepare what nobody would ever end."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +156,9 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
             committer.forget()
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver: as a stream's."""
+        """On the driver: as a stream's, and once more after 4 s, for tasks that were still at work: nobody comes later."""
+        _recover(self._sink, self._job)
+        time.sleep(STRAGGLERS_S)
         _recover(self._sink, self._job)
 
 

@@ -95,3 +95,18 @@ def test_a_batch_write_that_was_killed_in_its_commit_is_completed_when_it_is_rep
     nothing_new = [Prepared(JOB, 0, None)]  # the tasks see that the epoch is recorded
     BatchWriter(sink, ["value"], JOB, 0).commit(nothing_new)
     assert values(log) == ["0a", "0b"]
+
+
+def test_what_a_stopped_task_prepares_after_the_abort_of_a_batch_write_is_aborted_too(monkeypatch, sink, log):
+    stragglers = []
+
+    def straggle(seconds):
+        assert seconds == writers.STRAGGLERS_S
+        stragglers.extend(messages(sink, 0, ["late"]))
+        assert log.unended(JOB) != []
+
+    monkeypatch.setattr(writers.time, "sleep", straggle)
+    BatchWriter(sink, ["value"], JOB, 0).abort([None])
+    assert len(stragglers) == 1
+    assert log.unended(JOB) == []
+    assert values(log) == []
