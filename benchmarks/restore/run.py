@@ -66,7 +66,7 @@ class Timing:
     restore_s: float
 
 
-FULL = Timing(15.0, 8.0, 180.0)
+FULL = Timing(8.0, 8.0, 180.0)
 QUICK = Timing(5.0, 5.0, 180.0)
 
 
