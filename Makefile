@@ -30,7 +30,7 @@ lint: $(INSTALLED) $(TREE) ## Style, types, and which layer may import which
 bench: $(INSTALLED) ## Side by side with Spark's JVM connector; results and plots go to benchmarks/results
 	$(BIN)/python benchmarks/read_throughput.py
 
-bench-beam: $(INSTALLED) ## Reads in Beam pipelines, beside the others'; about 15 minutes, QUICK=1 for a look
+bench-beam: $(INSTALLED) ## Reads in Beam pipelines, beside the others'; about 20 minutes, QUICK=1 for a look
 	$(BIN)/python benchmarks/beam_read.py
 
 bench-restore: $(INSTALLED) ## Kills and restores beside the others': 10 kills of each system (hours); QUICK=1 for ten minutes
