@@ -26,7 +26,7 @@ from rich.table import Table
 from headrace.connectors.kafka.broker import start_broker
 
 FILE = Path(__file__).parent / "results" / "restore-breakdown.json"
-SYSTEMS = ("headrace", "headrace-cold", "jvm")
+SYSTEMS = ("headrace", "headrace-cold", "jvm", "jvm-warm")
 BY_THE_CLOCK = 0
 VALUE_BYTES = 100
 console = Console()

@@ -12,10 +12,12 @@ from headrace.cli.dump import dump_command
 from headrace.cli.lag import lag_command
 from headrace.cli.transactions import transactions_app
 from headrace.cli.verify import verify_command
+from headrace.cli.warm_up import warm_up_command
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command(name="broker")(broker_command)
 app.command(name="beam")(beam_command)
+app.command(name="warm-up")(warm_up_command)
 app.add_typer(transactions_app, name="transactions")
 app.command(name="lag")(lag_command)
 app.command(name="verify")(verify_command)

@@ -15,6 +15,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from headrace.enumerator.errors import UsageError
+from headrace.runners.spark.class_archive import use_archive
 from headrace.runners.spark_daemon import ZYGOTE_VARIABLE
 from headrace.runners.spark_zygote import HASH_SEED, SEED
 
@@ -43,14 +44,16 @@ def session_builder() -> SparkSession.Builder:
     """`SparkSession.builder`, with which workers run this Python, filters reach the source, and any kill is survived.
 
     Spark takes its workers' Python from the environment variable PYSPARK_PYTHON, and else runs the first `python3` on the path,
-    which may lack headrace: it then cannot find the data source. This sets the variable, unless it is set already. Call it
-    before the first session of the process. Raises UsageError when one is active that runs another Python.
+    which may lack headrace: it then cannot find the data source. This sets the variable, unless it is set already. For data
+    sources PYSPARK_DRIVER_PYTHON comes first, which in a notebook may be `jupyter`: where it is set, it becomes the same. Call
+    it before the first session of the process. Raises UsageError when one is active that runs another Python.
 
     A driver killed while it writes the first offsets of a query leaves a temporary file in the checkpoint. Spark 4.3 then takes
     the checkpoint for another query's and never starts again (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY): that check is off.
     """
     require_pyspark()
     python = os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    _run_in_workers(python)
     active = SparkContext._active_spark_context
     if active is not None and active.pythonExec != python:
         raise UsageError(
@@ -66,11 +69,20 @@ def warm_session_builder() -> SparkSession.Builder:
 
     Spark starts several Python daemons for a query, one after the other, and each imports the same modules. Here one process
     imports them while the JVM starts, and the daemons are forked from it; where that cannot be done they start as ever. That
-    process ends with this one. Call it before the first session of the process. Raises UsageError as `session_builder`.
+    process ends with this one. After `headrace warm-up` the JVM starts sooner as well (class_archive.py). Call it before the
+    first session of the process. Raises UsageError as `session_builder`, and without Java.
     """
     builder = session_builder()
-    os.environ["PYSPARK_PYTHON"] = _warm_python()
+    _run_in_workers(_warm_python())
+    use_archive()
     return builder
+
+
+def _run_in_workers(python: str) -> None:
+    """Whichever variable Spark asks: this process is not started by them any more."""
+    os.environ["PYSPARK_PYTHON"] = python
+    if "PYSPARK_DRIVER_PYTHON" in os.environ:
+        os.environ["PYSPARK_DRIVER_PYTHON"] = python
 
 
 @functools.cache

@@ -1,0 +1,58 @@
+"""A session that starts sooner: its JVM from kept classes, its Python processes from one that has everything loaded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kafka_tools import produce
+
+from headrace.connectors.kafka.broker import create_topic
+from headrace.runners.spark.class_archive import SUBMIT_OPTIONS, make_archive
+
+pytestmark = pytest.mark.timeout(420)
+
+ROOT = Path(__file__).parents[3]
+
+JOB = """
+import json, sys
+from headrace.spark import warm_session_builder
+settings = {"spark.master": "local[2]", "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1"}
+spark = warm_session_builder().config(map=settings).getOrCreate()
+reader = spark.read.format("headrace").option("kafka.bootstrap.servers", sys.argv[1]).option("subscribe", sys.argv[2])
+values = sorted(bytes(row.value).decode() for row in reader.load().select("value").collect())
+def told(rows):
+    import os, pyarrow as pa
+    for row in rows:
+        pass
+    with open(f"/proc/{os.getpid()}/cmdline") as file:
+        yield pa.RecordBatch.from_pydict({"line": [file.read()]})
+workers = [row.line for row in spark.range(2).mapInArrow(told, "line string").collect()]
+print(json.dumps({"values": values, "workers": workers}))
+"""
+
+
+def test_classes_and_python_processes_are_taken_over_and_the_answer_is_the_same(broker, topic, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = make_archive()
+    name = topic()
+    create_topic(broker.bootstrap, name, 1)
+    produce(broker.bootstrap, name, {0: [b"a", b"b", b"c"]})
+    loaded = tmp_path / "loaded"
+    monkeypatch.setenv(SUBMIT_OPTIONS, f"-Xlog:class+load:file={loaded}")
+    monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", "jupyter")  # as notebooks have it: it must not be what runs the source
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    command = [sys.executable, "-c", JOB, broker.bootstrap, name]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["values"] == ["a", "b", "c"]
+    assert all("spark_zygote" in line for line in found["workers"])
+    # what is made at run time cannot be kept
+    lines = [line for line in loaded.read_text().splitlines() if " org.apache.spark." in line and "$$Lambda" not in line]
+    shared = [line for line in lines if "shared objects file (top)" in line]
+    assert file.is_file()
+    assert len(shared) > 0.8 * len(lines) > 0
