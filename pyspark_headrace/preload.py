@@ -3,6 +3,7 @@
 # ruff: noqa: F401 - these are imported to be there
 
 import pyspark.daemon
+import pyspark.sql.streaming.python_streaming_source_runner
 import pyspark.sql.worker.create_data_source
 import pyspark.sql.worker.data_source_pushdown_filters
 import pyspark.sql.worker.lookup_data_sources

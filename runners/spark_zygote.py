@@ -1,4 +1,4 @@
-"""A process that has loaded what Spark's Python processes need, and forks a daemon of Spark's when asked (spark_daemon.py).
+"""A process that has loaded what Spark's Python processes need, and forks one of them when asked (spark_daemon.py).
 
     python -m headrace.runners.spark_zygote SOCKET MODULE...
 
@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.runners.spark_daemon import FORKED, LENGTH_BYTES
+from headrace.runners.spark_daemon import FORKED, LENGTH_BYTES, run_as_main
 
 HASH_SEED = "PYTHONHASHSEED"
 SEED = "0"  # Spark's, unless its user sets another
@@ -31,7 +31,7 @@ FORKABLE_THREADS = frozenset({"jemalloc_bg_thd"})  # Arrow's allocator has its o
 
 
 def main(address: Path, modules: list[str]) -> None:
-    """Load and serve. Raises SystemExit when it cannot fork safely; whoever asks then starts a daemon without it."""
+    """Load and serve. Raises SystemExit when it cannot fork safely; whoever asks then starts without it."""
     try:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(address))
@@ -65,7 +65,7 @@ def _serve_all(listener: socket.socket) -> None:
 
 
 def _serve(connection: socket.socket, listener: socket.socket) -> None:
-    """Fork a daemon for one that asks; the connection ends with it. One that cannot be served is told by its end."""
+    """Fork for one that asks; the connection ends with the fork. One that cannot be served is told by its end."""
     length, streams, _, _ = socket.recv_fds(connection, LENGTH_BYTES, STREAMS)
     try:
         with connection.makefile("rb") as told:
@@ -75,13 +75,13 @@ def _serve(connection: socket.socket, listener: socket.socket) -> None:
             return
         if os.fork() == 0:
             listener.close()
-            _become_daemon(connection, wanted, streams)
+            _become(connection, wanted, streams)
     finally:
         for stream in streams:
             os.close(stream)
 
 
-def _become_daemon(connection: socket.socket, wanted: Mapping[str, Any], streams: list[int]) -> None:
+def _become(connection: socket.socket, wanted: Mapping[str, Any], streams: list[int]) -> None:
     """Take over what the process that asked had: streams, environment, arguments, path. Does not return."""
     status = 1
     try:
@@ -94,9 +94,7 @@ def _become_daemon(connection: socket.socket, wanted: Mapping[str, Any], streams
         sys.argv, sys.path = wanted["argv"], wanted["path"]
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         connection.sendall(FORKED)
-        from pyspark.daemon import manager
-
-        manager()
+        run_as_main(wanted["module"])
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 1

@@ -107,10 +107,11 @@ def _warm_python() -> str:
 
 _LAUNCHER = """\
 #!/bin/sh
-if [ "$1 $2" = "-m pyspark.daemon" ]; then
-  shift 2
-  set -- -m {daemon} "$@"
-fi
+case "$1 $2" in
+  "-m pyspark.daemon" | "-m pyspark.sql.streaming.python_streaming_source_runner")
+    shift
+    set -- -m {daemon} "$@" ;;
+esac
 exec {python} "$@"
 """
 

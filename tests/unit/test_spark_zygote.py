@@ -19,7 +19,7 @@ from headrace.runners.spark_daemon import ZYGOTE_VARIABLE
 
 PORT_BYTES = 4
 PATIENCE_S = 60.0
-DAEMON = [sys.executable, "-m", "headrace.runners.spark_daemon", "pyspark.worker"]
+DAEMON = [sys.executable, "-m", "headrace.runners.spark_daemon", "pyspark.daemon", "pyspark.worker"]
 
 
 class Started:

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[3]
 
 JOB = """
 import json, sys
+import psutil
 from headrace.spark import warm_session_builder
 settings = {"spark.master": "local[2]", "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1"}
 spark = warm_session_builder().config(map=settings).getOrCreate()
@@ -31,7 +32,16 @@ def told(rows):
     with open(f"/proc/{os.getpid()}/cmdline") as file:
         yield pa.RecordBatch.from_pydict({"line": [file.read()]})
 workers = [row.line for row in spark.range(2).mapInArrow(told, "line string").collect()]
-print(json.dumps({"values": values, "workers": workers}))
+stream = spark.readStream.format("headrace").option("kafka.bootstrap.servers", sys.argv[1]).option("subscribe", sys.argv[2])
+query = stream.option("startingOffsets", "earliest").load().writeStream.format("noop").start()
+query.processAllAvailable()
+rows = sum(progress["numInputRows"] for progress in query.recentProgress)
+running = psutil.process_iter(["cmdline"])
+found = [process for process in running if (process.info["cmdline"] or [""])[-1].endswith("source_runner")]
+planners = [" ".join(process.info["cmdline"]) for process in found]
+query.stop()
+_, alive = psutil.wait_procs(found, 60)
+print(json.dumps({"values": values, "workers": workers, "rows": rows, "planners": planners, "alive": len(alive)}))
 """
 
 
@@ -51,6 +61,10 @@ def test_classes_and_python_processes_are_taken_over_and_the_answer_is_the_same(
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["values"] == ["a", "b", "c"]
     assert all("spark_zygote" in line for line in found["workers"])
+    assert found["rows"] == 3
+    assert len(found["planners"]) == 1
+    assert "headrace.runners.spark_daemon" in found["planners"][0]  # it waits for the fork, and ends with it
+    assert found["alive"] == 0
     # what is made at run time cannot be kept
     lines = [line for line in loaded.read_text().splitlines() if " org.apache.spark." in line and "$$Lambda" not in line]
     shared = [line for line in lines if "shared objects file (top)" in line]
