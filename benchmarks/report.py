@@ -112,7 +112,7 @@ class Judged:
 def load(directory: Path) -> dict[str, Document]:
     """All cells' documents by key."""
     found = {file.stem: json.loads(file.read_text()) for file in sorted(directory.glob("*.json"))}
-    return {name: document for name, document in found.items() if "systems" in document}  # decode.py's and others' lie here too
+    return {name: document for name, document in found.items() if "group" in document}  # decode.py's and others' lie here too
 
 
 def values(document: Document, system: str) -> dict[int, float]:

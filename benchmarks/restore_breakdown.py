@@ -3,7 +3,7 @@
     python benchmarks/restore_breakdown.py [--runs 5] [--rate 20000]
 
 The result is `benchmarks/results/restore-breakdown.json`. Killed by the clock, as in `restore_throughput.py`, with the same
-harness; what the processes note of themselves is kept whole, and summed up by stage.
+harness; what the processes note of themselves until the first new record is kept, and summed up by stage.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _kept(document: Mapping[str, Any]) -> dict[str, Any]:
         "outage_s": outage,
         "stages_s": stages(marks, outage),
         "python_processes": processes(marks, outage),
-        "marks": marks,
+        "marks": [mark for mark in marks if mark["at"] <= outage and "took" not in mark],
     }
 
 

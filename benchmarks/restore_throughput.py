@@ -1,6 +1,6 @@
 """Duplicate-free restore throughput: systems under load are killed, and an oracle counts what their outputs lack or have twice.
 
-    python benchmarks/restore_throughput.py [--quick] [--only TEXT] [--kills 10] [--rate 20000] [--same] [--size 100]
+    python benchmarks/restore_throughput.py [--quick] [--only TEXT] [--kills 10] [--load common|own] [--rate 20000] [--size 100]
 
 Every run is one kill and one JSON file in `benchmarks/results/restore`; a run that is there is not made again, so an
 interrupted benchmark goes on where it was. Runs go round: every system's first kill, then every system's second. RESULTS.md is
@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,19 +39,26 @@ SHARE = 0.7
 ABLATION_RATE = 10_000.0
 QUICK_RATE = 10_000.0
 QUICK_SYSTEMS = ("headrace", "jvm", "headrace-worker", "confluent-txn", "reinitialise", "no-discovery")
-SAME_LOAD = ("headrace", "jvm", "flink")
+ENGINES = ("headrace", "jvm", "flink")
 console = Console()
+
+
+class Share(Enum):
+    """Of what a load is 70 %: of what the weakest of the three engines and the system itself bear, or of the system's own."""
+
+    COMMON = "common"
+    OWN = "own"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be run. `rate`: records per second; None: 70 % of what each system was measured to bear."""
+    """What is to be run. `rate`: records per second; None: 70 % of what was measured to be borne, by `share`."""
 
     systems: Sequence[System]
     sizes: Sequence[int]
     kills: int
     rate: float | None
-    same: bool
+    share: Share
     timing: Timing
     results: Path
 
@@ -60,7 +68,7 @@ class Plan:
             return f"{ABLATION_RATE:.0f}-a-s"
         if self.rate is not None:
             return f"{self.rate:.0f}-a-s"
-        return "same-load" if self.same else "own-load"
+        return f"{self.share.value}-load"
 
     def file(self, system: System, size: int, number: int) -> Path:
         """Where a run's document is."""
@@ -123,8 +131,9 @@ class Bench:
             return ABLATION_RATE
         if self._plan.rate is not None:
             return self._plan.rate
-        names = SAME_LOAD if self._plan.same else (system.capacity_of or system.name,)
-        return SHARE * min(self._capacity(BY_NAME[name], size) for name in names)
+        own = system.capacity_of or system.name
+        names = {own, *ENGINES} if self._plan.share is Share.COMMON else {own}
+        return SHARE * min(self._capacity(BY_NAME[name], size) for name in sorted(names))
 
     def _capacity(self, system: System, size: int) -> float:
         file = self._plan.capacity_file(system, size)
@@ -164,8 +173,8 @@ def main(
     only: Annotated[str, typer.Option(help="Only these systems, comma-separated.")] = "",
     kills: Annotated[int | None, typer.Option(min=1, help="Kills of each system; default 10, quick 1.")] = None,
     size: Annotated[list[int] | None, typer.Option(help="Record sizes in bytes; default 100 and 1024, quick 100.")] = None,
-    rate: Annotated[float | None, typer.Option(min=1, help="Records/s; default 70 % of each system's capacity.")] = None,
-    same: Annotated[bool, typer.Option(help="One load: 70 % of what the weakest of the engines bears.")] = False,  # noqa: FBT002
+    load: Annotated[Share, typer.Option(help="70 % of what all engines bear, or of what each system bears.")] = Share.COMMON,
+    rate: Annotated[float | None, typer.Option(min=1, help="Records/s, whatever anybody bears.")] = None,
     report_only: Annotated[bool, typer.Option(help="Run nothing; make tables and plots anew.")] = False,  # noqa: FBT002
 ) -> None:
     """Run what has not been run yet, then write tables and plots."""
@@ -178,7 +187,7 @@ def main(
         size or ([100] if quick else [100, 1024]),
         kills or (1 if quick else 10),
         rate or (QUICK_RATE if quick else None),
-        same,
+        load,
         QUICK if quick else FULL,
         results / "restore",
     )

@@ -74,7 +74,8 @@ def summary(documents: Sequence[Document]) -> Table:
 
 def _title(load: str, value_bytes: int) -> str:
     size = f"{value_bytes // 1024} KiB" if value_bytes >= 1024 else f"{value_bytes} B"
-    loads = {"own-load": "each system at 70 % of its capacity", "same-load": "all at the same load"}
+    common = "70 % of what the weakest of Spark's connector, Flink and ours bears, or of what a system bears, if that is less"
+    loads = {"own-load": "each system at 70 % of its capacity", "common-load": common}
     rate = load.split("-")[0]
     return f"Records of {size}, {loads.get(load, f'all at {rate} records/s')}"
 

@@ -1,0 +1,23 @@
+"""RESULTS.md says what the committed JSON says, whatever kinds of files lie in that folder."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib")
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+from report import report
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def test_the_committed_report_is_what_the_committed_results_give(tmp_path):
+    json_only = shutil.ignore_patterns("*.png", "quick")
+    shutil.copytree(BENCHMARKS / "results", tmp_path / "results", ignore=json_only)
+    written = report(tmp_path / "results", tmp_path)
+    assert written.read_text() == (BENCHMARKS / "RESULTS.md").read_text()
