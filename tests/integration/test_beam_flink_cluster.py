@@ -162,7 +162,7 @@ def test_the_command_gives_options_says_that_workers_do_not_start_and_leaves_not
     (broken / "sitecustomize.py").write_text(BROKEN_WORKER)
     with command(temporary, PYTHONPATH=str(broken)) as process:
         assert process.stdout is not None
-        flags = [process.stdout.readline().strip() for _ in range(11)]
+        flags = [process.stdout.readline().strip() for _ in range(10)]
         assert flags[0] == "--runner=PortableRunner"
         assert all(flag.startswith("--") for flag in flags)
         pipeline = beam.Pipeline(options=PipelineOptions(flags))
@@ -170,6 +170,7 @@ def test_the_command_gives_options_says_that_workers_do_not_start_and_leaves_not
         pipeline.run()
         eventually(lambda: "planted: this worker cannot start" in (temporary / "stderr").read_text(), 120)
         assert "has waited 10 s for its Python workers" in (temporary / "stderr").read_text()
+        assert list(temporary.rglob("blob_*")) == []  # the job server's jars would be: 170 uploads, 15 s
         assert len(processes_of(temporary)) > 5
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0

@@ -11,7 +11,7 @@ from headrace.harness.ports import HOST, is_listening
 from headrace.harness.processes import ServerProcess
 from headrace.harness.waiting import wait_until
 from headrace.runners.beam.flink.rest import ENDED, Checkpoint, FlinkRest, JobView
-from headrace.runners.beam.flink.settings import STAGED, Places
+from headrace.runners.beam.flink.settings import Places
 from headrace.runners.beam.flink.watch import Finding, Patience, Trouble, Watch
 
 if TYPE_CHECKING:
@@ -74,8 +74,6 @@ class FlinkCluster:
             "--finish_bundle_before_checkpointing",
             "--externalized_checkpoints_enabled",
             "--retain_externalized_checkpoints_on_cancellation",
-            # By default every jar of the job server would be uploaded.
-            f"--files_to_stage={self._places.scratch / STAGED}",
         ]
         return flags if savepoint is None else [*flags, f"--savepoint_path={savepoint}"]
 

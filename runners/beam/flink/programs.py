@@ -15,7 +15,9 @@ RUNNER_VERSION = "2.62.0"
 # only with an older one and without a part of that one's dependencies.
 FLINK = Bundle(
     name=f"Flink {FLINK_VERSION} with Beam's runner {RUNNER_VERSION}",
-    folder=f"flink-{FLINK_VERSION}-beam-{RUNNER_VERSION}",
+    # Beam's job server uploads every jar of its class path to Flink, 15 s for each job, but for those whose path has these two
+    # names (PipelineResources.isStageable), and Flink's processes have the same class path anyway.
+    folder=f"gradle/wrapper/flink-{FLINK_VERSION}-beam-{RUNNER_VERSION}",
     modules=(f"org.apache.beam:beam-runners-flink-1.19:{RUNNER_VERSION}", "org.slf4j:slf4j-simple:1.7.36"),
     jars=170,
     size="155 MB, some minutes",

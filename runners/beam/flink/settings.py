@@ -9,9 +9,6 @@ from pathlib import Path
 
 from headrace.harness.ports import HOST
 
-STAGED = "staged.txt"
-"""The one file that a job uploads, in the scratch folder."""
-
 
 @dataclass(frozen=True, slots=True)
 class Places:
@@ -52,7 +49,7 @@ def flink_settings(places: Places, slots: int, config: Mapping[str, str]) -> dic
         "state.checkpoints.dir": places.state.joinpath("checkpoints").as_uri(),
         "state.savepoints.dir": places.state.joinpath("savepoints").as_uri(),
         "io.tmp.dirs": str(places.scratch),
-        # Every class is on the class path of the processes; what a job brings is one small file.
+        # Every class is on the class path of the processes; a job brings none.
         "classloader.resolve-order": "parent-first",
         "classloader.check-leaked-classloader": "false",
         **config,

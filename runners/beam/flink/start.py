@@ -17,7 +17,7 @@ from headrace.harness.ports import HOST, Ports, reserved_ports
 from headrace.harness.processes import ServerProcess, guarded
 from headrace.runners.beam.flink.cluster import JOB_MANAGER, JOB_SERVER, WORKERS, FlinkCluster, task_manager_name
 from headrace.runners.beam.flink.programs import Command, Programs
-from headrace.runners.beam.flink.settings import STAGED, TASK_MANAGER_OPTIONS, Places, flink_settings, write_settings
+from headrace.runners.beam.flink.settings import TASK_MANAGER_OPTIONS, Places, flink_settings, write_settings
 from headrace.runners.beam.flink.watch import Patience
 
 NEEDED_BY_WORKERS = ("apache_beam", "headrace")
@@ -78,7 +78,6 @@ def start_flink(
 def _places(ports: Ports, directory: Path, state: Path) -> Places:
     scratch = directory / "scratch"
     scratch.mkdir()
-    (scratch / STAGED).write_text("what a job uploads: nothing\n")
     return Places(
         rpc=ports.reserve(),
         rest=ports.reserve(),
