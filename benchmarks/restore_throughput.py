@@ -2,7 +2,7 @@
 
     python benchmarks/restore_throughput.py [--quick] [--only TEXT] [--kills 10] [--load common|own] [--rate 20000] [--size 100]
 
-Every run is one kill and one JSON file in `benchmarks/results/restore`; a run that is there is not made again, so an
+Every run is one kill and one JSON file in `benchmarks/results/restore`; a valid run that is there is not made again, so an
 interrupted benchmark goes on where it was. Runs go round: every system's first kill, then every system's second. RESULTS.md is
 made from the files.
 """
@@ -85,7 +85,7 @@ class Plan:
             for number in range(self.kills)
             for size in self.sizes
             for system in self.systems
-            if not (self.file(system, size, number).is_file() or (system.ablation and number >= 3))
+            if not (is_valid(self.file(system, size, number)) or (system.ablation and number >= 3))
         ]
 
 
@@ -158,6 +158,11 @@ def scratch() -> Iterator[Path]:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def is_valid(file: Path) -> bool:
+    """Whether the run is there and says something; one that does not is made again."""
+    return file.is_file() and json.loads(file.read_text())["valid"]
 
 
 def save(file: Path, document: dict[str, Any]) -> None:

@@ -194,11 +194,12 @@ def _breakdown(file: Path) -> Iterator[str]:
 
 def _facts(documents: Sequence[Document]) -> Iterator[str]:
     loads = Spread.of([document["load_average"][0] for document in documents])
+    stolen = max((document["stolen"] for document in documents if document["valid"]), default=0.0)
     machines = {tuple(document["environment"]["machine"].items()) for document in documents}
     commits = sorted({document["environment"]["commit"] for document in documents})
     yield (
         f"{len(documents)} runs, load average before them: median {loads.median:.1f}, quartiles {loads.low:.1f} "
-        f"and {loads.high:.1f}. "
+        f"and {loads.high:.1f}; of the processors' time others took at most {stolen:.0%}. "
         + "; ".join(", ".join(f"{name} {value}" for name, value in machine) for machine in sorted(machines))
         + f". Commits: {', '.join(commits)}. Other versions are in the JSON."
     )

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from headrace.connectors.kafka.broker import add_partitions, create_topic, delete_topic
 from restore.broker_bytes import BrokerBytes
@@ -49,6 +50,9 @@ TRIGGER_S = 2.0
 """A Spark batch takes at most the records of so many seconds, so that what piles up in an outage is not one batch. For all."""
 
 MOST_BEHIND_S = 1.5
+MOST_STOLEN = 0.15
+"""A virtual machine whose host gave more than this share of the processors' time to others was another machine."""
+
 CLOSED_S, MEASURED_S = 30.0, 12.0
 LEAST_WINDOW, WINDOW_S = 50_000, 3.0
 BEFORE_S = 10.0
@@ -279,6 +283,7 @@ def capacity(bootstrap: str, work: Work, directory: Path, tell: Tell) -> float:
 def run(bootstrap: str, counters: BrokerBytes, work: Work, directory: Path, tell: Tell) -> dict[str, Any]:
     """One kill; gives the run's document. Raises RuntimeError when it could not be carried out."""
     began = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "load_average": os.getloadavg()}
+    processors = psutil.cpu_times()
     per_trigger = max(LEAST_PER_TRIGGER, int(TRIGGER_S * work.rate))
     rig = Rig(bootstrap, work, directory, per_trigger)
     generator = random.Random(work.number)  # noqa: S311 - the same moments for every system
@@ -294,7 +299,8 @@ def run(bootstrap: str, counters: BrokerBytes, work: Work, directory: Path, tell
         verdict, visible = _judge(bootstrap, rig.target, work.value_bytes, produced, seen)
     moments = Moments(steady_since, killed.at, killed.dead, watched_until)
     result = restore(curve, visible, moments)
-    wrong = _invalid(work, rig.controls, verdict)
+    stolen = _stolen_since(processors)
+    wrong = _invalid(work, rig.controls, verdict, stolen)
     return {
         "system": work.system.name,
         "title": work.system.title,
@@ -305,6 +311,7 @@ def run(bootstrap: str, counters: BrokerBytes, work: Work, directory: Path, tell
         "value_bytes": work.value_bytes,
         "rate": round(work.rate),
         **began,
+        "stolen": stolen,
         "valid": not wrong,
         "wrong": wrong,
         "scenario": {
@@ -415,9 +422,18 @@ def _judge(bootstrap: str, topic: str, value_bytes: int, produced: list[int], se
     return verdict, Curve.of_events(first_seen(logs, seen))
 
 
-def _invalid(work: Work, controls: Controls, verdict: Verdict) -> list[str]:
+def _stolen_since(before: Any) -> float:  # noqa: ANN401 - a named tuple of psutil's, whose fields depend on the system
+    """The share of the processors' time that the host of a virtual machine kept from it; 0 where that is not known."""
+    spent = {name: value - getattr(before, name) for name, value in psutil.cpu_times()._asdict().items()}
+    guests = sum(spent.get(name, 0.0) for name in ("guest", "guest_nice"))  # part of user and nice, too
+    return float(round(spent.get("steal", 0.0) / (sum(spent.values()) - guests), 4))
+
+
+def _invalid(work: Work, controls: Controls, verdict: Verdict, stolen: float) -> list[str]:
     """What makes the run's figures worthless; anomalies of the system's do not."""
     found = []
+    if stolen > MOST_STOLEN:
+        found.append(f"the machine's host took {stolen:.0%} of its processors' time")
     if controls.behind.value > MOST_BEHIND_S * work.rate:
         found.append(f"the load generator was {controls.behind.value} records late")
     if verdict.unseen:

@@ -32,7 +32,7 @@ def document(system: str, number: int, **changes) -> dict:
         "scenario": {"name": "by the clock", "phase": None},
         "restore": {"outage_s": 8.0 + number, "recovery_s": 11.0, "first_30_s": 3000.0, "steady": 5000.0},
         "verdict": {"records_in": 10, "duplicates": 0, "lost": 0, "torn": 0, "out_of_order": 0},
-        "read_amplification": 1.5, "load_average": [0.5, 0.5, 0.5],
+        "read_amplification": 1.5, "load_average": [0.5, 0.5, 0.5], "stolen": 0.01,
         "environment": {"machine": {"cpus": 2}, "commit": "abc"},
         "series": {"s": [-1.0, 0.0, 1.0, 2.0], "produced": [0, 1, 2, 3], "visible": [0, 1, 1, 3]},
     }  # fmt: skip
