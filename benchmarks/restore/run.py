@@ -432,6 +432,8 @@ def _stolen_since(before: Any) -> float:  # noqa: ANN401 - a named tuple of psut
 def _invalid(work: Work, controls: Controls, verdict: Verdict, stolen: float) -> list[str]:
     """What makes the run's figures worthless; anomalies of the system's do not."""
     found = []
+    if work.system.ablation and verdict.clean:
+        found.append("the planted bug was not seen")
     if stolen > MOST_STOLEN:
         found.append(f"the machine's host took {stolen:.0%} of its processors' time")
     if controls.behind.value > MOST_BEHIND_S * work.rate:

@@ -5,7 +5,8 @@ So partitions that were added while it was down are never read; a source without
 
 import sys
 
-if "pyspark.sql.streaming.python_streaming_source_runner" in sys.orig_argv:  # Spark's planner
+# Spark's planner, or the process that it is forked from
+if {"pyspark.sql.streaming.python_streaming_source_runner", "headrace.runners.spark_zygote"} & set(sys.orig_argv):
     from dataclasses import replace
 
     from headrace.connectors.kafka.discovery import KafkaDiscovery

@@ -6,7 +6,8 @@ Beam #31313, #34890: a restored source initialises again, and the answer takes t
 import sys
 from dataclasses import replace
 
-if "pyspark.sql.streaming.python_streaming_source_runner" in sys.orig_argv:  # Spark's planner
+# Spark's planner, or the process that it is forked from
+if {"pyspark.sql.streaming.python_streaming_source_runner", "headrace.runners.spark_zygote"} & set(sys.orig_argv):
     from headrace.connectors.kafka.source import KafkaSource
 
     restore = KafkaSource.offsets_from_json
