@@ -42,14 +42,14 @@ def plot(bars: Mapping[str, Mapping[str, Spread]], title: str, unit: str, file: 
     thick = min(BAR, (1 - GAP) / len(systems))  # rows are 1 apart
     longest = max(spread.high for group in bars.values() for spread in group.values()) / scale
     for place, system in enumerate(systems):
-        label_once = iter([system])
+        labelled = next(row for row, group in enumerate(bars.values()) if system in group)
         for row, group in enumerate(bars.values()):
             if system not in group:
                 continue
             spread = group[system]
             middle, low, high = spread.median / scale, spread.low / scale, spread.high / scale
             at = row + (place - (len(systems) - 1) / 2) * thick
-            axes.barh(at, middle, thick * 0.9, color=COLOURS[place], label=next(label_once, None))
+            axes.barh(at, middle, thick * 0.9, color=COLOURS[place], label=system if row == labelled else None)
             axes.errorbar(middle, at, xerr=[[middle - low], [high - middle]], color=INK, capsize=2, linewidth=1)
             axes.text(max(middle, high) + longest * 0.012, at, f"{middle:.{digits}f}", va="center", fontsize=8, color=INK)
     axes.set_yticks(range(len(bars)), [f"{name}\n{notes[name]}" for name in bars], fontsize=8.5, linespacing=1.4)
