@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from marks import mark
 from members import run_members
 
@@ -22,7 +22,7 @@ COMMIT_EVERY_S = 0.5
 LOOK_EVERY_S = 1.0
 PATIENCE_S = 60.0
 PASSING = {KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS}
-"""What librdkafka tries again by itself."""
+"""What goes away by itself."""
 
 
 class Copier:
@@ -83,9 +83,28 @@ class Copier:
         source = self._told["source"]
         found = self._consumer.list_topics(source, PATIENCE_S).topics[source].partitions
         mine = {number for number in found if number % self._told["parallelism"] == self._member}
-        self._consumer.incremental_assign([TopicPartition(source, number) for number in mine - self._assigned])
+        if mine - self._assigned:
+            self._consumer.incremental_assign(
+                self._positions([TopicPartition(source, number) for number in mine - self._assigned])
+            )
         self._assigned |= mine
         self._looked_at = time.monotonic()
+
+    def _positions(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Where the group stands. Asked for here, as an assignment that asks while a new broker makes its topic of offsets
+        can wait for ever (librdkafka 2.16)."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                committed = self._consumer.committed(partitions, PATIENCE_S)
+            except KafkaException as error:
+                if error.args[0].code() not in PASSING or time.monotonic() > deadline:
+                    raise
+                time.sleep(POLL_S)
+            else:
+                return [
+                    TopicPartition(p.topic, p.partition, p.offset if p.offset >= 0 else OFFSET_BEGINNING) for p in committed
+                ]
 
     def commit(self) -> None:
         """What was consumed is produced, and says so."""
