@@ -41,7 +41,9 @@ PHASE_S = 30.0
 LATEST_KILL_S = 3.0
 RESTART_KILL_S = (2.0, 6.0)
 WORKER_RESTART_KILL_S = (0.1, 0.5)
-SETTLED_S = 4.0
+SETTLED_S, SETTLED = 4.0, 0.1
+"""Steady is a load under which the highest lag of so many seconds differs by no more than that share from the one before."""
+
 SETTLE_LIMIT_S = 90.0
 QUIET_S = 30.0
 QUIET_CAUGHT_UP_S = 3.0
@@ -53,7 +55,7 @@ MOST_BEHIND_S = 1.5
 MOST_STOLEN = 0.15
 """A virtual machine whose host gave more than this share of the processors' time to others was another machine."""
 
-MEASURED_S, STILL_GROWING, CLOSED_LIMIT_S = 12.0, 1.05, 240.0
+MEASURED_S, STILL_GROWING, CLOSED_LIMIT_S = 20.0, 1.05, 240.0
 """The closed loop goes on in spans of so many seconds, until one gives less than that factor more than the one before."""
 
 LEAST_WINDOW, WINDOW_S = 50_000, 3.0
@@ -125,10 +127,10 @@ class Samples:
         return Curve(at, produced), Curve(at, visible)
 
     def rate(self, seconds: float) -> float:
-        """Visible per second, of late."""
-        until = self._rows[-1][0]
+        """Visible per second, of late: by least squares, as one batch more or less would count too much between two ends."""
         _, visible = self.curves()
-        return float(visible.value(until) - visible.value(until - seconds)) / seconds
+        recent = visible.at >= visible.at[-1] - seconds
+        return float(np.polyfit(visible.at[recent] - visible.at[-1], visible.total[recent], 1)[0])
 
 
 class Rig:
@@ -205,13 +207,14 @@ class Rig:
             raise RuntimeError(f"no record came out within {START_S:g} s:\n{self.family.log_tail()}")
 
     def settle(self) -> None:
-        """Wait until the lag no longer grows. Raises RuntimeError when it does for too long: the load is too high."""
+        """Wait until the lag neither grows nor shrinks. Raises RuntimeError when it does for too long: the load is too high."""
 
         def settled() -> bool:
             now = time.monotonic()
             produced, visible = self.samples.curves()
             before = lag_level(produced, visible, now - 2 * SETTLED_S, now - SETTLED_S).peak
-            return lag_level(produced, visible, now - SETTLED_S, now).peak <= before * 1.1 + self.work.rate * POLL_S
+            later = lag_level(produced, visible, now - SETTLED_S, now).peak
+            return abs(later - before) <= before * SETTLED + self.work.rate * POLL_S
 
         self.wait(2 * SETTLED_S)
         if not self.wait_for(settled, SETTLE_LIMIT_S):
@@ -283,7 +286,7 @@ def capacity(bootstrap: str, work: Work, directory: Path, tell: Tell) -> float:
                 raise RuntimeError(f"its throughput still grows after {CLOSED_LIMIT_S:g} s: {found:.0f} records/s")
         assert rig.family is not None
         rig.family.kill()
-        return max(before, found)
+        return found
 
 
 def _close_loop(rig: Rig) -> None:

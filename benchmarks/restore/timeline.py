@@ -15,7 +15,11 @@ HOLD_S = 5.0
 
 SLACK = 1.25
 SLACK_S = 0.1
-"""How much more than before the kill the lag may be: that factor, and the load of so many seconds."""
+"""How much more than before the kill the lag may be: its peak by that factor, and the load of so many seconds; its lower
+quartile by the latter alone."""
+
+LOWER_QUARTILE = 0.25
+LAG_STEP_S = 0.01
 
 ECHO_S = 0.2
 """What was committed by processes now dead may reach the probe so much later; a step then is none of the restored job's."""
@@ -66,33 +70,30 @@ class Restore:
 
 @dataclass(frozen=True)
 class Level:
-    """Lags of a time. Output comes in steps: before one the lag is high, and `peak` is the highest; after it, it is low.
-
-    `floor` is the highest of those right after a step; without steps, `peak`.
-    """
+    """Lags of a time. Output comes in steps, between which the lag grows: `peak` is the highest, `low` the lower quartile."""
 
     peak: int
-    floor: int
+    low: float
 
 
 def lag_level(produced: Curve, visible: Curve, since: float, until: float) -> Level:
     """The level of this time."""
     peak = int(_lags(produced, visible, since, until)[1].max())
-    steps = visible.at[(visible.at > since) & (visible.at <= until)]
-    floor = int((produced.value(steps) - visible.value(steps)).max()) if len(steps) else peak
-    return Level(peak, floor)
+    at = np.arange(since, until, LAG_STEP_S)
+    return Level(peak, float(np.quantile(produced.value(at) - visible.value(at), LOWER_QUARTILE)))
 
 
 def caught_up_at(produced: Curve, visible: Curve, level: Level, rate: float, since: float, until: float) -> float | None:
-    """The first step from `since` on that brings the lag down to its floor, and after which it keeps below its peak.
+    """The first step from `since` on that brings the lag down to its lower quartile, and after which it keeps below its peak.
 
+    To be below the peak is not enough: a restore that is shorter than the time between two steps never leaves it.
     None if that is less than HOLD_S before `until`.
     """
     at, lags = _lags(produced, visible, since, until)
     above = at[lags > level.peak * SLACK + rate * SLACK_S]
     earliest = above[-1] if len(above) else since
     steps = visible.at[(visible.at >= earliest) & (visible.at <= until)]
-    low = steps[produced.value(steps) - visible.value(steps) <= level.floor * SLACK + rate * SLACK_S]
+    low = steps[produced.value(steps) - visible.value(steps) <= level.low + rate * SLACK_S]
     if len(low) == 0 or until - low[0] < HOLD_S:
         return None
     return float(low[0])

@@ -206,17 +206,17 @@ def test_a_system_that_never_comes_back_has_no_outage_and_no_throughput():
 def test_a_lag_that_comes_back_for_a_moment_only_is_not_caught_up():
     brief = Curve(np.array([30.0]), np.array([29900]))
     pause = Curve(np.arange(36, 60), np.arange(36, 60) * 1000 - 200)
-    assert caught_up_at(PRODUCED_CURVE, joined(BEFORE, brief, pause), Level(1200, 200), 1000, 30.0, 59.0) == 36.0
+    assert caught_up_at(PRODUCED_CURVE, joined(BEFORE, brief, pause), Level(1200, 450), 1000, 30.0, 59.0) == 36.0
 
 
 def test_being_back_for_less_than_the_hold_does_not_count():
     after = Curve(np.arange(30, 60), np.arange(30, 60) * 1000 - 200)
     curve = joined(BEFORE, after)
-    assert caught_up_at(PRODUCED_CURVE, curve, Level(1200, 200), 1000, 30.0, 30.0 + HOLD_S - 0.1) is None
-    assert caught_up_at(PRODUCED_CURVE, curve, Level(1200, 200), 1000, 30.0, 30.0 + HOLD_S + 0.1) == 30.0
+    assert caught_up_at(PRODUCED_CURVE, curve, Level(1200, 450), 1000, 30.0, 30.0 + HOLD_S - 0.1) is None
+    assert caught_up_at(PRODUCED_CURVE, curve, Level(1200, 450), 1000, 30.0, 30.0 + HOLD_S + 0.1) == 30.0
 
 
-def test_a_lag_within_its_peak_is_not_caught_up_before_a_step_brings_it_to_its_floor():
+def test_a_lag_within_its_peak_is_not_caught_up_before_a_step_brings_it_to_its_lower_quartile():
     partly = Curve(np.array([20.5]), np.array([19400]))  # 1,100 behind, after the step
     after = Curve(np.arange(21, 60), np.arange(21, 60) * 1000 - 200)
     found = restore(PRODUCED_CURVE, joined(BEFORE, partly, after), MOMENTS)
@@ -224,5 +224,7 @@ def test_a_lag_within_its_peak_is_not_caught_up_before_a_step_brings_it_to_its_f
     assert found.recovery_s == 1.5
 
 
-def test_the_level_of_a_lag_is_told_before_and_after_its_steps():
-    assert lag_level(PRODUCED_CURVE, BEFORE, 10.5, 18.5) == Level(peak=1190, floor=200)
+def test_the_level_of_a_lag_is_its_peak_and_its_lower_quartile():
+    found = lag_level(PRODUCED_CURVE, BEFORE, 10.5, 18.5)
+    assert found.peak == 1190
+    assert found.low == pytest.approx(200 + 0.25 * 1000, abs=20)
