@@ -30,7 +30,6 @@ from restore.timeline import Curve
 
 TICK_S = 0.01
 MOST_A_TICK = 20_000
-NO_RATE = math.inf
 NO_WINDOW = math.inf
 STOP_S = 60.0
 _STAMP = struct.Struct("<dQ")
@@ -106,12 +105,12 @@ def _run(bootstrap: str, topic: str, value_bytes: int, file: str, controls: Cont
             if controls.partitions.value != len(writer.counts):
                 writer.resize(controls.partitions.value)
             now = time.monotonic()
-            owed, last = min(owed + controls.rate.value * (now - last), 1e12), now
-            room = controls.window.value - controls.lag
-            records = int(min(owed, room, MOST_A_TICK))
+            owed, last = owed + controls.rate.value * (now - last), now
+            owed = min(owed, max(0.0, controls.window.value - controls.lag))  # what there is no room for is not owed
+            records = int(min(owed, MOST_A_TICK))
             if records >= len(writer.counts):
                 sent = writer.write(records)
-                owed = 0.0 if controls.rate.value == NO_RATE else owed - sent
+                owed -= sent
                 controls.behind.value = max(controls.behind.value, int(owed))
                 controls.produced.value += sent
                 stamps.write(_STAMP.pack(time.monotonic(), controls.produced.value))

@@ -20,7 +20,7 @@ import psutil
 
 from headrace.connectors.kafka.broker import add_partitions, create_topic, delete_topic
 from restore.broker_bytes import BrokerBytes
-from restore.load import NO_RATE, NO_WINDOW, Controls, Load, load
+from restore.load import NO_WINDOW, Controls, Load, load
 from restore.oracle import Seen, Verdict, first_seen, judge, read_log
 from restore.probe import Probe, probe
 from restore.process import Family
@@ -59,6 +59,9 @@ MEASURED_S, STILL_GROWING, CLOSED_LIMIT_S = 20.0, 1.05, 240.0
 """The closed loop goes on in spans of so many seconds, until one gives less than that factor more than the one before."""
 
 LEAST_WINDOW, WINDOW_S = 50_000, 3.0
+LEAST_RATE, FASTER = 20_000.0, 1.5
+"""The loop's pace and window: of what comes out now. At full speed it would write larger batches than an open one does."""
+
 BEFORE_S = 10.0
 """How much of the time before the kill is kept for the plot."""
 
@@ -273,8 +276,6 @@ def capacity(bootstrap: str, work: Work, directory: Path, tell: Tell) -> float:
         tell("starts, for its capacity")
         rig.warm_up()
         tell("capacity")
-        rig.controls.window.value = LEAST_WINDOW
-        rig.controls.rate.value = NO_RATE
         found, limit = 0.0, time.monotonic() + CLOSED_LIMIT_S
         while True:
             before = found
@@ -290,11 +291,13 @@ def capacity(bootstrap: str, work: Work, directory: Path, tell: Tell) -> float:
 
 
 def _close_loop(rig: Rig) -> None:
-    """For MEASURED_S the load keeps so much outstanding as comes out in WINDOW_S."""
+    """For MEASURED_S the load is somewhat faster than what comes out, and keeps outstanding what comes out in WINDOW_S."""
     until = time.monotonic() + MEASURED_S
     while time.monotonic() < until:
+        rate = rig.samples.rate(SETTLED_S)
+        rig.controls.window.value = max(LEAST_WINDOW, WINDOW_S * rate)
+        rig.controls.rate.value = max(LEAST_RATE, FASTER * rate)
         rig.wait(1.0)
-        rig.controls.window.value = max(LEAST_WINDOW, WINDOW_S * rig.samples.rate(SETTLED_S))
 
 
 # --- a run -------------------------------------------------------------------------------------------------------------
