@@ -24,8 +24,9 @@ import typer
 from environment import environment
 from report import report
 from restore.broker_bytes import BrokerBytes, broker_bytes, free_port, jmx_options
+from restore.capacity import capacity
 from restore.report import summary
-from restore.run import FULL, QUICK, Timing, Work, capacity, run
+from restore.run import FULL, QUICK, Timing, Work, run
 from restore.systems import ABLATIONS, BY_NAME, SYSTEMS, System
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -145,8 +146,7 @@ class Bench:
             load = os.getloadavg()
             with scratch() as directory:
                 found = capacity(self._bootstrap, Work(system, size, 0.0, 0, self._plan.timing), directory, tell)
-            kept = {"kind": "capacity", "system": system.name, "value_bytes": size, "records_per_s": found}
-            save(file, {**kept, "load_average": load, "environment": self._facts})
+            save(file, {**found.document(system, size), "load_average": load, "environment": self._facts})
         return float(json.loads(file.read_text())["records_per_s"])
 
 

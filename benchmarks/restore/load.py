@@ -130,6 +130,12 @@ class Load:
         self._process.start()
         theirs.close()
 
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        assert self._process.pid is not None
+        return self._process.pid
+
     def check(self) -> None:
         """Raise RuntimeError if it has ended by itself."""
         if not self._process.is_alive():

@@ -45,6 +45,12 @@ class Probe:
         self._process = context.Process(target=_run, args=(bootstrap, topic, str(file), controls), daemon=True)
         self._process.start()
 
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        assert self._process.pid is not None
+        return self._process.pid
+
     def check(self) -> None:
         """Raise RuntimeError if it has ended by itself."""
         if not self._process.is_alive():

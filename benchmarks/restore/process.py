@@ -75,6 +75,15 @@ class Family:
                 process.kill()
         self._process.wait(END_S)
 
+    def cpu_seconds(self) -> dict[str, float]:
+        """Processor time that its processes have taken so far: those of Java, and those of Python."""
+        spent = {"Java": 0.0, "Python": 0.0}
+        for process in self._members():
+            with suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                spent["Java" if process.name() == "java" else "Python"] += times.user + times.system
+        return spent
+
     def log_tail(self) -> str:
         """The last lines it wrote, less Java's stack traces."""
         lines = self._log.read_text(errors="replace").splitlines()

@@ -55,13 +55,6 @@ MOST_BEHIND_S = 1.5
 MOST_STOLEN = 0.15
 """A virtual machine whose host gave more than this share of the processors' time to others was another machine."""
 
-MEASURED_S, STILL_GROWING, CLOSED_LIMIT_S = 20.0, 1.05, 240.0
-"""The closed loop goes on in spans of so many seconds, until one gives less than that factor more than the one before."""
-
-LEAST_WINDOW, WINDOW_S = 50_000, 3.0
-LEAST_RATE, FASTER = 20_000.0, 1.5
-"""The loop's pace and window: of what comes out now. At full speed it would write larger batches than an open one does."""
-
 BEFORE_S = 10.0
 """How much of the time before the kill is kept for the plot."""
 
@@ -242,6 +235,13 @@ class Rig:
                 return counts
             time.sleep(POLL_S)
 
+    def cpu_seconds(self) -> dict[str, float]:
+        """Processor time that load and probe have taken so far."""
+        assert self._load is not None
+        assert self._probe is not None
+        spent = {name: psutil.Process(of.pid).cpu_times() for name, of in (("load", self._load), ("probe", self._probe))}
+        return {name: times.user + times.system for name, times in spent.items()}
+
     def live_curves(self) -> tuple[Curve, Curve]:
         """Produced and visible until now; duplicates count as visible."""
         assert self._load is not None
@@ -261,43 +261,6 @@ class Rig:
         lines = self._marks.read_text().splitlines() if self._marks.exists() else []
         found = [json.loads(line) for line in lines]
         return [{**mark, "at": round(mark["at"] - zero, 4)} for mark in sorted(found, key=lambda mark: mark["at"])]
-
-
-# --- capacity ----------------------------------------------------------------------------------------------------------
-
-
-def capacity(bootstrap: str, work: Work, directory: Path, tell: Tell) -> float:
-    """Records per second that the system keeps up with, load and probe beside it: the load goes on only as records come out.
-
-    Raises RuntimeError when that does not settle.
-    """
-    rig = Rig(bootstrap, work, directory, per_trigger=1_000_000)
-    with rig.running():
-        tell("starts, for its capacity")
-        rig.warm_up()
-        tell("capacity")
-        found, limit = 0.0, time.monotonic() + CLOSED_LIMIT_S
-        while True:
-            before = found
-            _close_loop(rig)
-            found = rig.samples.rate(MEASURED_S)
-            if found < STILL_GROWING * before:
-                break
-            if time.monotonic() > limit:
-                raise RuntimeError(f"its throughput still grows after {CLOSED_LIMIT_S:g} s: {found:.0f} records/s")
-        assert rig.family is not None
-        rig.family.kill()
-        return found
-
-
-def _close_loop(rig: Rig) -> None:
-    """For MEASURED_S the load is somewhat faster than what comes out, and keeps outstanding what comes out in WINDOW_S."""
-    until = time.monotonic() + MEASURED_S
-    while time.monotonic() < until:
-        rate = rig.samples.rate(SETTLED_S)
-        rig.controls.window.value = max(LEAST_WINDOW, WINDOW_S * rate)
-        rig.controls.rate.value = max(LEAST_RATE, FASTER * rate)
-        rig.wait(1.0)
 
 
 # --- a run -------------------------------------------------------------------------------------------------------------
