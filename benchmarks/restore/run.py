@@ -269,7 +269,7 @@ class Rig:
 def run(bootstrap: str, counters: BrokerBytes, work: Work, directory: Path, tell: Tell) -> dict[str, Any]:
     """One kill; gives the run's document. Raises RuntimeError when it could not be carried out."""
     began = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "load_average": os.getloadavg()}
-    processors = psutil.cpu_times()
+    psutil.cpu_times_percent()  # the next call says what was between
     per_trigger = max(LEAST_PER_TRIGGER, int(TRIGGER_S * work.rate))
     rig = Rig(bootstrap, work, directory, per_trigger)
     generator = random.Random(work.number)  # noqa: S311 - the same moments for every system
@@ -285,7 +285,7 @@ def run(bootstrap: str, counters: BrokerBytes, work: Work, directory: Path, tell
         verdict, visible = _judge(bootstrap, rig.target, work.value_bytes, produced, seen)
     moments = Moments(steady_since, killed.at, killed.dead, watched_until)
     result = restore(curve, visible, moments)
-    stolen = _stolen_since(processors)
+    stolen = getattr(psutil.cpu_times_percent(), "steal", 0.0) / 100  # what a virtual machine's host kept, where that is known
     wrong = _invalid(work, rig.controls, verdict, stolen)
     return {
         "system": work.system.name,
@@ -406,13 +406,6 @@ def _judge(bootstrap: str, topic: str, value_bytes: int, produced: list[int], se
         logs = committed.result()
         verdict = judge(produced, logs, written.result(), seen)
     return verdict, Curve.of_events(first_seen(logs, seen))
-
-
-def _stolen_since(before: Any) -> float:  # noqa: ANN401 - a named tuple of psutil's, whose fields depend on the system
-    """The share of the processors' time that the host of a virtual machine kept from it; 0 where that is not known."""
-    spent = {name: value - getattr(before, name) for name, value in psutil.cpu_times()._asdict().items()}
-    guests = sum(spent.get(name, 0.0) for name in ("guest", "guest_nice"))  # part of user and nice, too
-    return float(round(spent.get("steal", 0.0) / (sum(spent.values()) - guests), 4))
 
 
 def _invalid(work: Work, controls: Controls, verdict: Verdict, stolen: float) -> list[str]:
