@@ -14,6 +14,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from restore.broker_bytes import BrokerBytes, broker_bytes, free_port
+from restore.capacity import capacity
 from restore.load import Controls, load
 from restore.oracle import Log, judge, read_log
 from restore.probe import probe
@@ -53,6 +54,16 @@ def test_a_loop_with_transactions_is_killed_comes_back_and_is_found_without_a_fl
     assert [mark["name"] for mark in document["marks"]].count("python") == 2 + scenario.more  # it was started again
     assert any(step.startswith("is killed") for step in steps)
     json.dumps(document)
+
+
+def test_what_a_loop_bears_is_found_and_whose_processor_time_it_takes(broker, tmp_path, monkeypatch):
+    monkeypatch.setattr("restore.capacity.MEASURED_S", 3.0)
+    monkeypatch.setattr("restore.capacity.STILL_GROWING", 100.0)  # two spans are enough here
+    found = capacity(broker.bootstrap, Work(BY_NAME["confluent-txn"], 100, 0.0, 0, SHORT), tmp_path, lambda _step: None)
+    assert found.records_per_s > RATE
+    assert found.processors_us.keys() == {"Java", "Python", "load", "probe", "broker and others"}
+    assert found.processors_us["Java"] == 0
+    assert all(spent > 0 for name, spent in found.processors_us.items() if name != "Java")
 
 
 def test_what_the_load_says_it_wrote_is_in_the_topic_and_the_probe_sees_it_all(broker, topic, tmp_path):
