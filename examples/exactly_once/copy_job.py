@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from headrace.spark import session_builder
+from headrace.spark import warm_session_builder
 
 Batches = Iterator[pa.RecordBatch]
 
@@ -33,7 +33,7 @@ def slow_over(record: bytes, hold: str) -> Callable[[Batches], Batches]:
 def main(job: dict) -> None:
     """Run the job."""
     settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
-    spark = session_builder().master("local[2]").config(map=settings).getOrCreate()
+    spark = warm_session_builder().master("local[2]").config(map=settings).getOrCreate()
     records = spark.readStream.format("headrace").options(**job["read"]).load().select("value")
     computed = records.mapInArrow(slow_over(job["slow"].encode(), job["while"]), records.schema)
     writer = computed.writeStream.format("headrace").options(**job["write"]).option("checkpointLocation", job["checkpoint"])

@@ -11,7 +11,7 @@ import sys
 
 from pyspark.sql import DataFrame
 
-from headrace.runners.spark import session_builder
+from headrace.runners.spark import warm_session_builder
 
 APPLICATION = "three-sinks"
 
@@ -20,7 +20,7 @@ def main(job: dict) -> None:
     """Run the job."""
     os.environ["HEADRACE_KILL_GROUP"] = str(os.getpgid(0))  # what a planted kill ends
     settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
-    spark = session_builder().master("local[2]").config(map=settings).getOrCreate()
+    spark = warm_session_builder().master("local[2]").config(map=settings).getOrCreate()
 
     def write(batch: DataFrame, number: int) -> None:
         """A number that was written once is not written again: what is repeated after a kill goes to no sink twice."""

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, from_json
 from pyspark.sql.streaming import StreamingQuery
 
-from headrace.spark import session_builder
+from headrace.spark import warm_session_builder
 
 SCHEMA = """
     id INT, year INT, month INT, day INT, dep_time INT, sched_dep_time INT, dep_delay INT, arr_time INT,
@@ -73,7 +73,7 @@ def main(bootstrap: str, topic: str, output: str, copy: str, checkpoint: str, re
     """Run the queries until told to finish; what is in the topic by then is processed first."""
     finish = threading.Event()
     threading.Thread(target=_listen, args=[finish], daemon=True).start()
-    spark = session_builder().master("local[2]").appName("flights").config(map=CONF).getOrCreate()
+    spark = warm_session_builder().master("local[2]").appName("flights").config(map=CONF).getOrCreate()
     files = to_parquet(parsed(read_records(spark, bootstrap, topic, records_per_batch)), output, f"{checkpoint}/parquet")
     # Two queries that start at once from one DataFrame can fail in Spark, which changes what both share while it serializes it:
     # so each has a session and a DataFrame of its own, and the second starts when the first has done a batch.

@@ -15,7 +15,9 @@ from pathlib import Path
 def main(arguments: dict) -> None:
     from headrace.runners.spark import session_builder
 
-    spark = session_builder().master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    short_lived = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # nothing is gained from the optimising compiler
+    settings = {"spark.ui.enabled": "false", "spark.driver.extraJavaOptions": short_lived, "spark.driver.host": "127.0.0.1"}
+    spark = session_builder().master("local[2]").config(map=settings).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     out = Path(arguments["out"])
     frame = spark.readStream.format("headrace").options(**arguments["options"]).load()

@@ -2,8 +2,8 @@
 
     python spark_sink_driver.py <json>: {"read", "select", "write", "checkpoint", "tasks", "done"}
 
-Optional: "master", and Spark's "settings". Null `tasks` are those of the source. Runs until the file `done` is there, then
-stops after what is under way.
+Optional: "master", Spark's "settings", and "session", which of our builders makes it (default session_builder). Null `tasks`
+are those of the source. Runs until the file `done` is there, then stops after what is under way.
 """
 
 import json
@@ -12,13 +12,17 @@ import sys
 import threading
 from pathlib import Path
 
+SHORT_LIVED = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", "spark.driver.host": "127.0.0.1"}
+"""A driver that lives for seconds gains nothing from the optimising compiler, and starts sooner without."""
+
 
 def main(arguments: dict) -> None:
     os.environ["HEADRACE_KILL_GROUP"] = str(os.getpgid(0))  # seen by what the JVM starts
-    from headrace.runners.spark import session_builder
+    from headrace.runners import spark as runner
 
-    settings = {"spark.ui.enabled": "false", **arguments.get("settings", {})}
-    spark = session_builder().master(arguments.get("master", "local[2]")).config(map=settings).getOrCreate()
+    builder = getattr(runner, arguments.get("session", "session_builder"))()
+    settings = {"spark.ui.enabled": "false", **SHORT_LIVED, **arguments.get("settings", {})}
+    spark = builder.master(arguments.get("master", "local[2]")).config(map=settings).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     frame = spark.readStream.format("headrace").options(**arguments["read"]).load().selectExpr(*arguments["select"])
     if arguments["tasks"] is not None:
