@@ -55,6 +55,14 @@ SCENARIOS = (
 GROW = Scenario("partitions added", added=2)
 
 
+_BEFORE_THE_LIST = [one for one in SCENARIOS if one.name in ("before the snapshot", "prepared", "before the list")]
+
+
+def before_the_list(number: int) -> Scenario:
+    """Of runs whose restore must write the killed batch anew: once its list is durable, what it reads makes no difference."""
+    return _BEFORE_THE_LIST[number % len(_BEFORE_THE_LIST)]
+
+
 def scenario(number: int) -> Scenario:
     """Of the n-th run of a system, from 0."""
     return SCENARIOS[number % len(SCENARIOS)]

@@ -16,7 +16,7 @@ from jars import jvm_connector_jars
 
 from headrace.harness.jars import installed
 from headrace.runners.spark.class_archive import archive_file, make_archive
-from restore.scenarios import GROW, Phase, Scenario, scenario
+from restore.scenarios import GROW, Phase, Scenario, before_the_list, scenario
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -77,10 +77,10 @@ class System:
         left_out = ("HEADRACE_", "PYTHONDONTWRITEBYTECODE")
         found = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
         paths = [str(ROOT)]
+        if phase is not None or traced:
+            paths.insert(0, str(PLANTED / "phases"))
         if self.planted is not None:
             paths.insert(0, str(self.planted))
-        elif phase is not None or traced:
-            paths.insert(0, str(PLANTED / "phases"))
         if phase is not None:
             files = {"armed": str(directory / "armed"), "reached": str(directory / "reached")}
             found["HEADRACE_PHASE"] = json.dumps({**asdict(phase), **files})
@@ -152,7 +152,7 @@ SYSTEMS = (
 ABLATIONS = (
     _headrace(
         "reinitialise", "ablation: initialises again on restore", planted=PLANTED / "reinitialise",
-        ablation=True,
+        ablation=True, has_phases=True, scenarios=before_the_list,
     ),
     _headrace(
         "no-discovery", "ablation: no discovery across the restore", planted=PLANTED / "no_discovery",

@@ -3,8 +3,12 @@
 Beam #31313, #34890: a restored source initialises again, and the answer takes the place of what was restored.
 """
 
+import os
 import sys
 from dataclasses import replace
+
+if "HEADRACE_PHASE" in os.environ:
+    import phase_stops  # noqa: F401 - the benchmark kills in a phase; of two modules of this name Python imports one
 
 # Spark's planner, or the process that it is forked from
 if {"pyspark.sql.streaming.python_streaming_source_runner", "headrace.runners.spark_zygote"} & set(sys.orig_argv):
