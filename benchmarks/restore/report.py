@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -152,9 +153,9 @@ def _plots(documents: Sequence[Document], directory: Path, target: Path) -> Iter
 
 
 def _typical(runs: Sequence[Document]) -> Document:
-    """The run with the median outage."""
-    by_outage = sorted(runs, key=lambda run: (run["restore"]["outage_s"] is None, run["restore"]["outage_s"]))
-    return by_outage[len(by_outage) // 2]
+    """The run with the median recovery."""
+    by_recovery = sorted(runs, key=lambda run: run["restore"]["recovery_s"] or math.inf)
+    return by_recovery[len(by_recovery) // 2]
 
 
 def _capacities(directory: Path) -> Iterator[str]:
