@@ -203,7 +203,7 @@ class Rig:
             raise RuntimeError(f"no record came out within {START_S:g} s:\n{self.family.log_tail()}")
 
     def settle(self) -> None:
-        """Wait until the lag neither grows nor shrinks. Raises RuntimeError when it does for too long: the load is too high."""
+        """Wait until the lag neither grows nor shrinks. Raises RuntimeError when it does for too long."""
 
         def settled() -> bool:
             now = time.monotonic()
@@ -214,7 +214,7 @@ class Rig:
 
         self.wait(2 * SETTLED_S)
         if not self.wait_for(settled, SETTLE_LIMIT_S):
-            raise RuntimeError(f"it does not keep up with {self.work.rate:.0f} records/s: the lag is {self.controls.lag}")
+            raise RuntimeError(f"the lag does not settle under {self.work.rate:.0f} records/s: it is {self.controls.lag}")
 
     def drain(self, since_kill: int) -> list[int]:
         """End the load, and wait until all is out, or nothing more comes; how many records each input partition got.
