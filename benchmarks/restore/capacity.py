@@ -64,7 +64,7 @@ def _span(rig: Rig) -> Capacity:
         rig.wait(1.0)
     rate = rig.samples.rate(MEASURED_S)
     records = max(1.0, rate * (time.monotonic() - began))
-    spent = {name: value - before.get(name, 0.0) for name, value in _processors(rig).items()}
+    spent = {name: value - before[name] for name, value in _processors(rig).items()}
     return Capacity(rate, {name: round(1e6 * value / records, 3) for name, value in spent.items()})
 
 

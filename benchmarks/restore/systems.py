@@ -15,7 +15,7 @@ from flink_systems import CONNECTOR, flink_python
 from jars import jvm_connector_jars
 
 from headrace.harness.jars import installed
-from headrace.runners.spark.class_archive import archive_file, make_archive
+from headrace.runners.spark.class_archive import archive_at_hand
 from restore.scenarios import GROW, Phase, Scenario, before_the_list, scenario
 
 HERE = Path(__file__).parent
@@ -100,8 +100,8 @@ class System:
 
 def _spark(connector: str, *, survives: bool = False, warm: bool = False) -> Callable[[], Mapping[str, Any]]:
     def more() -> Mapping[str, Any]:
-        if warm and not archive_file().is_file():
-            make_archive()  # once a machine, as `headrace warm-up` does
+        if warm:
+            archive_at_hand()
         jars = jvm_connector_jars() if connector == "kafka" else []
         return {"connector": connector, "survives": survives, "warm": warm, "jars": jars}
 

@@ -65,6 +65,12 @@ def make_archive() -> Path:
     return file
 
 
+def archive_at_hand() -> Path:
+    """The file, made if there is none. Raises as `make_archive`."""
+    file = archive_file()
+    return file if file.is_file() else make_archive()
+
+
 def use_archive() -> None:
     """Have the JVM that this process starts use the file, if there is one."""
     file = archive_file()

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from headrace.runners.spark.class_archive import archive_file, make_archive
+from headrace.runners.spark.class_archive import archive_at_hand
 
 TESTS = Path(__file__).parents[1]
 PATIENCE_S = 240.0
@@ -25,8 +25,7 @@ PATIENCE_S = 240.0
 @contextmanager
 def _driver(folder: Path, arguments: Mapping[str, Any], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """`spark_sink_driver.py` in a process group of its own, with its checkpoint in the folder; killed at the end."""
-    if not archive_file().is_file():
-        make_archive()  # once a machine, as `headrace warm-up` does
+    archive_at_hand()
     own = {"checkpoint": str(folder / "checkpoint"), "done": str(folder / "done"), "session": "warm_session_builder"}
     with (folder / "driver.log").open("ab") as log:
         process = subprocess.Popen(

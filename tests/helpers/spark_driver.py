@@ -11,12 +11,13 @@ import sys
 import threading
 from pathlib import Path
 
+from spark_sink_driver import SHORT_LIVED
+
 
 def main(arguments: dict) -> None:
     from headrace.runners.spark import session_builder
 
-    short_lived = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # nothing is gained from the optimising compiler
-    settings = {"spark.ui.enabled": "false", "spark.driver.extraJavaOptions": short_lived, "spark.driver.host": "127.0.0.1"}
+    settings = {"spark.ui.enabled": "false", **SHORT_LIVED}
     spark = session_builder().master("local[2]").config(map=settings).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     out = Path(arguments["out"])
