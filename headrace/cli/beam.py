@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 def beam_command(
     *,
-    task_managers: Annotated[int, typer.Option(min=1, help="How many TaskManagers, each a process.")] = 1,
-    slots: Annotated[int, typer.Option(min=1, help="Slots of each: how many instances of a pipeline it can run.")] = 2,
+    slots: Annotated[int, typer.Option(min=1, help="Slots: how many instances of a pipeline it can run.")] = 2,
     state: Annotated[
         Path | None, typer.Option(file_okay=False, help="Keep checkpoints and savepoints here. Default: gone afterwards.")
     ] = None,
@@ -42,7 +41,7 @@ def beam_command(
 
     settings = named_settings(config)
     limits = Patience(patience, patience)
-    with until_interrupted(), start_flink(task_managers, slots=slots, state=state, config=settings, patience=limits) as cluster:
+    with until_interrupted(), start_flink(slots=slots, state=state, config=settings, patience=limits) as cluster:
         print("\n".join(cluster.options(savepoint=savepoint)), flush=True)  # noqa: T201 - the command's output
         note(f"Flink is ready; its REST interface is at http://{cluster.rest.address}. Ctrl-C ends it.")
         watches: dict[str, Watch] = {}

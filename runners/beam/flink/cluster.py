@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from headrace.enumerator.errors import PeerError, RetriableError, UsageError
@@ -24,11 +24,13 @@ LOOK_SECONDS = 0.2
 WAIT_SECONDS = 180.0
 CHECKPOINT_MS = 2000
 
-JOB_MANAGER, JOB_SERVER, WORKERS = "job manager", "job server", "workers"
+JOB_MANAGER, TASK_MANAGER, JOB_SERVER, WORKERS = "job manager", "task manager", "job server", "workers"
 
 
 class FlinkCluster:
-    """A JobManager, TaskManagers by number from 1, Beam's job server, and the pool that starts Python workers.
+    """A JobManager, a TaskManager, Beam's job server, and the pool that starts Python workers.
+
+    One TaskManager: each numbers its workers from 1, and a pool that serves two of them stops the wrong one's.
 
     Not thread-safe. What waits for a job raises PeerError with Flink's own text when the job ends in a failure, and
     DeadlineExceededError, with what looks wrong, when it takes longer than the seconds given.
@@ -37,14 +39,12 @@ class FlinkCluster:
     def __init__(
         self,
         servers: Mapping[str, ServerProcess],
-        task_managers: Mapping[int, ServerProcess],
         places: Places,
         slots: int,
         patience: Patience,
     ) -> None:
-        """Made by `start_flink`; `slots` is how many each TaskManager has."""
+        """Made by `start_flink`; `slots` is how many the TaskManager has."""
         self._servers = servers
-        self._task_managers = dict(task_managers)
         self._places = places
         self._slots = slots
         self.patience = patience
@@ -68,7 +68,7 @@ class FlinkCluster:
             "--environment_type=EXTERNAL",
             f"--environment_config={HOST}:{self._places.workers}",
             "--streaming",
-            f"--parallelism={parallelism or self._slots * len(self._task_managers)}",
+            f"--parallelism={parallelism or self._slots}",
             f"--checkpointing_interval={checkpoint_ms}",
             # Without it a checkpoint inside the first bundle stalls the job for ever.
             "--finish_bundle_before_checkpointing",
@@ -182,27 +182,22 @@ class FlinkCluster:
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
-    @property
-    def task_managers(self) -> tuple[int, ...]:
-        """Their numbers, whether they run or not."""
-        return tuple(self._task_managers)
+    def kill_task_manager(self) -> None:
+        """End it by SIGKILL. Jobs wait for slots, then start again from their last checkpoint."""
+        self._servers[TASK_MANAGER].kill()
 
-    def kill_task_manager(self, number: int = 1) -> None:
-        """End it by SIGKILL. Jobs that ran on it wait for slots, then start again from their last checkpoint."""
-        self._task_manager(number).kill()
-
-    def start_task_manager(self, number: int = 1) -> None:
+    def start_task_manager(self) -> None:
         """Start it again, and wait until Flink has its slots. Raises PeerError with its log when it ends instead."""
         before = self.rest.task_managers()
-        self._task_manager(number).start()
-        self._wait_task_managers([number], before)
+        self._servers[TASK_MANAGER].start()
+        self._wait_task_manager(before)
 
     def ended(self) -> list[str]:
-        """The servers that have ended, TaskManagers that were killed among them: each a name for `log_tail`."""
-        return [name for name, server in self._all().items() if not server.is_running()]
+        """The servers that have ended, a TaskManager that was killed among them: each a name for `log_tail`."""
+        return [name for name, server in self._servers.items() if not server.is_running()]
 
     def log_tail(self, name: str) -> str:
-        """The last 40 lines of a server's log: "job manager", "job server", "workers", "task manager 1", ..."""
+        """The last 40 lines of a server's log: "job manager", "task manager", "job server", "workers"."""
         return self._server(name).log_tail(LOG_LINES)
 
     def pid(self, name: str) -> int | None:
@@ -211,25 +206,25 @@ class FlinkCluster:
 
     def start(self) -> None:
         """Start every server and wait until all of them serve. `start_flink` has done so already."""
-        for server in self._all().values():
+        for server in self._servers.values():
             server.start()
-        self._wait_task_managers(self._task_managers, frozenset())
+        self._wait_task_manager(frozenset())
         self._wait_listening(JOB_SERVER, self._places.job_server)
         self._wait_listening(WORKERS, self._places.workers)
 
     def kill_all(self) -> None:
         """End every server by SIGKILL."""
-        for server in self._all().values():
+        for server in self._servers.values():
             server.kill()
 
-    def _wait_task_managers(self, numbers: Collection[int], before: frozenset[str]) -> None:
+    def _wait_task_manager(self, before: frozenset[str]) -> None:
         def look() -> None:
-            for name in (JOB_MANAGER, *map(task_manager_name, numbers)):
-                self._check_alive(name)
-            if len(self.rest.task_managers() - before) < len(numbers):
-                raise RetriableError("they have not registered")
+            self._check_alive(JOB_MANAGER)
+            self._check_alive(TASK_MANAGER)
+            if not self.rest.task_managers() - before:
+                raise RetriableError("it has not registered")
 
-        wait_until(look, f"Flink did not get its task managers {list(numbers)}")
+        wait_until(look, "Flink did not get its task manager")
 
     def _wait_listening(self, name: str, port: int) -> None:
         def look() -> None:
@@ -240,25 +235,10 @@ class FlinkCluster:
         wait_until(look, f"the {name} did not start")
 
     def _check_alive(self, name: str) -> None:
-        if not self._all()[name].is_running():
+        if not self._servers[name].is_running():
             raise PeerError(f"the {name} ended. The end of its log:\n{self.log_tail(name)}")
 
-    def _all(self) -> dict[str, ServerProcess]:
-        managers = {task_manager_name(number): server for number, server in self._task_managers.items()}
-        return {**self._servers, **managers}
-
     def _server(self, name: str) -> ServerProcess:
-        servers = self._all()
-        if name not in servers:
-            raise UsageError(f"no server {name!r} in this cluster: there are {sorted(servers)}")
-        return servers[name]
-
-    def _task_manager(self, number: int) -> ServerProcess:
-        if number not in self._task_managers:
-            raise UsageError(f"no task manager {number} in this cluster: there are {list(self._task_managers)}")
-        return self._task_managers[number]
-
-
-def task_manager_name(number: int) -> str:
-    """What a TaskManager is called in `log_tail` and in messages."""
-    return f"task manager {number}"
+        if name not in self._servers:
+            raise UsageError(f"no server {name!r} in this cluster: there are {sorted(self._servers)}")
+        return self._servers[name]

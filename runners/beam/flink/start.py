@@ -15,7 +15,7 @@ from pathlib import Path
 from headrace.enumerator.errors import UsageError
 from headrace.harness.ports import HOST, Ports, reserved_ports
 from headrace.harness.processes import ServerProcess, guarded
-from headrace.runners.beam.flink.cluster import JOB_MANAGER, JOB_SERVER, WORKERS, FlinkCluster, task_manager_name
+from headrace.runners.beam.flink.cluster import JOB_MANAGER, JOB_SERVER, TASK_MANAGER, WORKERS, FlinkCluster
 from headrace.runners.beam.flink.programs import Command, Programs
 from headrace.runners.beam.flink.settings import TASK_MANAGER_OPTIONS, Places, flink_settings, write_settings
 from headrace.runners.beam.flink.watch import Patience
@@ -25,7 +25,6 @@ NEEDED_BY_WORKERS = ("apache_beam", "headrace")
 
 @contextmanager
 def start_flink(
-    task_managers: int = 1,
     *,
     slots: int = 2,
     state: Path | None = None,
@@ -35,7 +34,7 @@ def start_flink(
 ) -> Iterator[FlinkCluster]:
     """Give a Flink cluster that is ready for Beam's pipelines; end it when the context, or this process, ends.
 
-    task_managers, slots: how many TaskManagers, each a process, and how many slots in each.
+    slots: how many the TaskManager has, by default 2.
     state: the folder for checkpoints and savepoints; by default one that is gone afterwards.
     environment: variables for the Python workers, beside ours; their Python is the one that runs this.
     config: settings of Flink, which win over ours.
@@ -44,8 +43,8 @@ def start_flink(
     Raises UsageError where Java, PySpark (which downloads) or Beam is missing, PeerError with the end of the log when a server
     fails to start, DeadlineExceededError when one does not serve within 120 s.
     """
-    if task_managers < 1 or slots < 1:
-        raise UsageError(f"{task_managers} task managers with {slots} slots each: at least 1 of both is needed")
+    if slots < 1:
+        raise UsageError(f"a task manager with {slots} slots: at least 1 is needed")
     with ExitStack() as stack:
         directory = Path(tempfile.mkdtemp(prefix="headrace-flink-"))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
@@ -62,13 +61,12 @@ def start_flink(
 
         commands = {
             JOB_MANAGER: programs.job_manager(),
+            TASK_MANAGER: programs.task_manager(TASK_MANAGER_OPTIONS),
             JOB_SERVER: programs.job_server(HOST, places.job_server, f"{HOST}:{places.rest}", places.scratch / "artifacts"),
             WORKERS: programs.worker_pool(Path(sys.executable), places.workers),
         }
-        task_manager = programs.task_manager(TASK_MANAGER_OPTIONS)
-        managers = {number: server(task_manager_name(number), task_manager) for number in range(1, task_managers + 1)}
         servers = {name: server(name, command) for name, command in commands.items()}
-        cluster = FlinkCluster(servers, managers, places, slots, patience or Patience())
+        cluster = FlinkCluster(servers, places, slots, patience or Patience())
         # Their state is kept or goes with them, so a clean shutdown would only take time.
         stack.callback(cluster.kill_all)
         cluster.start()
