@@ -15,7 +15,7 @@ def test_reads_over_spark_connect(topics, tmp_path):
     topic = topics.create(2)
     for partition in range(2):
         topics.send(topic, range(partition * 5, partition * 5 + 5), partition)
-    command = [sys.executable, str(CLIENT), json.dumps(topics.options(topic)), str(tmp_path / "checkpoint")]
+    command = [sys.executable, str(CLIENT), json.dumps(topics.options(topic)), str(tmp_path)]
     # The server does not run where its client does, and an editable install's `pyspark_headrace` is seen on the path only.
     # With SPARK_TESTING it takes a free port; else it insists on 15002, which another one may hold.
     ours = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "SPARK_TESTING": "1"}
@@ -32,4 +32,5 @@ def test_reads_over_spark_connect(topics, tmp_path):
     lines = dict(line.split(": ", 1) for line in output.splitlines() if ": " in line)
     assert lines["pushdown false"] == lines["pushdown true"] == "['7', '8', '9']"
     assert lines["stream"] == str([str(number) for number in range(10)])
+    assert lines["source"] == "['one', 'three', 'two']"
     assert lines["client"].startswith("pyspark.sql.connect")
