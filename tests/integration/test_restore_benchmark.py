@@ -38,6 +38,13 @@ def counters() -> Iterator[BrokerBytes]:
         yield found
 
 
+@pytest.fixture(autouse=True)
+def _on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose machine had other things to do has worthless figures, but the harness must work there too."""
+    monkeypatch.setattr("restore.run.MOST_STOLEN", 1.0)
+    monkeypatch.setattr("restore.run.MOST_BEHIND_S", PATIENCE_S)
+
+
 SCENARIOS = [Scenario("by the clock"), Scenario("partitions added", added=2), Scenario("more parallelism", more=1)]
 
 
