@@ -180,6 +180,13 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
     def committer(self, job: str) -> Committer[HandleT]:
         """The one that ends this job's transactions. Called on the driver."""
 
+    def shards_of(self, rows: pa.RecordBatch, shards: int) -> pa.Int32Array:
+        """Of so many transactions that are written beside each other, the one that has to take each row to keep its order.
+
+        Null for a row that any may take: unless a sink knows better, all of them. Called in tasks.
+        """
+        return pa.nulls(rows.num_rows, pa.int32())
+
     @abstractmethod
     def recorded_epochs(self) -> Mapping[str, int]:
         """Job to the last epoch that is on its durable list, of all jobs that share the place where lists are kept.

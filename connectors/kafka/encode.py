@@ -28,6 +28,7 @@ from typing import NamedTuple
 import cramjam
 import cython  # type: ignore[import-untyped]
 import pyarrow as pa
+import pyarrow.compute as pc
 from crc32c import crc32c
 
 from headrace.connectors.kafka.record_batch import AFTER_LENGTH, CRC_AT, HEADER, MAGIC, TRANSACTIONAL
@@ -115,9 +116,14 @@ def _check_schema(schema: pa.Schema) -> None:
             f"got {', '.join(map(repr, names)) or 'none'}"
         )
     for field in schema:
-        fits, wanted = _COLUMNS[field.name]
-        if not fits(field.type):
-            raise UsageError(f"column {field.name!r} must be {wanted}, and is {field.type}; cast it")
+        check_column(field.name, field.type)
+
+
+def check_column(name: str, kind: pa.DataType) -> None:
+    """Raise UsageError unless records can be made of a column of this name and type."""
+    fits, wanted = _COLUMNS[name]
+    if not fits(kind):
+        raise UsageError(f"column {name!r} must be {wanted}, and is {kind}; cast it")
 
 
 # --- the kernel: no Python object is touched in functions without the GIL ------------------------------------------------
@@ -821,6 +827,24 @@ def murmur2(data: bytes) -> int:
     """The hash by which Kafka's clients place keys (Java's `Utils.murmur2`): a signed 32-bit integer."""
     found: cython.longlong = _murmur2(data, 0, len(data))
     return found if found <= _INT32_MAX else found - (1 << 32)
+
+
+def key_partitions(keys: pa.Array, partitions: int) -> pa.Int32Array:
+    """Of so many partitions, the one to which Kafka's clients send each key; null where the key is null.
+
+    `keys` are binary or string, also large; raises UsageError for another type.
+    """
+    check_column("key", keys.type)
+    blobs: _Blobs = _Blobs(keys)
+    partitioner: _Partitioner = _Partitioner(partitions, MAX_BATCH_BYTES)
+    buffer = pa.py_buffer(bytearray(4 * len(keys)))
+    targets: cython.p_int = _ints(buffer)
+    row: cython.Py_ssize_t
+    for row in range(len(keys)):
+        if not blobs.nulls.at(row):
+            targets[row] = partitioner.of_key(blobs.data, blobs.begin(row), blobs.length(row))
+    placed = pa.Array.from_buffers(pa.int32(), len(keys), [None, buffer])
+    return pc.if_else(keys.is_valid(), placed, None)
 
 
 class RecordEncoder:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from headrace.connectors.kafka.cluster import KafkaCluster
 from headrace.connectors.kafka.commit_log import CommitLog, DriverLog
-from headrace.connectors.kafka.encode import Codec, EncodedBatch, RecordEncoder
+from headrace.connectors.kafka.encode import Codec, EncodedBatch, RecordEncoder, check_column, key_partitions
 from headrace.connectors.kafka.handles import KafkaHandle, KafkaHandleSerializer, WrittenRange
 from headrace.connectors.kafka.produce import BatchSender, OutBatch, idempotent_sender, transactional_sender
 from headrace.connectors.kafka.properties import ClientConfig
@@ -88,6 +88,20 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
     def committer(self, job: str) -> KafkaCommitter:
         """The one for this job's driver."""
         return KafkaCommitter(self, check_job(job))
+
+    def shards_of(self, rows: pa.RecordBatch, shards: int) -> pa.Int32Array:
+        """Records of one key, and those that name one partition, go through one transaction: there is no order between two.
+
+        Keys are placed as in partitions, so that with a multiple of `shards` partitions each one is written by one shard.
+        """
+        columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+        found = key_partitions(columns["key"], shards) if "key" in columns else super().shards_of(rows, shards)
+        if "partition" in columns:
+            own = columns["partition"]
+            check_column("partition", own.type)
+            rounds = pc.multiply(pc.divide(own, shards), shards)
+            found = pc.coalesce(pc.abs(pc.subtract(own, rounds)).cast(pa.int32()), found)
+        return found
 
     def recorded_epochs(self) -> Mapping[str, int]:
         """From the commit topic. Damaged lists of other jobs are left out, with a warning."""

@@ -44,7 +44,8 @@ class WriteToKafka(beam.PTransform):
       `isolation.level=read_committed` see each record once, two to three checkpoints after it was read. Flink only, with the
       options --checkpointing_interval and --finish_bundle_before_checkpointing.
     - transactional_id_prefix: what the names of all transactions begin with, with exactly-once; default "headrace".
-    - num_shards: how many transactions are written beside each other, with exactly-once; default 4.
+    - num_shards: how many transactions are written beside each other, with exactly-once; default 4. Records of one key, or that
+      name one partition, go through the same, and so keep their order.
 
     `producer_config` has the Java producer's names: bootstrap.servers, security.protocol, sasl.*, ssl.*, compression.type,
     transaction.timeout.ms (with exactly-once 15 minutes unless given: longer than an outage of the job), ...

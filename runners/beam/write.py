@@ -2,10 +2,11 @@
 
 `WriteImmediately`: a bundle's rows are acknowledged before the bundle ends.
 
-`WriteExactlyOnce`: batches go to shards, by key. A shard's transactions are prepared while its state is at hand, so that the
-handles become part of the state there and then; `headrace.runners.beam.two_phase` says when they are committed. Every shard
-is called every second, with rows or without, by a splittable DoFn that is part of the checkpoint, too: so a restored shard is
-looked after, though no row may ever come to it again.
+`WriteExactlyOnce`: rows go to shards, those of one key to the same (`TwoPhaseSink.shards_of`): transactions beside each other
+have no order. A shard's transactions are prepared while its state is at hand, so that the handles become part of the state
+there and then; `headrace.runners.beam.two_phase` says when they are committed. Every shard is called every second, with rows or
+without, by a splittable DoFn that is part of the checkpoint, too: so a restored shard is looked after, though no row may ever
+come to it again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 import apache_beam as beam
 import pyarrow as pa
+import pyarrow.compute as pc
 from apache_beam.coders import BytesCoder, Coder
 from apache_beam.coders.typecoders import registry
 from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTracker
@@ -142,7 +144,7 @@ class WriteExactlyOnce(beam.PTransform):
         packs = (
             pcoll
             | "InGlobalWindow" >> beam.WindowInto(GlobalWindows())
-            | "Pack" >> beam.ParDo(_Pack(self._shards)).with_output_types(tuple[int, bytes])
+            | "Pack" >> beam.ParDo(_Pack(self._sink, self._shards)).with_output_types(tuple[int, bytes])
         )
         beats = (
             pcoll.pipeline
@@ -175,37 +177,59 @@ def _check_runner(pipeline: Any) -> None:
         )
 
 
-class _Pack(beam.DoFn):
-    """Fewer and greater batches, for the shards in turn."""
+class _Waiting:
+    """What a bundle has for one shard. It is made to be added to at once: `fits` and `pack` need a batch."""
 
-    def __init__(self, shards: int) -> None:
+    def __init__(self) -> None:
+        self.batches: list[pa.RecordBatch] = []
+        self.bytes = 0
+
+    def fits(self, rows: pa.RecordBatch) -> bool:
+        """Whether they can be of one batch with those that wait."""
+        same: bool = self.batches[0].schema.equals(rows.schema)
+        return same
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        self.batches.append(rows)
+        self.bytes += rows.nbytes
+
+    def pack(self) -> bytes:
+        (batch,) = pa.Table.from_batches(self.batches).combine_chunks().to_batches()
+        return _CODER.encode(batch)
+
+
+class _Pack(beam.DoFn):
+    """Fewer and greater batches, each for the shard that keeps its rows in order; for the shards in turn where any will do."""
+
+    def __init__(self, sink: TwoPhaseSink[Any], shards: int) -> None:
+        self._sink = sink
         self._shards = shards
-        self._next = secrets.randbelow(shards)
-        self._waiting: list[pa.RecordBatch] = []
-        self._bytes = 0
+        self._turn = secrets.randbelow(shards)
+        self._waiting: dict[int, _Waiting] = {}
 
     def start_bundle(self) -> None:
-        self._waiting, self._bytes = [], 0
+        self._waiting = {}
+        self._turn = (self._turn + 1) % self._shards
 
     def process(self, element: pa.RecordBatch) -> Iterator[tuple[int, bytes]]:
-        if self._waiting and not self._waiting[0].schema.equals(element.schema):
-            yield self._pack()
-        if element.num_rows:
-            self._waiting.append(element)
-            self._bytes += element.nbytes
-        if self._bytes >= PACK_BYTES:
-            yield self._pack()
+        shards = self._sink.shards_of(element, self._shards).fill_null(self._turn)
+        wanted = shards.unique().to_pylist()
+        for shard in wanted:
+            rows = element if len(wanted) == 1 else element.filter(pc.equal(shards, shard))
+            waiting = self._waiting.get(shard)
+            if waiting is not None and not waiting.fits(rows):
+                yield shard, self._waiting.pop(shard).pack()
+            waiting = self._waiting.setdefault(shard, _Waiting())
+            waiting.add(rows)
+            if waiting.bytes >= PACK_BYTES:
+                yield shard, self._waiting.pop(shard).pack()
+                self._turn = (self._turn + 1) % self._shards
 
     def finish_bundle(self) -> Iterator[WindowedValue]:
-        if self._waiting:
-            window = GlobalWindow()
-            yield WindowedValue(self._pack(), window.max_timestamp(), (window,))
-
-    def _pack(self) -> tuple[int, bytes]:
-        (batch,) = pa.Table.from_batches(self._waiting).combine_chunks().to_batches()
-        self._waiting, self._bytes = [], 0
-        self._next = (self._next + 1) % self._shards
-        return self._next, _CODER.encode(batch)
+        window = GlobalWindow()
+        for shard, waiting in self._waiting.items():
+            yield WindowedValue((shard, waiting.pack()), window.max_timestamp(), (window,))
+        self._waiting = {}
 
 
 class _Beats(beam.DoFn, RestrictionProvider):

@@ -59,6 +59,11 @@ def take_over(sink: KafkaSink, handle: KafkaHandle) -> None:
 
 def read_all(bootstrap: str, topic: str, isolation: str = "read_committed") -> list[str]:
     """Every value of the topic up to its end, sorted, by a consumer of another make."""
+    return sorted(value for _, value in read_pairs(bootstrap, topic, isolation))
+
+
+def read_pairs(bootstrap: str, topic: str, isolation: str = "read_committed") -> list[tuple[bytes | None, str]]:
+    """Every key and value of the topic up to its end, those of one partition in their order."""
     settings = {
         "bootstrap.servers": bootstrap,
         "group.id": "reader",
@@ -71,7 +76,7 @@ def read_all(bootstrap: str, topic: str, isolation: str = "read_committed") -> l
     with closing(Consumer(settings)) as consumer:
         partitions = consumer.list_topics(topic, timeout=PATIENCE_S).topics[topic].partitions
         consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
-        left, values = set(partitions), []
+        left, pairs = set(partitions), []
         deadline = time.monotonic() + PATIENCE_S
         while left:
             assert time.monotonic() < deadline, f"{topic} was not read to its end"
@@ -79,11 +84,11 @@ def read_all(bootstrap: str, topic: str, isolation: str = "read_committed") -> l
             if message is None:
                 continue
             if message.error() is None:
-                values.append((message.value() or b"").decode())
+                pairs.append((message.key(), (message.value() or b"").decode()))
             else:
                 assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
                 left.discard(message.partition())
-        return sorted(values)
+        return pairs
 
 
 def eventually(read: Any, wanted: Any) -> None:

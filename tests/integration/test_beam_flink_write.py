@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
 import apache_beam as beam
 import pytest
 from flink_rig import Numbers, eventually, frozen_workers, job, kill_and_restart, python_workers
-from sink_rig import read_all
+from sink_rig import read_all, read_pairs
 
 from headrace.beam import WriteToKafka
 from headrace.connectors.kafka.broker import Cluster, create_topic
@@ -22,12 +22,19 @@ pytestmark = [pytest.mark.flink, pytest.mark.broker, pytest.mark.timeout(600)]
 
 END = 1500
 PER_CALL = 50
+KEYS = 5
+
+
+def key_of(number: int) -> bytes | None:
+    return b"%d" % (number % KEYS) if number % KEYS else None
 
 
 def writing(folder: Path, bootstrap: str, topic: str, **arguments: object) -> Callable[[beam.Pipeline], None]:
     def build(pipeline: beam.Pipeline) -> None:
         numbers = pipeline | beam.Impulse() | beam.ParDo(Numbers(str(folder / "begun"), end=END, per_call=PER_CALL))
-        pairs = numbers | beam.Map(lambda number: (None, b"%08d" % number)).with_output_types(tuple[bytes | None, bytes])
+        pairs = numbers | beam.Map(lambda number: (key_of(number), b"%08d" % number)).with_output_types(
+            tuple[bytes | None, bytes]
+        )
         _ = pairs | WriteToKafka({"bootstrap.servers": bootstrap}, topic, **arguments)
 
     return build
@@ -37,17 +44,27 @@ def all_numbers() -> list[str]:
     return [f"{number:08d}" for number in range(END)]
 
 
+def check_order(bootstrap: str, topic: str) -> None:
+    of_keys: dict[bytes, list[str]] = defaultdict(list)
+    for key, value in read_pairs(bootstrap, topic):
+        if key is not None:
+            of_keys[key].append(value)
+    assert of_keys.keys() == {b"%d" % key for key in range(1, KEYS)}
+    for values in of_keys.values():
+        assert values == sorted(values)
+
+
 def open_transactions(bootstrap: str, prefix: str) -> list[str]:
     return Transactions(shared_cluster(ClientConfig(bootstrap=bootstrap))).ongoing(f"{prefix}.")
 
 
-def test_each_record_is_seen_once_through_kills_a_zombie_and_a_savepoint(
+def test_each_record_is_seen_once_and_in_its_keys_order_through_kills_a_zombie_and_a_savepoint(
     flink: FlinkCluster, broker: Cluster, topic: Callable[[], str], tmp_path: Path
 ) -> None:
     name, bootstrap = topic(), broker.bootstrap
     create_topic(bootstrap, name, partitions=2)
     prefix = name[-30:].strip("-")
-    build = writing(tmp_path, bootstrap, name, delivery="exactly-once", transactional_id_prefix=prefix, num_shards=2)
+    build = writing(tmp_path, bootstrap, name, delivery="exactly-once", transactional_id_prefix=prefix, num_shards=3)
 
     def seen() -> int:
         rows = read_all(bootstrap, name)
@@ -66,6 +83,7 @@ def test_each_record_is_seen_once_through_kills_a_zombie_and_a_savepoint(
     with job(flink, build, savepoint=savepoint):
         eventually(lambda: seen() == END, 120)
         assert read_all(bootstrap, name) == all_numbers()
+        check_order(bootstrap, name)
         eventually(lambda: open_transactions(bootstrap, prefix) == [])
     # Whether a kill finds a transaction without a checkpoint is chance; test_beam_two_phase.py makes each such crash happen
     assert (tmp_path / "begun").read_text() == "begun\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import apache_beam as beam
@@ -9,9 +10,13 @@ import pyarrow as pa
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.sdf_utils import RestrictionTrackerView, ThreadsafeRestrictionTracker
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.beam import WriteToKafka
 from headrace.beam.kafka_write import _ToBatches
+from headrace.connectors.kafka.properties import ClientConfig
+from headrace.connectors.kafka.sink import KafkaSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.beam.coders import RecordBatchCoder
 from headrace.runners.beam.write import PACK_BYTES, Shards, ShardsCoder, WriteExactlyOnce, _Beats, _Pack
@@ -44,18 +49,72 @@ def test_a_byte_array_serializer_by_name_is_the_default() -> None:
     WriteToKafka(CONFIG, "t", name, name)
 
 
-def test_a_bundle_becomes_few_packs_for_the_shards_in_turn() -> None:
-    stage = _Pack(3)
+KAFKA = KafkaSink(ClientConfig.from_properties({"bootstrap.servers": "host:9092"}), "t")
+
+
+def packs_of(stage: _Pack, *bundle: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:
     stage.start_bundle()
-    small = pa.RecordBatch.from_pydict({"value": [b"x"]})
-    keyed = pa.RecordBatch.from_pydict({"key": [b"k"], "value": [b"y"]})
-    large = pa.RecordBatch.from_pydict({"value": [b"z" * PACK_BYTES]})
-    assert list(stage.process(small)) == list(stage.process(small)) == []
-    packs = [*stage.process(keyed), *stage.process(large)]  # another schema, twice; and what is large enough goes at once
+    packs = [pack for element in bundle for pack in stage.process(element)]
     packs += [item.value for item in stage.finish_bundle()]
-    assert [RecordBatchCoder().decode(pack).num_rows for _, pack in packs] == [2, 1, 1]
-    assert {shard for shard, _ in packs} == {0, 1, 2}
     assert list(stage.finish_bundle()) == []
+    return [(shard, RecordBatchCoder().decode(rows)) for shard, rows in packs]
+
+
+def test_a_bundle_becomes_few_packs() -> None:
+    small = pa.RecordBatch.from_pydict({"value": [b"x"]})
+    other = pa.RecordBatch.from_pydict({"value": [b"y"], "timestamp": pa.array([1], pa.timestamp("ms"))})
+    large = pa.RecordBatch.from_pydict({"value": [b"z" * PACK_BYTES]})
+    packs = packs_of(_Pack(KAFKA, 3), small, small, other, large, small)  # a schema is a pack's, and what is large goes at once
+    assert [rows.num_rows for _, rows in packs] == [2, 1, 1, 1]
+
+
+def test_packs_without_keys_go_to_the_shards_in_turn() -> None:
+    stage, rows = _Pack(KAFKA, 3), pa.RecordBatch.from_pydict({"value": [b"x"]})
+    assert {shard for _ in range(3) for shard, _ in packs_of(stage, rows)} == {0, 1, 2}
+    large = pa.RecordBatch.from_pydict({"value": [b"z" * PACK_BYTES]})
+    assert {shard for shard, _ in packs_of(stage, large, large, large)} == {0, 1, 2}
+
+
+@given(
+    st.integers(1, 5),
+    st.lists(st.lists(st.lists(st.sampled_from([None, b"", b"a", b"b", b"c", b"d"]), max_size=9), max_size=4), max_size=4),
+)
+def test_records_of_one_key_stay_in_one_shard_and_in_order(shards: int, bundles: list[list[list[bytes | None]]]) -> None:
+    stage, count = _Pack(KAFKA, shards), 0
+    written: dict[bytes | None, list[int]] = defaultdict(list)
+    found: dict[bytes | None, list[tuple[int, int]]] = defaultdict(list)
+    for bundle in bundles:
+        elements = []
+        for keys in bundle:
+            numbers = range(count, count := count + len(keys))
+            elements.append(
+                pa.RecordBatch.from_pydict({"key": pa.array(keys, pa.binary()), "value": [b"%d" % n for n in numbers]})
+            )
+            for key, number in zip(keys, numbers, strict=True):
+                written[key].append(number)
+        for shard, rows in packs_of(stage, *(element for element in elements if element.num_rows)):
+            for row in rows.to_pylist():
+                found[row["key"]].append((shard, int(row["value"])))
+    for key, numbers in written.items():
+        if key is None:
+            assert sorted(number for _, number in found[key]) == numbers
+        else:
+            (shard,) = {shard for shard, _ in found[key]}
+            assert found[key] == [(shard, number) for number in numbers]
+
+
+def test_a_partition_that_a_row_names_is_of_one_shard() -> None:
+    partitions = pa.array([7, None, 7, 4, None], pa.int32())
+    rows = pa.RecordBatch.from_pydict({"value": [b"x"] * 5, "key": [b"a", b"a", b"b", b"a", None], "partition": partitions})
+    by_key = KAFKA.shards_of(rows.drop_columns(["partition"]), 3).to_pylist()
+    assert KAFKA.shards_of(rows, 3).to_pylist() == [1, by_key[1], 1, 1, None]
+
+
+@pytest.mark.parametrize("column", ["key", "partition"])
+def test_a_column_of_another_type_is_named_before_it_is_sharded(column: str) -> None:
+    rows = pa.RecordBatch.from_pydict({"value": [b"x"], column: [1.5]})
+    with pytest.raises(UsageError, match=f"column '{column}' must be .* and is double"):
+        list(_Pack(KAFKA, 2).process(rows))
 
 
 def test_shards_of_before_a_restore_are_called_though_there_are_fewer_now() -> None:

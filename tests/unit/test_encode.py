@@ -466,6 +466,13 @@ def test_keys_go_where_the_java_client_puts_them(encode: ModuleType) -> None:
     assert found == {key: (encode.murmur2(key) & 0x7FFFFFFF) % 7 for key in keys}
 
 
+def test_keys_have_their_partitions_without_being_encoded(encode: ModuleType) -> None:
+    keys = [b"before", None, b"", *(b"key-%d" % n for n in range(200)), *VECTORS]
+    wanted = [None if key is None else (encode.murmur2(key) & 0x7FFFFFFF) % 7 for key in keys]
+    for kind in (pa.binary(), pa.large_binary(), pa.string(), pa.large_string()):
+        assert encode.key_partitions(pa.array(keys, pa.binary()).cast(kind)[1:], 7).to_pylist() == wanted[1:]
+
+
 def test_an_explicit_partition_is_taken_whatever_the_key(encode: ModuleType) -> None:
     made = encoder(encode, 5)
     rows = [Row(b"%d" % n, key=b"same" if n % 2 else None, partition=n % 5) for n in range(20)]

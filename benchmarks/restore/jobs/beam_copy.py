@@ -64,7 +64,7 @@ def main(told: dict[str, Any]) -> None:
         flink.submit(pipeline)
         mark(told, "query")
         while True:
-            if "task manager 1" in flink.ended():
+            if "task manager" in flink.ended():
                 mark(told, "task manager died")
                 flink.start_task_manager()
                 mark(told, "task manager is back")
