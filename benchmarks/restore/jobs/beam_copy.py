@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from marks import mark
 CHECKPOINT_MS = 500
 READ_S = 0.25
 """A call of the reader lasts so long, and a checkpoint waits for it."""
+
+SHARDS = 2
+"""A divisor of the number of partitions, with those that are added and without: so each is written by one shard."""
 
 DISCOVERY_S = 1.0
 LOOK_S = 0.05
@@ -40,7 +44,7 @@ def build(pipeline: Any, told: dict[str, Any]) -> None:  # noqa: ANN401 - Beam i
     )
     prefix = told["name"]
     _ = batches | WriteToKafka(
-        servers, told["target"], delivery="exactly-once", transactional_id_prefix=prefix, num_shards=told["parallelism"]
+        servers, told["target"], delivery="exactly-once", transactional_id_prefix=prefix, num_shards=SHARDS
     )
 
 
@@ -50,6 +54,7 @@ def main(told: dict[str, Any]) -> None:
     import apache_beam as beam
     from apache_beam.options.pipeline_options import PipelineOptions
 
+    from headrace.enumerator.errors import PeerError
     from headrace.runners.beam.flink import start_flink
 
     mark(told, "imported")
@@ -66,8 +71,9 @@ def main(told: dict[str, Any]) -> None:
         while True:
             if "task manager" in flink.ended():
                 mark(told, "task manager died")
-                flink.start_task_manager()
-                mark(told, "task manager is back")
+                with suppress(PeerError):  # killed again while it starts: it is started once more
+                    flink.start_task_manager()
+                    mark(told, "task manager is back")
             time.sleep(LOOK_S)
 
 
