@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,10 +37,14 @@ from headrace.connectors.sink import HandleSerializer, HandleT, Outcome
 from headrace.enumerator.errors import StateError
 from headrace.runners.beam.publication import Proof, Publication, Ticket
 
-__all__ = ["Entry", "Prepared", "PreparedSerializer", "Shard", "Write"]
+__all__ = ["SPARE_SLOTS", "Entry", "Prepared", "PreparedSerializer", "Shard", "Write"]
 
 FORMAT = "headrace-prepared"
 VERSION = 1
+SPARE_SLOTS = 8
+"""How many slots a shard leaves alone: a broker lets nobody begin under a name until its last commit is through to every
+partition, and who asks earlier waits out `retry.backoff.ms`. A call may commit some and then write at once."""
+
 SWEEP_SECONDS = 30.0
 """How often a shard looks for transactions that nobody names: those of a worker that did not know it was dead."""
 
@@ -95,7 +100,8 @@ class Shard(Generic[HandleT]):
         self._life = _Life()
         self._count: int | None = None
         self._swept_s = 0.0
-        self._busy: set[int] = set()
+        self._made = 0
+        self._free: deque[int] = deque()
         self._slots: dict[int, int] = {}
 
     def call(
@@ -139,25 +145,31 @@ class Shard(Generic[HandleT]):
         return state
 
     def _write(self, state: Prepared[HandleT]) -> Generator[Any, Any, Prepared[HandleT]]:
-        with self._lock:  # a call of a failed attempt may still be under way
-            slot = next(slot for slot in range(len(self._busy) + 1) if slot not in self._busy)
-            self._busy.add(slot)
+        slot = self._take()
         handle = None
         try:
             handle = yield Write(slot)
         finally:
             if handle is None:
-                self._busy.discard(slot)
+                self._free.append(slot)
         if handle is None:
             return state
         state = state.adding(handle)
         self._slots[state.count] = slot
         return state
 
+    def _take(self) -> int:
+        """The slot that has been free for the longest time."""
+        with self._lock:  # a call of a failed attempt may still be under way
+            if len(self._free) > SPARE_SLOTS:
+                return self._free.popleft()
+            self._made += 1
+            return self._made - 1
+
     def _release(self, number: int) -> None:
         slot = self._slots.pop(number, None)
         if slot is not None:
-            self._busy.discard(slot)
+            self._free.append(slot)
 
 
 class _Life:

@@ -15,7 +15,16 @@ from headrace.connectors.kafka.handles import KafkaHandle, KafkaHandleSerializer
 from headrace.connectors.kafka.transactions import Producer, TransactionProtocol
 from headrace.connectors.sink import Outcome
 from headrace.enumerator.errors import StateError
-from headrace.runners.beam.two_phase import SWEEP_SECONDS, VERSION, Entry, Prepared, PreparedSerializer, Shard, Write
+from headrace.runners.beam.two_phase import (
+    SPARE_SLOTS,
+    SWEEP_SECONDS,
+    VERSION,
+    Entry,
+    Prepared,
+    PreparedSerializer,
+    Shard,
+    Write,
+)
 from headrace.testing.memory_sink import MemoryHandle, MemoryHandleSerializer
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -141,18 +150,34 @@ def test_a_finalisation_of_the_time_before_a_restore_proves_nothing() -> None:
 def test_transactions_that_are_not_ended_have_slots_of_their_own_and_slots_are_used_again() -> None:
     caller = Caller()
     assert [caller.call(has_rows=True)[0][-1] for _ in range(3)] == [Write(0), Write(1), Write(2)]
-    durable(caller)
-    caller.call()
-    assert caller.call(has_rows=True)[0][-1].slot == 0
+    used = []
+    for _ in range(50):
+        durable(caller)
+        used.append(caller.call(has_rows=True)[0][-1].slot)
+    assert len(set(used)) < 20
+    assert 0 in used
+
+
+def test_a_slot_is_left_alone_for_a_while_as_its_commit_may_not_be_through() -> None:
+    caller = Caller()
+    released: list[int] = []
+    for _ in range(50):
+        durable(caller)
+        commands, _ = caller.call(has_rows=True)
+        slot = commands[-1].slot
+        released.append(slot)
+        assert slot not in released[-SPARE_SLOTS - 1 : -1]
 
 
 def test_a_slot_that_wrote_nothing_or_failed_is_free_again() -> None:
     shard: Shard[Any] = Shard()
-    for _ in range(2):
+    slots = []
+    for _ in range(3 * SPARE_SLOTS):
         steps = shard.call(Prepared("run"), 0.0, has_rows=True)
         assert next(steps) == Sweep(())
-        assert steps.send(None) == Write(0)
+        slots.append(steps.send(None).slot)
         steps.close()
+    assert slots == [number % (SPARE_SLOTS + 1) for number in range(3 * SPARE_SLOTS)]
 
 
 def test_what_timed_out_is_copied_and_the_copy_waits_for_its_checkpoint() -> None:
