@@ -14,7 +14,7 @@ from headrace.connectors.kafka.properties import ClientConfig
 from headrace.connectors.kafka.sink import KafkaSink
 from headrace.connectors.sink import Attempt
 from headrace.runners.beam.coders import RecordBatchCoder
-from headrace.runners.beam.two_phase import SWEEP_SECONDS, Prepared, PreparedSerializer, Shard
+from headrace.runners.beam.two_phase import SPARE_SLOTS, SWEEP_SECONDS, Prepared, PreparedSerializer, Shard
 from headrace.runners.beam.write import _Performer
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
@@ -118,12 +118,14 @@ def test_a_crash_after_the_commit_commits_again(runner: Runner, seen: Callable[[
 
 
 def test_a_name_is_used_again_while_an_older_state_still_has_it(runner: Runner, seen: Callable[[], list[str]]) -> None:
-    runner.call(["a"])
+    first = [f"a{number}" for number in range(SPARE_SLOTS + 1)]
+    for value in first:
+        runner.call([value])
     runner.checkpointed()
     runner.call()
     runner.checkpointed()
     older = runner.checkpoint
-    runner.call(["b"])  # commits "a", and takes its transactional id
+    runner.call(["b"])  # commits them, and takes the transactional id of the first
     names = [older.entries[0].handle.transactional_id, runner.state.entries[0].handle.transactional_id]
     runner.call(["c"])
     names.append(runner.state.entries[1].handle.transactional_id)
@@ -132,7 +134,7 @@ def test_a_name_is_used_again_while_an_older_state_still_has_it(runner: Runner, 
     for value in ("b", "c"):
         runner.call([value])
     runner.quiet()
-    eventually(seen, ["a", "b", "c"])
+    eventually(seen, [*first, "b", "c"])
     assert ongoing(runner.sink, runner.job) == []
 
 
