@@ -71,8 +71,9 @@ class Cluster:
     def restart(self, node: int) -> None:
         """Start the broker again on its address and data, stopping it first if it runs; wait until it serves.
 
-        After `kill`, or while brokers are missing, that can take the session timeout of 3 s: the controller admits it
-        only then. Raises PeerError with the end of its log if it fails, DeadlineExceededError after 120 s.
+        After `kill`, or while brokers are missing, that can take the session timeout of 3 s (9 s for a broker that is alone):
+        the controller admits it only then. Raises PeerError with the end of its log if it fails, DeadlineExceededError after
+        120 s.
         """
         self.stop(node)
         self._node(node).start()
