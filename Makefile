@@ -3,13 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-TREE := build/tree
 
 # Spark starts its Python workers with `python3` from PATH unless told otherwise: tell it.
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 
-.PHONY: demo demo-beam test lint bench bench-beam bench-restore soak soak-beam clean $(TREE)
+.PHONY: demo demo-beam test lint bench bench-beam bench-restore soak soak-beam clean
 
 demo: $(INSTALLED) ## The flights pipeline: kills, restores, new partitions, and the oracle's verdict
 	$(BIN)/python examples/flights/demo.py
@@ -20,12 +19,12 @@ demo-beam: $(INSTALLED) ## The same flights through a Beam pipeline on Flink: tw
 test: $(INSTALLED) ## All tests, against a real Kafka and a real Spark
 	$(BIN)/pytest
 
-lint: $(INSTALLED) $(TREE) ## Style, types, and which layer may import which
+lint: $(INSTALLED) ## Style, types, and which layer may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	cd $(TREE) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/setup.cfg -p headrace -p pyspark_headrace
-	cd $(TREE) && MYPYPATH=$(CURDIR)/benchmarks:$(CURDIR)/tests/helpers $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/setup.cfg $(CURDIR)/benchmarks/*.py $(CURDIR)/benchmarks/restore/*.py
-	cd $(TREE) && $(CURDIR)/$(BIN)/lint-imports --config $(CURDIR)/setup.cfg
+	$(BIN)/mypy -p headrace -p pyspark_headrace
+	MYPYPATH=benchmarks:tests/helpers $(BIN)/mypy benchmarks/*.py benchmarks/restore/*.py
+	$(BIN)/lint-imports
 
 bench: $(INSTALLED) ## Side by side with Spark's JVM connector; results and plots go to benchmarks/results
 	$(BIN)/python benchmarks/read_throughput.py
@@ -44,21 +43,12 @@ soak: $(INSTALLED) ## Simulated histories of the heart, many more than in the te
 soak-beam: $(INSTALLED) ## 50 SIGKILLs of Flink's task manager under a Beam pipeline: state, output, group offsets (15 minutes)
 	$(BIN)/python tests/helpers/beam_soak.py --kills 50 --result benchmarks/results/beam-kill-soak.json
 
-# The .pth file lets Spark see pyspark_headrace: it lists the folders on its path, where an editable install has none.
-$(INSTALLED): setup.cfg setup.py pyproject.toml connectors/kafka/records.py connectors/kafka/encode.py
+$(INSTALLED): setup.cfg setup.py pyproject.toml connectors/kafka/format/decode.py connectors/kafka/format/encode.py
 	$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else "headrace needs Python 3.11 to 3.13, this is " + sys.version)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --editable '.[spark,connect,sql,demo,beam,dev]'
-	echo '$(CURDIR)' > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/headrace-checkout.pth"
 	touch $@
-
-# The package as it will be installed, as links, for the tools that look at files and not at an editable install's finder.
-$(TREE): $(INSTALLED)
-	rm -rf $@
-	mkdir -p $@/headrace
-	ln -sfn $(CURDIR)/headrace/* $(CURDIR)/enumerator $(CURDIR)/connectors $(CURDIR)/runners $@/headrace/
-	ln -sfn $(CURDIR)/pyspark_headrace $@/
 
 clean:
 	rm -rf $(VENV) build dist demo-output *.egg-info

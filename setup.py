@@ -7,11 +7,11 @@ setup(
     ext_modules=cythonize(
         [
             Extension(
-                f"headrace.connectors.kafka.{name}",
-                [f"connectors/kafka/{name}.py"],
+                f"headrace.connectors.kafka.format.{name}",
+                [f"headrace/connectors/kafka/format/{name}.py"],
                 extra_compile_args=["-O3"],
             )
-            for name in ("records", "encode")
+            for name in ("decode", "encode")
         ],
         compiler_directives={"language_level": "3"},
     )

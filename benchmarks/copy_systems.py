@@ -9,7 +9,7 @@ from flink_systems import flink
 from harness import Context, Measurement
 from spark_systems import Stream, spark_copy
 
-from headrace.connectors.kafka.broker import create_topic, delete_topic
+from headrace.harness.kafka import create_topic, delete_topic
 from headrace.kafka import Earliest, KafkaSource, Latest
 
 

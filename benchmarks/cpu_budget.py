@@ -27,7 +27,7 @@ from rich.table import Table
 from spark_systems import Read, batch_read
 from topics import Shape, fill
 
-from headrace.connectors.kafka.broker import start_broker
+from headrace.harness.kafka import start_broker
 
 RESULT = Path(__file__).parent / "results" / "cpu-budget.json"
 SHAPES = (Shape(6_000_000, 100), Shape(1_000_000, 1024), Shape(1_000_000, 1024, "zstd"))

@@ -27,7 +27,7 @@ from crc32c import crc32c
 from rich.console import Console
 from rich.table import Table
 
-from headrace.connectors.kafka.records import ALL_COLUMNS, MAX_BATCH_BYTES, decode
+from headrace.connectors.kafka.format.decode import ALL_COLUMNS, MAX_BATCH_BYTES, decode
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "helpers"))

@@ -7,8 +7,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from headrace.connectors.kafka.broker.jars import KAFKA
 from headrace.harness.jars import cache_directory, find_ivy, find_java
+from headrace.harness.kafka.jars import KAFKA
 
 CONNECTOR_VERSION = "4.2.0"
 

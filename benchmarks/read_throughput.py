@@ -22,7 +22,7 @@ from report import report, summary
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from headrace.connectors.kafka.broker import start_broker
+from headrace.harness.kafka import start_broker
 
 HERE = Path(__file__).parent
 BROKER_HEAP = ("-Xms1g", "-Xmx1g")

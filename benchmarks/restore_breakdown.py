@@ -23,7 +23,7 @@ from restore_throughput import BROKER_HEAP, save, scratch
 from rich.console import Console
 from rich.table import Table
 
-from headrace.connectors.kafka.broker import start_broker
+from headrace.harness.kafka import start_broker
 
 FILE = Path(__file__).parent / "results" / "restore-breakdown.json"
 SYSTEMS = ("headrace", "headrace-cold", "jvm", "jvm-warm")

@@ -31,8 +31,8 @@ from restore.systems import ABLATIONS, BY_NAME, SYSTEMS, System
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from headrace.connectors.kafka.broker import start_broker
-from headrace.connectors.kafka.broker.containers import docker_answers
+from headrace.harness.kafka import start_broker
+from headrace.harness.kafka.containers import docker_answers
 
 HERE = Path(__file__).parent
 BROKER_HEAP = ("-Xms1g", "-Xmx1g")

@@ -147,20 +147,6 @@ class Source(ABC, Generic[SplitT]):
         """These positions are durable and may now be published (group offsets). Coordinator's process."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogOffsets(Generic[OffsetSplitT]):
-    """Where an engine stands in a whole log source: what it stores as its offset of a batch's start or end.
-
-    `began` holds, for every split, the offset that its first batch started from. An engine that asks for initial offsets again
-    when it replays its first batch (Spark does) plans the replay from there, and never from a new answer (I2).
-    `initial` marks offsets that come from `SplitDiscovery.initial`, so that they differ from every batch's end.
-    """
-
-    splits: Mapping[str, OffsetSplitT]
-    began: Mapping[str, int]
-    initial: bool = False
-
-
 class LogSource(Source[OffsetSplitT]):
     """A source whose splits are ranges of integer offsets, so that an engine can plan tasks over them by itself."""
 
@@ -174,18 +160,3 @@ class LogSource(Source[OffsetSplitT]):
     @abstractmethod
     def with_columns(self, columns: Sequence[str]) -> Self:
         """The same source, building only these columns of its schema, in this order."""
-
-    @abstractmethod
-    def offsets_to_json(self, offsets: LogOffsets[OffsetSplitT]) -> str:
-        """The offsets as one line of JSON, the same text for the same offsets."""
-
-    @abstractmethod
-    def offsets_from_json(self, text: str) -> LogOffsets[OffsetSplitT]:
-        """What `offsets_to_json` of any version wrote, or a connector that this source can take over from. Driver process.
-
-        May contact the source, to identify the splits of another connector's offsets. Raises StateError for anything else.
-        """
-
-    @abstractmethod
-    def ends_to_json(self, ends: Mapping[str, int], splits: Mapping[str, OffsetSplitT]) -> str:
-        """End offsets in the form that people and dashboards know from the field (Kafka: {"topic": {"0": 123}})."""

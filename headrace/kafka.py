@@ -4,11 +4,11 @@
 once; its `config` is `ClientConfig.from_properties({"bootstrap.servers": ...})`.
 """
 
-from headrace.connectors.kafka.positions import At, Committed, Earliest, Latest, Position, Timestamp
-from headrace.connectors.kafka.properties import ClientConfig
-from headrace.connectors.kafka.sink import AtLeastOnceKafkaSink, KafkaSink
-from headrace.connectors.kafka.source import KafkaBatches, KafkaSource
-from headrace.connectors.kafka.split import KafkaSplit
+from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Position, Timestamp
+from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.read.source import KafkaBatches, KafkaSource
+from headrace.connectors.kafka.read.split import KafkaSplit
+from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink, KafkaSink
 
 __all__ = [
     "At",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql.types import StructType
 
-    from headrace.connectors.kafka.split import KafkaSplit
+    from headrace.connectors.kafka.read.split import KafkaSplit
     from headrace.runners.spark.readers import BatchReader, StreamReader
     from headrace.runners.spark.writers import BatchWriter, StreamWriter
 
@@ -51,25 +51,25 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns of a user who gave no schema. Raises UsageError for options that fit no kind of query."""
-        from headrace.connectors.kafka.spark_options import any_read
         from headrace.runners.spark.schema import default_schema
         from pyspark_headrace.connectors import kafka_options
+        from pyspark_headrace.kafka_read import any_read
 
         return default_schema(any_read(kafka_options(self.options)))
 
     def reader(self, schema: StructType) -> BatchReader[KafkaSplit]:
         """A batch read. Raises UsageError for options or a schema that cannot be honoured."""
-        from headrace.connectors.kafka.spark_options import Mode, kafka_read
         from headrace.runners.spark.readers import BatchReader
         from pyspark_headrace.connectors import kafka_options
+        from pyspark_headrace.kafka_read import Mode, kafka_read
 
         return BatchReader(kafka_read(kafka_options(self.options), Mode.BATCH), schema)
 
     def streamReader(self, schema: StructType) -> StreamReader[KafkaSplit]:  # noqa: N802 - Spark's name
         """A streaming read. Raises UsageError for options or a schema that cannot be honoured."""
-        from headrace.connectors.kafka.spark_options import Mode, kafka_read
         from headrace.runners.spark.readers import StreamReader
         from pyspark_headrace.connectors import kafka_options
+        from pyspark_headrace.kafka_read import Mode, kafka_read
 
         return StreamReader(kafka_read(kafka_options(self.options), Mode.STREAM), schema)
 

@@ -13,9 +13,9 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from headrace.connectors.sink_write import SinkWrite
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.writers import check_columns
+from pyspark_headrace.options import SinkWrite
 
 if TYPE_CHECKING:
     from headrace.connectors.sql.table_sink import TableSink
@@ -30,14 +30,14 @@ Planned = tuple[SinkWrite[Any], list[str]]
 
 
 def _kafka(options: Mapping[str, str], schema: StructType) -> Planned:
-    from headrace.connectors.kafka.spark_sink_options import COLUMNS, kafka_write
+    from pyspark_headrace.kafka_write import COLUMNS, kafka_write
 
     return kafka_write(options), check_columns(schema, COLUMNS, ["value"])
 
 
 def _sql(options: Mapping[str, str], schema: StructType) -> Planned:
     try:
-        from headrace.connectors.sql.spark_sink_options import sql_write
+        from pyspark_headrace.sql_write import sql_write
     except ImportError as error:
         raise UsageError(f"{error.name or error} is not installed; run: pip install 'headrace[sql]'") from error
     write = sql_write(options)
@@ -52,7 +52,7 @@ def _check_rows(sink: TableSink, schema: pa.Schema) -> None:
 
 
 def _files(options: Mapping[str, str], schema: StructType) -> Planned:
-    from headrace.connectors.files.spark_sink_options import file_write
+    from pyspark_headrace.files_write import file_write
 
     return file_write(options), schema.names
 

@@ -12,9 +12,9 @@ import pyspark.sql.worker.python_streaming_sink_runner
 import pyspark.sql.worker.write_into_data_source
 import pyspark.worker
 
-import headrace.connectors.kafka.sink
-import headrace.connectors.kafka.source
-import headrace.connectors.kafka.spark_options
-import headrace.connectors.kafka.spark_sink_options
+import headrace.connectors.kafka.read.source
+import headrace.connectors.kafka.write.sink
 import headrace.runners.spark.readers
 import headrace.runners.spark.writers
+import pyspark_headrace.kafka_read
+import pyspark_headrace.kafka_write

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from headrace.connectors.kafka.broker import Cluster
-    from headrace.runners.beam.flink import FlinkCluster
+    from headrace.harness.flink import FlinkCluster
+    from headrace.harness.kafka import Cluster
 
 settings.register_profile("default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", parent=settings.get_profile("default"), max_examples=20, derandomize=True)
@@ -44,7 +44,7 @@ def _no_fetcher_left_open() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def broker() -> Iterator[Cluster]:
     """One broker shared by the session; a test that kills it must restart it."""
-    from headrace.connectors.kafka.broker import start_broker
+    from headrace.harness.kafka import start_broker
 
     with start_broker(config=_config()) as cluster:
         yield cluster
@@ -53,7 +53,7 @@ def broker() -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def cluster3() -> Iterator[Cluster]:
     """Three brokers shared by the session; a test that kills some must restart them."""
-    from headrace.connectors.kafka.broker import start_broker
+    from headrace.harness.kafka import start_broker
 
     with start_broker(3, config=_config()) as cluster:
         yield cluster

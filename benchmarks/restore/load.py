@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from headrace.connectors.kafka.cluster import KafkaCluster
-from headrace.connectors.kafka.encode import RecordEncoder
-from headrace.connectors.kafka.produce import OutBatch, idempotent_sender
-from headrace.connectors.kafka.properties import ClientConfig
-from headrace.connectors.kafka.transactions import Transactions
+from headrace.connectors.kafka.client.cluster import KafkaCluster
+from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.format.encode import RecordEncoder
+from headrace.connectors.kafka.write.produce import OutBatch, idempotent_sender
+from headrace.connectors.kafka.write.transactions import Transactions
 from restore.records import RecordMaker, batch
 from restore.timeline import Curve
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from headrace.connectors.kafka.broker import add_partitions, create_topic, delete_topic
+from headrace.harness.kafka import add_partitions, create_topic, delete_topic
 from restore.broker_bytes import BrokerBytes
 from restore.load import NO_WINDOW, Controls, Load, load
 from restore.oracle import Seen, Verdict, first_seen, judge, read_log

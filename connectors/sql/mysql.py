@@ -17,10 +17,10 @@ from sqlalchemy.exc import DBAPIError
 
 from headrace.connectors.sql.arrow import Field, check_finite, python_rows
 from headrace.connectors.sql.commits import TRANSACTIONS
+from headrace.connectors.sql.database import Ended, TwoPhaseDatabase, Writer
 from headrace.connectors.sql.errors import code_of
 from headrace.connectors.sql.handles import place_digest, split_gid
 from headrace.connectors.sql.table import Table, split_name
-from headrace.connectors.sql.two_phase import Ended, TwoPhaseDatabase, Writer
 from headrace.enumerator.errors import RetriableError, UsageError
 
 __all__ = ["MySql"]

@@ -14,10 +14,10 @@ from sqlalchemy.exc import DBAPIError
 
 from headrace.connectors.sql.arrow import Field, copy_lines
 from headrace.connectors.sql.commits import TRANSACTIONS
+from headrace.connectors.sql.database import Ended, TwoPhaseDatabase, Writer
 from headrace.connectors.sql.errors import code_of
 from headrace.connectors.sql.handles import place_digest
 from headrace.connectors.sql.table import Table
-from headrace.connectors.sql.two_phase import Ended, TwoPhaseDatabase, Writer
 from headrace.enumerator.errors import RetriableError, UsageError
 
 __all__ = ["PostgreSql"]

@@ -22,6 +22,7 @@ from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wa
 from headrace.connectors.sink import Attempt, CommitList, Outcome, check_job
 from headrace.connectors.sql.arrow import Field
 from headrace.connectors.sql.commits import TRANSACTIONS, create_tables
+from headrace.connectors.sql.database import Ended, TwoPhaseDatabase, Writer
 from headrace.connectors.sql.errors import translated
 from headrace.connectors.sql.handles import SqlHandle, attempt_prefix, job_prefix, new_gid
 from headrace.connectors.sql.mysql import MySql
@@ -29,7 +30,6 @@ from headrace.connectors.sql.postgresql import PostgreSql
 from headrace.connectors.sql.rows import RowTransaction
 from headrace.connectors.sql.table import Table
 from headrace.connectors.sql.table_sink import StoredListCommitter, TableSink
-from headrace.connectors.sql.two_phase import Ended, TwoPhaseDatabase, Writer
 from headrace.connectors.sql.url import Product, driver_engine, product_of, shown
 from headrace.enumerator.errors import DataLossError, PeerError, RetriableError, UsageError
 

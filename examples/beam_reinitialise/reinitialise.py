@@ -23,12 +23,12 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace.beam import ReadFromKafka
-from headrace.connectors.kafka.broker import create_topic, start_broker
 from headrace.enumerator.errors import RetriableError
+from headrace.harness.flink import start_flink
+from headrace.harness.flink.programs import FLINK, OPENED, RUNNER_VERSION
 from headrace.harness.jars import find_java, installed
+from headrace.harness.kafka import create_topic, start_broker
 from headrace.harness.waiting import wait_until
-from headrace.runners.beam.flink import start_flink
-from headrace.runners.beam.flink.programs import FLINK, OPENED, RUNNER_VERSION
 
 HERE = Path(__file__).parent
 NUMBERS = 3000  # that each run reads before it ends

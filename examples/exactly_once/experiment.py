@@ -19,8 +19,8 @@ from typing import Any, Self
 import psutil
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from headrace.connectors.kafka.broker import create_topic, delete_topic, start_broker
 from headrace.enumerator.errors import UsageError
+from headrace.harness.kafka import create_topic, delete_topic, start_broker
 
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parents[1]

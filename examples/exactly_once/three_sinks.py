@@ -23,7 +23,7 @@ from experiment import CHECKOUT, ExperimentError, Job, Kafka, Reader, check, kaf
 from headrace.connectors.sql.url import driver_engine
 
 RECORDS, PARTITIONS, BATCH = 240, 2, 80
-KAFKA, SQL, SPARK = "headrace.connectors.kafka.sink", "headrace.connectors.sql.sink", "headrace.runners.spark.writers"
+KAFKA, SQL, SPARK = "headrace.connectors.kafka.write.sink", "headrace.connectors.sql.sink", "headrace.runners.spark.writers"
 PHASES = {
     "before the first task has prepared": (KAFKA, "KafkaTransaction", "prepare", "before", 1),
     "when a task has prepared": (SQL, "SqlTransaction", "prepare", "after", 1),

@@ -27,7 +27,7 @@ from producer import FlightProducer
 from report import delays, draw
 from rich.console import Console
 
-from headrace.connectors.kafka.broker import add_partitions, create_topic, delete_topic, start_broker
+from headrace.harness.kafka import add_partitions, create_topic, delete_topic, start_broker
 
 T = TypeVar("T")
 

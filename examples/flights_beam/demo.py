@@ -17,8 +17,8 @@ from pipeline import build
 from rich.console import Console
 from rich.table import Table
 
-from headrace.connectors.kafka.broker import add_partitions, create_topic, delete_topic, start_broker
-from headrace.runners.beam.flink import FlinkCluster, start_flink
+from headrace.harness.flink import FlinkCluster, start_flink
+from headrace.harness.kafka import add_partitions, create_topic, delete_topic, start_broker
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent / "flights"))

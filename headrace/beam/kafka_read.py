@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from apache_beam.coders.typecoders import registry
 
-from headrace.connectors.kafka.discovery import Positions
-from headrace.connectors.kafka.positions import Committed, Earliest, Latest, Position, Timestamp
-from headrace.connectors.kafka.properties import Isolation
-from headrace.connectors.kafka.records import ALL_COLUMNS
-from headrace.connectors.kafka.source import DISCOVERY_INTERVAL_S, KafkaSource
+from headrace.connectors.kafka.client.positions import Committed, Earliest, Latest, Position, Timestamp
+from headrace.connectors.kafka.client.properties import Isolation
+from headrace.connectors.kafka.format.decode import ALL_COLUMNS
+from headrace.connectors.kafka.read.discovery import Positions
+from headrace.connectors.kafka.read.source import DISCOVERY_INTERVAL_S, KafkaSource
 from headrace.enumerator.errors import UsageError
 from headrace.runners.beam.event_time import ColumnTime, EventTime, ProcessingTime
 from headrace.runners.beam.limited import Limit

@@ -11,8 +11,8 @@ import pyarrow as pa
 from apache_beam.transforms.window import GlobalWindow, GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
-from headrace.connectors.kafka.properties import ClientConfig
-from headrace.connectors.kafka.sink import DEFAULT_PREFIX, DEFAULT_TRANSACTION_TIMEOUT_MS, AtLeastOnceKafkaSink, KafkaSink
+from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.write.sink import DEFAULT_PREFIX, DEFAULT_TRANSACTION_TIMEOUT_MS, AtLeastOnceKafkaSink, KafkaSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.beam.write import DEFAULT_SHARDS, WriteExactlyOnce, WriteImmediately
 

@@ -15,8 +15,8 @@ from headrace.cli.serving import LOOK_SECONDS, named_settings, until_interrupted
 from headrace.enumerator.errors import RetriableError
 
 if TYPE_CHECKING:
-    from headrace.runners.beam.flink import FlinkCluster
-    from headrace.runners.beam.flink.watch import Watch
+    from headrace.harness.flink import FlinkCluster
+    from headrace.harness.flink.watch import Watch
 
 
 def beam_command(
@@ -36,8 +36,8 @@ def beam_command(
     What Beam and Flink leave silent is said on stderr: workers that do not start, checkpoints that do not complete, and jobs
     that fail and start again. Python workers are of the Python that runs this; PYTHONPATH reaches them.
     """
-    from headrace.runners.beam.flink import start_flink
-    from headrace.runners.beam.flink.watch import Patience
+    from headrace.harness.flink import start_flink
+    from headrace.harness.flink.watch import Patience
 
     settings = named_settings(config)
     limits = Patience(patience, patience)

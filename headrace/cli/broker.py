@@ -20,7 +20,7 @@ def broker_command(
 
     The cluster and its data are gone afterwards. HEADRACE_BOOTSTRAP, when set, is used instead of starting one.
     """
-    from headrace.connectors.kafka.broker import start_broker
+    from headrace.harness.kafka import start_broker
 
     settings = named_settings(config)
     with until_interrupted(), start_broker(brokers, config=settings, port=port) as cluster:

@@ -13,7 +13,7 @@ from headrace.cli.output import Table, console, escaped, instant, note, plain_li
 from headrace.enumerator.errors import UsageError
 
 if TYPE_CHECKING:
-    from headrace.connectors.kafka.log_dump import DumpedBatch
+    from headrace.connectors.kafka.write.log_dump import DumpedBatch
 
 MOST_BATCHES = 100
 BATCH_COLUMNS = (
@@ -56,7 +56,7 @@ def batch_row(partition: int, batch: DumpedBatch) -> Sequence[object]:
 
 def record_rows(topic: str, partition: int, batch: DumpedBatch) -> Iterator[Sequence[object]]:
     """The cells of RECORD_COLUMNS for each record; none for a marker."""
-    from headrace.connectors.kafka.log_dump import records_of
+    from headrace.connectors.kafka.write.log_dump import records_of
 
     if batch.marker is not None:
         return
@@ -93,7 +93,7 @@ def dump_command(
     transaction, coordinator epoch, compression, bytes, greatest timestamp) and `record` (partition, offset, timestamp, key,
     value, transaction). `transaction` is committed, aborted or open; COMMIT or ABORT for a marker; `-` outside of one.
     """
-    from headrace.connectors.kafka.log_dump import dump
+    from headrace.connectors.kafka.write.log_dump import dump
 
     if start is not None and partition is None:
         raise UsageError("--from needs --partition, as every partition counts its own offsets")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from headrace.enumerator.errors import StateError
 
 if TYPE_CHECKING:
-    from headrace.connectors.kafka.cluster import KafkaCluster
-    from headrace.connectors.kafka.handles import KafkaHandle
+    from headrace.connectors.kafka.client.cluster import KafkaCluster
+    from headrace.connectors.kafka.write.handles import KafkaHandle
     from headrace.connectors.sink import CommitList
 
 
@@ -36,14 +36,14 @@ class DurableLists:
 
 def read_lists(cluster: KafkaCluster, topic: str) -> DurableLists:
     """All lists of a commit topic; none where there is no such topic. Waits until writes to it are decided."""
-    from headrace.connectors.kafka.commit_log import CommitLog
+    from headrace.connectors.kafka.write.commit_log import CommitLog
 
     return parse_lists(topic, CommitLog(cluster, topic).read())
 
 
 def parse_lists(topic: str, records: Mapping[str, bytes]) -> DurableLists:
     """What the records of a commit topic, by job, say."""
-    from headrace.connectors.kafka.handles import KafkaHandleSerializer
+    from headrace.connectors.kafka.write.handles import KafkaHandleSerializer
     from headrace.connectors.sink import CommitListSerializer
 
     serializer = CommitListSerializer(KafkaHandleSerializer())

@@ -14,9 +14,9 @@ from headrace.cli.output import Table, console, rich_table, show
 from headrace.enumerator.errors import StateError
 
 if TYPE_CHECKING:
-    from headrace.connectors.kafka.cluster import KafkaCluster
-    from headrace.connectors.kafka.properties import Isolation
-    from headrace.connectors.kafka.topology import TopicPartition
+    from headrace.connectors.kafka.client.cluster import KafkaCluster
+    from headrace.connectors.kafka.client.properties import Isolation
+    from headrace.connectors.kafka.client.topology import TopicPartition
 
 COLUMNS = ("topic", "partition", "committed", "end", "high watermark", "lag")
 
@@ -47,7 +47,7 @@ def lag_of(cluster: KafkaCluster, group: str, topics: Collection[str]) -> list[P
 
     Raises UnknownTopicError for topics that do not exist, StateError for a group that has committed nothing.
     """
-    from headrace.connectors.kafka.properties import Isolation
+    from headrace.connectors.kafka.client.properties import Isolation
 
     wanted: list[TopicPartition] | None = None
     if topics:
@@ -68,7 +68,7 @@ def lag_of(cluster: KafkaCluster, group: str, topics: Collection[str]) -> list[P
 def _ends(
     cluster: KafkaCluster, partitions: Sequence[TopicPartition], isolation: Isolation
 ) -> dict[TopicPartition, int | None]:
-    from headrace.connectors.kafka.positions import Latest
+    from headrace.connectors.kafka.client.positions import Latest
 
     answers = cluster.list_offsets(dict.fromkeys(partitions, Latest()), isolation)
     return {tp: answer.offset for tp, answer in answers.items()}

@@ -13,8 +13,8 @@ import typer
 from headrace.enumerator.errors import UsageError
 
 if TYPE_CHECKING:
-    from headrace.connectors.kafka.cluster import KafkaCluster
-    from headrace.connectors.kafka.properties import ClientConfig
+    from headrace.connectors.kafka.client.cluster import KafkaCluster
+    from headrace.connectors.kafka.client.properties import ClientConfig
 
 BOOTSTRAP_VARIABLE = "HEADRACE_BOOTSTRAP"
 FIRST_CONTACT_MS = 10_000  # an address that is wrong should not take the client's usual minute to be found so
@@ -66,15 +66,14 @@ def client_properties(
 
 def client_config(bootstrap: str | None, pairs: Sequence[str] | None, file: Path | None) -> ClientConfig:
     """The configuration that the three options make. Raises UsageError."""
-    from headrace.connectors.kafka.properties import ClientConfig
+    from headrace.connectors.kafka.client.properties import ClientConfig
 
     return ClientConfig.from_properties(client_properties(bootstrap, pairs, file))
 
 
 def connect(config: ClientConfig) -> KafkaCluster:
     """The process's cluster, once it has answered. Raises DeadlineExceededError after 10 s, AuthenticationError, TlsError."""
-    from headrace.connectors.kafka.cluster import KafkaCluster
-    from headrace.connectors.kafka.source import shared_cluster
+    from headrace.connectors.kafka.client.cluster import KafkaCluster, shared_cluster
 
     hasty = replace(config, default_api_timeout_ms=min(config.default_api_timeout_ms, FIRST_CONTACT_MS))
     with KafkaCluster(hasty) as cluster:

@@ -26,9 +26,9 @@ from headrace.cli.output import Table, confirm, instant, note, progress, show
 from headrace.enumerator.errors import HeadraceError, StateError, UsageError
 
 if TYPE_CHECKING:
-    from headrace.connectors.kafka.handles import KafkaHandle
-    from headrace.connectors.kafka.properties import ClientConfig
-    from headrace.connectors.kafka.transactions import TransactionDescription, Transactions
+    from headrace.connectors.kafka.client.properties import ClientConfig
+    from headrace.connectors.kafka.write.handles import KafkaHandle
+    from headrace.connectors.kafka.write.transactions import TransactionDescription, Transactions
     from headrace.connectors.sink import CommitList
 
 transactions_app = typer.Typer(no_args_is_help=True, help="Transactions of exactly-once writes: look, and end by hand.")
@@ -133,7 +133,7 @@ def list_command(
     Plain lines are `transaction` (id, job, slot, task, attempt, state, producer id, producer epoch, age in s, timeout in s) and
     `list` (job, epoch, completed or recorded, number of transactions still to be committed).
     """
-    from headrace.connectors.kafka.transactions import Transactions
+    from headrace.connectors.kafka.write.transactions import Transactions
 
     states = [parse_state(text) for text in state or ()]
     cluster = connect(client_config(bootstrap, properties, properties_file))
@@ -182,7 +182,7 @@ def describe(
     properties_file: PropertiesFile = None,
 ) -> None:
     """Everything that its coordinator knows about a transactional id, and whether a durable list names it."""
-    from headrace.connectors.kafka.transactions import Transactions
+    from headrace.connectors.kafka.write.transactions import Transactions
 
     cluster = connect(client_config(bootstrap, properties, properties_file))
     found = Transactions(cluster).describe([transactional_id])[transactional_id]
@@ -249,7 +249,7 @@ def completing_command(job: str, prefix: str, commit_topic: str) -> str:
 
 def abort_one(transactions: Transactions, found: TransactionDescription) -> Planned:
     """Abort it, and say what came of it: it may have been ended, or taken over, since it was described."""
-    from headrace.connectors.kafka.transactions import Answer, Verdict
+    from headrace.connectors.kafka.write.transactions import Answer, Verdict
 
     name = found.producer.transactional_id or ""
     answer, _ = transactions.end(found.producer, transactions.protocol(), Verdict.ABORT)
@@ -278,7 +278,7 @@ def abort(
 
     What a durable list names is refused, as it must be committed. Exit status 1 unless every id named is aborted in the end.
     """
-    from headrace.connectors.kafka.transactions import Transactions
+    from headrace.connectors.kafka.write.transactions import Transactions
 
     if bool(transactional_ids) == bool(job):
         raise UsageError("give transactional ids, or --job, and not both")
@@ -363,7 +363,7 @@ def complete(config: ClientConfig, prefix: str, commit_topic: str, completion: C
     Raises DataLossError, FencedError, PeerError. May be called again after any of them.
     """
     from headrace.connectors.commit import JobCommitter
-    from headrace.connectors.kafka.sink import KafkaSink
+    from headrace.connectors.kafka.write.sink import KafkaSink
 
     timeout_ms = config.transaction_timeout_ms
     sink = KafkaSink(config, prefix=prefix, commit_topic=commit_topic, transaction_timeout_ms=timeout_ms)

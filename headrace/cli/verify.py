@@ -26,8 +26,8 @@ from headrace.cli.tally import Field, Finding, Identity, OrderCheck, Tally, pars
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from headrace.connectors.kafka.cluster import KafkaCluster
-    from headrace.connectors.kafka.log_dump import Fate
+    from headrace.connectors.kafka.client.cluster import KafkaCluster
+    from headrace.connectors.kafka.write.log_dump import Fate
 
 EXAMPLES = 10
 _ORIGIN = ("topic", "partition", "offset")
@@ -47,14 +47,14 @@ class EpochState:
     @property
     def is_torn(self) -> bool:
         """Some are committed and others aborted."""
-        from headrace.connectors.kafka.log_dump import Fate
+        from headrace.connectors.kafka.write.log_dump import Fate
 
         return bool(self.fates.get(Fate.COMMITTED)) and bool(self.fates.get(Fate.ABORTED))
 
 
 def epoch_states(cluster: KafkaCluster, lists: DurableLists, topic: str) -> list[EpochState]:
     """Of every job whose list is not completed and names a transaction that wrote to the topic."""
-    from headrace.connectors.kafka.log_dump import fate_of
+    from headrace.connectors.kafka.write.log_dump import fate_of
 
     return [
         EpochState(job, commits.epoch, Counter(fate_of(cluster, handle) for handle in commits.handles))
@@ -75,8 +75,8 @@ class Topics:
 
     def batches(self, topic: str, columns: Sequence[str]) -> Generator[pa.RecordBatch]:
         """All of a topic under read_committed, up to where it ends now, with a bar on a terminal."""
-        from headrace.connectors.kafka.positions import Latest
-        from headrace.connectors.kafka.source import KafkaSource
+        from headrace.connectors.kafka.client.positions import Latest
+        from headrace.connectors.kafka.read.source import KafkaSource
 
         given = {name: value for name, value in self.properties.items() if name not in ("isolation.level", "group.id")}
         source = KafkaSource(
@@ -98,8 +98,8 @@ class Topics:
 
     def _ends(self, topic: str) -> dict[tuple[str, int], tuple[int, int, int]]:
         """First offset, last stable offset and high watermark of each partition."""
-        from headrace.connectors.kafka.positions import Earliest, Latest
-        from headrace.connectors.kafka.properties import Isolation
+        from headrace.connectors.kafka.client.positions import Earliest, Latest
+        from headrace.connectors.kafka.client.properties import Isolation
 
         keys = [(topic, number) for number in self.cluster.topics([topic])[topic].partitions]
         first = self.cluster.list_offsets(dict.fromkeys(keys, Earliest()))
@@ -205,7 +205,7 @@ def verify_command(
 
 def _report_epochs(cluster: KafkaCluster, commit_topic: str | None, topic: str) -> int:
     """Print the recorded epochs; the number of torn ones."""
-    from headrace.connectors.kafka.log_dump import Fate
+    from headrace.connectors.kafka.write.log_dump import Fate
 
     if commit_topic is None:
         return 0

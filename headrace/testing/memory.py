@@ -10,7 +10,6 @@ The log lives in this process; a pickled source finds it again in this process o
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,12 +19,11 @@ from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
-from headrace.enumerator.errors import DataLossError, StateError, UsageError
+from headrace.enumerator.errors import DataLossError, UsageError
 from headrace.enumerator.source import (
     Boundedness,
     Findings,
     JsonObject,
-    LogOffsets,
     LogSource,
     SourceReader,
     SplitBatch,
@@ -241,23 +239,3 @@ class MemorySource(LogSource[MemorySplit]):
         source = MemorySource(self.log, bounded=self.is_bounded, start=self.start, batch_size=self.batch_size)
         source.schema = pa.schema([SCHEMA.field(column) for column in columns])
         return source
-
-    def offsets_to_json(self, offsets: LogOffsets[MemorySplit]) -> str:
-        """{"splits": [...], "began": {...}, "initial": false}."""
-        splits = [self.split_serializer.serialize(offsets.splits[split_id]) for split_id in sorted(offsets.splits)]
-        body = {"splits": splits, "began": dict(offsets.began), "initial": offsets.initial}
-        return json.dumps(body, separators=(",", ":"), sort_keys=True)
-
-    def offsets_from_json(self, text: str) -> LogOffsets[MemorySplit]:
-        """What `offsets_to_json` wrote."""
-        try:
-            body = json.loads(text)
-            splits = [self.split_serializer.deserialize(1, data) for data in body["splits"]]
-            began = {str(split_id): int(offset) for split_id, offset in body["began"].items()}
-            return LogOffsets({split.split_id: split for split in splits}, began, bool(body["initial"]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise StateError(f"these are no offsets of a memory source: {error!r}") from error
-
-    def ends_to_json(self, ends: Mapping[str, int], splits: Mapping[str, MemorySplit]) -> str:
-        """{"a": 3}."""
-        return json.dumps(dict(ends), separators=(",", ":"), sort_keys=True)

@@ -4,7 +4,7 @@
 
 `WriteExactlyOnce`: rows go to shards, those of one key to the same (`TwoPhaseSink.shards_of`): transactions beside each other
 have no order. A shard's transactions are prepared while its state is at hand, so that the handles become part of the state
-there and then; `headrace.runners.beam.two_phase` says when they are committed. Every shard is called every second, with rows or
+there and then; `headrace.runners.beam.shard` says when they are committed. Every shard is called every second, with rows or
 without, by a splittable DoFn that is part of the checkpoint, too: so a restored shard is looked after, though no row may ever
 come to it again.
 """
@@ -35,7 +35,7 @@ from headrace.connectors.commit import Copy, End, Sweep
 from headrace.connectors.sink import Attempt, Committer, ImmediateSink, Transaction, TwoPhaseSink
 from headrace.enumerator.errors import ProtocolViolationError, UsageError
 from headrace.runners.beam.coders import RecordBatchCoder
-from headrace.runners.beam.two_phase import Prepared, PreparedSerializer, Shard, Write
+from headrace.runners.beam.shard import Prepared, PreparedSerializer, Shard, Write
 
 __all__ = ["DEFAULT_SHARDS", "WriteExactlyOnce", "WriteImmediately"]
 

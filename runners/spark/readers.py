@@ -20,11 +20,12 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from headrace.connectors.log_read import LogRead, Predicate
+from headrace.connectors.predicates import Predicate
 from headrace.enumerator.errors import UsageError
-from headrace.enumerator.planning import OffsetRange, plan_tasks
 from headrace.enumerator.split import OffsetSplitT
 from headrace.runners.spark.filters import predicate
+from headrace.runners.spark.log_read import LogRead
+from headrace.runners.spark.planning import OffsetRange, plan_tasks
 from headrace.runners.spark.schema import wanted_columns
 from headrace.runners.spark.stream import StreamPlanner
 from headrace.runners.spark.tasks import read_splits

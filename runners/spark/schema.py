@@ -6,9 +6,9 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from headrace.connectors.log_read import LogRead
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.split import OffsetSplitT
+from headrace.runners.spark.log_read import LogRead
 
 
 def spark_schema(schema: pa.Schema) -> StructType:

@@ -16,11 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from headrace.connectors.log_read import LogRead
 from headrace.enumerator.errors import DeadlineExceededError, StateError, is_retriable
-from headrace.enumerator.planning import OffsetRange, admit, plan_tasks
-from headrace.enumerator.source import LogOffsets
 from headrace.enumerator.split import OffsetSplitT
+from headrace.runners.spark.log_read import LogOffsets, LogRead
+from headrace.runners.spark.planning import OffsetRange, admit, plan_tasks
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +49,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
         """`clock` gives monotonic seconds. Contacts nobody."""
         self._read = read
         self._source = read.source
+        self._format = read.offsets
         self._clock = clock
         self._discovery = read.source.create_discovery()
         self._initial: str | None = None
@@ -69,7 +69,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
         if self._initial is None:
             splits = self._initial_splits()
             began = {split_id: split.next_offset for split_id, split in splits.items()}
-            self._initial = self._source.offsets_to_json(LogOffsets(splits, began, initial=True))
+            self._initial = self._format.to_json(LogOffsets(splits, began, initial=True))
         return self._initial
 
     def next_offsets(self, start: str, max_offsets: int | None, min_offsets: int | None) -> str:
@@ -90,7 +90,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
         known = {**offsets.splits, **backlog.splits}
         began = {**{split_id: split.next_offset for split_id, split in known.items()}, **offsets.began}
         moved = {split_id: split.between(ends.get(split_id, split.next_offset), None) for split_id, split in known.items()}
-        return self._source.offsets_to_json(LogOffsets(moved, began))
+        return self._format.to_json(LogOffsets(moved, began))
 
     def tasks(self, start: str, end: str) -> list[tuple[OffsetSplitT, ...]]:
         """The tasks of the batch between two offsets, each a list of bounded splits; a replay gives the same ranges.
@@ -116,7 +116,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
 
     def latest_seen(self) -> str | None:
         """The ends that the last look found, for progress reports; None before the first look."""
-        return None if self._seen is None else self._source.ends_to_json(self._seen.ends, self._seen.splits)
+        return None if self._seen is None else self._format.ends_to_json(self._seen.ends, self._seen.splits)
 
     def close(self) -> None:
         """Release connections. Nothing depends on its being called."""
@@ -124,12 +124,12 @@ class StreamPlanner(Generic[OffsetSplitT]):
 
     def _initial_splits(self) -> Mapping[str, OffsetSplitT]:
         if self._read.predecessor is not None:
-            return self._source.offsets_from_json(self._read.predecessor.initial_offsets()).splits
+            return self._format.from_json(self._read.predecessor.initial_offsets()).splits
         return {split.split_id: split for split in self._discovery.initial().added}
 
     def _parse(self, text: str) -> LogOffsets[OffsetSplitT]:
         if text not in self._parsed:
-            self._parsed[text] = self._source.offsets_from_json(text)
+            self._parsed[text] = self._format.from_json(text)
             if len(self._parsed) > _PARSED_KEPT:
                 self._parsed.popitem(last=False)
         return self._parsed[text]

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 from kafka_rig import write
 
-from headrace.connectors.kafka.broker import add_partitions, create_topic, delete_topic
-from headrace.connectors.kafka.source import shared_cluster
+from headrace.connectors.kafka.client.cluster import shared_cluster
 from headrace.enumerator import Boundedness, LazyEnumerator
 from headrace.enumerator.errors import UsageError
+from headrace.harness.kafka import add_partitions, create_topic, delete_topic
 from headrace.kafka import KafkaSource, KafkaSplit, Latest
 from headrace.testing.conformance import ExternalContext, SourceConformance
 

@@ -35,13 +35,13 @@ from rich.progress import Progress
 from sink_rig import read_all
 
 from headrace.beam import ReadFromKafka, WriteToKafka
-from headrace.connectors.kafka.broker import create_topic, start_broker
-from headrace.connectors.kafka.broker.jars import KAFKA_VERSION
-from headrace.connectors.kafka.properties import ClientConfig
-from headrace.connectors.kafka.source import shared_cluster
-from headrace.connectors.kafka.transactions import Transactions
-from headrace.runners.beam.flink import FlinkCluster
-from headrace.runners.beam.flink.programs import FLINK_VERSION, RUNNER_VERSION
+from headrace.connectors.kafka.client.cluster import shared_cluster
+from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.write.transactions import Transactions
+from headrace.harness.flink import FlinkCluster
+from headrace.harness.flink.programs import FLINK_VERSION, RUNNER_VERSION
+from headrace.harness.kafka import create_topic, start_broker
+from headrace.harness.kafka.jars import KAFKA_VERSION
 
 PARTITIONS = 4
 CHECKPOINT_MS = 2000

@@ -17,7 +17,7 @@ import pyarrow as pa
 from headrace.connectors.commit import Copy, End, Sweep
 from headrace.connectors.sink import Attempt
 from headrace.enumerator.errors import PeerError
-from headrace.runners.beam.two_phase import SWEEP_SECONDS, Prepared, Shard, Write
+from headrace.runners.beam.shard import SWEEP_SECONDS, Prepared, Shard, Write
 from headrace.testing.memory_sink import MemoryLog, MemorySink, State
 
 RUN = "run"

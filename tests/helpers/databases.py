@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from headrace.connectors.kafka.broker.containers import docker_answers
+from headrace.harness.kafka.containers import docker_answers
 from headrace.harness.ports import HOST, reserved_ports
 from headrace.harness.processes import guarded
 

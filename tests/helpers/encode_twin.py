@@ -1,7 +1,7 @@
-"""The record encoder uncompiled, as `records_twin` has the decoder."""
+"""The record encoder uncompiled, as `decode_twin` has the decoder."""
 
-from records_twin import load
+from decode_twin import load
 
-from headrace.connectors.kafka import encode as compiled
+from headrace.connectors.kafka.format import encode as compiled
 
 uncompiled = load(compiled)

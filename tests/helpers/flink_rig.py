@@ -15,8 +15,8 @@ from apache_beam.transforms.core import RestrictionProvider
 from apache_beam.utils.timestamp import Duration
 from tenacity import Retrying, retry_if_not_result, stop_after_delay, wait_fixed
 
-from headrace.runners.beam.flink import FlinkCluster, start_flink
-from headrace.runners.beam.flink.rest import ENDED
+from headrace.harness.flink import FlinkCluster, start_flink
+from headrace.harness.flink.rest import ENDED
 
 HELPERS = Path(__file__).parent
 

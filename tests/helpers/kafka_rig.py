@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from kafka_tools import proxy_to
 
-from headrace.connectors.kafka import wire
+from headrace.connectors.kafka.client import wire
 from headrace.enumerator import EagerEnumerator, EmbeddedRun, SplitBatch, SplitEnumerator
 from headrace.kafka import KafkaSource, KafkaSplit
 

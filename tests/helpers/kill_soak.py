@@ -32,10 +32,10 @@ from confluent_kafka import Producer
 from rich.progress import Progress
 from sink_rig import eventually, kafka_sink, read_all, set_transaction_version
 
-from headrace.connectors.kafka.broker import create_topic, start_broker
-from headrace.connectors.kafka.broker.jars import KAFKA_VERSION
-from headrace.connectors.kafka.transactions import Transactions
+from headrace.connectors.kafka.write.transactions import Transactions
 from headrace.connectors.sink import CommitListSerializer
+from headrace.harness.kafka import create_topic, start_broker
+from headrace.harness.kafka.jars import KAFKA_VERSION
 
 HERE = Path(__file__).parent
 PHASES = [
@@ -51,7 +51,7 @@ OUTAGE, REPAIR, ZOMBIE = 12, 5, 7
 TIMEOUT_MS, SPARK_TIMEOUT_MS = 4000, 20_000  # a first batch of Spark takes seconds to write
 BAD = ("duplicates", "lost", "foreign", "torn", "open")
 
-SINK = "headrace.connectors.kafka.sink"
+SINK = "headrace.connectors.kafka.write.sink"
 
 Kill = dict[str, Any]
 

@@ -8,7 +8,7 @@ from typing import Any
 from headrace.connectors.commit import Copy, End, Sweep
 from headrace.connectors.sink import Outcome
 from headrace.runners.beam.publication import Proof
-from headrace.runners.beam.two_phase import Prepared, Shard, Write
+from headrace.runners.beam.shard import Prepared, Shard, Write
 
 
 def _played(steps: Generator[Any, Any, Any], change: Any) -> Generator[Any, Any, Any]:

@@ -14,9 +14,9 @@ from unittest.mock import patch
 
 from planted_commits import Planted
 
-from headrace.connectors.kafka.errors import BrokerError
-from headrace.connectors.kafka.produce import BatchSender
-from headrace.connectors.kafka.sink import KafkaSink
+from headrace.connectors.kafka.client.errors import BrokerError
+from headrace.connectors.kafka.write.produce import BatchSender
+from headrace.connectors.kafka.write.sink import KafkaSink
 
 
 @contextmanager

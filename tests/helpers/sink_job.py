@@ -22,7 +22,7 @@ import planted_sinks
 from sink_rig import kafka_sink, rows
 
 from headrace.connectors.commit import JobCommitter, refuse_stale
-from headrace.connectors.kafka import sink as kafka
+from headrace.connectors.kafka.write import sink as kafka
 from headrace.connectors.sink import Attempt
 
 JOB = "soak"

@@ -11,11 +11,11 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from headrace.connectors.commit import JobCommitter
-from headrace.connectors.kafka.handles import KafkaHandle
-from headrace.connectors.kafka.properties import ClientConfig
-from headrace.connectors.kafka.sink import KafkaSink
-from headrace.connectors.kafka.transactions import Transactions
-from headrace.connectors.kafka.wire import Connection, UpdateFeaturesRequest
+from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.client.wire import Connection, UpdateFeaturesRequest
+from headrace.connectors.kafka.write.handles import KafkaHandle
+from headrace.connectors.kafka.write.sink import KafkaSink
+from headrace.connectors.kafka.write.transactions import Transactions
 from headrace.connectors.sink import Attempt, CommitList, Committer, Outcome
 
 PATIENCE_S = 30.0

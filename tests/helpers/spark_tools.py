@@ -13,7 +13,7 @@ from typing import Any
 from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 
-from headrace.connectors.kafka.broker import Cluster, add_partitions, create_topic, delete_topic
+from headrace.harness.kafka import Cluster, add_partitions, create_topic, delete_topic
 
 ROOT = Path(__file__).parents[2]
 

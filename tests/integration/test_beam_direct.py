@@ -21,7 +21,7 @@ from beam_rig import BeamRun, collect, collected, on_direct
 from kafka_rig import commit, committed, eventually, transactional, wait_for_end, write, write_records
 
 from headrace.beam import KafkaHeader, KafkaRecord, ReadFromKafka
-from headrace.connectors.kafka.broker import add_partitions, create_topic
+from headrace.harness.kafka import add_partitions, create_topic
 from headrace.kafka import KafkaSource, Latest
 from headrace.runners.beam import worker
 

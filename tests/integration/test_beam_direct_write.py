@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, TopicPartition
 from sink_rig import read_all
 
 from headrace.beam import WriteToKafka
-from headrace.connectors.kafka.broker import Cluster, create_topic
+from headrace.harness.kafka import Cluster, create_topic
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(200)]
 

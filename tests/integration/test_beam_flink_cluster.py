@@ -20,8 +20,8 @@ from apache_beam.transforms.userstate import ReadModifyWriteStateSpec
 from flink_rig import Numbers, eventually, job, kill_and_restart
 
 from headrace.enumerator.errors import PeerError, UsageError
-from headrace.runners.beam.flink import FlinkCluster, start_flink
-from headrace.runners.beam.flink.watch import Patience
+from headrace.harness.flink import FlinkCluster, start_flink
+from headrace.harness.flink.watch import Patience
 
 pytestmark = [pytest.mark.flink, pytest.mark.timeout(300)]
 

@@ -21,9 +21,9 @@ from kafka_rig import committed
 from kafka_tools import produce
 
 from headrace.beam import ReadFromKafka
-from headrace.connectors.kafka.broker import add_partitions, create_topic
+from headrace.harness.flink import FlinkCluster
+from headrace.harness.kafka import add_partitions, create_topic
 from headrace.kafka import At
-from headrace.runners.beam.flink import FlinkCluster
 
 pytestmark = [pytest.mark.broker, pytest.mark.flink, pytest.mark.timeout(420)]
 

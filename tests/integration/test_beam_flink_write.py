@@ -12,11 +12,11 @@ from flink_rig import Numbers, eventually, frozen_workers, job, kill_and_restart
 from sink_rig import read_all, read_pairs
 
 from headrace.beam import WriteToKafka
-from headrace.connectors.kafka.broker import Cluster, create_topic
-from headrace.connectors.kafka.properties import ClientConfig
-from headrace.connectors.kafka.source import shared_cluster
-from headrace.connectors.kafka.transactions import Transactions
-from headrace.runners.beam.flink import FlinkCluster
+from headrace.connectors.kafka.client.cluster import shared_cluster
+from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.write.transactions import Transactions
+from headrace.harness.flink import FlinkCluster
+from headrace.harness.kafka import Cluster, create_topic
 
 pytestmark = [pytest.mark.flink, pytest.mark.broker, pytest.mark.timeout(600)]
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from sink_rig import eventually, ongoing, read_all, rows, take_over
 
-from headrace.connectors.kafka.broker import Cluster, create_topic
-from headrace.connectors.kafka.properties import ClientConfig
-from headrace.connectors.kafka.sink import KafkaSink
+from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.sink import Attempt
+from headrace.harness.kafka import Cluster, create_topic
 from headrace.runners.beam.coders import RecordBatchCoder
-from headrace.runners.beam.two_phase import SPARE_SLOTS, SWEEP_SECONDS, Prepared, PreparedSerializer, Shard
+from headrace.runners.beam.shard import SPARE_SLOTS, SWEEP_SECONDS, Prepared, PreparedSerializer, Shard
 from headrace.runners.beam.write import _Performer
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]

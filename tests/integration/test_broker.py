@@ -21,9 +21,9 @@ from kafka.errors import KafkaError
 from kafka.net.compat import KafkaNetClient
 from tenacity import Retrying, retry_if_not_result, stop_after_delay, wait_fixed
 
-from headrace.connectors.kafka.broker import Cluster, add_partitions, create_topic, delete_topic, start_broker
-from headrace.connectors.kafka.broker.metadata import ask
 from headrace.enumerator.errors import PeerError, UsageError
+from headrace.harness.kafka import Cluster, add_partitions, create_topic, delete_topic, start_broker
+from headrace.harness.kafka.metadata import ask
 from headrace.harness.ports import Ports, is_listening, reserved_ports
 
 OWN = "HEADRACE_BOOTSTRAP"
@@ -430,7 +430,7 @@ def test_importing_headrace_imports_nothing_heavy() -> None:
 
 def test_concurrent_first_uses_download_once(own: None, tmp_path: Path) -> None:
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
-    code = "from headrace.connectors.kafka.broker.jars import kafka_jars; print(kafka_jars())"
+    code = "from headrace.harness.kafka.jars import kafka_jars; print(kafka_jars())"
     users = [subprocess.Popen([sys.executable, "-P", "-c", code], env=environment, stdout=subprocess.PIPE) for _ in range(3)]
     answers = {user.communicate()[0] for user in users}
     assert len(answers) == 1

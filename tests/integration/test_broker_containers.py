@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import docker
 import pytest
 
-from headrace.connectors.kafka.broker import containers, create_topic, start, start_broker
-from headrace.connectors.kafka.broker.jars import kafka_jars
 from headrace.enumerator.errors import PeerError
+from headrace.harness.kafka import containers, create_topic, start, start_broker
+from headrace.harness.kafka.jars import kafka_jars
 from headrace.harness.ports import is_listening
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]

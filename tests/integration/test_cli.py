@@ -18,9 +18,9 @@ from sink_rig import DyingCommitter, Killed, committer, eventually, kafka_sink, 
 
 from headrace import cli
 from headrace.connectors.commit import JobCommitter
-from headrace.connectors.kafka.broker import create_topic, start_broker
-from headrace.connectors.kafka.transactions import Transactions, Verdict
+from headrace.connectors.kafka.write.transactions import Transactions, Verdict
 from headrace.connectors.sink import Attempt
+from headrace.harness.kafka import create_topic, start_broker
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 

@@ -9,12 +9,13 @@ import pytest
 from confluent_kafka import Consumer
 from kafka_tools import produce
 
-from headrace.connectors.kafka.broker import Cluster, create_topic, delete_topic
-from headrace.connectors.kafka.cluster import CoordinatorKind, KafkaCluster, OffsetAnswer, java_pattern
-from headrace.connectors.kafka.errors import GroupInUseError, UnknownTopicError
-from headrace.connectors.kafka.positions import Earliest, Latest, Timestamp
-from headrace.connectors.kafka.properties import ClientConfig, Isolation
+from headrace.connectors.kafka.client.cluster import CoordinatorKind, KafkaCluster, OffsetAnswer
+from headrace.connectors.kafka.client.errors import GroupInUseError, UnknownTopicError
+from headrace.connectors.kafka.client.positions import Earliest, Latest, Timestamp
+from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
+from headrace.connectors.kafka.read.discovery import java_pattern
 from headrace.enumerator.errors import DeadlineExceededError, RetriableError, UsageError
+from headrace.harness.kafka import Cluster, create_topic, delete_topic
 
 pytestmark = pytest.mark.broker
 

@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from headrace.connectors.kafka.broker import create_topic
+from headrace.harness.kafka import create_topic
 
 ROOT = Path(__file__).parents[2]
 FLIGHTS = ROOT / "examples" / "flights"

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from headrace.connectors.kafka.broker import create_topic
-from headrace.connectors.kafka.cluster import KafkaCluster
-from headrace.connectors.kafka.encode import Codec, EncodedBatch, RecordEncoder
-from headrace.connectors.kafka.errors import broker_error
-from headrace.connectors.kafka.properties import ClientConfig
-from headrace.connectors.kafka.wire import ProduceRequest
+from headrace.connectors.kafka.client.cluster import KafkaCluster
+from headrace.connectors.kafka.client.errors import broker_error
+from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.client.wire import ProduceRequest
+from headrace.connectors.kafka.format.encode import Codec, EncodedBatch, RecordEncoder
+from headrace.harness.kafka import create_topic
 
 pytestmark = pytest.mark.broker
 

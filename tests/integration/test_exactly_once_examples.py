@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from databases import mariadb, postgresql
 
-from headrace.connectors.kafka.cluster import KafkaCluster
-from headrace.connectors.kafka.properties import ClientConfig
+from headrace.connectors.kafka.client.cluster import KafkaCluster
+from headrace.connectors.kafka.client.properties import ClientConfig
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(900)]
 

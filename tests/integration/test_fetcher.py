@@ -11,15 +11,15 @@ import pytest
 from kafka.record import MemoryRecords
 from kafka_tools import Proxy, produce, proxy_to
 
-from headrace.connectors.kafka.broker import Cluster, create_topic, delete_topic
-from headrace.connectors.kafka.cluster import KafkaCluster
-from headrace.connectors.kafka.errors import OffsetOutOfRangeError, TopicRecreatedError
-from headrace.connectors.kafka.fetcher import FetchedData, Fetcher, FetchFailed, FetchFrom
-from headrace.connectors.kafka.positions import Latest
-from headrace.connectors.kafka.properties import ClientConfig, Isolation
-from headrace.connectors.kafka.topology import Broker
-from headrace.connectors.kafka.wire import Connection, DeleteRecordsRequest, FetchRequest
+from headrace.connectors.kafka.client.cluster import KafkaCluster
+from headrace.connectors.kafka.client.errors import OffsetOutOfRangeError, TopicRecreatedError
+from headrace.connectors.kafka.client.positions import Latest
+from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
+from headrace.connectors.kafka.client.topology import Broker
+from headrace.connectors.kafka.client.wire import Connection, DeleteRecordsRequest, FetchRequest
+from headrace.connectors.kafka.read.fetcher import FetchedData, Fetcher, FetchFailed, FetchFrom
 from headrace.enumerator.errors import DataLossError
+from headrace.harness.kafka import Cluster, create_topic, delete_topic
 
 pytestmark = pytest.mark.broker
 
@@ -431,7 +431,7 @@ def test_connections_outlive_the_fetcher_and_are_used_again(broker, kafka, topic
     produce(broker.bootstrap, name, written)
     sources = whole(kafka, name)
     assert read(kafka, sources) == written
-    monkeypatch.setattr("headrace.connectors.kafka.pool.Connection", None)  # connecting anew would fail
+    monkeypatch.setattr("headrace.connectors.kafka.client.pool.Connection", None)  # connecting anew would fail
     assert read(kafka, sources) == written
 
 

@@ -29,14 +29,14 @@ from sink_rig import (
 )
 
 from headrace.connectors.commit import JobCommitter, StaleEpochError
-from headrace.connectors.kafka import commit_log
-from headrace.connectors.kafka.broker import create_topic, delete_topic, start_broker
-from headrace.connectors.kafka.errors import BrokerError, InvalidForBrokerError
-from headrace.connectors.kafka.records import HEADERS_TYPE
-from headrace.connectors.kafka.transaction_log import fetch_at
-from headrace.connectors.kafka.transactions import TransactionProtocol, Transactions, Verdict
+from headrace.connectors.kafka.client.errors import BrokerError, InvalidForBrokerError
+from headrace.connectors.kafka.client.fetch_once import fetch_once
+from headrace.connectors.kafka.format.decode import HEADERS_TYPE
+from headrace.connectors.kafka.write import commit_log
+from headrace.connectors.kafka.write.transactions import TransactionProtocol, Transactions, Verdict
 from headrace.connectors.sink import Attempt
 from headrace.enumerator.errors import DataLossError, DeadlineExceededError, FencedError, StateError, UsageError
+from headrace.harness.kafka import create_topic, delete_topic, start_broker
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
@@ -299,9 +299,9 @@ def test_the_commit_topic_is_read_on_from_where_it_was_read_to(sink, out, bootst
 
     def noted(cluster, topic, partition, offset, isolation):
         read_from.append(offset)
-        return fetch_at(cluster, topic, partition, offset, isolation)
+        return fetch_once(cluster, topic, partition, offset, isolation)
 
-    monkeypatch.setattr(commit_log, "fetch_at", noted)
+    monkeypatch.setattr(commit_log, "fetch_once", noted)
     driver = committer(sink, JOB)
     for epoch in range(3):
         driver.commit(epoch, prepared(sink, JOB, epoch, [str(epoch)]))

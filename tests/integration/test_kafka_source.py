@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from kafka_rig import Reading, by_partition, commit, end_of, read_all, transactional, wait_for_end, write, write_records
 
-from headrace.connectors.kafka.broker import add_partitions, create_topic
 from headrace.enumerator.errors import UsageError
+from headrace.harness.kafka import add_partitions, create_topic
 from headrace.kafka import At, Committed, Earliest, KafkaSource, Latest, Timestamp
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]

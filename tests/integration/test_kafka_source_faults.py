@@ -25,10 +25,10 @@ from kafka_rig import (
     write_records,
 )
 
-from headrace.connectors.kafka.broker import create_topic, delete_topic
-from headrace.connectors.kafka.errors import GroupInUseError, OffsetOutOfRangeError, TopicRecreatedError
-from headrace.connectors.kafka.source import shared_cluster
+from headrace.connectors.kafka.client.cluster import shared_cluster
+from headrace.connectors.kafka.client.errors import GroupInUseError, OffsetOutOfRangeError, TopicRecreatedError
 from headrace.enumerator.errors import CorruptDataError, DataLossError
+from headrace.harness.kafka import create_topic, delete_topic
 from headrace.kafka import At, Committed, KafkaSource, Latest
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]

@@ -23,7 +23,7 @@ from restore.scenarios import Scenario
 from restore.systems import BY_NAME
 from restore.timeline import Curve
 
-from headrace.connectors.kafka.broker import create_topic
+from headrace.harness.kafka import create_topic
 
 pytestmark = pytest.mark.broker
 

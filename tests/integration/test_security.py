@@ -12,15 +12,15 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import pkcs12
 from kafka_tools import produce
 
-from headrace.connectors.kafka.broker import Cluster, create_topic, start_broker
-from headrace.connectors.kafka.broker.security import make_certificates
-from headrace.connectors.kafka.cluster import KafkaCluster
-from headrace.connectors.kafka.errors import ConnectionLostError, TlsError
-from headrace.connectors.kafka.fetcher import FetchedData, Fetcher, FetchFrom
-from headrace.connectors.kafka.positions import Latest
-from headrace.connectors.kafka.properties import ClientConfig
-from headrace.connectors.kafka.wire import Connection, MetadataRequest
+from headrace.connectors.kafka.client.cluster import KafkaCluster
+from headrace.connectors.kafka.client.errors import ConnectionLostError, TlsError
+from headrace.connectors.kafka.client.positions import Latest
+from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.client.wire import Connection, MetadataRequest
+from headrace.connectors.kafka.read.fetcher import FetchedData, Fetcher, FetchFrom
 from headrace.enumerator.errors import AuthenticationError, CorruptDataError, is_retriable
+from headrace.harness.kafka import Cluster, create_topic, start_broker
+from headrace.harness.kafka.security import make_certificates
 
 pytestmark = pytest.mark.broker
 

@@ -24,15 +24,14 @@ from kafka_rig import (
     write_batches,
 )
 
-from headrace.connectors.kafka import reader as reader_module
-from headrace.connectors.kafka.broker import add_partitions, create_topic, delete_topic
-from headrace.connectors.kafka.cluster import KafkaCluster, OffsetAnswer
-from headrace.connectors.kafka.errors import TopicRecreatedError
-from headrace.connectors.kafka.fetcher import FetchedData, Fetcher, FetchFrom
-from headrace.connectors.kafka.positions import Latest as LatestOffset
-from headrace.connectors.kafka.source import shared_cluster
+from headrace.connectors.kafka.client.cluster import KafkaCluster, OffsetAnswer, shared_cluster
+from headrace.connectors.kafka.client.errors import TopicRecreatedError
+from headrace.connectors.kafka.client.positions import Latest as LatestOffset
+from headrace.connectors.kafka.read import reader as reader_module
+from headrace.connectors.kafka.read.fetcher import FetchedData, Fetcher, FetchFrom
 from headrace.enumerator import LazyEnumerator
 from headrace.enumerator.errors import CorruptDataError, DataLossError
+from headrace.harness.kafka import add_partitions, create_topic, delete_topic
 from headrace.kafka import At, Committed, Earliest, KafkaSource, Latest
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]

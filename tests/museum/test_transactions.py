@@ -7,14 +7,14 @@ import pytest
 from sink_rig import DyingCommitter, Killed, committer, eventually, kafka_sink, ongoing, prepared, read_all, rows, take_over
 
 from headrace.connectors.commit import JobCommitter, StaleEpochError
-from headrace.connectors.kafka.broker import create_topic, delete_topic
-from headrace.connectors.kafka.errors import BrokerError, FencedByBrokerError
-from headrace.connectors.kafka.handles import KafkaHandle
-from headrace.connectors.kafka.properties import Isolation
-from headrace.connectors.kafka.transaction_log import fetch_at
-from headrace.connectors.kafka.transactions import Transactions, Verdict
+from headrace.connectors.kafka.client.errors import BrokerError, FencedByBrokerError
+from headrace.connectors.kafka.client.fetch_once import fetch_once
+from headrace.connectors.kafka.client.properties import Isolation
+from headrace.connectors.kafka.write.handles import KafkaHandle
+from headrace.connectors.kafka.write.transactions import Transactions, Verdict
 from headrace.connectors.sink import Attempt, Outcome
 from headrace.enumerator.errors import HeadraceError
+from headrace.harness.kafka import create_topic, delete_topic
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
@@ -160,7 +160,7 @@ def test_librdkafka_3297_aborting_what_has_timed_out_is_no_error(bootstrap, out)
 def test_materialize_6214_exactly_once_is_what_reaches_the_log(sink, out):
     (handle,) = prepared(sink, JOB, 0, ["a"])
     (written,) = handle.ranges
-    answer = fetch_at(sink.cluster(), out, written.partition, written.first, Isolation.READ_UNCOMMITTED)
+    answer = fetch_once(sink.cluster(), out, written.partition, written.first, Isolation.READ_UNCOMMITTED)
     assert int.from_bytes(answer.records[21:23], "big") & TRANSACTIONAL
     committer(sink, JOB).recover()
 

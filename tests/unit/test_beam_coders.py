@@ -13,7 +13,7 @@ from driving import checkpoint_of, reading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.connectors.kafka.records import arrow_schema
+from headrace.connectors.kafka.format.decode import arrow_schema
 from headrace.enumerator.errors import StateError
 from headrace.runners.beam.coders import EnumerationFormat, RecordBatchCoder, SplitStateFormat
 from headrace.runners.beam.restrictions import Enumerated, Fresh, HandedOn

@@ -15,7 +15,7 @@ from apache_beam.coders import RowCoder
 
 from headrace.beam import KafkaHeader, KafkaRecord, ProcessingTime, ReadFromKafka
 from headrace.beam.kafka_read import LogAppendTime, as_kafka_records, as_pairs
-from headrace.connectors.kafka.records import ALL_COLUMNS, arrow_schema
+from headrace.connectors.kafka.format.decode import ALL_COLUMNS, arrow_schema
 from headrace.enumerator.errors import UsageError
 from headrace.kafka import At, Committed, Earliest, Latest, Timestamp
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from headrace.beam import WriteToKafka
 from headrace.beam.kafka_write import _ToBatches
-from headrace.connectors.kafka.properties import ClientConfig
-from headrace.connectors.kafka.sink import KafkaSink
+from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.beam.coders import RecordBatchCoder
 from headrace.runners.beam.write import PACK_BYTES, Shards, ShardsCoder, WriteExactlyOnce, _Beats, _Pack

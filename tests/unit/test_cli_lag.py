@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from headrace.cli.lag import PartitionLag, lag_of, tables, total
-from headrace.connectors.kafka.cluster import CommittedOffset, OffsetAnswer
-from headrace.connectors.kafka.properties import Isolation
-from headrace.connectors.kafka.topology import PartitionMetadata, TopicMetadata
+from headrace.connectors.kafka.client.cluster import CommittedOffset, OffsetAnswer
+from headrace.connectors.kafka.client.properties import Isolation
+from headrace.connectors.kafka.client.topology import PartitionMetadata, TopicMetadata
 from headrace.enumerator.errors import StateError
 
 

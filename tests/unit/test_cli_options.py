@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from headrace import cli
 from headrace.cli import options
 from headrace.cli.options import client_config, client_properties, parse_properties
-from headrace.connectors.kafka.sink import DEFAULT_COMMIT_TOPIC, DEFAULT_PREFIX, DEFAULT_TRANSACTION_TIMEOUT_MS
+from headrace.connectors.kafka.write.sink import DEFAULT_COMMIT_TOPIC, DEFAULT_PREFIX, DEFAULT_TRANSACTION_TIMEOUT_MS
 from headrace.enumerator.errors import UsageError
 
 SECRET = "hunter2-hunter2"

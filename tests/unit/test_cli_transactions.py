@@ -20,10 +20,10 @@ from headrace.cli.transactions import (
     plan_commit,
     transaction_row,
 )
-from headrace.connectors.kafka.handles import KafkaHandle, KafkaHandleSerializer, WrittenRange
-from headrace.connectors.kafka.properties import ClientConfig
-from headrace.connectors.kafka.sink import KafkaSink
-from headrace.connectors.kafka.transactions import Answer, Producer, TransactionDescription, TransactionProtocol
+from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSerializer, WrittenRange
+from headrace.connectors.kafka.write.sink import KafkaSink
+from headrace.connectors.kafka.write.transactions import Answer, Producer, TransactionDescription, TransactionProtocol
 from headrace.connectors.sink import Attempt, CommitList, CommitListSerializer
 from headrace.enumerator.errors import StateError, UsageError
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from headrace.cli.tally import Field, Finding, Identity, OrderCheck, Tally, identity_hash, parse_origin
 from headrace.cli.verify import EpochState
-from headrace.connectors.kafka.log_dump import Fate
-from headrace.connectors.kafka.records import HEADERS_TYPE
+from headrace.connectors.kafka.format.decode import HEADERS_TYPE
+from headrace.connectors.kafka.write.log_dump import Fate
 from headrace.enumerator.errors import UsageError
 
 

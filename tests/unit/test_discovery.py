@@ -8,11 +8,11 @@ from uuid import UUID
 
 import pytest
 
-from headrace.connectors.kafka.cluster import CommittedOffset, OffsetAnswer, PartitionMetadata, TopicMetadata
-from headrace.connectors.kafka.discovery import KafkaDiscovery, Partitions, Pattern, PositionPlan, Topics
-from headrace.connectors.kafka.errors import UnknownTopicError
-from headrace.connectors.kafka.properties import ClientConfig, Isolation
-from headrace.connectors.kafka.split import KafkaSplit
+from headrace.connectors.kafka.client.cluster import CommittedOffset, OffsetAnswer, PartitionMetadata, TopicMetadata
+from headrace.connectors.kafka.client.errors import UnknownTopicError
+from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
+from headrace.connectors.kafka.read.discovery import KafkaDiscovery, Partitions, Pattern, PositionPlan, Topics
+from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import DataLossError, RetriableError, UsageError
 from headrace.kafka import At, Committed, Earliest, Latest, Timestamp
 

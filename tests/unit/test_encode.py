@@ -23,7 +23,7 @@ from kafka.record import MemoryRecords
 from kafka.record.default_records import DefaultRecordBatchBuilder
 from record_batches import HEADER
 
-from headrace.connectors.kafka.records import ALL_COLUMNS, decode
+from headrace.connectors.kafka.format.decode import ALL_COLUMNS, decode
 from headrace.enumerator.errors import UsageError
 
 NOW = 1_700_000_000_000
@@ -114,7 +114,7 @@ def test_the_module_under_test_is_compiled_and_its_twin_is_not() -> None:
 
 
 def test_running_compiled_does_not_import_cython() -> None:
-    code = "import sys, headrace.connectors.kafka.encode; print([m for m in ('cython', 'Cython') if m in sys.modules])"
+    code = "import sys, headrace.connectors.kafka.format.encode; print([m for m in ('cython', 'Cython') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
     assert out.stdout.strip() == "[]"
 

@@ -5,16 +5,16 @@ from uuid import UUID
 
 import pytest
 
-from headrace.connectors.kafka.errors import (
+from headrace.connectors.kafka.client.errors import (
     LogTruncatedError,
     OffsetOutOfRangeError,
     TopicRecreatedError,
     UnknownTopicError,
 )
-from headrace.connectors.kafka.fetch_plan import FetchedData, FetchFailed, FetchFrom, FetchPlan
-from headrace.connectors.kafka.fetch_protocol import PartitionAnswer
-from headrace.connectors.kafka.properties import ClientConfig
-from headrace.connectors.kafka.topology import Broker, Leader
+from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.client.topology import Broker, Leader
+from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer
+from headrace.connectors.kafka.read.fetch_plan import FetchedData, FetchFailed, FetchFrom, FetchPlan
 from headrace.enumerator.errors import CorruptDataError, DeadlineExceededError, RetriableError
 
 CONFIG = ClientConfig(bootstrap="b:1", default_api_timeout_ms=10_000, retry_backoff_ms=100, retry_backoff_max_ms=1000)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.protocol.consumer import FetchResponse
 
-from headrace.connectors.kafka.fetch_protocol import BatchSpan, parse_fetch_response, span_of_batches
+from headrace.connectors.kafka.format.fetch_protocol import BatchSpan, parse_fetch_response, span_of_batches
 from headrace.enumerator.errors import CorruptDataError
 
 VERSIONS = range(4, 19)

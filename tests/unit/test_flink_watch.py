@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.runners.beam.flink.rest import Checkpoint, JobView
-from headrace.runners.beam.flink.watch import Patience, Trouble, Watch
+from headrace.harness.flink.rest import Checkpoint, JobView
+from headrace.harness.flink.watch import Patience, Trouble, Watch
 
 PATIENCE = Patience(worker_seconds=10.0, stall_seconds=20.0)
 RUNNING = JobView(

@@ -3,7 +3,7 @@ import pickle
 import pytest
 from kafka.errors import kafka_errors
 
-from headrace.connectors.kafka.errors import (
+from headrace.connectors.kafka.client.errors import (
     BrokerError,
     GroupInUseError,
     LogTruncatedError,

@@ -11,8 +11,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from headrace.connectors.kafka.discovery import Partitions, Pattern, Topics
-from headrace.connectors.kafka.properties import Isolation
+from headrace.connectors.kafka.client.properties import Isolation
+from headrace.connectors.kafka.read.discovery import Partitions, Pattern, Topics
 from headrace.enumerator import Boundedness
 from headrace.enumerator.errors import UsageError
 from headrace.kafka import At, Committed, Earliest, KafkaSource, KafkaSplit, Latest, Timestamp

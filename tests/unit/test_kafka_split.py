@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.connectors.kafka.split import KafkaSplit, KafkaSplitSerializer
+from headrace.connectors.kafka.read.split import KafkaSplit, KafkaSplitSerializer
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import StateError
 from headrace.enumerator.ledger import SplitState

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from record_batches import CONTROL, TRANSACTIONAL, Record, batch, emptied, marker, numbered, seal
 
 from headrace.cli.dump import batch_row, record_rows
-from headrace.connectors.kafka import log_dump
-from headrace.connectors.kafka.cluster import OffsetAnswer
-from headrace.connectors.kafka.fetch_protocol import PartitionAnswer
-from headrace.connectors.kafka.log_dump import DumpedBatch, Fate, Marker, MarkerKind, control_marker, dump
-from headrace.connectors.kafka.positions import Earliest
-from headrace.connectors.kafka.properties import Isolation
-from headrace.connectors.kafka.record_batch import stored_batches
+from headrace.connectors.kafka.client.cluster import OffsetAnswer
+from headrace.connectors.kafka.client.positions import Earliest
+from headrace.connectors.kafka.client.properties import Isolation
+from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer
+from headrace.connectors.kafka.format.record_batch import stored_batches
+from headrace.connectors.kafka.write import log_dump
+from headrace.connectors.kafka.write.log_dump import DumpedBatch, Fate, Marker, MarkerKind, control_marker, dump
 from headrace.enumerator.errors import CorruptDataError, DataLossError, UsageError
 
 ABORT, COMMIT = 0, 1
@@ -94,7 +94,7 @@ class Partition:
             return {key: OffsetAnswer(self.batches[0].base_offset)}
         return {key: OffsetAnswer(self.stable if isolation is Isolation.READ_COMMITTED else self.end)}
 
-    def fetch_at(self, _cluster, topic, partition, offset, isolation):
+    def fetch_once(self, _cluster, topic, partition, offset, isolation):
         self.fetched.append(offset)
         limit = self.stable if isolation is Isolation.READ_COMMITTED else self.end
         found = [item for item in self.batches if item.last_offset >= offset and item.base_offset < limit][
@@ -121,7 +121,7 @@ class Partition:
 @pytest.fixture
 def dumped(monkeypatch):
     def of(partition, start=None):
-        monkeypatch.setattr(log_dump, "fetch_at", partition.fetch_at)
+        monkeypatch.setattr(log_dump, "fetch_once", partition.fetch_once)
         return [
             (item.stored.base_offset, item.marker.kind.value if item.marker else item.fate and item.fate.value)
             for item in dump(partition, "t", 0, start)

@@ -6,9 +6,10 @@ import gc
 import pickle
 
 import pytest
+from memory_offsets import MemoryOffsets
 
 from headrace.enumerator.errors import DataLossError, StateError, UsageError
-from headrace.enumerator.source import LogOffsets
+from headrace.runners.spark.log_read import LogOffsets
 from headrace.testing.memory import MemoryLog, MemorySource, MemorySplit
 
 
@@ -20,18 +21,17 @@ def log() -> MemoryLog:
     return log
 
 
-def test_offsets_come_back_from_json_as_they_were(log):
-    source = MemorySource(log)
+def test_offsets_come_back_from_json_as_they_were():
     offsets = LogOffsets({"a": MemorySplit("a", 2), "b": MemorySplit("b", 0, 9)}, {"a": 0, "b": 0}, initial=True)
-    text = source.offsets_to_json(offsets)
-    assert source.offsets_from_json(text) == offsets
-    assert source.offsets_to_json(source.offsets_from_json(text)) == text
+    text = MemoryOffsets().to_json(offsets)
+    assert MemoryOffsets().from_json(text) == offsets
+    assert MemoryOffsets().to_json(MemoryOffsets().from_json(text)) == text
 
 
 @pytest.mark.parametrize("text", ["", "[]", "7", "{}", '{"splits":[7],"began":{},"initial":false}'])
-def test_other_text_is_refused(log, text):
+def test_other_text_is_refused(text):
     with pytest.raises(StateError):
-        MemorySource(log).offsets_from_json(text)
+        MemoryOffsets().from_json(text)
 
 
 def test_ends_are_those_of_now_or_the_splits_own(log):

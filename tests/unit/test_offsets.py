@@ -11,12 +11,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headrace.connectors.kafka import offsets as offsets_json
-from headrace.connectors.kafka.split import KafkaSplit
+from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import StateError
-from headrace.enumerator.source import LogOffsets
 from headrace.kafka import KafkaSource
+from headrace.runners.spark.log_read import LogOffsets
+from pyspark_headrace import kafka_offsets as offsets_json
+from pyspark_headrace.kafka_offsets import KafkaOffsets
 
+FORMAT = KafkaOffsets(KafkaSource("127.0.0.1:1", topics=["t"]))
 GOLDEN = Path(__file__).parent / "golden" / "kafka_offsets_v1.json"
 A = UUID("00112233-4455-6677-8899-aabbccddeeff")
 B = UUID("ffeeddcc-bbaa-9988-7766-554433221100")
@@ -49,17 +51,17 @@ def read(text):
 def test_version_1_is_read_for_ever_and_written_the_same():
     text = GOLDEN.read_text().rstrip("\n")
     assert read(text) == GOLDEN_OFFSETS
-    assert offsets_json.to_json(GOLDEN_OFFSETS) == text
+    assert FORMAT.to_json(GOLDEN_OFFSETS) == text
 
 
 def test_the_common_case_can_be_read_by_people():
-    text = offsets_json.to_json(offsets((KafkaSplit("t", A, 0, 123), 7)))
+    text = FORMAT.to_json(offsets((KafkaSplit("t", A, 0, 123), 7)))
     assert text == f'{{"headrace":1,"offsets":{{"t":{{"0":123}}}},"began":{{"t":{{"0":7}}}},"topic_ids":{{"t":"{A}"}}}}'
 
 
 def test_a_recreated_topic_has_two_ids_under_one_name():
     both = offsets((KafkaSplit("t", A, 0, 10), 10), (KafkaSplit("t", B, 0, 3), 0))
-    document = json.loads(offsets_json.to_json(both))
+    document = json.loads(FORMAT.to_json(both))
     assert document["offsets"] == {f"t@{A}": {"0": 10}, f"t@{B}": {"0": 3}}
     assert read(json.dumps(document)) == both
 
@@ -84,17 +86,17 @@ lines = st.lists(st.tuples(splits, st.integers(0, 2**63 - 1)), max_size=8, uniqu
 @given(lines, st.booleans())
 def test_what_is_written_is_read_back(some, initial):
     written = offsets(*some, initial=initial)
-    text = offsets_json.to_json(written)
+    text = FORMAT.to_json(written)
     assert "\n" not in text
     assert read(text) == written
-    assert offsets_json.to_json(read(text)) == text
-    assert offsets_json.to_json(offsets(*reversed(some), initial=initial)) == text
+    assert FORMAT.to_json(read(text)) == text
+    assert FORMAT.to_json(offsets(*reversed(some), initial=initial)) == text
 
 
 def test_ends_are_shown_as_the_jvm_connector_shows_them():
     known = {split.split_id: split for split in (KafkaSplit("t", A, 10, 0), KafkaSplit("t", A, 9, 0), KafkaSplit("s", A, 0, 0))}
     ends = {split_id: number for number, split_id in enumerate(known)}
-    assert offsets_json.ends_to_json(ends, known) == '{"s":{"0":2},"t":{"9":1,"10":0}}'
+    assert FORMAT.ends_to_json(ends, known) == '{"s":{"0":2},"t":{"9":1,"10":0}}'
 
 
 # --- the JVM connector's ------------------------------------------------------------------------------------------------
@@ -169,8 +171,8 @@ def test_damage_is_a_state_error_and_nothing_else(path, value, is_removed):
     parsed = offsets_json.parse(json.dumps(document))
     with suppress(StateError):
         if offsets_json.is_ours(parsed):
-            found = source.offsets_from_json(json.dumps(document))
-            assert read(offsets_json.to_json(found)) == found
+            found = KafkaOffsets(source).from_json(json.dumps(document))
+            assert read(FORMAT.to_json(found)) == found
         else:
             offsets_json.parse_jvm(parsed)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.enumerator.planning import TASK_RECORDS, OffsetRange, admit, plan_tasks
+from headrace.runners.spark.planning import TASK_RECORDS, OffsetRange, admit, plan_tasks
 
 BACKLOGS = st.dictionaries(st.text("abcdef", min_size=1, max_size=2), st.tuples(st.integers(0, 1000), st.integers(0, 10**6)))
 RANGES = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 200_000)), max_size=12).map(

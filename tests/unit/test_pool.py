@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from headrace.connectors.kafka import pool as pool_module
-from headrace.connectors.kafka.errors import ConnectionLostError
-from headrace.connectors.kafka.pool import ConnectionPool
-from headrace.connectors.kafka.properties import ClientConfig
+from headrace.connectors.kafka.client import pool as pool_module
+from headrace.connectors.kafka.client.errors import ConnectionLostError
+from headrace.connectors.kafka.client.pool import ConnectionPool
+from headrace.connectors.kafka.client.properties import ClientConfig
 
 ADDRESS = ("broker", 9092)
 

@@ -2,7 +2,7 @@ import pickle
 
 import pytest
 
-from headrace.connectors.kafka.positions import At, Committed, Earliest, Latest, Timestamp
+from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Timestamp
 from headrace.enumerator.errors import UsageError
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.connectors.kafka.properties import ClientConfig, Isolation, SaslConfig, TlsConfig, parse_jaas
+from headrace.connectors.kafka.client.properties import ClientConfig, Isolation, SaslConfig, TlsConfig, parse_jaas
 from headrace.enumerator.errors import UsageError
 
 BOOTSTRAP = {"bootstrap.servers": "broker:9092"}

@@ -4,10 +4,10 @@ import pickle
 
 import pytest
 
-from headrace.connectors.kafka.jvm_checkpoint import JvmCheckpoint
-from headrace.connectors.kafka.positions import At, Committed, Earliest, Latest, Timestamp
-from headrace.connectors.kafka.spark_options import OPTIONS, Mode, any_read, kafka_read
+from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Timestamp
 from headrace.enumerator.errors import StateError, UsageError
+from pyspark_headrace.jvm_checkpoint import JvmCheckpoint
+from pyspark_headrace.kafka_read import OPTIONS, Mode, any_read, kafka_read
 
 BASE = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "t"}
 OFFSETS = '{"t":{"0":23,"1":-1,"2":-2}}'

@@ -6,18 +6,18 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from headrace.connectors.files import FileFormat, FileSink
-from headrace.connectors.files.spark_sink_options import file_write
-from headrace.connectors.kafka.sink import KafkaSink
-from headrace.connectors.kafka.spark_sink_options import kafka_write
+from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.enumerator.errors import UsageError
 from pyspark_headrace.connectors import kafka_options, planned_batch_write, planned_stream_write
+from pyspark_headrace.files_write import file_write
+from pyspark_headrace.kafka_write import kafka_write
 
 pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
 
 from sqlalchemy.engine import make_url
 
-from headrace.connectors.sql.spark_sink_options import sql_write
 from headrace.sql import SqlSink, UpsertSink
+from pyspark_headrace.sql_write import sql_write
 
 SECRET = "s3cr%t/@:?"
 QUOTED = "s3cr%25t%2F%40%3A%3F"

@@ -5,10 +5,10 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import pkcs12
 from cryptography.x509 import load_pem_x509_certificates
 
-from headrace.connectors.kafka.broker.security import Certificates, make_certificates
-from headrace.connectors.kafka.properties import TlsConfig
-from headrace.connectors.kafka.tls import ssl_context
+from headrace.connectors.kafka.client.properties import TlsConfig
+from headrace.connectors.kafka.client.tls import ssl_context
 from headrace.enumerator.errors import UsageError
+from headrace.harness.kafka.security import Certificates, make_certificates
 
 
 @pytest.fixture(scope="module")

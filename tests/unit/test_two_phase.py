@@ -11,11 +11,11 @@ from checkpoint_simulator import BrokenPromiseError, history
 from planted_shards import PLANTED
 
 from headrace.connectors.commit import Copy, End, Sweep
-from headrace.connectors.kafka.handles import KafkaHandle, KafkaHandleSerializer, WrittenRange
-from headrace.connectors.kafka.transactions import Producer, TransactionProtocol
+from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSerializer, WrittenRange
+from headrace.connectors.kafka.write.transactions import Producer, TransactionProtocol
 from headrace.connectors.sink import Outcome
 from headrace.enumerator.errors import StateError
-from headrace.runners.beam.two_phase import (
+from headrace.runners.beam.shard import (
     SPARE_SLOTS,
     SWEEP_SECONDS,
     VERSION,

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from headrace.connectors.kafka.errors import ConnectionLostError, TlsError
-from headrace.connectors.kafka.properties import ClientConfig, TlsConfig
-from headrace.connectors.kafka.wire import Connection, _BufferPool, _check_version, _TcpTransport
+from headrace.connectors.kafka.client.errors import ConnectionLostError, TlsError
+from headrace.connectors.kafka.client.properties import ClientConfig, TlsConfig
+from headrace.connectors.kafka.client.wire import Connection, _BufferPool, _check_version, _TcpTransport
 from headrace.enumerator.errors import CorruptDataError, HeadraceError, is_retriable
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from spark_tools import Query, Topics
 
-    from headrace.connectors.kafka.broker import Cluster
+    from headrace.harness.kafka import Cluster
 
 HERE = Path(__file__).parent
 ROOT = Path(__file__).parents[3]

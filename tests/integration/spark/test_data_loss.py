@@ -75,7 +75,7 @@ class TestStreaming:
         assert query.values == ["1", "2", "3"]
 
     def create_again(self, topics, topic):
-        from headrace.connectors.kafka.broker import create_topic
+        from headrace.harness.kafka import create_topic
 
         topics.delete(topic)
         create_topic(topics.bootstrap, topic)

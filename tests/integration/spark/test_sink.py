@@ -9,7 +9,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from sink_drivers import finish_driver, kill_driver
 from sink_rig import eventually, read_all, set_transaction_version
 
-KILLED = "headrace.connectors.kafka.sink"
+KILLED = "headrace.connectors.kafka.write.sink"
 
 
 @pytest.fixture(params=["v1", "v2"])

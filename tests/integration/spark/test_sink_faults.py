@@ -12,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 from sink_rig import eventually, kafka_sink, read_all
 from spark_jobs import SparkJob, frozen, standalone_cluster, thawed
 
-from headrace.connectors.kafka.transactions import Transactions
+from headrace.connectors.kafka.write.transactions import Transactions
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -60,7 +60,14 @@ def copy(topics, tmp_path):
 
 
 def fault(owner, method, when, what):
-    return {"module": "headrace.connectors.kafka.sink", "owner": owner, "method": method, "when": when, "nth": 1, "what": what}
+    return {
+        "module": "headrace.connectors.kafka.write.sink",
+        "owner": owner,
+        "method": method,
+        "when": when,
+        "nth": 1,
+        "what": what,
+    }
 
 
 def test_a_task_that_fails_is_tried_again(spark, copy):

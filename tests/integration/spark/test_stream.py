@@ -9,8 +9,8 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from pyspark.errors import StreamingQueryException
 
-from headrace.connectors.kafka.cluster import KafkaCluster
-from headrace.connectors.kafka.properties import ClientConfig
+from headrace.connectors.kafka.client.cluster import KafkaCluster
+from headrace.connectors.kafka.client.properties import ClientConfig
 
 LONG_AGO = 1_600_000_000_000
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from kafka_tools import produce
 
-from headrace.connectors.kafka.broker import create_topic
+from headrace.harness.kafka import create_topic
 from headrace.runners.spark.class_archive import SUBMIT_OPTIONS, make_archive
 
 pytestmark = pytest.mark.timeout(420)

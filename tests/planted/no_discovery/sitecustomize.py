@@ -9,10 +9,10 @@ import sys
 if {"pyspark.sql.streaming.python_streaming_source_runner", "headrace.runners.spark_zygote"} & set(sys.orig_argv):
     from dataclasses import replace
 
-    from headrace.connectors.kafka.discovery import KafkaDiscovery
-    from headrace.connectors.kafka.source import KafkaSource
+    from headrace.connectors.kafka.read.discovery import KafkaDiscovery
+    from pyspark_headrace.kafka_offsets import KafkaOffsets
 
-    restore, later = KafkaSource.offsets_from_json, KafkaDiscovery.later
+    restore, later = KafkaOffsets.from_json, KafkaDiscovery.later
     restored, ignored = [], set()
 
     def remember(self, text):
@@ -28,5 +28,5 @@ if {"pyspark.sql.streaming.python_streaming_source_runner", "headrace.runners.sp
             ignored.update(split.split_id for split in findings.added)
         return replace(findings, added=[split for split in findings.added if split.split_id not in ignored])
 
-    KafkaSource.offsets_from_json = remember
+    KafkaOffsets.from_json = remember
     KafkaDiscovery.later = look

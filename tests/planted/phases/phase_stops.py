@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 
-SINK = "headrace.connectors.kafka.sink"
+SINK = "headrace.connectors.kafka.write.sink"
 TRACED = {
     SINK: {
         "KafkaTransaction": ("write", "prepare"),

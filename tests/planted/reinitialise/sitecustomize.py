@@ -12,9 +12,9 @@ if "HEADRACE_PHASE" in os.environ:
 
 # Spark's planner, or the process that it is forked from
 if {"pyspark.sql.streaming.python_streaming_source_runner", "headrace.runners.spark_zygote"} & set(sys.orig_argv):
-    from headrace.connectors.kafka.source import KafkaSource
+    from pyspark_headrace.kafka_offsets import KafkaOffsets
 
-    restore = KafkaSource.offsets_from_json
+    restore = KafkaOffsets.from_json
     parsed = []
 
     def initialise_again(self, text):
@@ -23,7 +23,7 @@ if {"pyspark.sql.streaming.python_streaming_source_runner", "headrace.runners.sp
         parsed.append(text)
         if not is_restored:
             return offsets
-        initial = {split.split_id: split for split in self.create_discovery().initial().added}
+        initial = {split.split_id: split for split in self.source.create_discovery().initial().added}
         return replace(offsets, splits={split_id: initial[split_id] for split_id in offsets.splits})
 
-    KafkaSource.offsets_from_json = initialise_again
+    KafkaOffsets.from_json = initialise_again

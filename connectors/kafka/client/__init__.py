@@ -1,0 +1,1 @@
+"""A Kafka client's control plane: configuration, connections, metadata, offsets, errors. One retry policy."""

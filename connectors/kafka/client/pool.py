@@ -1,0 +1,115 @@
+"""Idle connections, kept for the next caller: one owner at a time, so no connection is ever shared by two threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import defaultdict
+from dataclasses import dataclass
+
+from headrace.connectors.kafka.client.errors import ConnectionLostError
+from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.client.wire import Connection
+
+__all__ = ["ConnectionPool"]
+
+Address = tuple[str, int]
+
+
+@dataclass(slots=True)
+class _Failures:
+    count: int
+    not_before: float
+
+
+class ConnectionPool:
+    """Lends connections by address. Thread-safe; safe in forked children, which never touch their parent's connections.
+
+    A broker that refused a connection is not tried again before `reconnect.backoff.ms`, doubled per failure up to
+    `reconnect.backoff.max.ms`. Connections idle for `connections.max.idle.ms` are closed when next looked at.
+    """
+
+    def __init__(self, config: ClientConfig) -> None:
+        """Empty; contacts nothing."""
+        self._config = config
+        self._closed = threading.Event()
+        self._start_afresh()
+        _pools.add(self)
+
+    def _start_afresh(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: dict[Address, list[Connection]] = defaultdict(list)
+        self._failures: dict[Address, _Failures] = {}
+
+    def lease(self, address: Address) -> Connection:
+        """A live connection that is the caller's alone until `give_back`, or for ever.
+
+        Waits out the reconnect backoff of this address. Raises what `Connection` raises.
+        """
+        while (connection := self._pop(address)) is not None:
+            if self._fit(connection):
+                return connection
+            connection.close()
+        return self._connect(address)
+
+    def give_back(self, connection: Connection) -> None:
+        """Return a leased connection. One that is broken, or still has a request in flight, is closed instead."""
+        if self._closed.is_set() or connection.in_flight or not connection.usable:
+            connection.close()
+            return
+        host, _, port = connection.address.rpartition(":")
+        with self._lock:
+            self._idle[host, int(port)].append(connection)
+
+    def close(self) -> None:
+        """Close the idle connections; those on loan are closed when given back. Wakes whoever waits for a backoff."""
+        self._closed.set()
+        with self._lock:
+            idle, self._idle = self._idle, defaultdict(list)
+        for connections in idle.values():
+            for connection in connections:
+                connection.close()
+
+    def _pop(self, address: Address) -> Connection | None:
+        with self._lock:
+            return self._idle[address].pop() if self._idle[address] else None
+
+    def _fit(self, connection: Connection) -> bool:
+        idle_s = time.monotonic() - connection.last_used
+        return connection.usable and idle_s < self._config.connections_max_idle_ms / 1000 and connection.is_quiet()
+
+    def _connect(self, address: Address) -> Connection:
+        failures = self._failures.get(address)
+        if failures is not None:
+            self._closed.wait(max(0.0, failures.not_before - time.monotonic()))
+        if self._closed.is_set():
+            raise ConnectionLostError(f"{address[0]}:{address[1]}: the client was closed")
+        try:
+            connection = Connection(*address, self._config)
+        except Exception:
+            count = failures.count + 1 if failures else 1
+            longest = max(self._config.reconnect_backoff_ms, self._config.reconnect_backoff_max_ms)
+            backoff_ms = min(self._config.reconnect_backoff_ms * 2 ** min(count - 1, 30), longest)
+            self._failures[address] = _Failures(count, time.monotonic() + backoff_ms / 1000)
+            raise
+        self._failures.pop(address, None)
+        return connection
+
+
+_pools: weakref.WeakSet[ConnectionPool] = weakref.WeakSet()
+
+
+def _forget_inherited() -> None:
+    # A forked child starts with empty pools. Closing its copies of the file descriptors says nothing on the
+    # wire, so the parent is not disturbed. Locks are new, since a thread of the parent may have held the old ones.
+    for pool in _pools:
+        for connections in pool._idle.values():
+            for connection in connections:
+                connection.close()
+        pool._closed = threading.Event()
+        pool._start_afresh()
+
+
+os.register_at_fork(after_in_child=_forget_inherited)

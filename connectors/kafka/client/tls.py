@@ -1,0 +1,148 @@
+"""From a `TlsConfig` to Python's `ssl.SSLContext`: PEM natively, PKCS12 through the `cryptography` package, JKS refused."""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from headrace.connectors.kafka.client.properties import TlsConfig
+from headrace.enumerator.errors import UsageError
+
+__all__ = ["ssl_context"]
+
+_PEM_BLOCK = re.compile(r"(-----BEGIN [A-Z0-9 ]+-----)([A-Za-z0-9+/=\s]+)(-----END [A-Z0-9 ]+-----)")
+_VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
+
+
+@lru_cache(maxsize=64)
+def ssl_context(tls: TlsConfig) -> ssl.SSLContext:
+    """The context for client connections; made once per configuration and process, safe to share between threads.
+
+    Raises `UsageError` when a store cannot be read, is a JKS, has another password, or needs `cryptography`, not installed.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    versions = [_VERSIONS[name] for name in tls.enabled_protocols]
+    context.minimum_version, context.maximum_version = min(versions), max(versions)
+    context.check_hostname = tls.check_hostname
+    _trust(context, tls)
+    _identify(context, tls)
+    return context
+
+
+def _trust(context: ssl.SSLContext, tls: TlsConfig) -> None:
+    if tls.truststore_certificates is not None:
+        pem = _wrapped(tls.truststore_certificates)
+    elif tls.truststore_location is not None:
+        data = _read("ssl.truststore.location", tls.truststore_location)
+        if _store_type("truststore", tls.truststore_type, data) == "PEM":
+            pem = data.decode("ascii", errors="ignore")
+        else:
+            pem = _pkcs12("truststore", data, tls.truststore_password)[1]
+    else:
+        context.load_default_certs()
+        return
+    try:
+        context.load_verify_locations(cadata=pem)
+    except (ssl.SSLError, ValueError) as error:
+        raise UsageError(f"the trust store holds no usable PEM certificate: {error}") from None
+
+
+def _identify(context: ssl.SSLContext, tls: TlsConfig) -> None:
+    password = tls.key_password
+    if tls.keystore_key is not None and tls.keystore_certificate_chain is not None:
+        pem = _wrapped(tls.keystore_key) + "\n" + _wrapped(tls.keystore_certificate_chain)
+    elif tls.keystore_location is not None:
+        data = _read("ssl.keystore.location", tls.keystore_location)
+        if _store_type("keystore", tls.keystore_type, data) == "PEM":
+            pem = data.decode("ascii", errors="ignore")
+        else:
+            pem, password = "".join(_pkcs12("keystore", data, tls.keystore_password)), None
+    else:
+        return
+    _load_identity(context, pem, password)
+
+
+def _load_identity(context: ssl.SSLContext, pem: str, password: str | None) -> None:
+    # Python loads a certificate chain from a file only. The file is ours alone (mode 0600) and gone before we return.
+    descriptor, path = tempfile.mkstemp(prefix="headrace-", suffix=".pem")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(pem)
+        context.load_cert_chain(path, password=password if password is not None else "")
+    except (ssl.SSLError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise UsageError(
+            f"the key store cannot be used ({reason}): it must hold a private key and its certificate, and ssl.key.password "
+            "must be the key's password"
+        ) from None
+    finally:
+        Path(path).unlink()
+
+
+def _wrapped(pem: str) -> str:
+    """PEM with the line breaks that OpenSSL wants and that a value in a properties file need not have (KIP-651)."""
+    return _PEM_BLOCK.sub(_wrap_block, pem)
+
+
+def _wrap_block(block: re.Match[str]) -> str:
+    body = "".join(block[2].split())
+    lines = [body[start : start + 64] for start in range(0, len(body), 64)]
+    return "\n".join((block[1], *lines, block[3], ""))
+
+
+def _read(name: str, location: str) -> bytes:
+    try:
+        return Path(location).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{name}: {location} cannot be read on this machine: {error.strerror}") from None
+
+
+def _store_type(kind: str, declared: str | None, data: bytes) -> str:
+    actual = "PEM"
+    if data[:4] in (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce"):
+        actual = "JKS"
+    elif data[:1] == b"\x30" and b"-----BEGIN" not in data:
+        actual = "PKCS12"
+    if actual == "JKS":
+        raise UsageError(
+            f"the {kind} is a JKS file, which only Java can read; convert it once with: keytool -importkeystore "
+            f"-srckeystore {kind}.jks -destkeystore {kind}.p12 -deststoretype PKCS12, and set ssl.{kind}.type=PKCS12"
+        )
+    if declared in ("PEM", "PKCS12") and declared != actual:
+        raise UsageError(f"ssl.{kind}.type says {declared}, but the file is {actual}")
+    return actual
+
+
+def _pkcs12(kind: str, data: bytes, password: str | None) -> tuple[str, str]:
+    """Private key (or nothing) and certificates, own one first, of a PKCS12 store, as PEM."""
+    pkcs12, serialization = _cryptography(kind)
+    try:
+        store: Any = pkcs12.load_pkcs12(data, password.encode() if password is not None else None)
+    except ValueError:
+        raise UsageError(f"the {kind} cannot be opened: not PKCS12, or ssl.{kind}.password is wrong") from None
+    certificates = ([store.cert] if store.cert else []) + list(store.additional_certs)
+    chain = "".join(item.certificate.public_bytes(serialization.Encoding.PEM).decode() for item in certificates)
+    if store.key is None:
+        return "", chain
+    key = store.key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ).decode()
+    return key, chain
+
+
+def _cryptography(kind: str) -> tuple[ModuleType, ModuleType]:
+    try:
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.serialization import pkcs12
+    except ImportError:
+        raise UsageError(
+            f"the {kind} is PKCS12, and reading it needs the package cryptography: pip install cryptography, or convert "
+            f"it to PEM with: openssl pkcs12 -in {kind}.p12 -out {kind}.pem"
+        ) from None
+    return pkcs12, serialization

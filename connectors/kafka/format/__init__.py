@@ -1,0 +1,1 @@
+"""Bytes of the protocol and Arrow: record batches decoded and encoded, responses to Fetch. No connection, no thread."""

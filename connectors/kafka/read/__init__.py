@@ -1,0 +1,1 @@
+"""Kafka as a source: splits, discovery, fetching, the reader."""

@@ -1,0 +1,274 @@
+"""Split discovery: which partitions exist, and where reading each of them begins and ends.
+
+A symbolic position is resolved to a number here, once (invariant I2). Partitions found later get their own start position,
+earliest by default, whatever the initial one was, so that their first records are not lost (KAFKA-12478).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+from uuid import UUID
+
+from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponential
+
+from headrace.connectors.kafka.client.cluster import KafkaCluster, TopicMetadata, TopicPartition
+from headrace.connectors.kafka.client.errors import UnknownTopicError
+from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Position, Timestamp
+from headrace.connectors.kafka.client.properties import Isolation
+from headrace.connectors.kafka.read.split import KafkaSplit
+from headrace.enumerator.errors import DataLossError, UsageError
+from headrace.enumerator.source import Findings, SplitDiscovery
+
+log = logging.getLogger(__name__)
+
+Positions = Position | Mapping[TopicPartition, Position]
+NoMatch = Literal["error", "latest"]
+
+MISSING_LOOKS = 4
+"""A partition is reported missing only when this many looks in a row do not see it: metadata flaps (FLINK-39837)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """Every partition of these topics."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """Every partition of every topic whose whole name matches this regular expression."""
+
+    regex: str
+
+
+@dataclass(frozen=True, slots=True)
+class Partitions:
+    """Exactly these partitions."""
+
+    wanted: tuple[TopicPartition, ...]
+
+
+Subscription = Topics | Pattern | Partitions
+
+
+@dataclass(frozen=True, slots=True)
+class PositionPlan:
+    """Where reading begins and ends, and what is done about positions that cannot be had."""
+
+    start: Positions
+    start_found_later: Position
+    stop: Positions | None
+    isolation: Isolation
+    no_match: NoMatch
+    fail_on_data_loss: bool
+
+
+class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
+    """Looks partitions up in the cluster's metadata and resolves positions. One thread, the coordinator's."""
+
+    def __init__(self, cluster: KafkaCluster, subscription: Subscription, plan: PositionPlan) -> None:
+        """Contacts nobody until asked."""
+        self._cluster = cluster
+        self._subscription = subscription
+        self._plan = plan
+
+    def initial(self) -> Findings[KafkaSplit]:
+        """Every partition, at the initial position. Complete when reading has an end.
+
+        Raises UsageError for topics or partitions that do not exist or per-partition positions that do not fit them, and
+        DataLossError for a position that is out of range.
+        """
+        try:
+            found = self._select(lambda names: self._cluster.topics(names).values())
+            absent = self._absent(found)
+        except UnknownTopicError as error:
+            absent = sorted(error.topics)
+        if absent:
+            raise UsageError(f"no such topic or partition on {self._cluster.config.bootstrap}: {', '.join(absent)}")
+        partitions = found.keys()
+        starts = self.resolve(_each(self._plan.start, partitions, "start"), self._plan.no_match)
+        stops: Mapping[TopicPartition, int] = {}
+        if self._plan.stop is not None:
+            wanted = self.resolve(_each(self._plan.stop, partitions, "stop"), "latest", is_stop=True)
+            stops = {tp: max(stop, starts[tp]) for tp, stop in wanted.items()}  # a stop before the start: nothing to read
+        splits = [KafkaSplit(tp[0], found[tp], tp[1], starts[tp], stops.get(tp)) for tp in partitions]
+        return Findings(splits, complete=self._plan.stop is not None)
+
+    def later(self, known: Mapping[str, KafkaSplit]) -> Findings[KafkaSplit]:
+        """Partitions not in `known`, and those of `known` that are gone: deleted, or of a topic that was re-created (I5)."""
+        found, missing = self._look_twice_for_missing(known)
+        identities = {(split.topic, split.partition, split.topic_id) for split in known.values()}
+        new = {tp: topic_id for tp, topic_id in found.items() if (*tp, topic_id) not in identities}
+        starts = self.resolve(dict.fromkeys(new, self._plan.start_found_later), "latest")
+        added = [KafkaSplit(tp[0], topic_id, tp[1], starts[tp]) for tp, topic_id in new.items()]
+        return Findings(added, missing=missing)
+
+    def topic_ids(self) -> Mapping[TopicPartition, UUID | None]:
+        """Every partition that the subscription selects now, with its topic's id."""
+        return self._select(self._known_topics)
+
+    def close(self) -> None:
+        """Nothing to do: connections belong to the process, see `shared_cluster`."""
+
+    def _select(self, named: Callable[[Collection[str]], Iterable[TopicMetadata]]) -> dict[TopicPartition, UUID | None]:
+        match self._subscription:
+            case Topics(names):
+                return _partitions(named(names))
+            case Pattern(regex):
+                return _partitions(self._cluster.topics(java_pattern(regex)).values())
+            case Partitions(wanted):
+                there = _partitions(named(sorted({topic for topic, _ in wanted})))
+                return {tp: there[tp] for tp in wanted if tp in there}
+
+    def _known_topics(self, names: Collection[str]) -> list[TopicMetadata]:
+        """Those of the topics that exist: a topic that is gone is a finding here, not an error."""
+        return [topic for topic in self._cluster.find_topics(names).values() if topic is not None]
+
+    def _absent(self, found: Mapping[TopicPartition, UUID | None]) -> list[str]:
+        if isinstance(self._subscription, Partitions):
+            return [f"{topic}-{partition}" for topic, partition in self._subscription.wanted if (topic, partition) not in found]
+        return []  # a topic that is named must be there to be found; of a pattern's, none may match yet
+
+    def _look_twice_for_missing(
+        self, known: Mapping[str, KafkaSplit]
+    ) -> tuple[dict[TopicPartition, UUID | None], frozenset[str]]:
+        def look() -> tuple[dict[TopicPartition, UUID | None], frozenset[str]]:
+            found = self._select(self._known_topics)
+            gone = (s.split_id for s in known.values() if not _is(s, found))
+            return found, frozenset(gone)
+
+        looks = Retrying(
+            retry=retry_if_result(lambda result: bool(result[1])),
+            stop=stop_after_attempt(MISSING_LOOKS),
+            wait=wait_exponential(multiplier=0.1, max=1.0),
+            retry_error_callback=lambda state: state.outcome.result() if state.outcome else None,
+        )
+        result: tuple[dict[TopicPartition, UUID | None], frozenset[str]] = looks(look)
+        return result
+
+    def resolve(
+        self, positions: Mapping[TopicPartition, Position], no_match: NoMatch, *, is_stop: bool = False
+    ) -> dict[TopicPartition, int]:
+        """The number of each position, asked of the brokers now.
+
+        `no_match` says what a Timestamp later than every record means: an error, or the end of the partition. A stop, unlike
+        a start, may lie before the first record there is.
+        """
+        committed = self._committed(positions)
+        concrete: dict[TopicPartition, Position] = {
+            tp: _or_fallback(position, committed.get(tp)) if isinstance(position, Committed) else position
+            for tp, position in positions.items()
+        }
+        fixed = {tp: position.offset for tp, position in concrete.items() if isinstance(position, At)}
+        asked = {tp: p for tp, p in concrete.items() if isinstance(p, Earliest | Latest | Timestamp)}
+        answers = self._cluster.list_offsets(asked, self._plan.isolation) if asked else {}
+        unmatched = [tp for tp, answer in answers.items() if answer.offset is None]
+        if unmatched and no_match == "error":
+            names = ", ".join(f"{topic}-{partition} {asked[topic, partition]}" for topic, partition in sorted(unmatched))
+            raise UsageError(
+                f"no offset matches the requested timestamp: {names}; ask for the latest offset in that case, or earlier"
+            )
+        ends = self._cluster.list_offsets(dict.fromkeys(unmatched, Latest()), self._plan.isolation) if unmatched else {}
+        resolved = {tp: answer.offset for tp, answer in {**answers, **ends}.items() if answer.offset is not None}
+        return {tp: {**resolved, **self._in_range(fixed, is_stop=is_stop)}[tp] for tp in positions}
+
+    def _committed(self, positions: Mapping[TopicPartition, Position]) -> dict[TopicPartition, int]:
+        by_group: dict[str, list[TopicPartition]] = {}
+        for tp, position in positions.items():
+            if isinstance(position, Committed):
+                group = position.group or self._cluster.config.group_id
+                if group is None:
+                    raise UsageError("a start at committed offsets needs a group: Committed('name'), or group='name'")
+                by_group.setdefault(group, []).append(tp)
+        return {
+            tp: committed.offset
+            for group, tps in by_group.items()
+            for tp, committed in self._cluster.committed_offsets(group, tps).items()
+            if committed is not None
+        }
+
+    def _in_range(self, fixed: Mapping[TopicPartition, int], *, is_stop: bool) -> dict[TopicPartition, int]:
+        """The offsets themselves, or DataLossError (a warning and the nearest offset when data loss is allowed)."""
+        if not fixed:
+            return {}
+        earliest = self._cluster.list_offsets(dict.fromkeys(fixed, Earliest()), Isolation.READ_UNCOMMITTED)
+        latest = self._cluster.list_offsets(dict.fromkeys(fixed, Latest()), Isolation.READ_UNCOMMITTED)
+        resolved: dict[TopicPartition, int] = {}
+        for tp, wanted in fixed.items():
+            low, high = 0 if is_stop else earliest[tp].offset or 0, latest[tp].offset or 0
+            resolved[tp] = min(max(wanted, low), high)
+            if resolved[tp] != wanted:
+                message = f"{tp[0]}-{tp[1]}: offset {wanted} is wanted, but only {low} to {high} are there"
+                if self._plan.fail_on_data_loss:
+                    raise DataLossError(message)
+                log.warning("%s; going on at %d", message, resolved[tp])
+        return resolved
+
+
+def _partitions(topics: Iterable[TopicMetadata]) -> dict[TopicPartition, UUID | None]:
+    return {
+        (topic.name, partition): topic.topic_id
+        for topic in sorted(topics, key=lambda topic: topic.name)
+        for partition in sorted(topic.partitions)
+    }
+
+
+def _is(split: KafkaSplit, found: Mapping[TopicPartition, UUID | None]) -> bool:
+    tp = (split.topic, split.partition)
+    return tp in found and found[tp] == split.topic_id
+
+
+def _each(positions: Positions, partitions: Iterable[TopicPartition], what: str) -> dict[TopicPartition, Position]:
+    """One position for each partition; a mapping must name exactly the partitions there are, as in Spark's connector."""
+    wanted = list(partitions)
+    if not isinstance(positions, Mapping):
+        return dict.fromkeys(wanted, positions)
+    unnamed, foreign = _names(set(wanted) - positions.keys()), _names(positions.keys() - set(wanted))
+    if unnamed or foreign:
+        raise UsageError(
+            f"{what} positions by partition must name every partition and no other: "
+            f"missing [{unnamed}], not there [{foreign}]; use Earliest() or Latest() where the number does not matter"
+        )
+    return {tp: positions[tp] for tp in wanted}
+
+
+def _names(partitions: Iterable[TopicPartition]) -> str:
+    return ", ".join(f"{topic}-{partition}" for topic, partition in sorted(partitions))
+
+
+def _or_fallback(position: Committed, offset: int | None) -> Position:
+    return position.fallback if offset is None else At(offset)
+
+
+def validate(positions: Positions | None, what: str, allowed: Sequence[type]) -> None:
+    """Raise UsageError unless `positions` is of the allowed kinds, alone or in a mapping (topic, partition) -> position."""
+    if isinstance(positions, Mapping):
+        for key in positions:
+            if not (isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], str) and type(key[1]) is int):
+                raise UsageError(f"{what} by partition must be like {{('topic', 0): ...}}; {key!r} is not (topic, partition)")
+    items: Iterable[object] = positions.values() if isinstance(positions, Mapping) else [positions]
+    for item in items:
+        if not isinstance(item, tuple(allowed)):
+            names = ", ".join(kind.__name__ for kind in allowed)
+            raise UsageError(f"{what} must be one of {names}, or a mapping (topic, partition) -> one of them, not {item!r}")
+
+
+_JAVA_ONLY = re.compile(r"\\Q(.*?)(?:\\E|$)", re.DOTALL)
+
+
+def java_pattern(text: str) -> re.Pattern[str]:
+    r"""A Java regular expression, as in `subscribePattern`, for Python: `\Q..\E` and `(?<name>..)` are translated.
+
+    Raises `UsageError` for an expression that Python cannot take, such as one with `\p{..}` classes.
+    """
+    python = _JAVA_ONLY.sub(lambda match: re.escape(match[1]), text)
+    python = re.sub(r"\(\?<(?![=!])", "(?P<", python)
+    try:
+        return re.compile(python)
+    except re.error as error:
+        raise UsageError(f"the topic pattern {text!r} is not a regular expression that can be used here: {error}") from None

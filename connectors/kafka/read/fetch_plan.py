@@ -1,0 +1,360 @@
+"""What to fetch next, and what an answer means. Sans-IO: no sockets, threads or clocks; `now` is always handed in.
+
+A partition is in one of these states:
+
+- *homeless*: its leader must be looked up (at once, or after a backoff), see `homeless`, `house` and `lookup_failed`;
+- *in doubt*: the broker says that the offset is out of range, which proves nothing yet, see `doubtful` and `cleared`;
+- *ready*: `take` may put it in the next request to its broker;
+- *in flight*: in a request; `landed` or `lost` ends that;
+- *ended*: its `stop` is reached, or it failed, or the caller removed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, MutableMapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from uuid import UUID
+
+from headrace.connectors.kafka.client.errors import LogTruncatedError, TopicRecreatedError, UnknownTopicError, broker_error
+from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.client.topology import Broker, Leader, TopicPartition
+from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer, span_of_batches
+from headrace.enumerator.errors import CorruptDataError, DeadlineExceededError, HeadraceError, is_retriable
+
+__all__ = ["Asked", "FetchFailed", "FetchFrom", "FetchPlan", "FetchedData"]
+
+_OFFSET_OUT_OF_RANGE = 1
+_UNKNOWN_TOPIC_GRACE_S = 3.0
+_GUESSED_BYTES_PER_OFFSET = 1024.0
+_SMALLEST_REQUEST = 64 * 1024
+_PARTITION_SHARE = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFrom:
+    """A partition to fetch, from `offset` (the next one wanted) up to `stop` (exclusive; None: for ever).
+
+    With a `topic_id` a topic re-created under the same name is noticed; without, the id is learnt at the first look-up.
+    `last_epoch` is the leader epoch of the last batch already read, if known: then a truncated log is noticed too (KIP-320).
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    topic_id: UUID | None = None
+    stop: int | None = None
+    last_epoch: int | None = None
+
+    @property
+    def key(self) -> TopicPartition:
+        """(topic, partition)."""
+        return self.topic, self.partition
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedData:
+    """Whole record batches of one partition. They may begin before `fetch_offset` and run past the stop: the reader trims.
+
+    `records` is a view of a receive buffer, which is reused once no view of it is left. `next_offset` is where reading goes on,
+    past control records and gaps. `aborted` lists (producer id, first offset), None under read_uncommitted.
+    """
+
+    topic: str
+    partition: int
+    fetch_offset: int
+    next_offset: int
+    last_epoch: int | None
+    records: memoryview
+    high_watermark: int | None
+    last_stable_offset: int | None
+    log_start_offset: int | None
+    aborted: list[tuple[int, int]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFailed:
+    """A partition that is fetched no more, and why. The others go on. `offset` is the next one that was wanted."""
+
+    topic: str
+    partition: int
+    offset: int
+    error: HeadraceError
+
+
+Outcome = FetchedData | FetchFailed | None
+
+
+class _State(Enum):
+    HOMELESS = auto()
+    IN_DOUBT = auto()
+    READY = auto()
+    IN_FLIGHT = auto()
+
+
+@dataclass(slots=True, eq=False)
+class _Partition:
+    """One partition under way."""
+
+    source: FetchFrom
+    offset: int
+    topic_id: UUID | None
+    last_epoch: int | None
+    state: _State = _State.HOMELESS
+    leader: Leader | None = None
+    home: Broker | None = None  # whom to ask: the leader, or a follower nearer to us (KIP-392)
+    ready_at: float = 0.0
+    failing_since: float | None = None
+    missing_since: float | None = None
+    failures: int = 0
+    bytes_per_offset: float = _GUESSED_BYTES_PER_OFFSET
+    max_bytes: int | None = None  # raised when not even one batch fitted
+
+    @property
+    def ended(self) -> bool:
+        return self.source.stop is not None and self.offset >= self.source.stop
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One partition in a request: what goes on the wire."""
+
+    partition: _Partition = field(repr=False)
+    topic: str
+    topic_id: UUID | None
+    index: int
+    offset: int
+    leader_epoch: int | None
+    last_epoch: int | None
+    max_bytes: int
+
+
+class FetchPlan:
+    """The partitions under way and their states. Not thread-safe: the fetcher guards it with its lock."""
+
+    def __init__(self, config: ClientConfig, densities: MutableMapping[TopicPartition, float] | None = None) -> None:
+        """Empty; see `add`. `densities`, in bytes per offset, is what plans before this one found, and is kept up to date."""
+        self._config = config
+        self._densities = {} if densities is None else densities
+        self._partitions: dict[TopicPartition, _Partition] = {}
+
+    def __len__(self) -> int:
+        """The number of partitions that have not ended."""
+        return len(self._partitions)
+
+    def add(self, source: FetchFrom) -> None:
+        """Start a partition, or start it over at another offset; an answer to an older request for it is then ignored."""
+        self._partitions.pop(source.key, None)
+        partition = _Partition(source, source.offset, source.topic_id, source.last_epoch)
+        partition.bytes_per_offset = self._densities.get(source.key, _GUESSED_BYTES_PER_OFFSET)
+        if not partition.ended:
+            self._partitions[source.key] = partition
+
+    def remove(self, key: TopicPartition) -> None:
+        """Stop a partition; unknown ones are ignored."""
+        self._partitions.pop(key, None)
+
+    # --- finding leaders -----------------------------------------------------------------------------------------------
+
+    def homeless(self, now: float) -> list[FetchFrom]:
+        """The partitions whose leader is to be looked up now."""
+        return [p.source for p in self._partitions.values() if p.state is _State.HOMELESS and p.ready_at <= now]
+
+    def doubtful(self, now: float) -> list[tuple[FetchFrom, int]]:
+        """The partitions, with their offsets, of which the leader must be asked what range it has."""
+        due = (p for p in self._partitions.values() if p.state is _State.IN_DOUBT and p.ready_at <= now)
+        return [(p.source, p.offset) for p in due]
+
+    def house(self, source: FetchFrom, leader: Leader, topic_id: UUID | None, now: float) -> Outcome:
+        """A leader was found. A topic id other than the one the positions are for is not believed before 3 s have passed."""
+        partition = self._current(source)
+        if partition is None:
+            return None
+        if partition.topic_id is not None and topic_id != partition.topic_id:
+            found = None if topic_id is None else str(topic_id)
+            return self._missing(partition, TopicRecreatedError(source.topic, str(partition.topic_id), found), now)
+        partition.topic_id, partition.missing_since = topic_id, None
+        partition.leader, partition.home, partition.state = leader, leader.broker, _State.READY
+        return None
+
+    def lookup_failed(self, source: FetchFrom, error: HeadraceError, now: float) -> Outcome:
+        """No leader was found; look again after a backoff, or give up when the deadline has passed or trying does not help."""
+        partition = self._current(source)
+        if partition is None:
+            return None
+        if isinstance(error, UnknownTopicError):
+            if partition.topic_id is not None and source.topic in error.topics:
+                return self._missing(partition, TopicRecreatedError(source.topic, str(partition.topic_id), None), now)
+            return self._missing(partition, error, now)
+        return self._failed(partition, error, now)
+
+    def cleared(self, source: FetchFrom, error: HeadraceError, now: float) -> Outcome:
+        """The doubt is over: `error` is retriable when the offset is in range after all, and final when it is not."""
+        partition = self._current(source)
+        return None if partition is None else self._failed(partition, error, now)
+
+    def is_ready(self, source: FetchFrom) -> bool:
+        """True when the partition has found its leader."""
+        partition = self._current(source)
+        return partition is not None and partition.state is _State.READY
+
+    def topic_id_of(self, source: FetchFrom) -> UUID | None:
+        """The topic id that the positions of this partition are for: given by the caller or learnt at the first look-up."""
+        partition = self._current(source)
+        return source.topic_id if partition is None else partition.topic_id
+
+    # --- requests ------------------------------------------------------------------------------------------------------
+
+    def take(self, broker: Broker, now: float, room: int) -> list[Asked]:
+        """The next request to a broker: its ready partitions, those longest not served first. They are then in flight."""
+        ready = [p for p in self._partitions.values() if p.state is _State.READY and p.home == broker and p.ready_at <= now]
+        return [self._ask(partition, max(room // len(ready), _PARTITION_SHARE)) for partition in ready]
+
+    def wants_wait(self, asked: Iterable[Asked]) -> bool:
+        """True when all partitions asked are without a stop, so that waiting for more bytes than one makes sense."""
+        return all(item.partition.source.stop is None for item in asked)
+
+    def next_due(self, broker: Broker | None) -> float | None:
+        """When a partition waiting for its backoff is due: of this broker, or with None of those to be looked up."""
+        times = [
+            p.ready_at
+            for p in self._partitions.values()
+            if (broker is None and p.state in (_State.HOMELESS, _State.IN_DOUBT))
+            or (broker is not None and p.state is _State.READY and p.home == broker)
+        ]
+        return min(times, default=None)
+
+    def homes(self) -> set[Broker]:
+        """The brokers that partitions are fetched from."""
+        return {p.home for p in self._partitions.values() if p.home is not None}
+
+    def _ask(self, partition: _Partition, share: int) -> Asked:
+        partition.state = _State.IN_FLIGHT
+        source = partition.source
+        limit = partition.max_bytes or self._config.max_partition_fetch_bytes or share
+        if source.stop is not None and partition.max_bytes is None:
+            wanted = int((source.stop - partition.offset) * partition.bytes_per_offset * 1.25) + _SMALLEST_REQUEST
+            limit = min(limit, wanted)
+        return Asked(
+            partition=partition,
+            topic=source.topic,
+            topic_id=partition.topic_id,
+            index=source.partition,
+            offset=partition.offset,
+            leader_epoch=partition.leader.epoch if partition.leader else None,
+            last_epoch=partition.last_epoch,
+            max_bytes=limit,
+        )
+
+    # --- answers -------------------------------------------------------------------------------------------------------
+
+    def landed(self, asked: Asked, answer: PartitionAnswer, preferred: Broker | None, now: float) -> Outcome:
+        """Digest what the broker said about one partition. `preferred` is the broker behind `answer.preferred_replica`."""
+        partition = asked.partition
+        if self._partitions.get(partition.source.key) is not partition:
+            return None
+        where = f"fetching {asked.topic}-{asked.index} at offset {asked.offset} from {partition.home}"
+        if answer.error == _OFFSET_OUT_OF_RANGE:
+            self._out_of_range(partition)
+            return None
+        if answer.error:
+            return self._failed(partition, broker_error(answer.error, where), now)
+        if answer.diverging is not None:
+            return self._end(partition, LogTruncatedError(asked.topic, asked.index, asked.offset, answer.diverging[1]))
+        partition.failing_since, partition.failures, partition.state = None, 0, _State.READY
+        if preferred is not None:
+            partition.home = preferred
+            return None
+        try:
+            return self._advance(partition, asked, answer)
+        except CorruptDataError as error:
+            return self._end(partition, CorruptDataError(f"{where}: {error}"))
+
+    def lost(self, asked: Iterable[Asked], error: HeadraceError, now: float) -> list[FetchFailed]:
+        """The request failed as a whole, or the answer left these partitions out."""
+        outcomes = []
+        for item in asked:
+            if self._partitions.get(item.partition.source.key) is item.partition:
+                outcome = self._failed(item.partition, error, now)
+                if outcome is not None:
+                    outcomes.append(outcome)
+        return outcomes
+
+    def _advance(self, partition: _Partition, asked: Asked, answer: PartitionAnswer) -> FetchedData | None:
+        span = span_of_batches(answer.records)
+        if span is None:
+            self._note_empty(partition, asked, answer)
+            return None
+        if span.next_offset <= asked.offset:
+            raise CorruptDataError(f"the broker answered with batches that end before, at {span.next_offset}")
+        partition.bytes_per_offset = span.complete_bytes / (span.next_offset - asked.offset)
+        self._densities[partition.source.key] = partition.bytes_per_offset
+        partition.max_bytes = None
+        partition.offset = span.next_offset
+        partition.last_epoch = span.last_epoch if span.last_epoch is not None else partition.last_epoch
+        self._partitions.pop(partition.source.key)
+        if not partition.ended:
+            self._partitions[partition.source.key] = partition  # to the end of the line
+        return FetchedData(
+            topic=asked.topic,
+            partition=asked.index,
+            fetch_offset=asked.offset,
+            next_offset=span.next_offset,
+            last_epoch=partition.last_epoch,
+            records=answer.records[: span.complete_bytes],
+            high_watermark=answer.high_watermark,
+            last_stable_offset=answer.last_stable_offset,
+            log_start_offset=answer.log_start_offset,
+            aborted=answer.aborted,
+        )
+
+    def _note_empty(self, partition: _Partition, asked: Asked, answer: PartitionAnswer) -> None:
+        """Nothing, although there is something: no batch fitted (the broker promises one for the first partition only)."""
+        end = answer.high_watermark if answer.aborted is None else answer.last_stable_offset
+        if len(answer.records) or (end is not None and end > asked.offset):
+            partition.max_bytes = min(asked.max_bytes * 2, max(self._config.fetch_max_bytes, asked.max_bytes))
+
+    def _out_of_range(self, partition: _Partition) -> None:
+        if partition.leader is not None and partition.home != partition.leader.broker:
+            partition.home, partition.state = partition.leader.broker, _State.READY  # a follower lags: ask the leader
+        else:
+            partition.state = _State.IN_DOUBT
+
+    def _missing(self, partition: _Partition, error: HeadraceError, now: float) -> FetchFailed | None:
+        """The topic seems gone. A broker may lag behind, so it is believed only when it stays so."""
+        if partition.missing_since is None:
+            partition.missing_since = now
+        elif now - partition.missing_since >= _UNKNOWN_TOPIC_GRACE_S:
+            return self._end(partition, error)
+        self._back_off(partition, now)
+        return None
+
+    def _failed(self, partition: _Partition, error: HeadraceError, now: float) -> FetchFailed | None:
+        if not is_retriable(error):
+            return self._end(partition, error)
+        if partition.failing_since is None:
+            partition.failing_since = now
+        waited = now - partition.failing_since
+        if waited >= self._config.default_api_timeout_ms / 1000:
+            late = DeadlineExceededError(
+                f"{partition.source.topic}-{partition.source.partition}: no successful fetch for {waited:.0f} s "
+                f"({partition.failures} tries); the last error was: {error}"
+            )
+            late.__cause__ = error
+            return self._end(partition, late)
+        self._back_off(partition, now)
+        return None
+
+    def _back_off(self, partition: _Partition, now: float) -> None:
+        longest = max(self._config.retry_backoff_ms, self._config.retry_backoff_max_ms)
+        partition.ready_at = now + min(self._config.retry_backoff_ms * 2 ** min(partition.failures, 30), longest) / 1000
+        partition.failures += 1
+        partition.state = _State.HOMELESS
+
+    def _end(self, partition: _Partition, error: HeadraceError) -> FetchFailed:
+        self._partitions.pop(partition.source.key, None)
+        return FetchFailed(partition.source.topic, partition.source.partition, partition.offset, error)
+
+    def _current(self, source: FetchFrom) -> _Partition | None:
+        partition = self._partitions.get(source.key)
+        return partition if partition is not None and partition.source is source else None

@@ -1,0 +1,183 @@
+"""The Kafka reader: what the fetcher brings, decoded to Arrow, with the split's next position."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from headrace.connectors.kafka.client.cluster import KafkaCluster, TopicPartition
+from headrace.connectors.kafka.client.errors import LogTruncatedError, OffsetOutOfRangeError
+from headrace.connectors.kafka.format.decode import DecodedBatch, arrow_schema, decode
+from headrace.connectors.kafka.read.fetcher import FetchedData, Fetcher, FetchFailed, FetchFrom
+from headrace.connectors.kafka.read.split import KafkaSplit
+from headrace.enumerator.errors import DataLossError, HeadraceError, UsageError
+from headrace.enumerator.source import SourceReader, SplitBatch
+
+log = logging.getLogger(__name__)
+
+ALLOW_LOSS = "To go on without these records, set fail_on_data_loss=False (on Spark: option failOnDataLoss=false)"
+
+
+@dataclass(slots=True)
+class _Decoding:
+    """Fetched data that is being turned into batches."""
+
+    data: FetchedData
+    batches: Iterator[DecodedBatch]
+
+
+class KafkaReader(SourceReader[KafkaSplit]):
+    """Reads Kafka splits. Fetching goes on in the fetcher's threads while the caller's thread decodes."""
+
+    def __init__(
+        self, cluster: KafkaCluster, *, columns: Sequence[str], fetch_budget_bytes: int, fail_on_data_loss: bool
+    ) -> None:
+        """Contacts nobody before it is given splits."""
+        self._cluster = cluster
+        self._columns = tuple(columns)
+        self._budget_bytes = fetch_budget_bytes
+        self._fail_on_data_loss = fail_on_data_loss
+        self._fetcher: Fetcher | None = None
+        self._splits: dict[TopicPartition, KafkaSplit] = {}
+        self._waiting: dict[TopicPartition, deque[KafkaSplit]] = {}
+        self._ended: deque[KafkaSplit] = deque()
+        self._decoding: _Decoding | None = None
+        self._failure: HeadraceError | None = None
+
+    def add_splits(self, splits: Sequence[KafkaSplit]) -> None:
+        """Begin to fetch these. Where a topic was re-created, the split given later waits for the end of the other."""
+        fetch: list[FetchFrom] = []
+        for split in splits:
+            key = (split.topic, split.partition)
+            if split.exhausted:
+                self._ended.append(split)
+            elif key in self._splits:
+                self._wait(key, split)
+            else:
+                self._splits[key] = split
+                fetch.append(_fetch_from(split))
+        if self._fetcher is None:
+            self._fetcher = Fetcher(self._cluster, fetch, budget_bytes=self._budget_bytes)
+        else:
+            for source in fetch:
+                self._fetcher.assign(source)
+
+    def poll(self, timeout: float) -> SplitBatch[KafkaSplit] | None:
+        """The next batch; raises DataLossError, CorruptDataError or PeerError naming topic, partition and offset.
+
+        A reader that has raised goes on raising: it never reads on behind what it could not read.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if self._ended:
+            return SplitBatch(self._ended.popleft(), self._no_rows(), finished=True)
+        if self._decoding is None and not self._fetch(timeout):
+            return None
+        if self._decoding is None:
+            return self.poll(0.0) if self._ended else None
+        return self._decode()
+
+    def close(self) -> None:
+        """Stop the fetching threads."""
+        self._decoding = None
+        if self._fetcher is not None:
+            self._fetcher.close()
+            self._fetcher = None
+
+    def _fetch(self, timeout: float) -> bool:
+        """Wait for what comes next; True when something did."""
+        item = self._fetcher.poll(timeout) if self._fetcher is not None else None
+        if isinstance(item, FetchFailed):
+            self._failed(item)
+        elif item is not None:
+            split = self._splits[item.topic, item.partition]
+            batches = decode(
+                item.records,
+                topic=item.topic,
+                partition=item.partition,
+                start=split.next_offset,
+                stop=split.stop_offset,
+                columns=self._columns,
+                aborted=item.aborted,
+            )
+            self._decoding = _Decoding(item, batches)
+        return item is not None
+
+    def _decode(self) -> SplitBatch[KafkaSplit] | None:
+        decoding = self._decoding
+        assert decoding is not None
+        key = (decoding.data.topic, decoding.data.partition)
+        try:
+            batch = next(decoding.batches, None)
+        except HeadraceError as error:
+            self._failure = error
+            raise
+        if batch is None:
+            self._decoding = None
+            return None
+        split = replace(self._splits[key], next_offset=batch.next_offset)
+        if batch.next_offset == decoding.data.next_offset:
+            split = replace(split, last_epoch=decoding.data.last_epoch)
+        if split.exhausted:
+            self._decoding = None
+            self._leave(key)
+        else:
+            self._splits[key] = split
+        return SplitBatch(split, batch.records, finished=split.exhausted)
+
+    def _wait(self, key: TopicPartition, split: KafkaSplit) -> None:
+        """Two splits of one name: the topic was re-created, and only the broker knows which of them still is (I5)."""
+        waiting = self._waiting.setdefault(key, deque())
+        if any(split.topic_id == other.topic_id for other in (self._splits[key], *waiting)):
+            raise UsageError(f"{split} was given to this reader twice")
+        waiting.append(split)
+
+    def _leave(self, key: TopicPartition) -> None:
+        """The split has ended: the next of its name, if one waits, takes its place."""
+        del self._splits[key]
+        if waiting := self._waiting.get(key):
+            self._read_from(waiting.popleft())
+
+    def _read_from(self, split: KafkaSplit) -> None:
+        self._splits[split.topic, split.partition] = split
+        assert self._fetcher is not None
+        self._fetcher.assign(_fetch_from(split))
+
+    def _failed(self, failure: FetchFailed) -> None:
+        """Raise the failure; or, when data loss is allowed, warn and go on after what is lost."""
+        if self._fail_on_data_loss or not isinstance(failure.error, DataLossError):
+            if isinstance(failure.error, DataLossError):
+                failure.error.add_note(ALLOW_LOSS)
+            self._failure = failure.error
+            raise failure.error
+        split = self._splits[failure.topic, failure.partition]
+        resume = _after_loss(failure.error, split)
+        log.warning("%s; going on %s", failure.error, "without this partition" if resume is None else f"at offset {resume}")
+        if resume is None or (split.stop_offset is not None and resume >= split.stop_offset):
+            at = split.next_offset if split.stop_offset is None else split.stop_offset
+            self._ended.append(replace(split, next_offset=at))
+            self._leave((failure.topic, failure.partition))
+            return
+        self._read_from(replace(split, next_offset=resume, last_epoch=None))
+
+    def _no_rows(self) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pylist([], schema=arrow_schema(self._columns))
+
+
+def _fetch_from(split: KafkaSplit) -> FetchFrom:
+    return FetchFrom(split.topic, split.partition, split.next_offset, split.topic_id, split.stop_offset, split.last_epoch)
+
+
+def _after_loss(error: DataLossError, split: KafkaSplit) -> int | None:
+    """Where to go on; None when nothing of this partition is left to read."""
+    match error:
+        case OffsetOutOfRangeError(earliest=earliest, latest=latest):
+            return earliest if split.next_offset < earliest else latest
+        case LogTruncatedError(diverges_at=diverges_at):
+            return diverges_at
+        case _:
+            return None

@@ -1,0 +1,307 @@
+"""KafkaSource: what to read, from where to where, and how; a value that is validated when made and can be pickled."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import pyarrow as pa
+from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponential
+
+from headrace.connectors.kafka.client.cluster import TopicMetadata, TopicPartition, shared_cluster
+from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Position, Timestamp
+from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
+from headrace.connectors.kafka.format.decode import ALL_COLUMNS, arrow_schema
+from headrace.connectors.kafka.read.discovery import (
+    KafkaDiscovery,
+    NoMatch,
+    Partitions,
+    Pattern,
+    PositionPlan,
+    Positions,
+    Subscription,
+    Topics,
+    java_pattern,
+    validate,
+)
+from headrace.connectors.kafka.read.reader import ALLOW_LOSS, KafkaReader
+from headrace.connectors.kafka.read.split import KafkaSplit, KafkaSplitSerializer
+from headrace.enumerator.embedded import EmbeddedRun
+from headrace.enumerator.errors import DataLossError, UsageError
+from headrace.enumerator.source import Boundedness, LogSource, SourceReader
+
+log = logging.getLogger(__name__)
+
+DISCOVERY_INTERVAL_S = 300.0
+"""How often new partitions are looked for, in seconds: Flink's default (partition.discovery.interval.ms)."""
+
+FETCH_BUDGET_BYTES = 64 << 20
+"""Bound on what one reader has fetched and not yet decoded, in bytes."""
+
+END_LOOKS = 5
+"""How often the end of a partition is asked again while it lies before what was already read (KAFKA-7703, SPARK-26267)."""
+
+POLL_S = 0.5
+"""How long `batches` waits for records before it looks at the clock again, in seconds."""
+
+
+@dataclass(frozen=True)
+class KafkaSource(LogSource[KafkaSplit]):
+    """Topics of a Kafka cluster as a source.
+
+    Exactly one of `topics`, `pattern` (a regular expression for the whole name, Java's syntax) and `partitions`
+    ({"topic": [0, 1]}) says what is read. Arguments:
+
+    - `start`: Earliest() (default), Latest(), At(offset), Timestamp(ms), Committed(group), or one per (topic, partition).
+    - `start_found_later`: for partitions discovered later; Earliest() (default), so that none of their records is lost.
+    - `stop`: None (default) reads for ever; Latest(), At, Timestamp, Committed, or a mapping, ends there, exclusively.
+      It is resolved once, when reading begins, and partitions that appear later are then not read.
+    - `group`: commit the positions there whenever a checkpoint completes (never otherwise). Default: none.
+    - `isolation`: "read_committed" (default) or "read_uncommitted".
+    - `properties`: the Java client's names and values ("security.protocol", ...). One that cannot be honoured is refused.
+    - `fail_on_data_loss`: True (default) raises DataLossError when records are gone; False warns and goes on after them.
+    - `columns`: of the batches; default key, value, topic, partition, offset, timestamp, timestampType. Also: headers.
+    - `discovery_interval_s`: seconds between two looks for new partitions (default 300); None looks only at start and restore.
+    - `fetch_budget_bytes`: bound on what one reader holds fetched but not decoded (default 64 MiB).
+    - `no_match`: what a start Timestamp later than every record means: "latest" (default), the end, or "error".
+
+    Raises UsageError for anything that contradicts itself; contacts nobody.
+    """
+
+    bootstrap: str
+    topics: Sequence[str] | None = field(default=None, kw_only=True)
+    pattern: str | None = field(default=None, kw_only=True)
+    partitions: Mapping[str, Sequence[int]] | None = field(default=None, kw_only=True)
+    start: Positions = field(default_factory=Earliest, kw_only=True)
+    start_found_later: Position = field(default_factory=Earliest, kw_only=True)
+    stop: Positions | None = field(default=None, kw_only=True)
+    group: str | None = field(default=None, kw_only=True)
+    isolation: str = field(default=Isolation.READ_COMMITTED, kw_only=True)
+    properties: Mapping[str, str] = field(default_factory=dict, kw_only=True, repr=False)
+    fail_on_data_loss: bool = field(default=True, kw_only=True)
+    columns: Sequence[str] = field(default=ALL_COLUMNS, kw_only=True)
+    discovery_interval_s: float | None = field(default=DISCOVERY_INTERVAL_S, kw_only=True)
+    fetch_budget_bytes: int = field(default=FETCH_BUDGET_BYTES, kw_only=True)
+    no_match: NoMatch = field(default="latest", kw_only=True)
+
+    name = "kafka"
+
+    def __post_init__(self) -> None:
+        """Refuse what contradicts itself."""
+        self._refuse_contradicting_properties()
+        _ = self.config, self.subscription, self.schema
+        everywhere = (Earliest, Latest, At, Timestamp, Committed)
+        validate(self.start, "start", everywhere)
+        if isinstance(self.start_found_later, Mapping):
+            raise UsageError("start_found_later must be one position for all: which partitions will be found is not known")
+        validate(self.start_found_later, "start_found_later", everywhere)
+        if self.stop is not None:
+            validate(self.stop, "stop", (Latest, At, Timestamp, Committed))
+        for positions in (self.start, self.start_found_later, self.stop):
+            for position in positions.values() if isinstance(positions, Mapping) else [positions]:
+                if isinstance(position, Committed) and position.group is None and self.config.group_id is None:
+                    raise UsageError("Committed() needs a group: Committed('name'), or group='name'")
+        if self.no_match not in ("error", "latest"):
+            raise UsageError(f"no_match must be 'error' or 'latest', not {self.no_match!r}")
+        if self.fetch_budget_bytes < 1 << 20:
+            raise UsageError(f"fetch_budget_bytes must be at least 1 MiB, not {self.fetch_budget_bytes}")
+        if self.discovery_interval_s is not None and self.discovery_interval_s <= 0:
+            raise UsageError(f"discovery_interval_s must be positive seconds or None, not {self.discovery_interval_s}")
+
+    def _refuse_contradicting_properties(self) -> None:
+        given = {name.lower(): str(value).strip() for name, value in self.properties.items()}
+        own = {"bootstrap.servers": self.bootstrap, "isolation.level": str(self.isolation), "group.id": self.group}
+        for name, value in own.items():
+            if value is not None and given.get(name, value) != value:
+                argument = name.split(".")[0]
+                raise UsageError(f"{argument}={value!r} contradicts the property {name}={given[name]!r}; give only {argument}")
+
+    @functools.cached_property
+    def config(self) -> ClientConfig:
+        """The client configuration that `bootstrap`, `isolation`, `group` and `properties` make."""
+        own = {"bootstrap.servers": self.bootstrap, "isolation.level": str(self.isolation)}
+        if self.group is not None:
+            own["group.id"] = self.group
+        return ClientConfig.from_properties({**self.properties, **own})
+
+    @functools.cached_property
+    def subscription(self) -> Subscription:
+        """What is read, as one tagged value."""
+        given = [name for name in ("topics", "pattern", "partitions") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise UsageError(f"give exactly one of topics, pattern and partitions, not {' and '.join(given) or 'none'}")
+        if self.topics is not None:
+            if isinstance(self.topics, str) or not self.topics or not all(self.topics):
+                raise UsageError(f"topics must be a non-empty list of names, not {self.topics!r}")
+            return Topics(tuple(dict.fromkeys(self.topics)))
+        if self.partitions is not None:
+            wanted = tuple((topic, partition) for topic, numbers in self.partitions.items() for partition in numbers)
+            if not wanted or any(isinstance(p, bool) or not isinstance(p, int) or p < 0 for _, p in wanted):
+                raise UsageError(f"partitions must be like {{'topic': [0, 1]}}, not {self.partitions!r}")
+            return Partitions(tuple(dict.fromkeys(wanted)))
+        if not self.pattern:
+            raise UsageError("pattern must not be empty: no topic has an empty name")
+        java_pattern(self.pattern)
+        return Pattern(self.pattern)
+
+    @functools.cached_property
+    def schema(self) -> pa.Schema:
+        """Names and types of Spark's Kafka source, in its order, less the columns not asked for."""
+        return arrow_schema(self.columns)
+
+    @property
+    def boundedness(self) -> Boundedness:
+        """BOUNDED when there is a `stop`."""
+        return Boundedness.UNBOUNDED if self.stop is None else Boundedness.BOUNDED
+
+    @property
+    def split_serializer(self) -> KafkaSplitSerializer:
+        """The serializer of Kafka splits."""
+        return KafkaSplitSerializer()
+
+    def create_discovery(self) -> KafkaDiscovery:
+        """A discovery over the process's connections."""
+        plan = PositionPlan(
+            self.start, self.start_found_later, self.stop, self.config.isolation, self.no_match, self.fail_on_data_loss
+        )
+        return KafkaDiscovery(shared_cluster(self.config), self.subscription, plan)
+
+    def create_reader(self) -> SourceReader[KafkaSplit]:
+        """A reader over the process's connections."""
+        return KafkaReader(
+            shared_cluster(self.config),
+            columns=self.schema.names,
+            fetch_budget_bytes=self.fetch_budget_bytes,
+            fail_on_data_loss=self.fail_on_data_loss,
+        )
+
+    def with_columns(self, columns: Sequence[str]) -> Self:
+        """The same source, building only these columns."""
+        return replace(self, columns=tuple(columns))
+
+    def batches(self, checkpoint: bytes | None = None) -> KafkaBatches:
+        """Read in this process: an iterator of Arrow record batches, fresh or going on from a checkpoint's bytes.
+
+            for batch in KafkaSource("localhost:9092", topics=["flights"], stop=Latest()).batches():
+                ...
+
+        Ends by itself when there is a `stop`. See `KafkaBatches` for checkpoints.
+        """
+        return KafkaBatches(self, checkpoint)
+
+    # --- what an engine that plans by itself asks -----------------------------------------------------------------------
+
+    def end_offsets(self, splits: Sequence[KafkaSplit]) -> Mapping[str, int]:
+        """Where each partition ends now: the high watermark, or under read_committed the last stable offset.
+
+        An end before what was already read is asked for again; if it stays, that is DataLossError, or with
+        `fail_on_data_loss=False` a warning and the position itself.
+        """
+        looks = Retrying(
+            retry=retry_if_result(lambda ends: any(ends[s.split_id] < s.next_offset for s in splits)),
+            stop=stop_after_attempt(END_LOOKS),
+            wait=wait_exponential(multiplier=0.1, max=1.0),
+            retry_error_callback=lambda state: state.outcome.result() if state.outcome else None,
+        )
+        ends: dict[str, int] = looks(self._ends, splits)
+        for split in splits:
+            if ends[split.split_id] < split.next_offset:
+                message = (
+                    f"{split}: the partition ends at {ends[split.split_id]}, but was already read up to {split.next_offset}"
+                )
+                if self.fail_on_data_loss:
+                    raise DataLossError(f"{message}: records were lost, or the topic was re-created. {ALLOW_LOSS}")
+                log.warning("%s; going on from there", message)
+                ends[split.split_id] = split.next_offset
+        return ends
+
+    def _ends(self, splits: Sequence[KafkaSplit]) -> dict[str, int]:
+        latest: dict[TopicPartition, Earliest | Latest | Timestamp] = {(s.topic, s.partition): Latest() for s in splits}
+        answers = shared_cluster(self.config).list_offsets(latest) if latest else {}
+        ends: dict[str, int] = {}
+        for split in splits:
+            end = answers[split.topic, split.partition].offset or 0
+            ends[split.split_id] = end if split.stop_offset is None else min(end, split.stop_offset)
+        return ends
+
+    def splits_missing(self, splits: Sequence[KafkaSplit]) -> None:
+        """Partitions are gone. DataLossError, or with `fail_on_data_loss=False` a warning."""
+        found = shared_cluster(self.config).find_topics({split.topic for split in splits})
+        stories = ", ".join(
+            f"{split} (topic id {split.topic_id}, read up to offset {split.next_offset}): {_fate(split, found[split.topic])}"
+            for split in splits
+        )
+        message = f"partitions are gone: {stories}"
+        if self.fail_on_data_loss:
+            raise DataLossError(f"{message}. {ALLOW_LOSS}")
+        log.warning("%s; going on without them", message)
+
+    def checkpoint_completed(self, splits: Sequence[KafkaSplit]) -> None:
+        """Commit these positions to the group, if there is one."""
+        if self.group is None:
+            return
+        # A group's offsets go by name: those for a topic that is gone must not be taken for those of its successor (I5).
+        found = shared_cluster(self.config).find_topics({split.topic for split in splits})
+        there = {(name, topic.topic_id) for name, topic in found.items() if topic is not None}
+        positions = {(s.topic, s.partition): s.next_offset for s in splits if (s.topic, s.topic_id) in there}
+        shared_cluster(self.config).commit_offsets(self.group, positions)
+
+
+def _fate(split: KafkaSplit, topic: TopicMetadata | None) -> str:
+    if topic is None:
+        return "the topic was deleted"
+    if topic.topic_id != split.topic_id:
+        return f"the topic was deleted and created again, its id is now {topic.topic_id}"
+    return "the topic is there, but the source no longer selects the partition"
+
+
+class KafkaBatches:
+    """Iterates the Arrow record batches of a source in the caller's thread. Not thread-safe; a context manager.
+
+    `checkpoint()` gives the state as of the batches taken so far, as bytes to store; once they are stored, call
+    `checkpoint_completed()`, which commits offsets to the source's group, if it has one. `source.batches(those bytes)` goes on
+    from there: no record twice, none lost, partitions that were added meanwhile included.
+    """
+
+    def __init__(self, source: KafkaSource, checkpoint: bytes | None) -> None:
+        """Not for callers: see `KafkaSource.batches`. Contacts the cluster."""
+        self._run = EmbeddedRun(
+            source, clock=time.monotonic, checkpoint=checkpoint, discovery_interval_s=source.discovery_interval_s
+        )
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """This object."""
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        """The next batch that has rows; waits for it. Ends when every partition has reached its stop."""
+        while not self._run.finished:
+            batch = self._run.poll(POLL_S)
+            if batch is not None and batch.records.num_rows:
+                return batch.records
+        self.close()
+        raise StopIteration
+
+    def checkpoint(self) -> bytes:
+        """The state as of the batches taken so far: store it, then call `checkpoint_completed`."""
+        return self._run.checkpoint()
+
+    def checkpoint_completed(self) -> None:
+        """What `checkpoint` returned is stored. Commits offsets to the group, if the source has one."""
+        self._run.checkpoint_completed()
+
+    def close(self) -> None:
+        """Stop fetching. May be called more than once."""
+        self._run.close()
+
+    def __enter__(self) -> Self:
+        """Leaving closes."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()

@@ -1,0 +1,182 @@
+"""The durable lists of Kafka sinks: a compacted topic, a key for each job, written under a transactional id of its driver.
+
+The transactional id is what makes it safe: taking it over fences an older driver, whose write can then no longer land after
+the new driver has read the list. A plain compacted topic would let it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from uuid import UUID
+
+import pyarrow as pa
+
+from headrace.connectors.kafka.client.cluster import KafkaCluster
+from headrace.connectors.kafka.client.errors import FencedByBrokerError, broker_error
+from headrace.connectors.kafka.client.fetch_once import fetch_once
+from headrace.connectors.kafka.client.positions import Earliest, Latest
+from headrace.connectors.kafka.client.properties import Isolation
+from headrace.connectors.kafka.client.wire import CreateTopicsRequest
+from headrace.connectors.kafka.format.decode import decode
+from headrace.connectors.kafka.format.encode import Codec, RecordEncoder
+from headrace.connectors.kafka.write.produce import OutBatch, transactional_sender
+from headrace.connectors.kafka.write.transactions import Answer, Producer, TransactionProtocol, Transactions, Verdict
+from headrace.enumerator.errors import FencedError, PeerError, RetriableError
+
+__all__ = ["CommitLog", "DriverLog"]
+
+_PARTITION = 0
+_DRIVER_TIMEOUT_MS = 10_000  # a driver that dies in the middle of a write holds others up no longer than this
+_NONE, _TOPIC_EXISTS = 0, 36
+_BROKERS_DEFAULT = -1
+_ROW = pa.schema([("key", pa.binary()), ("value", pa.binary())])
+
+
+_CONFIGS = {
+    "cleanup.policy": "compact",
+    # What is in the last segment is not compacted, and a process reads all of the topic once: keep that small.
+    "segment.bytes": str(16 << 20),
+    "min.cleanable.dirty.ratio": "0.1",
+}
+
+
+class CommitLog:
+    """Reads and creates the topic, and remembers what it has read. Thread-safe; contacts nobody before a method is called."""
+
+    def __init__(self, cluster: KafkaCluster, topic: str) -> None:
+        """`topic` holds the lists of all jobs that name it."""
+        self.cluster, self.topic = cluster, topic
+        self._lock = threading.Lock()
+        self._topic_id: UUID | None = None
+        self._position: int | None = None
+        self._lists: dict[str, bytes] = {}
+
+    def create(self) -> None:
+        """Make the topic if it is not there: compacted, one partition, the brokers' default replication.
+
+        Raises RefusedByBrokerError without the right to; then it has to be made beforehand.
+        """
+        if self.cluster.find_topics([self.topic])[self.topic] is not None:
+            return
+        self.cluster.retrying(f"creating topic {self.topic!r}", self._create)
+        self.cluster.topics([self.topic])  # every broker's view of a new topic comes with a delay
+
+    def _create(self) -> None:
+        config_class = CreateTopicsRequest.CreatableTopic.CreatableTopicConfig
+        topic = CreateTopicsRequest.CreatableTopic(
+            name=self.topic,
+            num_partitions=1,
+            replication_factor=_BROKERS_DEFAULT,
+            assignments=[],
+            configs=[config_class(name=name, value=value) for name, value in _CONFIGS.items()],
+        )
+        timeout_ms = self.cluster.config.request_timeout_ms
+        request = CreateTopicsRequest(topics=[topic], timeout_ms=timeout_ms, validate_only=False, min_version=4)
+        response = self.cluster.call_any(request)  # brokers pass it on to the controller
+        code = response.topics[0].error_code
+        if code not in (_NONE, _TOPIC_EXISTS):
+            said = response.topics[0].error_message or ""
+            hint = f"create it beforehand, with one partition and cleanup.policy=compact. {said}"
+            raise broker_error(code, f"creating topic {self.topic!r} for the lists of transactions", hint)
+
+    def read(self) -> dict[str, bytes]:
+        """Job to its durable list, of all jobs; no topic, no jobs. Waits until all writes begun before are decided."""
+        found = self.cluster.find_topics([self.topic])[self.topic]
+        with self._lock:
+            if found is None or found.topic_id != self._topic_id:
+                self._topic_id, self._position = None if found is None else found.topic_id, None
+                self._lists.clear()
+            if found is not None:
+                self._catch_up()
+            return dict(self._lists)
+
+    def _catch_up(self) -> None:
+        key = (self.topic, _PARTITION)
+        end = self.cluster.list_offsets({key: Latest()}, Isolation.READ_UNCOMMITTED)[key].offset or 0
+        self.cluster.retrying(f"waiting for open transactions in {self.topic!r}", lambda: self._wait_for(end))
+        if self._position is None:
+            self._position = self.cluster.list_offsets({key: Earliest()})[key].offset or 0
+        while self._position < end:
+            self._position = self._read_from(self._position, end)
+
+    def _wait_for(self, end: int) -> None:
+        key = (self.topic, _PARTITION)
+        stable = self.cluster.list_offsets({key: Latest()}, Isolation.READ_COMMITTED)[key].offset or 0
+        if stable < end:
+            raise RetriableError(f"a transaction at offset {stable} of {self.topic}-{_PARTITION} is still open")
+
+    def _read_from(self, position: int, end: int) -> int:
+        """Take in what one Fetch brings; the position after it."""
+        answer = fetch_once(self.cluster, self.topic, _PARTITION, position, Isolation.READ_COMMITTED)
+        if answer.error or not len(answer.records):
+            raise PeerError(f"{self.topic}-{_PARTITION} ends at offset {end}, and nothing could be read at {position}")
+        batches = decode(
+            answer.records,
+            topic=self.topic,
+            partition=_PARTITION,
+            start=position,
+            stop=end,
+            columns=("key", "value"),
+            aborted=answer.aborted or (),
+        )
+        for batch in batches:
+            position = batch.next_offset
+            for row in batch.records.to_pylist():
+                self._take_in((row["key"] or b"").decode(errors="replace"), row["value"])
+        return position
+
+    def _take_in(self, job: str, value: bytes | None) -> None:
+        if value is None:
+            self._lists.pop(job, None)
+        else:
+            self._lists[job] = value
+
+
+class DriverLog:
+    """One job's list, and its driver's right to write it. Used by one thread."""
+
+    def __init__(self, log: CommitLog, transactions: Transactions, job: str, transactional_id: str) -> None:
+        """`transactional_id` is the same for all drivers of the job."""
+        self._log, self._transactions, self._job, self._id = log, transactions, job, transactional_id
+        self._producer: Producer | None = None
+        self._protocol = TransactionProtocol.V1
+
+    def fence(self) -> bytes | None:
+        """Shut other drivers of the job out; then the job's durable list."""
+        self._log.create()
+        self._protocol = self._transactions.protocol()
+        self._producer = self._transactions.init(self._id, _DRIVER_TIMEOUT_MS)
+        return self._log.read().get(self._job)
+
+    def write(self, value: bytes | None) -> None:
+        """Replace the job's list (None: remove it). Raises FencedError when another driver has taken over since `fence`."""
+        assert self._producer is not None
+        try:
+            self._write(self._producer, value)
+        except FencedByBrokerError as error:
+            raise self._fenced() from error
+
+    def _write(self, producer: Producer, value: bytes | None) -> None:
+        if self._protocol is TransactionProtocol.V1:
+            # A delayed EndTxn of the write before could end this one (KAFKA-17754); version 2 bumps the epoch with each.
+            producer = self._transactions.renew(producer, _DRIVER_TIMEOUT_MS)
+        rows = pa.RecordBatch.from_pylist([{"key": self._job.encode(), "value": value}], schema=_ROW)
+        encoder = RecordEncoder(
+            1, producer_id=producer.producer_id, producer_epoch=producer.epoch, transactional=True, codec=Codec.NONE
+        )
+        encoded = [*encoder.append(rows, time.time_ns() // 1_000_000), *encoder.flush()]
+        sender = transactional_sender(self._log.cluster, self._transactions, producer, self._protocol)
+        try:
+            sender.send(self._log.topic, [OutBatch(batch.partition, batch.data, batch.records) for batch in encoded])
+            sender.flush()
+        finally:
+            sender.close()
+        answer, self._producer = self._transactions.end(producer, self._protocol, Verdict.COMMIT)
+        if answer is Answer.UNKNOWN:
+            raise self._fenced()
+        if answer is Answer.REFUSED:
+            raise PeerError(f"the list of transactions of job {self._job!r} was not written: its own transaction timed out")
+
+    def _fenced(self) -> FencedError:
+        return FencedError(f"another driver of job {self._job!r} has taken over: this one must stop, and has changed nothing")

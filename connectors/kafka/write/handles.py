@@ -1,0 +1,85 @@
+"""The handle of a Kafka transaction: all that another process needs to end it, to find it in the log, and to copy it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from headrace.connectors.kafka.write.transactions import Producer, TransactionProtocol
+from headrace.connectors.sink import HandleSerializer
+
+__all__ = ["KafkaHandle", "KafkaHandleSerializer", "WrittenRange"]
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenRange:
+    """What the transaction wrote to one partition: `records` records between the offsets `first` and `last`, inclusive."""
+
+    topic: str
+    topic_id: UUID | None
+    partition: int
+    first: int
+    last: int
+    records: int
+
+    def __str__(self) -> str:
+        """As error messages name it."""
+        return f"{self.topic}-{self.partition} offsets {self.first} to {self.last} ({self.records} records)"
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaHandle:
+    """A prepared transaction: every record acknowledged. It is never empty, since nothing is begun without a record.
+
+    `started_ms` is epoch milliseconds by the writer's clock; the broker aborts it `timeout_ms` after its first record.
+    """
+
+    producer: Producer
+    protocol: TransactionProtocol
+    started_ms: int
+    timeout_ms: int
+    ranges: tuple[WrittenRange, ...]
+
+    @property
+    def transactional_id(self) -> str:
+        """The id that it was written under."""
+        assert self.producer.transactional_id is not None
+        return self.producer.transactional_id
+
+    @property
+    def records(self) -> int:
+        """How many there are in all partitions."""
+        return sum(item.records for item in self.ranges)
+
+
+class KafkaHandleSerializer(HandleSerializer[KafkaHandle]):
+    """Version 1: a JSON object with short names; a list of them is one Kafka record."""
+
+    version = 1
+
+    def serialize(self, handle: KafkaHandle) -> Any:  # noqa: ANN401 - JSON
+        """As JSON."""
+        return {
+            "id": handle.transactional_id,
+            "pid": handle.producer.producer_id,
+            "epoch": handle.producer.epoch,
+            "protocol": int(handle.protocol),
+            "started": handle.started_ms,
+            "timeout": handle.timeout_ms,
+            "ranges": [
+                [item.topic, str(item.topic_id) if item.topic_id else None, item.partition, item.first, item.last, item.records]
+                for item in handle.ranges
+            ],
+        }
+
+    def deserialize(self, version: int, value: Any) -> KafkaHandle:  # noqa: ANN401 - JSON
+        """Version 1 is the only one so far."""
+        if version != 1:
+            raise ValueError(f"handles have versions up to {self.version}, not {version!r}")
+        ranges = tuple(
+            WrittenRange(topic, UUID(topic_id) if topic_id else None, partition, first, last, records)
+            for topic, topic_id, partition, first, last, records in value["ranges"]
+        )
+        producer = Producer(value["id"], value["pid"], value["epoch"])
+        return KafkaHandle(producer, TransactionProtocol(value["protocol"]), value["started"], value["timeout"], ranges)

@@ -1,0 +1,313 @@
+"""Sending record batches: to the leaders, several requests in flight, every batch acknowledged once or an error raised.
+
+The brokers put each partition's batches in order and drop repeated ones by (producer id, epoch, sequence) (KIP-98), so whatever
+is not acknowledged is simply sent again, in order. Nothing here knows what is in a batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from headrace.connectors.kafka.client.cluster import KafkaCluster
+from headrace.connectors.kafka.client.errors import BrokerError, broker_error
+from headrace.connectors.kafka.client.topology import Broker, TopicPartition
+from headrace.connectors.kafka.client.wire import Connection, Message, ProduceRequest
+from headrace.connectors.kafka.write.transactions import Producer, TransactionProtocol, Transactions
+from headrace.enumerator.errors import DeadlineExceededError, RetriableError
+
+__all__ = ["BatchSender", "OutBatch", "Written", "idempotent_sender", "transactional_sender"]
+
+_MAX_IN_FLIGHT = 5  # the brokers remember as many batches of a producer, to know a repeated one
+_REQUEST_BYTES = 4 * 1024 * 1024
+_ALL_REPLICAS = -1
+_NONE, _OUT_OF_ORDER = 0, 45
+_TOPIC_IDS_FROM = 13
+_LAST_OF_V1 = 11
+_DELIVERY_TIMEOUT_S = 120.0  # Java's delivery.timeout.ms
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutBatch:
+    """A complete record batch, in the format of the log, on its way to a partition."""
+
+    partition: int
+    data: bytes | bytearray | memoryview
+    records: int
+
+
+@dataclass(slots=True)
+class Written:
+    """What of one partition is acknowledged: offsets `first` to `last`, both inclusive, with others' records between them."""
+
+    first: int
+    last: int
+    records: int
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One partition: what waits and what is under way, in sequence order."""
+
+    key: TopicPartition
+    waiting: deque[OutBatch] = field(default_factory=deque)
+    sent: deque[OutBatch] = field(default_factory=deque)
+
+    def back_to_start(self) -> None:
+        self.waiting.extendleft(reversed(self.sent))
+        self.sent.clear()
+
+
+@dataclass(slots=True)
+class _Channel:
+    """A broker's connection, and what is in each request under way on it."""
+
+    connection: Connection
+    requests: deque[list[tuple[_Lane, OutBatch]]] = field(default_factory=deque)
+
+
+class BatchSender:
+    """Sends for one producer. Used by one thread; buffers at most one request's worth for each broker, and those in flight."""
+
+    def __init__(
+        self,
+        cluster: KafkaCluster,
+        *,
+        transactional_id: str | None,
+        max_version: int | None,
+        timeout_s: float,
+        before_first: Callable[[list[TopicPartition]], None],
+    ) -> None:
+        """`before_first` is told of partitions about to be written for the first time (KIP-98's AddPartitionsToTxn).
+
+        `max_version` bounds the Produce request; `timeout_s` is how long to wait for any acknowledgement.
+        """
+        self._cluster = cluster
+        self._transactional_id = transactional_id
+        self._max_version = max_version
+        self._timeout_s = timeout_s
+        self._before_first = before_first
+        self._lanes: dict[TopicPartition, _Lane] = {}
+        self._channels: dict[Broker, _Channel] = {}
+        self._waiting_bytes = 0
+        self._written: dict[TopicPartition, Written] = {}
+        self._progress_at = time.monotonic()
+        self._tries = 0
+
+    @property
+    def written(self) -> Mapping[TopicPartition, Written]:
+        """What is acknowledged so far."""
+        return self._written
+
+    def send(self, topic: str, batches: Iterable[OutBatch]) -> None:
+        """Queue batches, in sequence order for each partition, and send when there is enough for a request.
+
+        Raises what `flush` raises.
+        """
+        for batch in batches:
+            key = (topic, batch.partition)
+            if key not in self._lanes:
+                self._lanes[key] = _Lane(key)
+            self._lanes[key].waiting.append(batch)
+            self._waiting_bytes += len(batch.data)
+        if self._waiting_bytes >= _REQUEST_BYTES:
+            self._pump(_MAX_IN_FLIGHT - 1)
+
+    def flush(self) -> None:
+        """Return when everything is acknowledged by all in-sync replicas.
+
+        Raises `BrokerError` for a batch that was refused for good, DeadlineExceededError when nothing was acknowledged for
+        `timeout_s`. Then nothing more may be sent: the transaction is to be aborted.
+        """
+        while any(lane.waiting or lane.sent for lane in self._lanes.values()):
+            self._pump(0)
+
+    def close(self) -> None:
+        """Give connections back; those with requests in flight are closed."""
+        for channel in self._channels.values():
+            self._cluster.give_back(channel.connection)
+        self._channels.clear()
+
+    # --- sending -------------------------------------------------------------------------------------------------------
+
+    def _pump(self, most_in_flight: int) -> None:
+        """Send all that waits, then receive until no broker has more than `most_in_flight` requests of ours."""
+        try:
+            self._announce()
+            while self._dispatch():
+                pass
+            for channel in list(self._channels.values()):
+                while len(channel.requests) > most_in_flight:
+                    self._receive(channel)
+        except RetriableError as error:
+            self._start_over(error)
+        self._waiting_bytes = sum(len(batch.data) for lane in self._lanes.values() for batch in lane.waiting)
+
+    def _announce(self) -> None:
+        fresh = [key for key in self._lanes if key not in self._written and not self._lanes[key].sent]
+        if fresh:
+            self._before_first(fresh)
+
+    def _dispatch(self) -> bool:
+        """One request to every broker that leads a partition with a batch waiting: a batch of each such partition."""
+        by_broker: dict[Broker, list[_Lane]] = {}
+        for key, lane in self._lanes.items():
+            if lane.waiting:
+                by_broker.setdefault(self._cluster.leader(*key).broker, []).append(lane)
+        for broker, lanes in by_broker.items():
+            channel = self._channel(broker)
+            while len(channel.requests) >= _MAX_IN_FLIGHT:
+                self._receive(channel)
+            self._send_one(channel, _within(lanes, _REQUEST_BYTES))
+        return bool(by_broker)
+
+    def _send_one(self, channel: _Channel, lanes: list[_Lane]) -> None:
+        request = self._request(lanes)
+        content = [(lane, lane.waiting.popleft()) for lane in lanes]
+        for lane, batch in content:
+            lane.sent.append(batch)
+        channel.connection.send(request)
+        channel.requests.append(content)
+
+    def _channel(self, broker: Broker) -> _Channel:
+        channel = self._channels.get(broker)
+        if channel is None:
+            channel = self._channels[broker] = _Channel(self._cluster.lease(broker))
+        return channel
+
+    def _request(self, lanes: list[_Lane]) -> Message:
+        topic_class = ProduceRequest.TopicProduceData
+        by_topic: dict[str, list[_Lane]] = {}
+        for lane in lanes:
+            by_topic.setdefault(lane.key[0], []).append(lane)
+        ids = {topic: self._cluster.topic_id(topic) for topic in by_topic}
+        topics = [
+            topic_class(
+                name=topic,
+                topic_id=ids[topic],
+                partition_data=[
+                    topic_class.PartitionProduceData(index=lane.key[1], records=lane.waiting[0].data) for lane in members
+                ],
+            )
+            for topic, members in by_topic.items()
+        ]
+        limits = [limit for limit in (self._max_version, None if all(ids.values()) else _TOPIC_IDS_FROM - 1) if limit]
+        return ProduceRequest(
+            transactional_id=self._transactional_id,
+            acks=_ALL_REPLICAS,
+            timeout_ms=self._cluster.config.request_timeout_ms,
+            topic_data=topics,
+            min_version=3,
+            max_version=min(limits) if limits else None,
+        )
+
+    # --- receiving -----------------------------------------------------------------------------------------------------
+
+    def _receive(self, channel: _Channel) -> None:
+        """Take the oldest answer. Raises the RetriableError of its first partition that has to be sent again."""
+        content = channel.requests.popleft()
+        response = channel.connection.receive()
+        answers = {
+            (topic.name or topic.topic_id, item.index): item  # ids, and no names, from version 13 on
+            for topic in response.responses
+            for item in topic.partition_responses
+        }
+        failure: BrokerError | None = None
+        for lane, batch in content:
+            topic, partition = lane.key
+            item = answers.get(lane.key) or answers.get((self._cluster.topic_id(topic), partition))
+            if item is None:
+                raise RetriableError(f"{channel.connection.address} left {topic}-{partition} out of its answer")
+            failure = self._judge(lane, batch, item) or failure
+        if failure is not None:
+            raise failure
+
+    def _judge(self, lane: _Lane, batch: OutBatch, item: Message) -> BrokerError | None:
+        """Note one batch's acknowledgement; or return why it has to be sent again, or raise why it cannot be written at all."""
+        if item.error_code == _NONE:
+            self._acknowledged(lane, batch, item.base_offset)
+            return None
+        topic, partition = lane.key
+        where = f"writing to {topic}-{partition}"
+        if item.error_code == _OUT_OF_ORDER and lane.sent[0] is not batch:
+            return _BehindError(item.error_code, where)
+        error = broker_error(item.error_code, f"{where}: {item.error_message}" if item.error_message else where)
+        if not isinstance(error, RetriableError):
+            raise error
+        self._cluster.invalidate(topic)
+        return error
+
+    def _acknowledged(self, lane: _Lane, batch: OutBatch, base_offset: int) -> None:
+        lane.sent.remove(batch)
+        self._progress_at, self._tries = time.monotonic(), 0
+        last = base_offset + batch.records - 1
+        written = self._written.setdefault(lane.key, Written(base_offset, last, 0))
+        written.last = max(written.last, last)
+        written.records += batch.records
+
+    def _start_over(self, error: RetriableError) -> None:
+        """Hear out what is in flight, wait, and have everything unacknowledged wait again, in order."""
+        for broker, channel in list(self._channels.items()):
+            while channel.requests and channel.connection.usable:
+                with suppress(RetriableError):
+                    self._receive(channel)
+            if not channel.connection.usable:
+                channel.connection.close()
+                del self._channels[broker]
+        for lane in self._lanes.values():
+            lane.back_to_start()
+            self._cluster.invalidate(lane.key[0])
+        waited = time.monotonic() - self._progress_at
+        if waited > self._timeout_s:
+            raise DeadlineExceededError(
+                f"no record was acknowledged for {waited:.1f} s; the last error was: {error}"
+            ) from error
+        self._tries += 1
+        self._cluster.back_off(self._tries)
+
+
+class _BehindError(BrokerError, RetriableError):
+    """OUT_OF_ORDER_SEQUENCE_NUMBER because a batch before it in flight was not taken."""
+
+
+def _within(lanes: list[_Lane], most_bytes: int) -> list[_Lane]:
+    """As many lanes as fit a request with their first batches; one at least."""
+    chosen: list[_Lane] = []
+    size = 0
+    for lane in lanes:
+        size += len(lane.waiting[0].data)
+        if chosen and size > most_bytes:
+            break
+        chosen.append(lane)
+    return chosen
+
+
+def transactional_sender(
+    cluster: KafkaCluster, transactions: Transactions, producer: Producer, protocol: TransactionProtocol
+) -> BatchSender:
+    """A sender that writes within the producer's transaction, in this version of the protocol."""
+    if protocol is TransactionProtocol.V1:
+        return BatchSender(
+            cluster,
+            transactional_id=producer.transactional_id,
+            max_version=_LAST_OF_V1,
+            timeout_s=_DELIVERY_TIMEOUT_S,
+            before_first=lambda partitions: transactions.add_partitions(producer, partitions),
+        )
+    return BatchSender(
+        cluster,
+        transactional_id=producer.transactional_id,
+        max_version=None,
+        timeout_s=_DELIVERY_TIMEOUT_S,
+        before_first=lambda _: None,  # Produce adds the partitions itself (KIP-890)
+    )
+
+
+def idempotent_sender(cluster: KafkaCluster) -> BatchSender:
+    """A sender without transactions."""
+    return BatchSender(
+        cluster, transactional_id=None, max_version=None, timeout_s=_DELIVERY_TIMEOUT_S, before_first=lambda _: None
+    )

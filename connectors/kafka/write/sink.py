@@ -1,0 +1,389 @@
+"""Kafka as a two-phase-commit sink: rows in transactions that any process can end, and that survive whoever wrote them.
+
+A job's transactional ids are `<prefix>.<job>.<epoch mod 2>.<task>.<attempt>`, so that memory at the coordinators is bounded
+and two attempts never share one; `<prefix>.<job>.driver` guards the durable list; `<prefix>.<job>.repair` copies. An id is
+taken over by InitProducerId before every transaction, and is used again two epochs later, when its epoch is resolved.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.connectors.kafka.client.cluster import KafkaCluster, shared_cluster
+from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.format.encode import Codec, EncodedBatch, RecordEncoder, check_column, key_partitions
+from headrace.connectors.kafka.write.commit_log import CommitLog, DriverLog
+from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSerializer, WrittenRange
+from headrace.connectors.kafka.write.produce import BatchSender, OutBatch, idempotent_sender, transactional_sender
+from headrace.connectors.kafka.write.transaction_log import BatchCopier, outcome_of
+from headrace.connectors.kafka.write.transactions import Answer, Producer, TransactionProtocol, Transactions, Verdict
+from headrace.connectors.sink import (
+    Attempt,
+    CommitList,
+    CommitListSerializer,
+    Committer,
+    ImmediateSink,
+    Outcome,
+    Transaction,
+    TwoPhaseSink,
+    check_job,
+)
+from headrace.enumerator.errors import DeadlineExceededError, HeadraceError, StateError, UsageError
+
+__all__ = ["DEFAULT_COMMIT_TOPIC", "DEFAULT_PREFIX", "DEFAULT_TRANSACTION_TIMEOUT_MS", "AtLeastOnceKafkaSink", "KafkaSink"]
+
+log = logging.getLogger(__name__)
+
+DEFAULT_PREFIX = "headrace"
+DEFAULT_COMMIT_TOPIC = "headrace-commits"
+DEFAULT_TRANSACTION_TIMEOUT_MS = 900_000
+"""15 minutes: the most that brokers allow unless told otherwise (`transaction.max.timeout.ms`)."""
+
+_TIME_LEFT = 0.1  # a transaction with less than this share of its time to go, and than 10 s, is not put on the durable list
+_TIME_LEFT_MS = 10_000
+_POOL = 2  # epochs whose transactional ids are distinct
+_SERIALIZER = KafkaHandleSerializer()
+_LISTS = CommitListSerializer(_SERIALIZER)
+_TOPIC_COLUMN = "topic"
+
+
+@dataclass(frozen=True)
+class KafkaSink(TwoPhaseSink[KafkaHandle]):
+    """Writes rows with the columns `value`, and optionally `key`, `headers`, `partition`, `timestamp`, `topic`, exactly once.
+
+    `topic` None takes each row's `topic` column. `prefix` begins all transactional ids: jobs of different applications on one
+    cluster should differ in it. `commit_topic` holds the durable lists, and is made if need be. Readers of the output have to
+    use `isolation.level=read_committed`.
+    """
+
+    config: ClientConfig
+    topic: str | None = None
+    prefix: str = DEFAULT_PREFIX
+    commit_topic: str = DEFAULT_COMMIT_TOPIC
+    transaction_timeout_ms: int = DEFAULT_TRANSACTION_TIMEOUT_MS
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for a prefix that cannot be part of a name."""
+        check_job(self.prefix)
+
+    @property
+    def handles(self) -> KafkaHandleSerializer:
+        """Versioned JSON."""
+        return _SERIALIZER
+
+    def begin(self, attempt: Attempt) -> KafkaTransaction:
+        """A transaction; nothing is contacted before its first row."""
+        check_job(attempt.job)
+        return KafkaTransaction(self, f"{self.job_prefix(attempt.job)}{attempt.epoch % _POOL}.{attempt.task}.{attempt.number}")
+
+    def committer(self, job: str) -> KafkaCommitter:
+        """The one for this job's driver."""
+        return KafkaCommitter(self, check_job(job))
+
+    def shards_of(self, rows: pa.RecordBatch, shards: int) -> pa.Int32Array:
+        """Records of one key, and those that name one partition, go through one transaction: there is no order between two.
+
+        Keys are placed as in partitions, so that with a multiple of `shards` partitions each one is written by one shard.
+        """
+        columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+        found = key_partitions(columns["key"], shards) if "key" in columns else super().shards_of(rows, shards)
+        if "partition" in columns:
+            own = columns["partition"]
+            check_column("partition", own.type)
+            rounds = pc.multiply(pc.divide(own, shards), shards)
+            found = pc.coalesce(pc.abs(pc.subtract(own, rounds)).cast(pa.int32()), found)
+        return found
+
+    def recorded_epochs(self) -> Mapping[str, int]:
+        """From the commit topic. Damaged lists of other jobs are left out, with a warning."""
+        epochs: dict[str, int] = {}
+        for job, data in self.commit_log().read().items():
+            try:
+                epochs[job] = _LISTS.deserialize(data, f"{self.commit_topic}, job {job!r}").epoch
+            except StateError as error:
+                log.warning("%s; it is left alone", error)
+        return epochs
+
+    def job_prefix(self, job: str) -> str:
+        """What all transactional ids of a job begin with. The separator keeps job `q1` apart from `q10`."""
+        return f"{self.prefix}.{job}."
+
+    def cluster(self) -> KafkaCluster:
+        """The process's connections to this cluster."""
+        return shared_cluster(self.config)
+
+    def commit_log(self) -> CommitLog:
+        """Where the durable lists are."""
+        return _commit_log(self.config, self.commit_topic)
+
+
+@functools.lru_cache(maxsize=16)
+def _commit_log(config: ClientConfig, topic: str) -> CommitLog:
+    """Kept with the process, so that only what is new is read for every epoch."""
+    return CommitLog(shared_cluster(config), topic)
+
+
+class _Rows:
+    """Rows on their way to record batches: an encoder for each topic, all for one producer."""
+
+    def __init__(self, cluster: KafkaCluster, topic: str | None, encoder: Callable[[int], RecordEncoder]) -> None:
+        """`encoder` makes one for so many partitions."""
+        self._cluster, self._topic, self._encoder = cluster, topic, encoder
+        self._encoders: dict[str, RecordEncoder] = {}
+
+    def write(self, rows: pa.RecordBatch, sender: BatchSender) -> None:
+        """Encode, and send what is full."""
+        now_ms = time.time_ns() // 1_000_000
+        for topic, part in self._by_topic(rows):
+            if topic not in self._encoders:
+                partitions = len(self._cluster.topics([topic])[topic].partitions)
+                self._encoders[topic] = self._encoder(partitions)
+            sender.send(topic, _out(self._encoders[topic].append(part, now_ms)))
+
+    def flush(self, sender: BatchSender) -> None:
+        """Send the rest, and wait for every acknowledgement."""
+        for topic, encoder in self._encoders.items():
+            sender.send(topic, _out(encoder.flush()))
+        sender.flush()
+
+    def _by_topic(self, rows: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:
+        has_column = _TOPIC_COLUMN in rows.schema.names
+        if self._topic is not None:
+            return [(self._topic, rows.drop_columns([_TOPIC_COLUMN]) if has_column else rows)]
+        if not has_column:
+            raise UsageError(f"no topic: give the option 'topic', or a column {_TOPIC_COLUMN!r}; there are {rows.schema.names}")
+        names = rows.column(_TOPIC_COLUMN)
+        if names.null_count:
+            raise UsageError(f"null topic present in the data: {names.null_count} of {rows.num_rows} rows have none")
+        rest = rows.drop_columns([_TOPIC_COLUMN])
+        return [(name, rest.filter(pc.equal(names, name))) for name in names.unique().to_pylist()]
+
+
+def _out(encoded: Sequence[EncodedBatch]) -> list[OutBatch]:
+    return [OutBatch(batch.partition, batch.data, batch.records) for batch in encoded]
+
+
+class KafkaTransaction(Transaction[KafkaHandle]):
+    """One attempt's transaction. Begins with its first row: a task without rows opens none."""
+
+    def __init__(self, sink: KafkaSink, transactional_id: str) -> None:
+        """Contacts nobody."""
+        self._sink, self._id = sink, transactional_id
+        self._transactions = Transactions(sink.cluster())
+        self._producer: Producer | None = None
+        self._protocol = TransactionProtocol.V1
+        self._started_ms = 0
+        self._sender: BatchSender | None = None
+        self._rows: _Rows | None = None
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Raises UsageError for rows that cannot be records, BrokerError for records that a broker refuses, and for the
+        transaction timeout if it is longer than brokers allow."""
+        if batch.num_rows == 0:
+            return
+        sender, rows = self._begun()
+        rows.write(batch, sender)
+
+    def prepare(self) -> KafkaHandle | None:
+        """All acknowledged by all in-sync replicas."""
+        if self._producer is None or self._sender is None or self._rows is None:
+            return None
+        try:
+            self._rows.flush(self._sender)
+            ranges = _ranges(self._sink.cluster(), self._sender)
+        except BaseException:
+            self.abort()
+            raise
+        handle = KafkaHandle(self._producer, self._protocol, self._started_ms, self._sink.transaction_timeout_ms, ranges)
+        self._sender.close()
+        self._producer = self._sender = None
+        return handle
+
+    def abort(self) -> None:
+        """Abort, if the coordinator can be reached."""
+        producer, sender, self._producer, self._sender = self._producer, self._sender, None, None
+        if sender is not None:
+            sender.close()
+        if producer is not None:
+            try:
+                self._transactions.end(producer, self._protocol, Verdict.ABORT)
+            except HeadraceError as error:
+                log.warning("the transaction of %s could not be aborted now: %s", self._id, error)
+
+    def _begun(self) -> tuple[BatchSender, _Rows]:
+        if self._sender is None or self._rows is None:
+            cluster = self._sink.cluster()
+            self._protocol = self._transactions.protocol()
+            producer = self._producer = self._transactions.init(self._id, self._sink.transaction_timeout_ms)
+            self._started_ms = time.time_ns() // 1_000_000
+            self._sender = transactional_sender(cluster, self._transactions, producer, self._protocol)
+            self._rows = _Rows(cluster, self._sink.topic, lambda partitions: _encoder(self._sink.config, partitions, producer))
+        return self._sender, self._rows
+
+
+def _ranges(cluster: KafkaCluster, sender: BatchSender) -> tuple[WrittenRange, ...]:
+    return tuple(
+        WrittenRange(topic, cluster.topic_id(topic), partition, written.first, written.last, written.records)
+        for (topic, partition), written in sorted(sender.written.items())
+    )
+
+
+def _encoder(config: ClientConfig, partitions: int, producer: Producer) -> RecordEncoder:
+    return RecordEncoder(
+        partitions,
+        producer_id=producer.producer_id,
+        producer_epoch=producer.epoch,
+        transactional=producer.transactional_id is not None,
+        codec=Codec(config.compression_type),
+    )
+
+
+@dataclass(frozen=True)
+class AtLeastOnceKafkaSink(ImmediateSink):
+    """Rows written by an idempotent producer, visible at once, and written again after a failure. Columns as `KafkaSink`."""
+
+    config: ClientConfig
+    topic: str | None = None
+
+    def begin(self, attempt: Attempt) -> _AtLeastOnceTransaction:
+        """Contacts nobody before its first row."""
+        return _AtLeastOnceTransaction(self)
+
+
+class _AtLeastOnceTransaction(Transaction[Any]):
+    def __init__(self, sink: AtLeastOnceKafkaSink) -> None:
+        self._sink = sink
+        self._sender: BatchSender | None = None
+        self._rows: _Rows | None = None
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if batch.num_rows == 0:
+            return
+        if self._sender is None or self._rows is None:
+            config, cluster = self._sink.config, shared_cluster(self._sink.config)
+            producer = Transactions(cluster).init_idempotent()
+            self._sender = idempotent_sender(cluster)
+            self._rows = _Rows(cluster, self._sink.topic, lambda partitions: _encoder(config, partitions, producer))
+        self._rows.write(batch, self._sender)
+
+    def prepare(self) -> None:
+        try:
+            if self._sender is not None and self._rows is not None:
+                self._rows.flush(self._sender)
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        if self._sender is not None:
+            self._sender.close()
+            self._sender = None
+
+
+class KafkaCommitter(Committer[KafkaHandle]):
+    """Ends a job's transactions."""
+
+    def __init__(self, sink: KafkaSink, job: str) -> None:
+        """Contacts nobody."""
+        self._sink, self._job = sink, job
+        self._cluster = sink.cluster()
+        self._transactions = Transactions(self._cluster)
+        self._driver_id = sink.job_prefix(job) + "driver"
+        self._log = DriverLog(sink.commit_log(), self._transactions, job, self._driver_id)
+
+    def fence(self) -> CommitList[KafkaHandle] | None:
+        """Take the driver's transactional id over, then read the commit topic to its end."""
+        data = self._log.fence()
+        return None if data is None else _LISTS.deserialize(data, f"{self._sink.commit_topic}, job {self._job!r}")
+
+    def check(self, handles: Sequence[KafkaHandle]) -> None:
+        """Every one Ongoing under its own producer, with time left. Raises DeadlineExceededError or StateError."""
+        known = self._transactions.describe([handle.transactional_id for handle in handles])
+        now_ms = time.time_ns() // 1_000_000
+        for handle in handles:
+            found = known[handle.transactional_id]
+            left_ms = handle.started_ms + handle.timeout_ms - now_ms
+            if left_ms < min(_TIME_LEFT_MS, _TIME_LEFT * handle.timeout_ms):
+                raise DeadlineExceededError(
+                    f"the transaction of {handle.transactional_id!r} has {max(0, left_ms) / 1000:.0f} s left of its "
+                    f"{handle.timeout_ms / 1000:g}: raise kafka.transaction.timeout.ms, or write less in one batch"
+                )
+            if found is None or not found.is_ongoing or found.producer != handle.producer:
+                state = "unknown to the broker" if found is None else found.state
+                raise StateError(
+                    f"the transaction of {handle.transactional_id!r} is {state}, not prepared: it timed out, or another "
+                    "attempt took its place. Nothing of this epoch is visible; it has to be written again"
+                )
+        self._warn_of_haste(handles, now_ms)
+
+    def _warn_of_haste(self, handles: Sequence[KafkaHandle], now_ms: int) -> None:
+        """Half of the timeout is gone: a driver that dies now has little time to come back before a copy is needed."""
+        spent_ms, handle = max(((now_ms - handle.started_ms, handle) for handle in handles), key=lambda pair: pair[0])
+        if spent_ms > handle.timeout_ms / 2:
+            log.warning(
+                "job %s: the transaction of %s was open for %.0f s of its %.0f before it could be committed; raise "
+                "kafka.transaction.timeout.ms above the time between triggers and that of a restart",
+                self._job,
+                handle.transactional_id,
+                spent_ms / 1000,
+                handle.timeout_ms / 1000,
+            )
+
+    def record(self, commits: CommitList[KafkaHandle]) -> None:
+        """Write it to the commit topic, in a transaction of the driver's own."""
+        self._log.write(_LISTS.serialize(commits))
+
+    def end(self, handle: KafkaHandle) -> Outcome:
+        """Commit in the handle's version of the protocol. "Fenced" settles nothing: the log is asked then."""
+        answer, _ = self._transactions.end(handle.producer, handle.protocol, Verdict.COMMIT)
+        match answer:
+            case Answer.DONE:
+                return Outcome.COMMITTED
+            case Answer.REFUSED:  # it is not empty, so it was aborted
+                return Outcome.ABORTED
+            case Answer.UNKNOWN:
+                return outcome_of(self._cluster, handle)
+
+    def copy(self, handles: Sequence[KafkaHandle]) -> KafkaHandle:
+        """The aborted records are still in the log: read, made out to a new transaction, written again."""
+        timeout_ms = self._sink.transaction_timeout_ms
+        protocol = self._transactions.protocol()
+        producer = self._transactions.init(self._sink.job_prefix(self._job) + "repair", timeout_ms)
+        started_ms = time.time_ns() // 1_000_000
+        copier = BatchCopier(self._cluster, producer)
+        sender = transactional_sender(self._cluster, self._transactions, producer, protocol)
+        try:
+            for handle in handles:
+                for topic, batch in copier.copies(handle):
+                    sender.send(topic, [batch])
+            sender.flush()
+        finally:
+            sender.close()
+        names = ", ".join(handle.transactional_id for handle in handles)
+        log.warning("job %s: copied what was written by transactions that timed out before their commit: %s", self._job, names)
+        return KafkaHandle(producer, protocol, started_ms, timeout_ms, _ranges(self._cluster, sender))
+
+    def sweep(self, keep: Collection[KafkaHandle]) -> None:
+        """Abort what is Ongoing under the job's prefix: losing attempts, and what a dead run has left."""
+        kept = {handle.producer for handle in keep}
+        names = [name for name in self._transactions.ongoing(self._sink.job_prefix(self._job)) if name != self._driver_id]
+        open_ones = [found for found in self._transactions.describe(names).values() if found is not None and found.is_ongoing]
+        losers = [found.producer for found in open_ones if found.producer not in kept]
+        if losers:
+            protocol = self._transactions.protocol()
+            for producer in losers:
+                self._transactions.end(producer, protocol, Verdict.ABORT)
+
+    def forget(self) -> None:
+        """A tombstone in the commit topic."""
+        self._log.write(None)
+
+    def close(self) -> None:
+        """Connections belong to the process."""

@@ -1,0 +1,140 @@
+"""What the log itself says about a transaction, once its coordinator no longer does: its outcome, and its records.
+
+EndTxn's "fenced" is no answer: it may come after a commit as after an abort. The partitions know. A fetch under read_committed
+at a transaction's first offset shows whether it is still open (the last stable offset has not passed it), was aborted (it is
+in the list of aborted transactions) or committed (it is not, and its batch is still there) (KIP-98).
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from uuid import UUID
+
+from crc32c import crc32c
+
+from headrace.connectors.kafka.client.cluster import KafkaCluster
+from headrace.connectors.kafka.client.fetch_once import fetch_once
+from headrace.connectors.kafka.client.properties import Isolation
+from headrace.connectors.kafka.client.topology import TopicPartition
+from headrace.connectors.kafka.format.record_batch import HEADER, LOG_APPEND_TIME, StoredBatch, stored_batches
+from headrace.connectors.kafka.write.handles import KafkaHandle, WrittenRange
+from headrace.connectors.kafka.write.produce import OutBatch
+from headrace.connectors.kafka.write.transactions import Producer
+from headrace.connectors.sink import Outcome
+from headrace.enumerator.errors import DataLossError, RetriableError
+
+__all__ = ["BatchCopier", "outcome_of"]
+
+_NONE, _OUT_OF_RANGE = 0, 1
+_FETCH_BYTES = 8 * 1024 * 1024
+_NO_TOPIC_IDS = 12
+
+_CRC = struct.Struct(">I")
+_CRC_AT, _CRC_FROM = 17, 21
+
+
+# --- outcome ----------------------------------------------------------------------------------------------------------
+
+
+def outcome_of(cluster: KafkaCluster, handle: KafkaHandle) -> Outcome:
+    """What became of a transaction that is no longer its coordinator's. Waits while it is still being ended.
+
+    Raises DataLossError when the log no longer tells: all its batches were deleted or compacted away.
+    """
+    for written in handle.ranges:
+        if _is_there(cluster, written):
+            ask = functools.partial(_ask, cluster, handle, written)
+            verdict = cluster.retrying(f"asking {written} for the outcome of a transaction", ask)
+            if verdict is not None:
+                return verdict
+    raise DataLossError(
+        f"the transaction of {handle.transactional_id!r} (producer {handle.producer.producer_id}) "
+        "is no longer known to its coordinator, and its records are no longer in the log, so whether they were ever visible "
+        f"cannot be told: {'; '.join(map(str, handle.ranges))}"
+    )
+
+
+def _is_there(cluster: KafkaCluster, written: WrittenRange) -> bool:
+    """Whether the topic is still the one that was written to."""
+    found = cluster.find_topics([written.topic])[written.topic]
+    return found is not None and _same(written.topic_id, found.topic_id) and written.partition in found.partitions
+
+
+def _same(expected: UUID | None, found: UUID | None) -> bool:
+    return expected is None or found is None or expected == found
+
+
+def _ask(cluster: KafkaCluster, handle: KafkaHandle, written: WrittenRange) -> Outcome | None:
+    answer = fetch_once(cluster, written.topic, written.partition, written.first, Isolation.READ_COMMITTED)
+    if answer.error == _OUT_OF_RANGE:
+        return None
+    if answer.last_stable_offset is not None and answer.last_stable_offset <= written.first:
+        raise RetriableError(f"the transaction at offset {written.first} of {written.topic}-{written.partition} is still open")
+    if (handle.producer.producer_id, written.first) in (answer.aborted or ()):
+        return Outcome.ABORTED
+    first = next(stored_batches(answer.records), None)
+    if first is not None and first.base_offset <= written.first <= first.last_offset and _belongs_to(first, handle.producer):
+        return Outcome.COMMITTED
+    return None
+
+
+# --- copying ----------------------------------------------------------------------------------------------------------
+
+
+class BatchCopier:
+    """Copies the batches of aborted transactions, with their records as they are, into a transaction of one producer."""
+
+    def __init__(self, cluster: KafkaCluster, producer: Producer) -> None:
+        """Contacts nobody yet."""
+        self._cluster = cluster
+        self._producer = producer
+        self._sequences: Counter[TopicPartition] = Counter()
+
+    def copies(self, handle: KafkaHandle) -> Iterator[tuple[str, OutBatch]]:
+        """Topic and batch, partition by partition. Raises DataLossError, naming the range, when records are gone."""
+        for written in handle.ranges:
+            if not _is_there(self._cluster, written):
+                raise DataLossError(f"{_LOST}: {written}; the topic was deleted or created anew since")
+            found = 0
+            for batch in _own_batches(self._cluster, handle, written):
+                found += batch.records
+                yield written.topic, self._copied(batch, (written.topic, written.partition))
+            if found != written.records:
+                gone = f"the log still has {found} of its records, retention or compaction took the others"
+                raise DataLossError(f"{_LOST}: {written}; {gone}")
+
+    def _copied(self, batch: StoredBatch, key: TopicPartition) -> OutBatch:
+        data = bytearray(batch.data)
+        head = list(HEADER.unpack_from(data))
+        head[0], head[2] = 0, -1
+        head[5] &= ~LOG_APPEND_TIME  # producers only ever send create time; the broker stamps it again if the topic says so
+        head[9:12] = self._producer.producer_id, self._producer.epoch, self._sequences[key]
+        HEADER.pack_into(data, 0, *head)
+        _CRC.pack_into(data, _CRC_AT, crc32c(memoryview(data)[_CRC_FROM:]))
+        self._sequences[key] += batch.records
+        return OutBatch(key[1], data, batch.records)
+
+
+_LOST = "a transaction timed out before it could be committed, and what it wrote cannot be copied"
+
+
+def _own_batches(cluster: KafkaCluster, handle: KafkaHandle, written: WrittenRange) -> Iterator[StoredBatch]:
+    position = written.first
+    while position <= written.last:
+        answer = fetch_once(cluster, written.topic, written.partition, position, Isolation.READ_UNCOMMITTED)
+        batches = list(stored_batches(answer.records))
+        if answer.error == _OUT_OF_RANGE or not batches:
+            return
+        for batch in batches:
+            if batch.last_offset >= position:
+                position = batch.last_offset + 1
+                mine = _belongs_to(batch, handle.producer) and not batch.is_control
+                if mine and written.first <= batch.base_offset and batch.last_offset <= written.last:
+                    yield batch
+
+
+def _belongs_to(batch: StoredBatch, producer: Producer) -> bool:
+    return (batch.producer_id, batch.producer_epoch) == (producer.producer_id, producer.epoch)

@@ -1,0 +1,318 @@
+"""Kafka's transaction protocol, request by request: begin, add partitions, end from any process, describe, list.
+
+Kafka has two versions of it. Version 2 (KIP-890; chosen where the cluster's finalised `transaction.version` is 2) adds
+partitions implicitly, and bumps the producer's epoch with every transaction, so that a delayed EndTxn cannot hit the next one.
+Version 1 needs an InitProducerId before every transaction for that. **A transaction is ended in the version it was written
+in**: ended in version 1 and asked again in version 2, a committed one answers INVALID_TXN_STATE, as an aborted one does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+from headrace.connectors.kafka.client.cluster import CoordinatorKind, KafkaCluster
+from headrace.connectors.kafka.client.errors import broker_error
+from headrace.connectors.kafka.client.topology import TopicPartition
+from headrace.connectors.kafka.client.wire import (
+    AddPartitionsToTxnRequest,
+    DescribeTransactionsRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    ListTransactionsRequest,
+    Message,
+)
+from headrace.enumerator.errors import RetriableError
+
+__all__ = [
+    "Answer",
+    "ListedTransaction",
+    "Producer",
+    "TransactionDescription",
+    "TransactionProtocol",
+    "Transactions",
+    "Verdict",
+]
+
+_NONE = 0
+_CONCURRENT = 51
+_INVALID_STATE = 48
+_FENCED = frozenset({47, 49, 90})  # INVALID_PRODUCER_EPOCH, INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED
+_ID_NOT_FOUND = 105
+_LAST_V1_END = 4
+_LAST_V1_ADD = 3  # later versions of AddPartitionsToTxn are for brokers among themselves
+_ONGOING = "Ongoing"
+
+
+class TransactionProtocol(IntEnum):
+    """The value is part of handles: never renumbered."""
+
+    V1 = 1
+    V2 = 2
+
+
+class Verdict(Enum):
+    """How a transaction is to end."""
+
+    COMMIT = True
+    ABORT = False
+
+
+class Answer(Enum):
+    """What EndTxn says."""
+
+    DONE = "done"
+    REFUSED = "refused"  # it was aborted (or, to an abort, committed), or is empty
+    UNKNOWN = "unknown"  # fenced, or its id has expired: only the log can tell what became of it
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """A producer's identity at the brokers. `transactional_id` is None for one that is idempotent only."""
+
+    transactional_id: str | None
+    producer_id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionDescription:
+    """A transactional id as its coordinator knows it. `state` is Kafka's (`Ongoing`, `CompleteCommit`, ...).
+
+    `started_ms` (epoch milliseconds, the coordinator's clock) is None when nothing is open.
+    """
+
+    producer: Producer
+    state: str
+    timeout_ms: int
+    started_ms: int | None
+    partitions: tuple[TopicPartition, ...]
+
+    @property
+    def is_ongoing(self) -> bool:
+        """True while it can still be committed or aborted."""
+        return self.state == _ONGOING
+
+
+@dataclass(frozen=True, slots=True)
+class ListedTransaction:
+    """A transactional id and its state, as ListTransactions has them."""
+
+    transactional_id: str
+    state: str
+
+
+class Transactions:
+    """Requests to transaction coordinators. Retries what passes, as `KafkaCluster` does. Thread-safe; contacts nobody itself.
+
+    All methods raise `RefusedByBrokerError` without Describe and Write on the transactional id, and DeadlineExceededError.
+    """
+
+    def __init__(self, cluster: KafkaCluster) -> None:
+        """On this cluster."""
+        self._cluster = cluster
+
+    def protocol(self) -> TransactionProtocol:
+        """What the cluster's finalised features call for, asked now. A broker of version 1 would accept requests of 2."""
+
+        def ask() -> TransactionProtocol:
+            level = self._cluster.finalized_features().get("transaction.version", 0)
+            return TransactionProtocol.V2 if level >= TransactionProtocol.V2 else TransactionProtocol.V1
+
+        return self._cluster.retrying("asking for the transaction version", ask)
+
+    def init(self, transactional_id: str, timeout_ms: int) -> Producer:
+        """Take the id over: whatever it has open is aborted first, and whoever wrote under it before is fenced (KIP-98).
+
+        Raises `InvalidForBrokerError` for a timeout that the broker does not allow.
+        """
+        return self._init(_InitProducer(transactional_id, timeout_ms, -1, -1))
+
+    def renew(self, producer: Producer, timeout_ms: int) -> Producer:
+        """Bump the epoch of a producer that is still the current one (KIP-360). Raises FencedByBrokerError when it is not."""
+        assert producer.transactional_id is not None
+        return self._init(_InitProducer(producer.transactional_id, timeout_ms, producer.producer_id, producer.epoch))
+
+    def init_idempotent(self) -> Producer:
+        """A producer without transactions."""
+
+        def ask() -> Producer:
+            response = self._cluster.call_any(InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=_INT32_MAX))
+            if response.error_code != _NONE:
+                raise broker_error(response.error_code, "asking for a producer id")
+            return Producer(None, response.producer_id, response.producer_epoch)
+
+        return self._cluster.retrying("asking for a producer id", ask)
+
+    def _init(self, wanted: _InitProducer) -> Producer:
+        where = f"taking over the transactional id {wanted.transactional_id!r}"
+
+        def ask() -> Producer:
+            response = self._coordinated(wanted.transactional_id, wanted.request())
+            if response.error_code != _NONE:
+                raise broker_error(response.error_code, where)
+            return Producer(wanted.transactional_id, response.producer_id, response.producer_epoch)
+
+        return self._cluster.retrying(where, ask)
+
+    def add_partitions(self, producer: Producer, partitions: Iterable[TopicPartition]) -> None:
+        """Version 1 only: announce where the transaction is going to write. Raises FencedByBrokerError."""
+        by_topic: dict[str, list[int]] = {}
+        for topic, partition in partitions:
+            by_topic.setdefault(topic, []).append(partition)
+
+        def ask() -> None:
+            topics = [
+                AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=indexes)
+                for topic, indexes in by_topic.items()
+            ]
+            request = AddPartitionsToTxnRequest(
+                v3_and_below_transactional_id=producer.transactional_id,
+                v3_and_below_producer_id=producer.producer_id,
+                v3_and_below_producer_epoch=producer.epoch,
+                v3_and_below_topics=topics,
+                max_version=_LAST_V1_ADD,
+            )
+            response = self._coordinated(str(producer.transactional_id), request)
+            for topic in response.results_by_topic_v3_and_below:
+                for item in topic.results_by_partition:
+                    if item.partition_error_code != _NONE:
+                        where = f"adding {topic.name}-{item.partition_index} to a transaction of {producer.transactional_id!r}"
+                        raise broker_error(item.partition_error_code, where)
+
+        self._cluster.retrying(f"adding partitions to a transaction of {producer.transactional_id!r}", ask)
+
+    def end(self, producer: Producer, protocol: TransactionProtocol, verdict: Verdict) -> tuple[Answer, Producer]:
+        """Commit or abort, from whichever process. Asking again after a success answers DONE again.
+
+        Returns the answer and the producer to go on with: version 2 gives it a new epoch. A lost connection or a busy
+        coordinator is no answer; the same request is sent again.
+        """
+        where = f"ending a transaction of {producer.transactional_id!r}"
+
+        def ask() -> tuple[Answer, Producer]:
+            request = EndTxnRequest(
+                transactional_id=producer.transactional_id,
+                producer_id=producer.producer_id,
+                producer_epoch=producer.epoch,
+                committed=verdict.value,
+                min_version=0 if protocol is TransactionProtocol.V1 else _LAST_V1_END + 1,
+                max_version=_LAST_V1_END if protocol is TransactionProtocol.V1 else None,
+            )
+            response = self._coordinated(str(producer.transactional_id), request)
+            if response.error_code in _FENCED:
+                return Answer.UNKNOWN, producer
+            if response.error_code == _INVALID_STATE:
+                return Answer.REFUSED, producer
+            if response.error_code != _NONE:
+                raise broker_error(response.error_code, where)
+            if protocol is TransactionProtocol.V1:
+                return Answer.DONE, producer
+            return Answer.DONE, Producer(producer.transactional_id, response.producer_id, response.producer_epoch)
+
+        return self._cluster.retrying(where, ask)
+
+    def describe(self, transactional_ids: Collection[str]) -> dict[str, TransactionDescription | None]:
+        """Each id as its coordinator knows it now; None for one that it does not know (never used, or expired)."""
+        return {transactional_id: self._describe(transactional_id) for transactional_id in transactional_ids}
+
+    def _describe(self, transactional_id: str) -> TransactionDescription | None:
+        where = f"describing the transactional id {transactional_id!r}"
+
+        def ask() -> TransactionDescription | None:
+            response = self._coordinated(transactional_id, DescribeTransactionsRequest(transactional_ids=[transactional_id]))
+            (found,) = response.transaction_states
+            if found.error_code == _ID_NOT_FOUND:
+                return None
+            if found.error_code != _NONE:
+                raise broker_error(found.error_code, where)
+            return _description(found)
+
+        return self._cluster.retrying(where, ask)
+
+    def ongoing(self, prefix: str) -> list[str]:
+        """The transactional ids that begin with `prefix` and have a transaction open, sorted. See `listing`."""
+        return [found.transactional_id for found in self.listing(prefix, [_ONGOING])]
+
+    def listing(self, prefix: str, states: Collection[str] = ()) -> list[ListedTransaction]:
+        """The transactional ids that begin with `prefix` and are in one of `states` (default: any), sorted (KIP-664, KIP-1152).
+
+        Ids that one may not describe are left out by the broker.
+        """
+
+        def ask() -> list[ListedTransaction]:
+            found: dict[str, ListedTransaction] = {}
+            for broker in self._cluster.brokers():
+                request = ListTransactionsRequest(
+                    state_filters=list(states),
+                    producer_id_filters=[],
+                    duration_filter=-1,
+                    transactional_id_pattern=re.escape(prefix) + ".*",
+                )
+                response = self._cluster.call(broker, request)
+                if response.error_code != _NONE:
+                    raise broker_error(response.error_code, f"listing transactions at {broker}")
+                for item in response.transaction_states:
+                    if item.transactional_id.startswith(prefix):  # brokers before 4.1 know no patterns
+                        found[item.transactional_id] = ListedTransaction(item.transactional_id, item.transaction_state)
+            return [found[name] for name in sorted(found)]
+
+        return self._cluster.retrying("listing transactions", ask)
+
+    def _coordinated(self, transactional_id: str, request: Message) -> Message:
+        """To the id's coordinator; one that is no longer it, or cannot be reached, is looked up anew by the next try."""
+        try:
+            response = self._cluster.call(self._cluster.coordinator(CoordinatorKind.TRANSACTION, transactional_id), request)
+        except RetriableError:
+            self._cluster.forget_coordinator(CoordinatorKind.TRANSACTION, transactional_id)
+            raise
+        if _first_code(response) in _ELSEWHERE:
+            self._cluster.forget_coordinator(CoordinatorKind.TRANSACTION, transactional_id)
+        return response
+
+
+_INT32_MAX = 0x7FFFFFFF
+_ELSEWHERE = frozenset({15, 16})  # COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR
+
+
+@dataclass(frozen=True, slots=True)
+class _InitProducer:
+    """The arguments of one InitProducerId; producer id and epoch are -1 for whoever takes the id over."""
+
+    transactional_id: str
+    timeout_ms: int
+    producer_id: int
+    epoch: int
+
+    def request(self) -> Message:
+        """A new request, since a request remembers the version that it was sent in."""
+        return InitProducerIdRequest(
+            transactional_id=self.transactional_id,
+            transaction_timeout_ms=self.timeout_ms,
+            producer_id=self.producer_id,
+            producer_epoch=self.epoch,
+            max_version=5,  # 6 is KIP-939's, which brokers do not have yet
+        )
+
+
+def _first_code(response: Message) -> int:
+    """The error code of a response that has one, wherever it has it."""
+    for holder in (response, *getattr(response, "transaction_states", ())):
+        if hasattr(holder, "error_code"):
+            return int(holder.error_code)
+    for topic in getattr(response, "results_by_topic_v3_and_below", ()) or ():
+        for item in topic.results_by_partition:
+            return int(item.partition_error_code)
+    return _NONE
+
+
+def _description(found: Message) -> TransactionDescription:
+    return TransactionDescription(
+        Producer(found.transactional_id, found.producer_id, found.producer_epoch),
+        found.transaction_state,
+        found.transaction_timeout_ms,
+        found.transaction_start_time_ms if found.transaction_start_time_ms >= 0 else None,
+        tuple((topic.topic, partition) for topic in found.topics for partition in topic.partitions),
+    )

@@ -1,0 +1,12 @@
+"""Real Kafka brokers for tests, benchmarks and trying things out: `with start_broker() as cluster: ...`.
+
+Where they come from, in this order: the cluster that HEADRACE_BOOTSTRAP names; containers, where a Docker engine
+answers; Apache Kafka itself, downloaded once by the Ivy inside PySpark and run by the machine's Java.
+"""
+
+from headrace.harness.kafka.brokers import Cluster
+from headrace.harness.kafka.security import Certificates
+from headrace.harness.kafka.start import start_broker
+from headrace.harness.kafka.topics import add_partitions, create_topic, delete_topic
+
+__all__ = ["Certificates", "Cluster", "add_partitions", "create_topic", "delete_topic", "start_broker"]

@@ -1,0 +1,57 @@
+"""Brokers as Java processes of this machine."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from headrace.enumerator.errors import PeerError
+from headrace.harness.jars import find_java
+from headrace.harness.kafka.jars import KAFKA, kafka_jars
+from headrace.harness.kafka.nodes import LOG_NAME
+from headrace.harness.processes import JAVA_OPTIONS, LOGGING_OPTIONS, ServerProcess, guarded
+
+TOOL_OPTIONS = ("-XX:TieredStopAtLevel=1", "-Xmx128m")
+
+
+class JavaLauncher:
+    """Runs Kafka's classes in Java, in the process group of a guardian."""
+
+    def __init__(self, jars: Path, options: Sequence[str], group: int) -> None:
+        """`options` are those of a broker's JVM; `group` is the process group of the guardian."""
+        self._java: list[str | Path] = [find_java(KAFKA.name), "-cp", f"{jars}/*", *JAVA_OPTIONS, *LOGGING_OPTIONS]
+        self._options = options
+        self._group = group
+
+    def format(self, directory: Path, arguments: list[str]) -> None:
+        """Run the StorageTool."""
+        command: list[str | Path] = [*self._java, *TOOL_OPTIONS, "kafka.tools.StorageTool", *arguments]
+        done = subprocess.run(  # noqa: S603 - our own command
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            process_group=self._group,
+        )
+        if done.returncode:
+            raise PeerError(f"Kafka's StorageTool failed for {directory.name}:\n{done.stdout}")
+
+    def node(self, directory: Path) -> ServerProcess:
+        """A broker that reads the directory's `server.properties`."""
+        command: list[str | Path] = [*self._java, *self._options, "kafka.Kafka", directory / "server.properties"]
+        return ServerProcess(command, directory / LOG_NAME, self._group)
+
+
+@contextmanager
+def java_launcher(directory: Path, options: Sequence[str]) -> Iterator[JavaLauncher]:
+    """Give a launcher whose processes, and `directory`, go when the context or this process ends, however it ends.
+
+    Raises UsageError without Java or PySpark, PeerError when Kafka cannot be downloaded.
+    """
+    jars = kafka_jars()
+    with guarded(directory) as group:
+        yield JavaLauncher(jars, options, group)

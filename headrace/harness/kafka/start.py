@@ -1,0 +1,159 @@
+"""Starting a cluster: where its brokers come from, their directories, ports and settings."""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
+
+from headrace.enumerator.errors import PeerError, UsageError
+from headrace.harness.kafka.brokers import Cluster
+from headrace.harness.kafka.containers import container_launcher, docker_answers
+from headrace.harness.kafka.java import java_launcher
+from headrace.harness.kafka.metadata import addresses, ask
+from headrace.harness.kafka.nodes import ExternalNode, Launcher
+from headrace.harness.kafka.security import make_security
+from headrace.harness.kafka.settings import CONTROLLER, PLAINTEXT, server_properties, write_properties
+from headrace.harness.ports import HOST, reserved_ports
+from headrace.harness.waiting import wait_until
+
+BOOTSTRAP_VARIABLE = "HEADRACE_BOOTSTRAP"
+START_ATTEMPTS = 3
+PORT_TAKEN = "Address already in use"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the caller of `start_broker` asked for."""
+
+    brokers: int
+    config: Mapping[str, str]
+    security: Collection[str]
+    users: Mapping[str, str]
+    port: int | None
+    jvm_options: Sequence[str]
+
+
+class PortTakenError(PeerError):
+    """A port was lost between choosing it and the broker's bind; other ports may do."""
+
+
+@contextmanager
+def start_broker(
+    brokers: int = 1,
+    *,
+    config: Mapping[str, str] | None = None,
+    security: Collection[str] = (),
+    users: Mapping[str, str] | None = None,
+    port: int | None = None,
+    jvm_options: Sequence[str] = ("-Xmx512m",),
+) -> Iterator[Cluster]:
+    """Give a Kafka cluster that is ready; end it and remove all it left when the context, or this process, ends.
+
+    brokers: how many, each broker and controller in one.
+    config: broker settings, as in `server.properties`. They win over ours: no automatic creation of topics, internal
+    topics of few partitions with min(3, brokers) replicas.
+    security: listeners beside PLAINTEXT, among SSL, SASL_PLAINTEXT, SASL_SSL.
+    users: passwords by name, for the SASL listeners.
+    port: the PLAINTEXT port of the first broker, the next ones following; by default any free ones.
+    jvm_options: of each broker; by default a heap of 512 MiB.
+
+    HEADRACE_BOOTSTRAP, a PLAINTEXT address, is used instead when set: then `config`, `security` and `port` cannot be
+    given, and it must have at least `brokers` brokers.
+
+    Raises UsageError for wishes that cannot be met (also: neither Docker nor PySpark and Java), PeerError with the end
+    of the log when a broker fails to start, DeadlineExceededError when it does not serve within 120 s.
+    """
+    if brokers < 1:
+        raise UsageError(f"a cluster of {brokers} brokers: at least 1 is needed")
+    wish = Wish(brokers, dict(config or {}), tuple(security), dict(users or {}), port, tuple(jvm_options))
+    external = os.environ.get(BOOTSTRAP_VARIABLE)
+    if external:
+        yield _external_cluster(external, wish)
+        return
+    with ExitStack() as stack:
+        attempts = START_ATTEMPTS if port is None else 1
+        again = Retrying(retry=retry_if_exception_type(PortTakenError), stop=stop_after_attempt(attempts), reraise=True)
+        yield again(_start, wish, stack)
+
+
+def _external_cluster(bootstrap: str, wish: Wish) -> Cluster:
+    if wish.config or wish.security or wish.port is not None:
+        raise UsageError(f"config, security and port cannot be given to the external cluster of {BOOTSTRAP_VARIABLE}")
+    first = addresses(bootstrap)[0]
+    found: dict[int, dict[str, str]] = {}
+
+    def look() -> None:
+        found.update({broker.node_id: {PLAINTEXT: f"{broker.host}:{broker.port}"} for broker in ask(first, ()).brokers})
+
+    wait_until(look, f"the Kafka cluster of {BOOTSTRAP_VARIABLE}={bootstrap} did not answer")
+    if len(found) < wish.brokers:
+        raise UsageError(f"{wish.brokers} brokers asked for, but the cluster at {bootstrap} has {len(found)}")
+    return Cluster({node: ExternalNode(bootstrap) for node in sorted(found)}, dict(sorted(found.items())), {}, None)
+
+
+def _start(wish: Wish, keep: ExitStack) -> Cluster:
+    """Start a cluster whose end is put on `keep`, or leave nothing behind."""
+    with ExitStack() as stack:
+        directory = Path(tempfile.mkdtemp(prefix="headrace-broker-"))
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        launcher = stack.enter_context(_launcher(directory, wish.jvm_options))
+        ports = stack.enter_context(_reserve(wish))
+        security = make_security(wish.security, wish.users, directory / "certificates")
+        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+
+        def prepare(node: int) -> None:
+            home = directory / f"node-{node}"
+            home.mkdir()
+            settings = home / "server.properties"
+            write_properties(settings, server_properties(node, ports, home / "data", security, wish.config))
+            arguments = ["format", f"--cluster-id={cluster_id}", "--config", str(settings), *security.format_arguments()]
+            launcher.format(home, arguments)
+
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(prepare, ports))
+        nodes = {node: launcher.node(directory / f"node-{node}") for node in ports}
+        listeners = {
+            node: {name: f"{HOST}:{number}" for name, number in mine.items() if name != CONTROLLER}
+            for node, mine in ports.items()
+        }
+        cluster = Cluster(nodes, listeners, security.users, security.certificates)
+        # Their data goes with them, so a clean shutdown would only take time.
+        stack.callback(cluster.kill_all)
+        _start_nodes(cluster)
+        keep.push(stack.pop_all())
+        return cluster
+
+
+def _start_nodes(cluster: Cluster) -> None:
+    try:
+        cluster.start()
+    except PeerError as error:
+        if any(PORT_TAKEN in cluster.log_tail(node) for node in cluster.nodes):
+            raise PortTakenError(str(error)) from error
+        raise
+
+
+def _launcher(directory: Path, options: Sequence[str]) -> AbstractContextManager[Launcher]:
+    return container_launcher(directory, options) if docker_answers() else java_launcher(directory, options)
+
+
+@contextmanager
+def _reserve(wish: Wish) -> Iterator[dict[int, dict[str, int]]]:
+    """The ports of every node by listener name, node ids counting from 1."""
+    with reserved_ports() as ports:
+        found = {}
+        for node in range(1, wish.brokers + 1):
+            first = None if wish.port is None else wish.port + node - 1
+            others = [CONTROLLER, *wish.security]
+            found[node] = {PLAINTEXT: ports.reserve(first), **{name: ports.reserve() for name in others}}
+        yield found

@@ -1,0 +1,71 @@
+"""The options and columns of Spark's Kafka sink, and ours, and what they mean as a `KafkaSink`.
+
+Names, defaults and error texts are those of Spark's own connector; case is ignored. An option nobody knows is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.write.sink import (
+    DEFAULT_COMMIT_TOPIC,
+    DEFAULT_PREFIX,
+    DEFAULT_TRANSACTION_TIMEOUT_MS,
+    AtLeastOnceKafkaSink,
+    KafkaSink,
+)
+from pyspark_headrace.options import FROM_SPARK, REPEATED_WRITE, SinkWrite, chosen, given_options, sink_write
+
+__all__ = ["COLUMNS", "SINK_OPTIONS", "Delivery", "kafka_write"]
+
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "topic": ("string",),
+    "key": ("string", "binary"),
+    "value": ("string", "binary"),
+    "partition": ("int",),
+    "headers": ("array<struct<key:string,value:binary>>",),
+}
+"""What is written of a row, and the types it may have; a frame's other columns are left out, as Spark's sink does."""
+
+SINK_OPTIONS: Mapping[str, str] = {
+    "topic": "where all rows go, whatever their column `topic` says",
+    "delivery": "`exactly-once` (default) or `at-least-once`",
+    "transactionalIdPrefix": f"what the names of all transactions begin with (default `{DEFAULT_PREFIX}`)",
+    "commitTopic": f"the compacted topic of the lists of transactions, made if need be (default `{DEFAULT_COMMIT_TOPIC}`)",
+    **REPEATED_WRITE,
+}
+_PROPERTY = "kafka."
+
+
+class Delivery(StrEnum):
+    """What a reader of the output, under read_committed, sees of each row after failures."""
+
+    EXACTLY_ONCE = "exactly-once"
+    AT_LEAST_ONCE = "at-least-once"
+
+
+def kafka_write(options: Mapping[str, str]) -> SinkWrite[KafkaSink | AtLeastOnceKafkaSink]:
+    """Raises UsageError naming the option that is missing, unknown or wrong. Contacts nobody."""
+    properties = {name.lower(): value for name, value in options.items() if name.lower().startswith(_PROPERTY)}
+    ours = {name: value for name, value in options.items() if name.lower() not in properties}
+    given = given_options(ours, SINK_OPTIONS, FROM_SPARK | {"path"})  # Spark's own sink ignores a path, too
+    delivery = chosen(given, "delivery", Delivery.EXACTLY_ONCE)
+    config = ClientConfig.from_properties(
+        {"transaction.timeout.ms": str(DEFAULT_TRANSACTION_TIMEOUT_MS)}
+        | {name.removeprefix(_PROPERTY): value for name, value in properties.items()}
+    )
+    return sink_write(_sink(given, config, delivery), given)
+
+
+def _sink(given: Mapping[str, str], config: ClientConfig, delivery: Delivery) -> KafkaSink | AtLeastOnceKafkaSink:
+    if delivery is Delivery.AT_LEAST_ONCE:
+        return AtLeastOnceKafkaSink(config, given.get("topic"))
+    return KafkaSink(
+        config,
+        topic=given.get("topic"),
+        prefix=given.get("transactionalIdPrefix", DEFAULT_PREFIX),
+        commit_topic=given.get("commitTopic", DEFAULT_COMMIT_TOPIC),
+        transaction_timeout_ms=config.transaction_timeout_ms,
+    )

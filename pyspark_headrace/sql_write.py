@@ -1,0 +1,105 @@
+"""The options of the SQL sinks in Spark, and what they mean as a `SqlSink` or an `UpsertSink`.
+
+Names are those of Spark's JDBC sink where it has the same; case is ignored. An option nobody knows is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from headrace.connectors.sql.sink import SqlSink
+from headrace.connectors.sql.table_sink import TableSink
+from headrace.connectors.sql.upsert import UpsertSink
+from headrace.connectors.sql.url import malformed
+from headrace.enumerator.errors import UsageError
+from pyspark_headrace.options import REPEATED_WRITE, SinkWrite, chosen, given_options, sink_write
+
+__all__ = ["SINK_OPTIONS", "SqlDelivery", "sql_write"]
+
+SINK_OPTIONS: Mapping[str, str] = {
+    "url": "the database, as SQLAlchemy has it, or `jdbc:postgresql://`, `jdbc:mysql://`, `jdbc:mariadb://`",
+    "dbtable": "the table, as `table` or `schema.table`; it must exist, and is only added to",
+    "user": "who logs in, unless the url says so",
+    "password": "their password, unless the url says so",
+    "delivery": "`exactly-once` (default), or `upsert`, which also works where there is no two-phase commit",
+    "upsertKeys": "with `upsert`: the columns of a unique key of the table, with commas between",
+    "lockTimeout": "how many seconds to wait for a lock that another transaction holds (default 30)",
+    **REPEATED_WRITE,
+}
+_JDBC = "jdbc:"
+_JDBC_LOGIN = ("user", "password")
+_JDBC_SAME = frozenset({"sslmode", "sslrootcert"})
+"""Parameters of PostgreSQL's JDBC driver that libpq has too, with the same meaning."""
+
+
+class SqlDelivery(StrEnum):
+    """What becomes of rows that are written again after a failure."""
+
+    EXACTLY_ONCE = "exactly-once"
+    UPSERT = "upsert"
+
+
+def sql_write(options: Mapping[str, str]) -> SinkWrite[TableSink]:
+    """Raises UsageError naming the option that is missing, unknown or wrong. Contacts nobody; no message shows a secret."""
+    given = given_options(options, SINK_OPTIONS, verbatim=("password",))
+    for name in ("url", "dbtable"):
+        if name not in given:
+            raise UsageError(f"option '{name}' is missing: {SINK_OPTIONS[name]}")
+    return sink_write(_sink(given), given)
+
+
+def _sink(given: Mapping[str, str]) -> TableSink:
+    url, table, timeout = _url(given), given["dbtable"], _seconds(given.get("lockTimeout", "30"))
+    if chosen(given, "delivery", SqlDelivery.EXACTLY_ONCE) is SqlDelivery.UPSERT:
+        if "upsertKeys" not in given:
+            raise UsageError(f"delivery 'upsert' needs the option 'upsertKeys': {SINK_OPTIONS['upsertKeys']}")
+        keys = tuple(name.strip() for name in given["upsertKeys"].split(","))
+        return UpsertSink(url, table, keys, lock_timeout_s=timeout)
+    if "upsertKeys" in given:
+        raise UsageError("option 'upsertKeys' is for delivery 'upsert': set that option too, or leave this one out")
+    return SqlSink(url, table, lock_timeout_s=timeout)
+
+
+def _url(given: Mapping[str, str]) -> str:
+    """The address as SQLAlchemy has it, with the login."""
+    text = given["url"]
+    try:
+        url = make_url(text.removeprefix(_JDBC))
+    except (ArgumentError, ValueError):
+        raise malformed() from None  # without the cause, whose message may hold the text, and so the password
+    login = {"username": url.username, "password": url.password}
+    if text.startswith(_JDBC):
+        _add(login, {name: url.query[name] for name in _JDBC_LOGIN if name in url.query}, "the url")
+        url = url.difference_update_query(_JDBC_LOGIN)
+        _refuse_other_parameters(url)
+    _add(login, {name: given[name] for name in _JDBC_LOGIN if name in given}, "the options")
+    return url.set(**login).render_as_string(hide_password=False)  # type: ignore[arg-type] # None leaves it as it is
+
+
+def _add(login: dict[str, str | None], more: Mapping[str, str | tuple[str, ...]], where: str) -> None:
+    for name, value in more.items():
+        key = "username" if name == "user" else name
+        if login[key] is not None or not isinstance(value, str):
+            raise UsageError(f"the {name} is given twice, the second time in {where}: give it once")
+        login[key] = value
+
+
+def _refuse_other_parameters(url: URL) -> None:
+    same = _JDBC_SAME if url.drivername == "postgresql" else frozenset()
+    others = sorted(set(url.query) - same)
+    if others:
+        raise UsageError(
+            f"parameters of the JDBC driver have no meaning here: {', '.join(others)}. Give the address as SQLAlchemy has it, "
+            "with the parameters of psycopg or PyMySQL"
+        )
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"option 'lockTimeout' must be a number of seconds, not {text!r}") from None

@@ -1,0 +1,85 @@
+"""How Spark is to read a log source: the source, its limits, what may be skipped, and how its offsets are stored.
+
+A `LogRead` is made from the options that users write, for each connector; this runner carries it out and knows no connector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Generic, Protocol
+
+from headrace.connectors.predicates import Pruner
+from headrace.enumerator.source import LogSource
+from headrace.enumerator.split import OffsetSplitT
+
+__all__ = ["Limits", "LogOffsets", "LogRead", "OffsetsFormat", "Predecessor"]
+
+
+@dataclass(frozen=True, slots=True)
+class LogOffsets(Generic[OffsetSplitT]):
+    """Where an engine stands in a whole log source: what it stores as its offset of a batch's start or end.
+
+    `began` holds, for every split, the offset that its first batch started from. An engine that asks for initial offsets again
+    when it replays its first batch (Spark does) plans the replay from there, and never from a new answer (I2).
+    `initial` marks offsets that come from `SplitDiscovery.initial`, so that they differ from every batch's end.
+    """
+
+    splits: Mapping[str, OffsetSplitT]
+    began: Mapping[str, int]
+    initial: bool = False
+
+
+class OffsetsFormat(Protocol[OffsetSplitT]):
+    """How the offsets of one connector are written into a query's checkpoint. Picklable. Called in the driver's process."""
+
+    def to_json(self, offsets: LogOffsets[OffsetSplitT]) -> str:
+        """The offsets as one line of JSON, the same text for the same offsets."""
+
+    def from_json(self, text: str) -> LogOffsets[OffsetSplitT]:
+        """What `to_json` of any version wrote, or a connector whose checkpoint can be taken over.
+
+        May contact the source, to identify the splits of another connector's offsets. Raises StateError for anything else.
+        """
+
+    def ends_to_json(self, ends: Mapping[str, int], splits: Mapping[str, OffsetSplitT]) -> str:
+        """End offsets in the form that people and dashboards know from the field (Kafka: {"topic": {"0": 123}})."""
+
+
+class Predecessor(Protocol):
+    """Another connector whose stored state is taken over. Picklable. Called in the driver's process."""
+
+    def initial_offsets(self) -> str:
+        """Where its first batch started, in a form that `OffsetsFormat.from_json` reads. Raises StateError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a streaming batch holds. Offsets, not records: compaction and transactions leave gaps.
+
+    `min_offsets` delays a batch until so many are there, for `max_delay_s` seconds since the last one at most.
+    """
+
+    max_offsets: int | None = None
+    min_offsets: int | None = None
+    max_delay_s: float = 900.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogRead(Generic[OffsetSplitT]):
+    """A log source and how to read it. Picklable.
+
+    `source` can build every column there is; `columns` are those a user gets who asks for none. `offsets` is how offsets are
+    stored. `max_task_offsets` bounds a task, `min_tasks` asks for about so many. A task that gets nothing for `poll_timeout_s`
+    seconds fails.
+    """
+
+    source: LogSource[OffsetSplitT]
+    offsets: OffsetsFormat[OffsetSplitT]
+    columns: tuple[str, ...]
+    limits: Limits = field(default_factory=Limits)
+    min_tasks: int | None = None
+    max_task_offsets: int | None = None
+    poll_timeout_s: float = 120.0
+    pruner: Pruner[OffsetSplitT] | None = None
+    predecessor: Predecessor | None = None

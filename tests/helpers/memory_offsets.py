@@ -1,0 +1,34 @@
+"""Offsets of a source in memory as JSON, as Spark's runner stores them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from headrace.enumerator.errors import StateError
+from headrace.runners.spark.log_read import LogOffsets
+from headrace.testing.memory import MemorySplit, MemorySplitSerializer
+
+
+class MemoryOffsets:
+    """The offsets of any source in memory."""
+
+    def to_json(self, offsets: LogOffsets[MemorySplit]) -> str:
+        """{"splits": [...], "began": {...}, "initial": false}."""
+        splits = [MemorySplitSerializer().serialize(offsets.splits[split_id]) for split_id in sorted(offsets.splits)]
+        body = {"splits": splits, "began": dict(offsets.began), "initial": offsets.initial}
+        return json.dumps(body, separators=(",", ":"), sort_keys=True)
+
+    def from_json(self, text: str) -> LogOffsets[MemorySplit]:
+        """What `to_json` wrote."""
+        try:
+            body = json.loads(text)
+            splits = [MemorySplitSerializer().deserialize(1, data) for data in body["splits"]]
+            began = {str(split_id): int(offset) for split_id, offset in body["began"].items()}
+            return LogOffsets({split.split_id: split for split in splits}, began, bool(body["initial"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StateError(f"these are no offsets of a memory source: {error!r}") from error
+
+    def ends_to_json(self, ends: Mapping[str, int], splits: Mapping[str, MemorySplit]) -> str:
+        """{"a": 3}."""
+        return json.dumps(dict(ends), separators=(",", ":"), sort_keys=True)
