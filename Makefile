@@ -23,25 +23,25 @@ lint: $(INSTALLED) ## Style, types, and which layer may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p headrace -p pyspark_headrace
-	MYPYPATH=benchmarks:tests/helpers $(BIN)/mypy benchmarks/*.py benchmarks/restore/*.py
+	$(BIN)/mypy --explicit-package-bases benchmarks/*.py benchmarks/restore/*.py
 	$(BIN)/lint-imports
 
 bench: $(INSTALLED) ## Side by side with Spark's JVM connector; results and plots go to benchmarks/results
-	$(BIN)/python benchmarks/read_throughput.py
+	$(BIN)/python -m benchmarks.read_throughput
 
 bench-beam: $(INSTALLED) ## Reads in Beam pipelines, beside the others'; about 20 minutes, QUICK=1 for a look
-	$(BIN)/python benchmarks/beam_read.py
+	$(BIN)/python -m benchmarks.beam_read
 
 bench-restore: $(INSTALLED) ## Kills and restores beside the others': 10 kills of each system (hours); QUICK=1 for ten minutes
-	$(BIN)/python benchmarks/restore_throughput.py
+	$(BIN)/python -m benchmarks.restore_throughput
 
 soak: $(INSTALLED) ## Simulated histories of the heart, many more than in the tests; and 340 kills of exactly-once jobs, 40 of them of Spark's
-	$(BIN)/python tests/helpers/simulate.py --histories 200000
-	$(BIN)/python tests/helpers/kill_soak.py --kills 300 --result benchmarks/results/kill-soak.json
-	$(BIN)/python tests/helpers/kill_soak.py --engine spark --kills 40 --result benchmarks/results/kill-soak-spark.json
+	$(BIN)/python -m tests.helpers.simulate --histories 200000
+	$(BIN)/python -m tests.helpers.kill_soak --kills 300 --result benchmarks/results/kill-soak.json
+	$(BIN)/python -m tests.helpers.kill_soak --engine spark --kills 40 --result benchmarks/results/kill-soak-spark.json
 
 soak-beam: $(INSTALLED) ## 50 SIGKILLs of Flink's task manager under a Beam pipeline: state, output, group offsets (15 minutes)
-	$(BIN)/python tests/helpers/beam_soak.py --kills 50 --result benchmarks/results/beam-kill-soak.json
+	$(BIN)/python -m tests.helpers.beam_soak --kills 50 --result benchmarks/results/beam-kill-soak.json
 
 $(INSTALLED): setup.cfg setup.py pyproject.toml connectors/kafka/format/decode.py connectors/kafka/format/encode.py
 	$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else "headrace needs Python 3.11 to 3.13, this is " + sys.version)'

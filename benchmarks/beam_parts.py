@@ -16,8 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTracker
 from apache_beam.transforms.core import RestrictionProvider
-from local_systems import CHUNK, CONFLUENT_SETTINGS
-from topics import KEY_BYTES, TIMEOUT_S
+
+from benchmarks.local_systems import CHUNK, CONFLUENT_SETTINGS
+from benchmarks.topics import KEY_BYTES, TIMEOUT_S
 
 KEY = np.dtype(f">i{KEY_BYTES}")
 POLL_S = 1.0

@@ -14,10 +14,11 @@ from functools import partial
 from typing import Annotated
 
 import typer
-from beam_systems import BEAM_SYSTEMS, BeamRead, Runner, beam_read
-from harness import Cell, Target
-from read_throughput import HERE, run
-from topics import Shape, fill
+
+from benchmarks.beam_systems import BEAM_SYSTEMS, BeamRead, Runner, beam_read
+from benchmarks.harness import Cell, Target
+from benchmarks.read_throughput import HERE, run
+from benchmarks.topics import Shape, fill
 
 VALUE_BYTES = 100
 PARTITIONS = 4

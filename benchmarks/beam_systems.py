@@ -20,11 +20,11 @@ import apache_beam as beam
 from apache_beam.io import kafka
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner.fn_runner import FnApiRunner
-from beam_java import expansion_service
-from beam_parts import Bundle, ReadWithConfluent, TallyBatches, TallyRecords, bundles, counted_once
-from harness import Context, Measurement
-from topics import Shape
 
+from benchmarks.beam_java import expansion_service
+from benchmarks.beam_parts import Bundle, ReadWithConfluent, TallyBatches, TallyRecords, bundles, counted_once
+from benchmarks.harness import Context, Measurement
+from benchmarks.topics import Shape
 from headrace.beam import ReadFromKafka
 from headrace.enumerator.errors import RetriableError
 from headrace.harness.flink import FlinkCluster, start_flink
@@ -162,7 +162,7 @@ def _expansion_service() -> str:
 @functools.cache
 def _flink() -> FlinkCluster:
     """This process's Flink: a TaskManager with two slots."""
-    return _processes.enter_context(start_flink(environment={"PYTHONPATH": str(HERE)}))
+    return _processes.enter_context(start_flink(environment={"PYTHONPATH": str(HERE.parent)}))
 
 
 _RUNNERS: Mapping[Runner, Callable[[Build, Callable[[], bool]], None]] = {"direct": _on_direct, "flink": _on_flink}

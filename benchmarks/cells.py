@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from copy_systems import copy_topic
-from harness import Cell, Setting, Target, Task
-from local_systems import LOCAL_SYSTEMS, LocalRead, local_read
-from spark_systems import (
+from benchmarks.copy_systems import copy_topic
+from benchmarks.harness import Cell, Setting, Target, Task
+from benchmarks.local_systems import LOCAL_SYSTEMS, LocalRead, local_read
+from benchmarks.spark_systems import (
     SPARK_SYSTEMS,
     Read,
     Start,
@@ -22,7 +22,7 @@ from spark_systems import (
     first_trigger,
     trigger_time,
 )
-from topics import Shape, fill, trickling
+from benchmarks.topics import Shape, fill, trickling
 
 TICK_S = 0.1
 CODECS = ("none", "lz4", "zstd")

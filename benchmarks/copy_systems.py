@@ -5,10 +5,9 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from flink_systems import flink
-from harness import Context, Measurement
-from spark_systems import Stream, spark_copy
-
+from benchmarks.flink_systems import flink
+from benchmarks.harness import Context, Measurement
+from benchmarks.spark_systems import Stream, spark_copy
 from headrace.harness.kafka import create_topic, delete_topic
 from headrace.kafka import Earliest, KafkaSource, Latest
 

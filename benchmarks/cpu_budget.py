@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from environment import environment
-from harness import Cell, Fleet, fleet
-from read_throughput import BROKER_HEAP
 from rich.console import Console
 from rich.table import Table
-from spark_systems import Read, batch_read
-from topics import Shape, fill
 
+from benchmarks.environment import environment
+from benchmarks.harness import Cell, Fleet, fleet
+from benchmarks.read_throughput import BROKER_HEAP
+from benchmarks.spark_systems import Read, batch_read
+from benchmarks.topics import Shape, fill
 from headrace.harness.kafka import start_broker
 
 RESULT = Path(__file__).parent / "results" / "cpu-budget.json"

@@ -30,8 +30,7 @@ from rich.table import Table
 from headrace.connectors.kafka.format.decode import ALL_COLUMNS, MAX_BATCH_BYTES, decode
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "helpers"))
-from record_batches import Record, batch  # noqa: E402 - the tests' builder of record batches
+from tests.helpers.record_batches import Record, batch  # noqa: E402 - the tests' builder of record batches
 
 RESULT = ROOT / "benchmarks" / "results" / "decode.json"
 PAIRS = 9

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from jars import CONNECTOR_VERSION
 
+from benchmarks.jars import CONNECTOR_VERSION
 from headrace.harness.jars import find_java
 from headrace.harness.kafka.jars import KAFKA, KAFKA_VERSION
 

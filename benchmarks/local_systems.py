@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from harness import Context, Measurement
-from topics import Shape
+from benchmarks.harness import Context, Measurement
+from benchmarks.topics import Shape
 
 LOCAL_SYSTEMS = ("headrace", "confluent", "kafka-python")
 CHUNK = 10_000

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from cells import FULL, QUICK, cells
-from environment import environment
-from harness import Cell, Fleet, fleet, is_finished, measure, save
-from jars import jvm_connector_jars
-from report import report, summary
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from benchmarks.cells import FULL, QUICK, cells
+from benchmarks.environment import environment
+from benchmarks.harness import Cell, Fleet, fleet, is_finished, measure, save
+from benchmarks.jars import jvm_connector_jars
+from benchmarks.report import report, summary
 from headrace.harness.kafka import start_broker
 
 HERE = Path(__file__).parent

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plot import plot
-from restore.report import section as restore_section
 from rich.table import Table
-from spread import Spread
+
+from benchmarks.plot import plot
+from benchmarks.restore.report import section as restore_section
+from benchmarks.spread import Spread
 
 Document = Mapping[str, Any]
 

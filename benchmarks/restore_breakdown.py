@@ -14,15 +14,15 @@ from statistics import median
 from typing import Annotated, Any
 
 import typer
-from environment import environment
-from restore.broker_bytes import broker_bytes, free_port
-from restore.run import QUICK, Work, run
-from restore.stages import STAGES, processes, stages
-from restore.systems import BY_NAME
-from restore_throughput import BROKER_HEAP, save, scratch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.environment import environment
+from benchmarks.restore.broker_bytes import broker_bytes, free_port
+from benchmarks.restore.run import QUICK, Work, run
+from benchmarks.restore.stages import STAGES, processes, stages
+from benchmarks.restore.systems import BY_NAME
+from benchmarks.restore_throughput import BROKER_HEAP, save, scratch
 from headrace.harness.kafka import start_broker
 
 FILE = Path(__file__).parent / "results" / "restore-breakdown.json"

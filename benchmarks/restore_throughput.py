@@ -21,16 +21,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from environment import environment
-from report import report
-from restore.broker_bytes import BrokerBytes, broker_bytes, free_port, jmx_options
-from restore.capacity import capacity
-from restore.report import summary
-from restore.run import FULL, QUICK, Timing, Work, run
-from restore.systems import ABLATIONS, BY_NAME, SYSTEMS, System
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks.environment import environment
+from benchmarks.report import report
+from benchmarks.restore.broker_bytes import BrokerBytes, broker_bytes, free_port, jmx_options
+from benchmarks.restore.capacity import capacity
+from benchmarks.restore.report import summary
+from benchmarks.restore.run import FULL, QUICK, Timing, Work, run
+from benchmarks.restore.systems import ABLATIONS, BY_NAME, SYSTEMS, System
 from headrace.harness.kafka import start_broker
 from headrace.harness.kafka.containers import docker_answers
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import Context, Measurement
-from jars import jvm_connector_jars
-from topics import KEY_BYTES, Shape
+from benchmarks.harness import Context, Measurement
+from benchmarks.jars import jvm_connector_jars
+from benchmarks.topics import KEY_BYTES, Shape
 
 SPARK_SYSTEMS = ("headrace", "jvm", "ceiling")
 FORMATS = {"headrace": "headrace", "jvm": "kafka", "ceiling": "ceiling"}
@@ -40,8 +40,8 @@ def session(system: str) -> Any:  # noqa: ANN401 - Spark is imported here and no
     """The process's Spark session."""
     here = Path(__file__).parent
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    # Spark finds sources by listing the path, where an editable install of headrace does not show.
-    os.environ["PYTHONPATH"] = str(here / "sources" if system == "ceiling" else here.parent)
+    if system == "ceiling":
+        os.environ["PYTHONPATH"] = str(here / "sources")  # where Spark finds it
     from pyspark.sql import SparkSession
 
     settings: dict[str, bool | float | int | str | None] = {

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from cells import FULL, QUICK, write_cells
-from read_throughput import HERE, run
+
+from benchmarks.cells import FULL, QUICK, write_cells
+from benchmarks.read_throughput import HERE, run
 
 
 def main(

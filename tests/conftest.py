@@ -62,7 +62,7 @@ def cluster3() -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def flink() -> Iterator[FlinkCluster]:
     """A Flink cluster with one TaskManager, shared by the session; a test that kills it must start it again."""
-    from flink_rig import flink_cluster
+    from tests.helpers.flink_rig import flink_cluster
 
     with flink_cluster() as cluster:
         yield cluster

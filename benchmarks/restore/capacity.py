@@ -9,8 +9,8 @@ from typing import Any
 
 import psutil
 
-from restore.run import SETTLED_S, Rig, Tell, Work
-from restore.systems import System
+from benchmarks.restore.run import SETTLED_S, Rig, Tell, Work
+from benchmarks.restore.systems import System
 
 MEASURED_S, STILL_GROWING, LIMIT_S = 20.0, 1.05, 240.0
 """The closed loop goes on in spans of so many seconds, until one gives less than that factor more than the one before."""

@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.restore.records import RecordMaker, batch
+from benchmarks.restore.timeline import Curve
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.format.encode import RecordEncoder
 from headrace.connectors.kafka.write.produce import OutBatch, idempotent_sender
 from headrace.connectors.kafka.write.transactions import Transactions
-from restore.records import RecordMaker, batch
-from restore.timeline import Curve
 
 TICK_S = 0.01
 MOST_A_TICK = 20_000

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from restore.records import SEQUENCE_BITS, Bools, Ints, identify, record_ids
+from benchmarks.restore.records import SEQUENCE_BITS, Bools, Ints, identify, record_ids
 
 FETCH = 50_000
 POLL_S = 0.2

@@ -12,7 +12,8 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from spread import Spread
+
+from benchmarks.spread import Spread
 
 Document = Mapping[str, Any]
 

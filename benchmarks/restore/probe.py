@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.restore.load import Controls
+from benchmarks.restore.oracle import Seen
 from headrace.kafka import Earliest, KafkaSource
-from restore.load import Controls
-from restore.oracle import Seen
 
 _STAMP = struct.Struct("<dqqqq")
 _ROW = np.dtype([("at", "<f8"), ("partition", "<i8"), ("first", "<i8"), ("last", "<i8"), ("rows", "<i8")])

@@ -10,10 +10,10 @@ from statistics import median
 from typing import Any
 
 from rich.table import Table
-from spread import Spread
 
-from restore.plots import plot_bars, plot_time
-from restore.stages import STAGES
+from benchmarks.restore.plots import plot_bars, plot_time
+from benchmarks.restore.stages import STAGES
+from benchmarks.spread import Spread
 
 Document = Mapping[str, Any]
 

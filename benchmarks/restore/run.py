@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 import psutil
 
+from benchmarks.restore.broker_bytes import BrokerBytes
+from benchmarks.restore.load import NO_WINDOW, Controls, Load, load
+from benchmarks.restore.oracle import Seen, Verdict, first_seen, judge, read_log
+from benchmarks.restore.probe import Probe, probe
+from benchmarks.restore.process import Family
+from benchmarks.restore.scenarios import Phase, Scenario
+from benchmarks.restore.systems import Job, System, Victim
+from benchmarks.restore.timeline import ECHO_S, Curve, Moments, lag_level, restore, series
 from headrace.harness.kafka import add_partitions, create_topic, delete_topic
-from restore.broker_bytes import BrokerBytes
-from restore.load import NO_WINDOW, Controls, Load, load
-from restore.oracle import Seen, Verdict, first_seen, judge, read_log
-from restore.probe import Probe, probe
-from restore.process import Family
-from restore.scenarios import Phase, Scenario
-from restore.systems import Job, System, Victim
-from restore.timeline import ECHO_S, Curve, Moments, lag_level, restore, series
 
 PARTITIONS = 8
 POLL_S = 0.05

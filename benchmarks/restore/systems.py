@@ -11,12 +11,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from flink_systems import CONNECTOR, flink_python
-from jars import jvm_connector_jars
-
+from benchmarks.flink_systems import CONNECTOR, flink_python
+from benchmarks.jars import jvm_connector_jars
+from benchmarks.restore.scenarios import GROW, Phase, Scenario, before_the_list, scenario
 from headrace.harness.jars import installed
 from headrace.runners.spark.class_archive import archive_at_hand
-from restore.scenarios import GROW, Phase, Scenario, before_the_list, scenario
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

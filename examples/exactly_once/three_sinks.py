@@ -80,8 +80,7 @@ def tables(mariadb: str | None, postgresql: str | None) -> Iterator[list[Table]]
 @contextmanager
 def throwaway(name: str) -> Iterator[str]:
     """A database's address."""
-    sys.path.insert(0, str(CHECKOUT / "tests" / "helpers"))
-    import databases
+    from tests.helpers import databases
 
     with getattr(databases, name)() as database:
         yield database.url

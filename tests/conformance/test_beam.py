@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from beam_rig import BeamRun
 
 from headrace.enumerator import Boundedness, Source, SourceReader, SplitDiscovery, SplitSerializer
 from headrace.testing.conformance import Run, SourceConformance
 from headrace.testing.memory import MemorySource
+from tests.helpers.beam_rig import BeamRun
 
 from .test_kafka import PartitionPerSplit
 from .test_memory import MemoryContext

@@ -9,10 +9,8 @@ from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
-import planted
 import pyarrow as pa
 import pytest
-from kafka_rig import write
 
 from headrace.connectors.kafka.client.cluster import shared_cluster
 from headrace.enumerator import Boundedness, LazyEnumerator
@@ -20,6 +18,8 @@ from headrace.enumerator.errors import UsageError
 from headrace.harness.kafka import add_partitions, create_topic, delete_topic
 from headrace.kafka import KafkaSource, KafkaSplit, Latest
 from headrace.testing.conformance import ExternalContext, SourceConformance
+from tests.helpers import planted
+from tests.helpers.kafka_rig import write
 
 TOPIC_ID = UUID("00112233-4455-6677-8899-aabbccddeeff")
 GOLDEN = [

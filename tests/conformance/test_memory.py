@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import planted
 import pyarrow as pa
 import pytest
 
 from headrace.enumerator import Boundedness, EagerEnumerator, LazyEnumerator
 from headrace.testing.conformance import ExternalContext, SourceConformance
 from headrace.testing.memory import MemoryLog, MemorySource, MemorySplit
+from tests.helpers import planted
 
 
 class MemoryContext(ExternalContext):

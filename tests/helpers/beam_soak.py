@@ -28,11 +28,7 @@ from typing import Any
 
 import apache_beam as beam
 import pyarrow as pa
-from beam_jobs import Flow, Verdict, Witness
-from flink_rig import eventually, flink_cluster, frozen_workers, job
-from kafka_rig import committed
 from rich.progress import Progress
-from sink_rig import read_all
 
 from headrace.beam import ReadFromKafka, WriteToKafka
 from headrace.connectors.kafka.client.cluster import shared_cluster
@@ -42,6 +38,10 @@ from headrace.harness.flink import FlinkCluster
 from headrace.harness.flink.programs import FLINK_VERSION, RUNNER_VERSION
 from headrace.harness.kafka import create_topic, start_broker
 from headrace.harness.kafka.jars import KAFKA_VERSION
+from tests.helpers.beam_jobs import Flow, Verdict, Witness
+from tests.helpers.flink_rig import eventually, flink_cluster, frozen_workers, job
+from tests.helpers.kafka_rig import committed
+from tests.helpers.sink_rig import read_all
 
 PARTITIONS = 4
 CHECKPOINT_MS = 2000

@@ -17,9 +17,7 @@ from tenacity import Retrying, retry_if_not_result, stop_after_delay, wait_fixed
 
 from headrace.harness.flink import FlinkCluster, start_flink
 from headrace.harness.flink.rest import ENDED
-
-HELPERS = Path(__file__).parent
-
+from tests.helpers.python_path import python_path
 
 FOR_EVER = 1 << 40
 
@@ -54,7 +52,7 @@ class Numbers(beam.DoFn, RestrictionProvider):
 @contextmanager
 def flink_cluster() -> Iterator[FlinkCluster]:
     """One TaskManager with two slots, whose Python workers can import the tests' helpers."""
-    with start_flink(environment={"PYTHONPATH": str(HELPERS)}) as cluster:
+    with start_flink(environment={"PYTHONPATH": python_path()}) as cluster:
         yield cluster
 
 

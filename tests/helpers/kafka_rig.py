@@ -9,11 +9,11 @@ from typing import Any, Self
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
-from kafka_tools import proxy_to
 
 from headrace.connectors.kafka.client import wire
 from headrace.enumerator import EagerEnumerator, EmbeddedRun, SplitBatch, SplitEnumerator
 from headrace.kafka import KafkaSource, KafkaSplit
+from tests.helpers.kafka_tools import proxy_to
 
 DEADLINE_S = 40.0
 ONE_BATCH_PER_FETCH = {"max.partition.fetch.bytes": "1"}

@@ -30,12 +30,13 @@ from typing import Any
 
 from confluent_kafka import Producer
 from rich.progress import Progress
-from sink_rig import eventually, kafka_sink, read_all, set_transaction_version
 
 from headrace.connectors.kafka.write.transactions import Transactions
 from headrace.connectors.sink import CommitListSerializer
 from headrace.harness.kafka import create_topic, start_broker
 from headrace.harness.kafka.jars import KAFKA_VERSION
+from tests.helpers.python_path import python_path
+from tests.helpers.sink_rig import eventually, kafka_sink, read_all, set_transaction_version
 
 HERE = Path(__file__).parent
 PHASES = [
@@ -273,7 +274,7 @@ class SparkSoak(Soak):
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
         if kill is not None:
             planted = {**kill, "mark": str(mark)}
-            environment |= {"HEADRACE_KILL": json.dumps(planted), "PYTHONPATH": str(HERE.parent / "planted" / "kill")}
+            environment |= {"HEADRACE_KILL": json.dumps(planted), "PYTHONPATH": python_path(HERE.parent / "planted" / "kill")}
         command = [sys.executable, str(HERE / "spark_sink_driver.py"), json.dumps(arguments)]
         with (self.state / "job.log").open("a") as log:
             process = subprocess.Popen(

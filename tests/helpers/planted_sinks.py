@@ -12,11 +12,10 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from planted_commits import Planted
-
 from headrace.connectors.kafka.client.errors import BrokerError
 from headrace.connectors.kafka.write.produce import BatchSender
 from headrace.connectors.kafka.write.sink import KafkaSink
+from tests.helpers.planted_commits import Planted
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 
-from simulator import run_history
+from tests.helpers.simulator import run_history
 
 
 def main() -> int:

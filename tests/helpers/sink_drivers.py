@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.runners.spark.class_archive import archive_at_hand
+from tests.helpers.python_path import python_path
 
 TESTS = Path(__file__).parents[1]
 PATIENCE_S = 240.0
@@ -52,7 +53,7 @@ def kill_driver(folder: Path, arguments: Mapping[str, Any], module: str, owner: 
     """Run a driver until it is killed, as `planted/kill` says."""
     mark = folder / "killed"
     kill = {"module": module, "owner": owner, "method": method, "when": when, "nth": nth, "mark": str(mark)}
-    environment = {"HEADRACE_KILL": json.dumps(kill), "PYTHONPATH": str(TESTS / "planted" / "kill")}
+    environment = {"HEADRACE_KILL": json.dumps(kill), "PYTHONPATH": python_path(TESTS / "planted" / "kill")}
     with _driver(folder, {**arguments, "tasks": 2}, environment) as process:
         process.wait(PATIENCE_S)
         assert mark.exists(), _log(folder)

@@ -17,13 +17,11 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import planted_commits
-import planted_sinks
-from sink_rig import kafka_sink, rows
-
 from headrace.connectors.commit import JobCommitter, refuse_stale
 from headrace.connectors.kafka.write import sink as kafka
 from headrace.connectors.sink import Attempt
+from tests.helpers import planted_commits, planted_sinks
+from tests.helpers.sink_rig import kafka_sink, rows
 
 JOB = "soak"
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}

@@ -11,7 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
-from spark_sink_driver import SHORT_LIVED
+from tests.helpers.spark_sink_driver import SHORT_LIVED
 
 
 def main(arguments: dict) -> None:

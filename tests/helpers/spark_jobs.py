@@ -18,6 +18,7 @@ import psutil
 import pyspark
 
 from headrace.harness.ports import reserved_ports
+from tests.helpers.python_path import python_path
 
 TESTS = Path(__file__).parents[1]
 PATIENCE_S = 240.0
@@ -40,7 +41,7 @@ class SparkJob:
         if fault is not None:
             planted = {
                 "HEADRACE_KILL": json.dumps({**fault, "mark": str(self.mark)}),
-                "PYTHONPATH": str(TESTS / "planted" / "kill"),
+                "PYTHONPATH": python_path(TESTS / "planted" / "kill"),
             }
             executors = {f"spark.executorEnv.{name}": value for name, value in planted.items()}
             self._environment |= planted

@@ -17,13 +17,13 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms.window import FixedWindows
-from beam_rig import BeamRun, collect, collected, on_direct
-from kafka_rig import commit, committed, eventually, transactional, wait_for_end, write, write_records
 
 from headrace.beam import KafkaHeader, KafkaRecord, ReadFromKafka
 from headrace.harness.kafka import add_partitions, create_topic
 from headrace.kafka import KafkaSource, Latest
 from headrace.runners.beam import worker
+from tests.helpers.beam_rig import BeamRun, collect, collected, on_direct
+from tests.helpers.kafka_rig import commit, committed, eventually, transactional, wait_for_end, write, write_records
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from confluent_kafka import Consumer, TopicPartition
-from sink_rig import read_all
 
 from headrace.beam import WriteToKafka
 from headrace.harness.kafka import Cluster, create_topic
+from tests.helpers.sink_rig import read_all
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(200)]
 

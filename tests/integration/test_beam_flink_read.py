@@ -15,15 +15,15 @@ from typing import Any
 import apache_beam as beam
 import pytest
 from apache_beam.transforms.window import FixedWindows
-from beam_jobs import Counted, Flow, Verdict, Witness
-from flink_rig import eventually, job, kill_and_restart
-from kafka_rig import committed
-from kafka_tools import produce
 
 from headrace.beam import ReadFromKafka
 from headrace.harness.flink import FlinkCluster
 from headrace.harness.kafka import add_partitions, create_topic
 from headrace.kafka import At
+from tests.helpers.beam_jobs import Counted, Flow, Verdict, Witness
+from tests.helpers.flink_rig import eventually, job, kill_and_restart
+from tests.helpers.kafka_rig import committed
+from tests.helpers.kafka_tools import produce
 
 pytestmark = [pytest.mark.broker, pytest.mark.flink, pytest.mark.timeout(420)]
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import apache_beam as beam
 import pytest
-from flink_rig import Numbers, eventually, frozen_workers, job, kill_and_restart, python_workers
-from sink_rig import read_all, read_pairs
 
 from headrace.beam import WriteToKafka
 from headrace.connectors.kafka.client.cluster import shared_cluster
@@ -17,6 +15,8 @@ from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.write.transactions import Transactions
 from headrace.harness.flink import FlinkCluster
 from headrace.harness.kafka import Cluster, create_topic
+from tests.helpers.flink_rig import Numbers, eventually, frozen_workers, job, kill_and_restart, python_workers
+from tests.helpers.sink_rig import read_all, read_pairs
 
 pytestmark = [pytest.mark.flink, pytest.mark.broker, pytest.mark.timeout(600)]
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from sink_rig import eventually, ongoing, read_all, rows, take_over
 
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.write.sink import KafkaSink
@@ -16,6 +15,7 @@ from headrace.harness.kafka import Cluster, create_topic
 from headrace.runners.beam.coders import RecordBatchCoder
 from headrace.runners.beam.shard import SPARE_SLOTS, SWEEP_SECONDS, Prepared, PreparedSerializer, Shard
 from headrace.runners.beam.write import _Performer
+from tests.helpers.sink_rig import eventually, ongoing, read_all, rows, take_over
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 

@@ -13,14 +13,23 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaException
-from kafka_rig import commit, transactional, wait_for_end, write, write_records
-from sink_rig import DyingCommitter, Killed, committer, eventually, kafka_sink, prepared, read_all, set_transaction_version
 
 from headrace import cli
 from headrace.connectors.commit import JobCommitter
 from headrace.connectors.kafka.write.transactions import Transactions, Verdict
 from headrace.connectors.sink import Attempt
 from headrace.harness.kafka import create_topic, start_broker
+from tests.helpers.kafka_rig import commit, transactional, wait_for_end, write, write_records
+from tests.helpers.sink_rig import (
+    DyingCommitter,
+    Killed,
+    committer,
+    eventually,
+    kafka_sink,
+    prepared,
+    read_all,
+    set_transaction_version,
+)
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 

@@ -7,7 +7,6 @@ import time
 
 import pytest
 from confluent_kafka import Consumer
-from kafka_tools import produce
 
 from headrace.connectors.kafka.client.cluster import CoordinatorKind, KafkaCluster, OffsetAnswer
 from headrace.connectors.kafka.client.errors import GroupInUseError, UnknownTopicError
@@ -16,6 +15,7 @@ from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
 from headrace.connectors.kafka.read.discovery import java_pattern
 from headrace.enumerator.errors import DeadlineExceededError, RetriableError, UsageError
 from headrace.harness.kafka import Cluster, create_topic, delete_topic
+from tests.helpers.kafka_tools import produce
 
 pytestmark = pytest.mark.broker
 

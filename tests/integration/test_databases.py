@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import databases
 import pytest
+
+from tests.helpers import databases
 
 pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
 
-from databases import carried_initdbs, postgresql
-from sql_rig import SqlRig, run_epoch
+from tests.helpers.databases import carried_initdbs, postgresql
+from tests.helpers.sql_rig import SqlRig, run_epoch
 
 pytestmark = pytest.mark.timeout(300)
 

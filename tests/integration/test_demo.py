@@ -16,6 +16,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from headrace.harness.kafka import create_topic
+from tests.helpers.python_path import python_path
 
 ROOT = Path(__file__).parents[2]
 FLIGHTS = ROOT / "examples" / "flights"
@@ -26,8 +27,8 @@ LAST_LINE = re.compile(r"headrace demo: (\d+) records in, (\d+) out, (\d+) dupli
 pytestmark = pytest.mark.broker
 
 
-def run_demo(bootstrap, output, python_path=()):
-    environment = {**os.environ, "HEADRACE_BOOTSTRAP": bootstrap, "PYTHONPATH": os.pathsep.join(map(str, python_path))}
+def run_demo(bootstrap, output, planted=()):
+    environment = {**os.environ, "HEADRACE_BOOTSTRAP": bootstrap, "PYTHONPATH": python_path(*planted)}
     command = [sys.executable, FLIGHTS / "demo.py", "--flights", str(COUNT), "--output", output]
     done = subprocess.run(command, cwd=output, env=environment, capture_output=True, text=True, check=False)
     found = LAST_LINE.fullmatch(done.stdout.rstrip().rpartition("\n")[2])

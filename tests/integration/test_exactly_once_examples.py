@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from databases import mariadb, postgresql
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.properties import ClientConfig
+from tests.helpers.databases import mariadb, postgresql
 
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(900)]
 

@@ -9,7 +9,6 @@ from uuid import uuid4
 
 import pytest
 from kafka.record import MemoryRecords
-from kafka_tools import Proxy, produce, proxy_to
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.errors import OffsetOutOfRangeError, TopicRecreatedError
@@ -20,6 +19,7 @@ from headrace.connectors.kafka.client.wire import Connection, DeleteRecordsReque
 from headrace.connectors.kafka.read.fetcher import FetchedData, Fetcher, FetchFailed, FetchFrom
 from headrace.enumerator.errors import DataLossError
 from headrace.harness.kafka import Cluster, create_topic, delete_topic
+from tests.helpers.kafka_tools import Proxy, produce, proxy_to
 
 pytestmark = pytest.mark.broker
 

@@ -19,18 +19,18 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from file_rig import JOB, WORK, batch_of, job_committer, left_over, prepared, published, visible
 
 from headrace.connectors.files import FileFormat, FileSink
 from headrace.connectors.sink import Attempt
 from headrace.enumerator.errors import UsageError
+from tests.helpers.file_rig import JOB, WORK, batch_of, job_committer, left_over, prepared, published, visible
+from tests.helpers.python_path import python_path
 
-HELPERS = Path(__file__).parents[1] / "helpers"
 PATIENCE_S = 60.0
 
 WRITER = """
 import os, sys
-from file_rig import batch_of
+from tests.helpers.file_rig import batch_of
 from headrace.connectors.files import FileFormat, FileSink
 from headrace.connectors.sink import Attempt
 
@@ -42,7 +42,7 @@ while True:
 
 COMMITTER = """
 import sys, time
-from file_rig import job_committer, prepared
+from tests.helpers.file_rig import job_committer, prepared
 from headrace.connectors.files import FileCommitter, FileFormat, FileSink
 
 end, ended = FileCommitter.end, []
@@ -62,7 +62,7 @@ job_committer(sink).commit(0, tuple(prepared(sink, 0, task, [f"row-{task}"]) for
 
 def kill_after_line(code: str, line: str, times: int, *arguments: str) -> None:
     """Run the code in a process, wait until it has printed the line so many times, and kill it."""
-    environment = os.environ | {"PYTHONPATH": str(HELPERS)}
+    environment = os.environ | {"PYTHONPATH": python_path()}
     with subprocess.Popen(
         [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True, env=environment
     ) as process:

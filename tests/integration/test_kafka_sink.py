@@ -9,11 +9,21 @@ import subprocess
 import sys
 import uuid
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from sink_rig import (
+
+from headrace.connectors.commit import JobCommitter, StaleEpochError
+from headrace.connectors.kafka.client.errors import BrokerError, InvalidForBrokerError
+from headrace.connectors.kafka.client.fetch_once import fetch_once
+from headrace.connectors.kafka.format.decode import HEADERS_TYPE
+from headrace.connectors.kafka.write import commit_log
+from headrace.connectors.kafka.write.transactions import TransactionProtocol, Transactions, Verdict
+from headrace.connectors.sink import Attempt
+from headrace.enumerator.errors import DataLossError, DeadlineExceededError, FencedError, StateError, UsageError
+from headrace.harness.kafka import create_topic, delete_topic, start_broker
+from tests.helpers.python_path import python_path
+from tests.helpers.sink_rig import (
     STEPS,
     DyingCommitter,
     Killed,
@@ -27,16 +37,6 @@ from sink_rig import (
     set_transaction_version,
     take_over,
 )
-
-from headrace.connectors.commit import JobCommitter, StaleEpochError
-from headrace.connectors.kafka.client.errors import BrokerError, InvalidForBrokerError
-from headrace.connectors.kafka.client.fetch_once import fetch_once
-from headrace.connectors.kafka.format.decode import HEADERS_TYPE
-from headrace.connectors.kafka.write import commit_log
-from headrace.connectors.kafka.write.transactions import TransactionProtocol, Transactions, Verdict
-from headrace.connectors.sink import Attempt
-from headrace.enumerator.errors import DataLossError, DeadlineExceededError, FencedError, StateError, UsageError
-from headrace.harness.kafka import create_topic, delete_topic, start_broker
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
@@ -212,7 +212,7 @@ def test_a_task_killed_and_repeated_under_the_same_name(sink, out, bootstrap):
 
 WRITER = """
 import os, sys
-from sink_rig import kafka_sink, prepared
+from tests.helpers.sink_rig import kafka_sink, prepared
 bootstrap, topic, commits, handle = sys.argv[1:]
 sink = kafka_sink(bootstrap, topic, commits)
 (made,) = prepared(sink, "job", 0, ["a", "b"])
@@ -227,7 +227,7 @@ threading.Event().wait()
 
 def test_a_prepared_transaction_survives_the_kill_of_its_writer(sink, out, bootstrap, tmp_path):
     file = tmp_path / "handle"
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "helpers")}
+    environment = {**os.environ, "PYTHONPATH": python_path()}
     arguments = [sys.executable, "-c", WRITER, bootstrap, out, sink.commit_topic, str(file)]
     with subprocess.Popen(arguments, env=environment) as process:
         eventually(file.exists, True)

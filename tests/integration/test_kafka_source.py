@@ -5,11 +5,21 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from kafka_rig import Reading, by_partition, commit, end_of, read_all, transactional, wait_for_end, write, write_records
 
 from headrace.enumerator.errors import UsageError
 from headrace.harness.kafka import add_partitions, create_topic
 from headrace.kafka import At, Committed, Earliest, KafkaSource, Latest, Timestamp
+from tests.helpers.kafka_rig import (
+    Reading,
+    by_partition,
+    commit,
+    end_of,
+    read_all,
+    transactional,
+    wait_for_end,
+    write,
+    write_records,
+)
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 

@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
-from kafka_rig import (
+
+from headrace.connectors.kafka.client.cluster import shared_cluster
+from headrace.connectors.kafka.client.errors import GroupInUseError, OffsetOutOfRangeError, TopicRecreatedError
+from headrace.enumerator.errors import CorruptDataError, DataLossError
+from headrace.harness.kafka import create_topic, delete_topic
+from headrace.kafka import At, Committed, KafkaSource, Latest
+from tests.helpers.kafka_rig import (
     ONE_BATCH_PER_FETCH,
     Reading,
     by_partition,
@@ -24,12 +30,6 @@ from kafka_rig import (
     write_batches,
     write_records,
 )
-
-from headrace.connectors.kafka.client.cluster import shared_cluster
-from headrace.connectors.kafka.client.errors import GroupInUseError, OffsetOutOfRangeError, TopicRecreatedError
-from headrace.enumerator.errors import CorruptDataError, DataLossError
-from headrace.harness.kafka import create_topic, delete_topic
-from headrace.kafka import At, Committed, KafkaSource, Latest
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 

@@ -7,9 +7,9 @@ import signal
 
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
-from kill_soak import BAD, FROZEN, LISTED, TIMEOUT_MS, BareSoak, kill_at
 
 from headrace.harness.kafka import start_broker
+from tests.helpers.kill_soak import BAD, FROZEN, LISTED, TIMEOUT_MS, BareSoak, kill_at
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
-from restore.broker_bytes import BrokerBytes, broker_bytes, free_port
-from restore.capacity import capacity
-from restore.load import Controls, load
-from restore.oracle import Log, judge, read_log
-from restore.probe import probe
-from restore.run import Timing, Work, run
-from restore.scenarios import Scenario
-from restore.systems import BY_NAME
-from restore.timeline import Curve
-
+from benchmarks.restore.broker_bytes import BrokerBytes, broker_bytes, free_port
+from benchmarks.restore.capacity import capacity
+from benchmarks.restore.load import Controls, load
+from benchmarks.restore.oracle import Log, judge, read_log
+from benchmarks.restore.probe import probe
+from benchmarks.restore.run import Timing, Work, run
+from benchmarks.restore.scenarios import Scenario
+from benchmarks.restore.systems import BY_NAME
+from benchmarks.restore.timeline import Curve
 from headrace.harness.kafka import create_topic
 
 pytestmark = pytest.mark.broker

@@ -10,7 +10,6 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import pkcs12
-from kafka_tools import produce
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.errors import ConnectionLostError, TlsError
@@ -21,6 +20,7 @@ from headrace.connectors.kafka.read.fetcher import FetchedData, Fetcher, FetchFr
 from headrace.enumerator.errors import AuthenticationError, CorruptDataError, is_retriable
 from headrace.harness.kafka import Cluster, create_topic, start_broker
 from headrace.harness.kafka.security import make_certificates
+from tests.helpers.kafka_tools import produce
 
 pytestmark = pytest.mark.broker
 

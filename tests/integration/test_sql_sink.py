@@ -21,9 +21,6 @@ import pytest
 
 pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
 
-from databases import PASSWORD, REQUIRED, Database, mariadb, postgresql, unavailable
-from sql_rig import Crash, CrashingCommitter, SqlRig, batch, prepare, run_epoch, write_epoch
-
 from headrace.connectors.commit import JobCommitter, StaleEpochError
 from headrace.connectors.sink import Attempt, CommitList, Outcome
 from headrace.connectors.sql.handles import SqlHandle, SqlHandleSerializer, split_gid
@@ -37,6 +34,8 @@ from headrace.enumerator.errors import (
     RetriableError,
     UsageError,
 )
+from tests.helpers.databases import PASSWORD, REQUIRED, Database, mariadb, postgresql, unavailable
+from tests.helpers.sql_rig import Crash, CrashingCommitter, SqlRig, batch, prepare, run_epoch, write_epoch
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from beam_rig import BeamRun
 
 from headrace.enumerator.ledger import SplitState
 from headrace.runners.beam import enumerate as enumerating
 from headrace.runners.beam.publication import Proof
 from headrace.runners.beam.restrictions import Fresh, OffsetSplitTracker
 from headrace.testing.memory import MemoryLog, MemorySource, MemorySplit
+from tests.helpers.beam_rig import BeamRun
 
 
 def log_of(**splits: str) -> MemoryLog:

@@ -8,7 +8,17 @@ import socket
 from dataclasses import replace
 
 import pytest
-from kafka_rig import (
+
+from headrace.connectors.kafka.client.cluster import KafkaCluster, OffsetAnswer, shared_cluster
+from headrace.connectors.kafka.client.errors import TopicRecreatedError
+from headrace.connectors.kafka.client.positions import Latest as LatestOffset
+from headrace.connectors.kafka.read import reader as reader_module
+from headrace.connectors.kafka.read.fetcher import FetchedData, Fetcher, FetchFrom
+from headrace.enumerator import LazyEnumerator
+from headrace.enumerator.errors import CorruptDataError, DataLossError
+from headrace.harness.kafka import add_partitions, create_topic, delete_topic
+from headrace.kafka import At, Committed, Earliest, KafkaSource, Latest
+from tests.helpers.kafka_rig import (
     ONE_BATCH_PER_FETCH,
     Reading,
     by_partition,
@@ -23,16 +33,6 @@ from kafka_rig import (
     write,
     write_batches,
 )
-
-from headrace.connectors.kafka.client.cluster import KafkaCluster, OffsetAnswer, shared_cluster
-from headrace.connectors.kafka.client.errors import TopicRecreatedError
-from headrace.connectors.kafka.client.positions import Latest as LatestOffset
-from headrace.connectors.kafka.read import reader as reader_module
-from headrace.connectors.kafka.read.fetcher import FetchedData, Fetcher, FetchFrom
-from headrace.enumerator import LazyEnumerator
-from headrace.enumerator.errors import CorruptDataError, DataLossError
-from headrace.harness.kafka import add_partitions, create_topic, delete_topic
-from headrace.kafka import At, Committed, Earliest, KafkaSource, Latest
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 

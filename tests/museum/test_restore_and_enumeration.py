@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import planted
 import pytest
-from driving import Driver, assigned, assigned_splits, checkpoint_of, finished, only, reading, split
 
 from headrace.enumerator import Boundedness, EagerEnumerator, EmbeddedRun, LazyEnumerator
 from headrace.enumerator import events as e
 from headrace.testing.memory import MemoryLog, MemorySource
+from tests.helpers import planted
+from tests.helpers.driving import Driver, assigned, assigned_splits, checkpoint_of, finished, only, reading, split
 
 
 def log_of(**splits: str) -> MemoryLog:

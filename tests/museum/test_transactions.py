@@ -4,7 +4,6 @@ import uuid
 from dataclasses import replace
 
 import pytest
-from sink_rig import DyingCommitter, Killed, committer, eventually, kafka_sink, ongoing, prepared, read_all, rows, take_over
 
 from headrace.connectors.commit import JobCommitter, StaleEpochError
 from headrace.connectors.kafka.client.errors import BrokerError, FencedByBrokerError
@@ -15,6 +14,18 @@ from headrace.connectors.kafka.write.transactions import Transactions, Verdict
 from headrace.connectors.sink import Attempt, Outcome
 from headrace.enumerator.errors import HeadraceError
 from headrace.harness.kafka import create_topic, delete_topic
+from tests.helpers.sink_rig import (
+    DyingCommitter,
+    Killed,
+    committer,
+    eventually,
+    kafka_sink,
+    ongoing,
+    prepared,
+    read_all,
+    rows,
+    take_over,
+)
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-import planted_commits
 import pytest
-from commit_simulator import CommitSimulation, run_commit_history
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from headrace.enumerator.errors import ProtocolViolationError
+from tests.helpers import planted_commits
+from tests.helpers.commit_simulator import CommitSimulation, run_commit_history
 
 HISTORIES = 3000
 SEEDS_UNTIL_CAUGHT = 6000

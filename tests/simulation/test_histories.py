@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import planted
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
-from simulator import (
+
+from headrace.enumerator.errors import ProtocolViolationError
+from tests.helpers import planted
+from tests.helpers.simulator import (
     ASSIGNMENTS,
     SLOTS_AT_MOST,
     SPLITS_AT_MOST,
@@ -19,8 +21,6 @@ from simulator import (
     hide,
     run_history,
 )
-
-from headrace.enumerator.errors import ProtocolViolationError
 
 HISTORIES = 3000
 SEEDS_UNTIL_CAUGHT = 6000

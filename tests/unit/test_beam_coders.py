@@ -8,8 +8,6 @@ import apache_beam as beam
 import pyarrow as pa
 import pytest
 from apache_beam.testing.util import assert_that, equal_to
-from beam_rig import on_direct
-from driving import checkpoint_of, reading
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +16,8 @@ from headrace.enumerator.errors import StateError
 from headrace.runners.beam.coders import EnumerationFormat, RecordBatchCoder, SplitStateFormat
 from headrace.runners.beam.restrictions import Enumerated, Fresh, HandedOn
 from headrace.testing.memory import MemoryLog, MemorySource
+from tests.helpers.beam_rig import on_direct
+from tests.helpers.driving import checkpoint_of, reading
 
 SOURCE = MemorySource(MemoryLog())
 CODER = RecordBatchCoder()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from driving import split
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from headrace.runners.beam.publication import Proof, Publication, Ticket
+from tests.helpers.driving import split
 
 
 def at(offset):

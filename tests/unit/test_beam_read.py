@@ -11,7 +11,6 @@ import pytest
 from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
-from beam_rig import BeamRun, Stage, on_direct
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +23,7 @@ from headrace.runners.beam.publication import Proof
 from headrace.runners.beam.read import as_dicts
 from headrace.runners.beam.restrictions import Enumerated, Fresh
 from headrace.testing.memory import MemoryDiscovery, MemoryLog, MemoryReader, MemorySource
+from tests.helpers.beam_rig import BeamRun, Stage, on_direct
 
 BEGIN = Element(b"")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from driving import checkpoint_of, finished, reading, split
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from headrace.runners.beam.restrictions import (
     OffsetSplitTracker,
     SplitTracker,
 )
+from tests.helpers.driving import checkpoint_of, finished, reading, split
 
 
 class TestEnumeration:

@@ -14,7 +14,6 @@ import pytest
 pytest.importorskip("apache_beam", reason="needs headrace[beam]")
 
 import apache_beam as beam
-import beam_files
 from apache_beam.internal import pickler
 from apache_beam.io import source_test_utils
 from apache_beam.io.concat_source import ConcatSource
@@ -24,6 +23,7 @@ from apache_beam.io.range_trackers import OffsetRangeTracker
 from headrace.connectors.beam import BeamSource, BundleSplit, BundleSplitSerializer, bounded_source, schema_of
 from headrace.enumerator.errors import DataLossError, StateError, UsageError
 from headrace.enumerator.source import Boundedness
+from tests.helpers import beam_files
 
 BUNDLE_BYTES = 1000
 FORMATS = {

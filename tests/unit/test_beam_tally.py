@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
-from beam_parts import TallyBatches, TallyRecords, bundles, counted_once
+from benchmarks.beam_parts import TallyBatches, TallyRecords, bundles, counted_once
 
 VALUE = b"four"
 

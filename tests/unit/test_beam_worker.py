@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from driving import split
 
 from headrace.runners.beam import worker
 from headrace.runners.beam.worker import ParkedReaders
+from tests.helpers.driving import split
 
 
 class FakeReader:

@@ -5,7 +5,6 @@ import zlib
 from pathlib import Path
 
 import pytest
-from driving import SERIALIZER, checkpoint_of, finished, reading
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from headrace.enumerator import Checkpoint, CheckpointSerializer
 from headrace.enumerator.checkpoint import VERSION
 from headrace.enumerator.errors import StateError
 from headrace.testing.memory import MemorySplitSerializer
+from tests.helpers.driving import SERIALIZER, checkpoint_of, finished, reading
 
 GOLDEN = Path(__file__).parent / "golden"
 GOOD = checkpoint_of(reading("a", 3), finished("b", 9), reading("ünï", 2**62, 2**63), exhausted=True)

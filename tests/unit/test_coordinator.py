@@ -4,13 +4,13 @@ from itertools import product
 from typing import get_args
 
 import pytest
-from driving import Driver, assigned, assigned_splits, checkpoint_of, finished, only, reading, split
 
 from headrace.enumerator import Findings, LazyEnumerator
 from headrace.enumerator import events as e
 from headrace.enumerator.coordinator import TRANSITIONS, Phase
 from headrace.enumerator.errors import ProtocolViolationError
 from headrace.enumerator.ledger import UNASSIGNED, Assigned
+from tests.helpers.driving import Driver, assigned, assigned_splits, checkpoint_of, finished, only, reading, split
 
 EVENTS = {
     e.Started: e.Started(),

@@ -11,11 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from crc32c import crc32c
-from decode_twin import compiled, uncompiled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch
-from record_batches import (
+
+from headrace.enumerator.errors import CorruptDataError, UsageError
+from tests.helpers.decode_twin import compiled, uncompiled
+from tests.helpers.record_batches import (
     APPEND_TIME,
     CODECS,
     CONTROL,
@@ -30,8 +32,6 @@ from record_batches import (
     payload,
     seal,
 )
-
-from headrace.enumerator.errors import CorruptDataError, UsageError
 
 EVERYTHING = (*compiled.ALL_COLUMNS, "headers")
 ABORT, COMMIT = 0, 1

@@ -15,16 +15,16 @@ import cramjam
 import kafka.codec
 import pyarrow as pa
 import pytest
-from encode_twin import compiled, uncompiled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2 as kafka_pythons_murmur2
 from kafka.record import MemoryRecords
 from kafka.record.default_records import DefaultRecordBatchBuilder
-from record_batches import HEADER
 
 from headrace.connectors.kafka.format.decode import ALL_COLUMNS, decode
 from headrace.enumerator.errors import UsageError
+from tests.helpers.encode_twin import compiled, uncompiled
+from tests.helpers.record_batches import HEADER
 
 NOW = 1_700_000_000_000
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

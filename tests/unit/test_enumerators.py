@@ -4,13 +4,13 @@ from collections import OrderedDict
 from itertools import product
 
 import pytest
-from driving import Driver, assigned, assigned_splits, checkpoint_of, finished, only, reading, split
 
 from headrace.enumerator import EagerEnumerator, Findings, LazyEnumerator, Ledger, create_enumerator, restore_enumerator
 from headrace.enumerator import events as e
 from headrace.enumerator.enumerator import DISCOVERY_RETRY_S, DISCOVERY_TRANSITIONS, Discovery, Trigger
 from headrace.enumerator.errors import PeerError, ProtocolViolationError, RetriableError, UsageError
 from headrace.testing.memory import MemorySplit
+from tests.helpers.driving import Driver, assigned, assigned_splits, checkpoint_of, finished, only, reading, split
 
 BOTH = pytest.mark.parametrize("assignment", [EagerEnumerator, LazyEnumerator])
 

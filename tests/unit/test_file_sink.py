@@ -11,22 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
-import planted_files
 import pyarrow as pa
 import pytest
-from file_rig import (
-    JOB,
-    WORK,
-    KilledError,
-    WatchedStore,
-    batch_of,
-    committer_of,
-    job_committer,
-    left_over,
-    prepared,
-    published,
-    visible,
-)
 
 from headrace.connectors.commit import StaleEpochError
 from headrace.connectors.files import FileFormat, FileHandle, FileHandleSerializer, FileSink
@@ -40,6 +26,20 @@ from headrace.enumerator.errors import (
     ProtocolViolationError,
     StateError,
     UsageError,
+)
+from tests.helpers import planted_files
+from tests.helpers.file_rig import (
+    JOB,
+    WORK,
+    KilledError,
+    WatchedStore,
+    batch_of,
+    committer_of,
+    job_committer,
+    left_over,
+    prepared,
+    published,
+    visible,
 )
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import pytest
-from driving import finished, reading, split
 
 from headrace.enumerator import Ledger, SplitState
 from headrace.enumerator.errors import ProtocolViolationError
 from headrace.enumerator.ledger import FINISHED, UNASSIGNED, Assigned, FinishedBy
 from headrace.testing.memory import MemorySplit
+from tests.helpers.driving import finished, reading, split
 
 
 def ledger_of(*splits: MemorySplit) -> Ledger[MemorySplit]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from record_batches import CONTROL, TRANSACTIONAL, Record, batch, emptied, marker, numbered, seal
 
 from headrace.cli.dump import batch_row, record_rows
 from headrace.connectors.kafka.client.cluster import OffsetAnswer
@@ -16,6 +15,7 @@ from headrace.connectors.kafka.format.record_batch import stored_batches
 from headrace.connectors.kafka.write import log_dump
 from headrace.connectors.kafka.write.log_dump import DumpedBatch, Fate, Marker, MarkerKind, control_marker, dump
 from headrace.enumerator.errors import CorruptDataError, DataLossError, UsageError
+from tests.helpers.record_batches import CONTROL, TRANSACTIONAL, Record, batch, emptied, marker, numbered, seal
 
 ABORT, COMMIT = 0, 1
 

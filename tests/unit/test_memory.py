@@ -6,11 +6,11 @@ import gc
 import pickle
 
 import pytest
-from memory_offsets import MemoryOffsets
 
 from headrace.enumerator.errors import DataLossError, StateError, UsageError
 from headrace.runners.spark.log_read import LogOffsets
 from headrace.testing.memory import MemoryLog, MemorySource, MemorySplit
+from tests.helpers.memory_offsets import MemoryOffsets
 
 
 @pytest.fixture

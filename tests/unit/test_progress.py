@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from driving import finished, reading, split
 
 from headrace.enumerator import SplitBatch
 from headrace.enumerator.progress import ReaderProgress
 from headrace.testing.memory import SCHEMA, MemorySplit
+from tests.helpers.driving import finished, reading, split
 
 NOTHING = pa.RecordBatch.from_pylist([], schema=SCHEMA)
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
-from restore.oracle import Log, Seen, first_seen, judge
-from restore.records import RESIDUE, RecordMaker, batch, identify, record_ids
-from restore.timeline import ECHO_S, HOLD_S, Curve, Level, Moments, caught_up_at, lag_level, restore
+from benchmarks.restore.oracle import Log, Seen, first_seen, judge
+from benchmarks.restore.records import RESIDUE, RecordMaker, batch, identify, record_ids
+from benchmarks.restore.timeline import ECHO_S, HOLD_S, Curve, Level, Moments, caught_up_at, lag_level, restore
 
 PRODUCED = [4, 3]
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("matplotlib")
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-from restore.report import section
-from restore.stages import STAGES, processes, stages
+from benchmarks.restore.report import section
+from benchmarks.restore.stages import STAGES, processes, stages
 
 MARKS = [
     {"name": "python", "at": 0.5, "pid": 1},

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("matplotlib")
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-from report import report
+from benchmarks.report import report
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

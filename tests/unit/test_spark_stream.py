@@ -5,13 +5,13 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 import pytest
-from memory_offsets import MemoryOffsets
 
 from headrace.enumerator.errors import DataLossError, DeadlineExceededError, RetriableError, StateError
 from headrace.runners.spark.log_read import Limits, LogOffsets, LogRead
 from headrace.runners.spark.stream import StreamPlanner
 from headrace.runners.spark.tasks import LARGE_BATCH_BYTES, SMALL_BATCH_BYTES, read_splits, well_sized
 from headrace.testing.memory import MemoryLog, MemorySource, MemorySplit
+from tests.helpers.memory_offsets import MemoryOffsets
 
 
 class WatchedSource(MemorySource):

@@ -7,8 +7,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from checkpoint_simulator import BrokenPromiseError, history
-from planted_shards import PLANTED
 
 from headrace.connectors.commit import Copy, End, Sweep
 from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSerializer, WrittenRange
@@ -26,6 +24,8 @@ from headrace.runners.beam.shard import (
     Write,
 )
 from headrace.testing.memory_sink import MemoryHandle, MemoryHandleSerializer
+from tests.helpers.checkpoint_simulator import BrokenPromiseError, history
+from tests.helpers.planted_shards import PLANTED
 
 GOLDEN = Path(__file__).parent / "golden"
 TOPIC_ID = UUID("f81d4fae-7dec-11d0-a765-00a0c91e6bf6")

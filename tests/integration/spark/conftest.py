@@ -11,9 +11,9 @@ import pytest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from spark_tools import Query, Topics
 
     from headrace.harness.kafka import Cluster
+    from tests.helpers.spark_tools import Query, Topics
 
 HERE = Path(__file__).parent
 ROOT = Path(__file__).parents[3]
@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The session. Its workers start in the checkout, where an editable install's `pyspark_headrace` can be seen."""
-    from spark_tools import start_session, stop_session
+    from tests.helpers.spark_tools import start_session, stop_session
 
     os.chdir(ROOT)
     session = start_session()
@@ -44,7 +44,7 @@ def spark() -> Iterator[SparkSession]:
 @pytest.fixture
 def topics(broker: Cluster, topic: Callable[[], str]) -> Topics:
     """Topics of this test."""
-    from spark_tools import Topics
+    from tests.helpers.spark_tools import Topics
 
     return Topics(broker, iter(topic, None))
 
@@ -52,7 +52,7 @@ def topics(broker: Cluster, topic: Callable[[], str]) -> Topics:
 @pytest.fixture
 def query(spark: SparkSession, tmp_path: Path) -> Iterator[Query]:
     """A streaming query with a checkpoint of its own."""
-    from spark_tools import Query
+    from tests.helpers.spark_tools import Query
 
     started = Query(spark, tmp_path / "checkpoint")
     yield started

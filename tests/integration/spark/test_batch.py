@@ -7,7 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from pyspark.errors import AnalysisException
-from spark_tools import Topics
+
+from tests.helpers.spark_tools import Topics
 
 LONG_AGO = 1_600_000_000_000
 

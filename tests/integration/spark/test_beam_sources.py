@@ -12,7 +12,6 @@ import pytest
 pytest.importorskip("apache_beam", reason="needs headrace[beam]")
 
 import apache_beam as beam
-import beam_files
 import pyarrow as pa
 import pyarrow.parquet as pq
 from apache_beam.io.iobase import BoundedSource, SourceBundle
@@ -23,6 +22,7 @@ from headrace.connectors.beam import BeamSource
 from headrace.enumerator.errors import UsageError
 from headrace.spark import read_source
 from headrace.testing.memory import MemoryLog, MemorySource
+from tests.helpers import beam_files
 
 BUNDLE_BYTES = 1000
 

@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 
-from spark_tools import ROOT
+from tests.helpers.python_path import python_path
+from tests.helpers.spark_tools import ROOT
 
 CLIENT = ROOT / "tests" / "helpers" / "connect_client.py"
 
@@ -18,7 +19,7 @@ def test_reads_over_spark_connect(topics, tmp_path):
     command = [sys.executable, str(CLIENT), json.dumps(topics.options(topic)), str(tmp_path)]
     # The server does not run where its client does, and an editable install's `pyspark_headrace` is seen on the path only.
     # With SPARK_TESTING it takes a free port; else it insists on 15002, which another one may hold.
-    ours = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "SPARK_TESTING": "1"}
+    ours = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": python_path(), "SPARK_TESTING": "1"}
     environment = {**os.environ, **ours}
     # a process group of its own, because the local server outlives its client
     client = subprocess.Popen(

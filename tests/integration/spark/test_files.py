@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from file_rig import job_committer, left_over, prepared, published
 from pyspark.errors import PySparkException
-from sink_drivers import finish_driver, kill_driver
 
 from headrace.connectors.files import FileFormat, FileSink
+from tests.helpers.file_rig import job_committer, left_over, prepared, published
+from tests.helpers.sink_drivers import finish_driver, kill_driver
 
 COLUMNS = {
     "flag": "true",

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from spark_tools import ROOT
+
+from tests.helpers.spark_tools import ROOT
 
 DRIVER = ROOT / "tests" / "helpers" / "spark_driver.py"
 

@@ -6,8 +6,9 @@ import os
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from pyspark.errors import PySparkException, StreamingQueryException
-from sink_drivers import finish_driver, kill_driver
-from sink_rig import eventually, read_all, set_transaction_version
+
+from tests.helpers.sink_drivers import finish_driver, kill_driver
+from tests.helpers.sink_rig import eventually, read_all, set_transaction_version
 
 KILLED = "headrace.connectors.kafka.write.sink"
 

@@ -9,10 +9,10 @@ import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from pyspark import TaskContext
 from pyspark.errors import StreamingQueryException
-from sink_rig import eventually, kafka_sink, read_all
-from spark_jobs import SparkJob, frozen, standalone_cluster, thawed
 
 from headrace.connectors.kafka.write.transactions import Transactions
+from tests.helpers.sink_rig import eventually, kafka_sink, read_all
+from tests.helpers.spark_jobs import SparkJob, frozen, standalone_cluster, thawed
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -5,10 +5,11 @@ from contextlib import ExitStack
 from datetime import datetime
 
 import pytest
-from databases import PASSWORD, mariadb, postgresql
 from pyspark.errors import PySparkException, StreamingQueryException
-from sink_drivers import finish_driver, kill_driver
-from sql_rig import SqlRig
+
+from tests.helpers.databases import PASSWORD, mariadb, postgresql
+from tests.helpers.sink_drivers import finish_driver, kill_driver
+from tests.helpers.sql_rig import SqlRig
 
 SERVERS = {"postgresql": postgresql, "mariadb": mariadb}
 ROWS = [(1, "one"), (2, None)]

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from kafka_tools import produce
 
 from headrace.harness.kafka import create_topic
 from headrace.runners.spark.class_archive import SUBMIT_OPTIONS, make_archive
+from tests.helpers.kafka_tools import produce
 
 pytestmark = pytest.mark.timeout(420)
 
