@@ -22,7 +22,7 @@ from typing import Any, Generic
 from headrace.connectors.sink import CommitList, Committer, HandleT, Outcome
 from headrace.enumerator.errors import ProtocolViolationError, StateError
 
-__all__ = ["TRANSITIONS", "CommitCore", "JobCommitter", "Phase", "StaleEpochError", "refuse_stale"]
+__all__ = ["COMMIT_TRANSITIONS", "CommitCore", "CommitPhase", "JobCommitter", "StaleEpochError", "refuse_stale"]
 
 
 class StaleEpochError(StateError):
@@ -125,7 +125,7 @@ class Sweep(Generic[HandleT]):
     keep: tuple[HandleT, ...]
 
 
-class Phase(Enum):
+class CommitPhase(Enum):
     """What the core waits for."""
 
     CREATED = auto()
@@ -156,7 +156,7 @@ class CommitCore(Generic[HandleT]):
     def __init__(self, job: str) -> None:
         """Knows nothing yet; the first request fences and recovers."""
         self.job = job
-        self.phase = Phase.CREATED
+        self.phase = CommitPhase.CREATED
         self.commits: CommitList[HandleT] | None = None
         self._asked: CommitRequested[HandleT] | None = None
         self._waiting: list[HandleT] = []
@@ -165,10 +165,10 @@ class CommitCore(Generic[HandleT]):
     def handle(self, event: Any) -> list[Any]:  # noqa: ANN401 - one of the events above; the table says which
         """Take one event, return what is to be done, in this order.
 
-        Raises ProtocolViolationError for an event that TRANSITIONS does not allow now, StaleEpochError for an epoch below the
-        recorded one.
+        Raises ProtocolViolationError for an event that COMMIT_TRANSITIONS does not allow now, StaleEpochError for an epoch
+        below the recorded one.
         """
-        handler = TRANSITIONS.get((self.phase, type(event)))
+        handler = COMMIT_TRANSITIONS.get((self.phase, type(event)))
         if handler is None:
             raise ProtocolViolationError(f"the commit of job {self.job!r} is {self.phase.name}: {event} is not possible now")
         commands: list[Any] = handler(self, event)
@@ -177,12 +177,12 @@ class CommitCore(Generic[HandleT]):
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def _recover(self, _: RecoveryRequested) -> list[Any]:
-        self.phase = Phase.FENCING
+        self.phase = CommitPhase.FENCING
         return [Fence()]
 
     def _commit_first(self, event: CommitRequested[HandleT]) -> list[Any]:
         self._asked = event
-        self.phase = Phase.FENCING
+        self.phase = CommitPhase.FENCING
         return [Fence()]
 
     def _recover_again(self, _: RecoveryRequested) -> list[Any]:
@@ -196,7 +196,7 @@ class CommitCore(Generic[HandleT]):
         # the list is written, though it may be the same: a driver that was replaced is fenced there, and sweeps nothing.
         if self.commits is None or event.epoch > self.commits.epoch:
             self.commits = CommitList(event.epoch, (), completed=True)
-        self.phase = Phase.CONFIRMING
+        self.phase = CommitPhase.CONFIRMING
         return [Record(self.commits)]
 
     # --- answers ------------------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ class CommitCore(Generic[HandleT]):
             return []
         if not self._aborted:
             return self._sweep()
-        self.phase = Phase.COPYING
+        self.phase = CommitPhase.COPYING
         return [Copy(tuple(self._aborted))]
 
     def _copied(self, event: Copied[HandleT]) -> list[Any]:
@@ -232,7 +232,7 @@ class CommitCore(Generic[HandleT]):
     def _swept(self, _: Swept) -> list[Any]:
         if self.commits is None or self.commits.completed:
             return self._take_up()
-        self.phase = Phase.COMPLETING
+        self.phase = CommitPhase.COMPLETING
         self.commits = CommitList(self.commits.epoch, (), completed=True)
         return [Record(self.commits)]
 
@@ -251,29 +251,29 @@ class CommitCore(Generic[HandleT]):
             refuse_stale(self.job, asked.epoch, self.commits.epoch)
         if asked is None or (self.commits is not None and asked.epoch == self.commits.epoch):
             self._asked = None
-            self.phase = Phase.READY
+            self.phase = CommitPhase.READY
             return []
         if asked.handles:
-            self.phase = Phase.CHECKING
+            self.phase = CommitPhase.CHECKING
             return [Check(asked.handles)]
-        self.phase = Phase.COMPLETING
+        self.phase = CommitPhase.COMPLETING
         self.commits = CommitList(asked.epoch, (), completed=True)
         return [Record(self.commits)]
 
     def _record(self) -> list[Any]:
         assert self.commits is not None
-        self.phase = Phase.RECORDING
+        self.phase = CommitPhase.RECORDING
         return [Record(self.commits)]
 
     def _end_all(self) -> list[Any]:
         assert self.commits is not None
-        self.phase = Phase.ENDING
+        self.phase = CommitPhase.ENDING
         self._waiting, self._aborted = list(self.commits.handles), []
         return [End(handle) for handle in self._waiting]
 
     def _sweep(self) -> list[Any]:
         """Abort what nobody names. What was asked for is kept, unless its epoch is recorded, and so is made up of others."""
-        self.phase = Phase.SWEEPING
+        self.phase = CommitPhase.SWEEPING
         asked = self._asked
         return [Sweep(asked.handles if asked is not None and asked.epoch > self._recorded_epoch else ())]
 
@@ -283,19 +283,19 @@ class CommitCore(Generic[HandleT]):
         return -1 if self.commits is None else self.commits.epoch
 
 
-TRANSITIONS: dict[tuple[Phase, type[Any]], Callable[[CommitCore[Any], Any], list[Any]]] = {
-    (Phase.CREATED, RecoveryRequested): CommitCore._recover,
-    (Phase.CREATED, CommitRequested): CommitCore._commit_first,
-    (Phase.READY, RecoveryRequested): CommitCore._recover_again,
-    (Phase.READY, CommitRequested): CommitCore._commit,
-    (Phase.FENCING, Fenced): CommitCore._fenced,
-    (Phase.CHECKING, Checked): CommitCore._checked,
-    (Phase.RECORDING, Recorded): CommitCore._recorded,
-    (Phase.ENDING, Ended): CommitCore._ended,
-    (Phase.COPYING, Copied): CommitCore._copied,
-    (Phase.SWEEPING, Swept): CommitCore._swept,
-    (Phase.COMPLETING, Recorded): CommitCore._completed,
-    (Phase.CONFIRMING, Recorded): CommitCore._confirmed,
+COMMIT_TRANSITIONS: dict[tuple[CommitPhase, type[Any]], Callable[[CommitCore[Any], Any], list[Any]]] = {
+    (CommitPhase.CREATED, RecoveryRequested): CommitCore._recover,
+    (CommitPhase.CREATED, CommitRequested): CommitCore._commit_first,
+    (CommitPhase.READY, RecoveryRequested): CommitCore._recover_again,
+    (CommitPhase.READY, CommitRequested): CommitCore._commit,
+    (CommitPhase.FENCING, Fenced): CommitCore._fenced,
+    (CommitPhase.CHECKING, Checked): CommitCore._checked,
+    (CommitPhase.RECORDING, Recorded): CommitCore._recorded,
+    (CommitPhase.ENDING, Ended): CommitCore._ended,
+    (CommitPhase.COPYING, Copied): CommitCore._copied,
+    (CommitPhase.SWEEPING, Swept): CommitCore._swept,
+    (CommitPhase.COMPLETING, Recorded): CommitCore._completed,
+    (CommitPhase.CONFIRMING, Recorded): CommitCore._confirmed,
 }
 
 

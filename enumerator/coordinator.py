@@ -42,7 +42,7 @@ from headrace.enumerator.ledger import Finished, FinishedBy, SplitState
 from headrace.enumerator.split import SplitT
 
 
-class Phase(Enum):
+class CheckpointPhase(Enum):
     """Where the coordinator stands with its checkpoint."""
 
     CREATED = auto()  # not started
@@ -67,7 +67,7 @@ class Coordinator(Generic[SplitT]):
     def __init__(self, enumerator: SplitEnumerator[SplitT]) -> None:
         """Around a fresh or a restored enumerator."""
         self.enumerator = enumerator
-        self.phase = Phase.CREATED
+        self.phase = CheckpointPhase.CREATED
         self._readers: dict[int, None] = {}
         self._told_no_more: set[int] = set()
         self._told_finished = False
@@ -76,9 +76,9 @@ class Coordinator(Generic[SplitT]):
     def handle(self, event: Event[SplitT]) -> list[Command[SplitT]]:
         """Take one event, return what is to be done, in this order.
 
-        Raises ProtocolViolationError for an event that TRANSITIONS does not allow now; nothing is changed then.
+        Raises ProtocolViolationError for an event that CHECKPOINT_TRANSITIONS does not allow now; nothing is changed then.
         """
-        handler = TRANSITIONS.get((self.phase, type(event)))
+        handler = CHECKPOINT_TRANSITIONS.get((self.phase, type(event)))
         if handler is None:
             raise ProtocolViolationError(f"the coordinator is {self.phase.name}: {event} is not possible now")
         commands: list[Command[SplitT]] = handler(self, event)
@@ -87,7 +87,7 @@ class Coordinator(Generic[SplitT]):
     # --- discovery and readers ----------------------------------------------------------------------------------------
 
     def _started(self, _: Started) -> list[Command[SplitT]]:
-        self.phase = Phase.RUNNING
+        self.phase = CheckpointPhase.RUNNING
         return self.enumerator.start()
 
     def _discovered(self, event: SplitsDiscovered[SplitT]) -> list[Command[SplitT]]:
@@ -114,7 +114,7 @@ class Coordinator(Generic[SplitT]):
         self._told_no_more.discard(event.reader)
         self.enumerator.reader_lost(event.reader)
         self._told_finished = False
-        if self.phase is Phase.COLLECTING:
+        if self.phase is CheckpointPhase.COLLECTING:
             # Its answer will not come, or has come but what it delivered is lost: this checkpoint cannot be had.
             return self._give_up(f"reader {event.reader} was lost")
         return []
@@ -138,7 +138,7 @@ class Coordinator(Generic[SplitT]):
             return [DeclineCheckpoint(event.checkpoint_id, "the initial discovery has not answered yet")]
         ledger = self.enumerator.ledger
         self._pending = _Pending(event.checkpoint_id, {r: frozenset(ledger.held_by(r)) for r in self._readers})
-        self.phase = Phase.COLLECTING
+        self.phase = CheckpointPhase.COLLECTING
         return [SnapshotReader(reader, event.checkpoint_id) for reader in self._readers] + self._persist_if_complete()
 
     def _declined(self, event: CheckpointTriggered) -> list[Command[SplitT]]:
@@ -160,27 +160,27 @@ class Coordinator(Generic[SplitT]):
         assert pending is not None
         if pending.waiting_for:
             return []
-        self.phase = Phase.PERSISTING
+        self.phase = CheckpointPhase.PERSISTING
         states = self.enumerator.ledger.snapshot(pending.states)
         return [PersistCheckpoint(Checkpoint(pending.checkpoint_id, tuple(states), self.enumerator.exhausted))]
 
     def _completed(self, event: CheckpointCompleted) -> list[Command[SplitT]]:
         pending = self._expect_pending(event.checkpoint_id)
         self.enumerator.ledger.make_durable(pending.states)
-        self._pending, self.phase = None, Phase.RUNNING
+        self._pending, self.phase = None, CheckpointPhase.RUNNING
         return [PublishPositions(tuple(entry.durable for entry in self.enumerator.ledger))]
 
     def _aborted(self, event: CheckpointAborted) -> list[Command[SplitT]]:
         if self._pending is not None and event.checkpoint_id < self._pending.checkpoint_id:
             return self._late(event)
         self._expect_pending(event.checkpoint_id)
-        self._pending, self.phase = None, Phase.RUNNING
+        self._pending, self.phase = None, CheckpointPhase.RUNNING
         return []
 
     def _give_up(self, reason: str) -> list[Command[SplitT]]:
         assert self._pending is not None
         checkpoint_id = self._pending.checkpoint_id
-        self._pending, self.phase = None, Phase.RUNNING
+        self._pending, self.phase = None, CheckpointPhase.RUNNING
         return [DeclineCheckpoint(checkpoint_id, reason)]
 
     def _late(self, _: ReaderSnapshotted[SplitT] | CheckpointAborted) -> list[Command[SplitT]]:
@@ -189,7 +189,7 @@ class Coordinator(Generic[SplitT]):
     # --- what follows from the state ----------------------------------------------------------------------------------
 
     def _assign(self) -> list[Command[SplitT]]:
-        if self.phase is Phase.PERSISTING or not self.enumerator.initialised:
+        if self.phase is CheckpointPhase.PERSISTING or not self.enumerator.initialised:
             return []
         assigns = self.enumerator.assignments(list(self._readers))
         self._told_no_more.difference_update(assign.reader for assign in assigns)
@@ -251,17 +251,22 @@ _ALWAYS: Mapping[type, Handler] = {
 }
 
 # (phase, event) -> handler. What is not here is refused.
-TRANSITIONS: Mapping[tuple[Phase, type], Handler] = {
-    (Phase.CREATED, Started): Coordinator._started,
-    **{(phase, event): handler for phase in Phase if phase is not Phase.CREATED for event, handler in _ALWAYS.items()},
-    (Phase.RUNNING, CheckpointTriggered): Coordinator._triggered,
-    (Phase.RUNNING, ReaderSnapshotted): Coordinator._late,
-    (Phase.RUNNING, CheckpointAborted): Coordinator._late,
-    (Phase.COLLECTING, CheckpointTriggered): Coordinator._declined,
-    (Phase.COLLECTING, ReaderSnapshotted): Coordinator._snapshotted,
-    (Phase.COLLECTING, CheckpointAborted): Coordinator._aborted,
-    (Phase.PERSISTING, ReaderSnapshotted): Coordinator._late,
-    (Phase.PERSISTING, CheckpointTriggered): Coordinator._declined,
-    (Phase.PERSISTING, CheckpointCompleted): Coordinator._completed,
-    (Phase.PERSISTING, CheckpointAborted): Coordinator._aborted,
+CHECKPOINT_TRANSITIONS: Mapping[tuple[CheckpointPhase, type], Handler] = {
+    (CheckpointPhase.CREATED, Started): Coordinator._started,
+    **{
+        (phase, event): handler
+        for phase in CheckpointPhase
+        if phase is not CheckpointPhase.CREATED
+        for event, handler in _ALWAYS.items()
+    },
+    (CheckpointPhase.RUNNING, CheckpointTriggered): Coordinator._triggered,
+    (CheckpointPhase.RUNNING, ReaderSnapshotted): Coordinator._late,
+    (CheckpointPhase.RUNNING, CheckpointAborted): Coordinator._late,
+    (CheckpointPhase.COLLECTING, CheckpointTriggered): Coordinator._declined,
+    (CheckpointPhase.COLLECTING, ReaderSnapshotted): Coordinator._snapshotted,
+    (CheckpointPhase.COLLECTING, CheckpointAborted): Coordinator._aborted,
+    (CheckpointPhase.PERSISTING, ReaderSnapshotted): Coordinator._late,
+    (CheckpointPhase.PERSISTING, CheckpointTriggered): Coordinator._declined,
+    (CheckpointPhase.PERSISTING, CheckpointCompleted): Coordinator._completed,
+    (CheckpointPhase.PERSISTING, CheckpointAborted): Coordinator._aborted,
 }

@@ -46,7 +46,7 @@ FINISHED = Finished()
 
 
 @dataclass(frozen=True, slots=True)
-class Entry(Generic[SplitT]):
+class LedgerEntry(Generic[SplitT]):
     """One line of the ledger: the split at its durable position, its place, and whether discovery still sees it."""
 
     durable: SplitT
@@ -67,7 +67,7 @@ class Ledger(Generic[SplitT]):
 
     def __init__(self, states: Iterable[SplitState[SplitT]] = ()) -> None:
         """An empty ledger, or the one that a checkpoint holds."""
-        self._entries: dict[str, Entry[SplitT]] = {}
+        self._entries: dict[str, LedgerEntry[SplitT]] = {}
         # Dicts as ordered sets: assignment order is discovery order. What is emptied from the front is an OrderedDict,
         # because a dict walks past everything that was ever deleted there.
         self._unassigned: OrderedDict[str, None] = OrderedDict()
@@ -84,11 +84,11 @@ class Ledger(Generic[SplitT]):
         """True when the split was ever discovered."""
         return split_id in self._entries
 
-    def __getitem__(self, split_id: str) -> Entry[SplitT]:
+    def __getitem__(self, split_id: str) -> LedgerEntry[SplitT]:
         """The entry of a split; KeyError when it was never discovered."""
         return self._entries[split_id]
 
-    def __iter__(self) -> Iterator[Entry[SplitT]]:
+    def __iter__(self) -> Iterator[LedgerEntry[SplitT]]:
         """Entries in the order of discovery."""
         return iter(self._entries.values())
 
@@ -129,7 +129,7 @@ class Ledger(Generic[SplitT]):
         del self._unassigned[split_id]
         self._held.setdefault(reader, {})[split_id] = None
         # not dataclasses.replace, which takes longer than all the rest of a restore
-        self._entries[split_id] = Entry(entry.durable, Assigned(reader), entry.missing)
+        self._entries[split_id] = LedgerEntry(entry.durable, Assigned(reader), entry.missing)
         return entry.durable
 
     def finish(self, split_id: str, reader: int) -> None:
@@ -184,7 +184,7 @@ class Ledger(Generic[SplitT]):
         split_id = split.split_id
         if split_id in self._entries:
             raise ProtocolViolationError(f"split {split_id} is in the ledger twice")
-        self._entries[split_id] = Entry(split, place)
+        self._entries[split_id] = LedgerEntry(split, place)
         if place is UNASSIGNED:
             self._unassigned[split_id] = None
             self._unfinished += 1
@@ -203,7 +203,7 @@ class Ledger(Generic[SplitT]):
                 pass
         self._entries[split_id] = replace(self._entries[split_id], place=FINISHED)
 
-    def _expect(self, split_id: str, place: type[Place]) -> Entry[SplitT]:
+    def _expect(self, split_id: str, place: type[Place]) -> LedgerEntry[SplitT]:
         entry = self._entries.get(split_id)
         if entry is None:
             raise ProtocolViolationError(f"split {split_id} is not in the ledger")

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from headrace.harness.flink import FlinkCluster
-    from headrace.harness.kafka import Cluster
+    from headrace.harness.kafka import BrokerCluster
 
 settings.register_profile("default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", parent=settings.get_profile("default"), max_examples=20, derandomize=True)
@@ -42,7 +42,7 @@ def _no_fetcher_left_open() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def broker() -> Iterator[Cluster]:
+def broker() -> Iterator[BrokerCluster]:
     """One broker shared by the session; a test that kills it must restart it."""
     from headrace.harness.kafka import start_broker
 
@@ -51,7 +51,7 @@ def broker() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def cluster3() -> Iterator[Cluster]:
+def cluster3() -> Iterator[BrokerCluster]:
     """Three brokers shared by the session; a test that kills some must restart them."""
     from headrace.harness.kafka import start_broker
 

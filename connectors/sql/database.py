@@ -14,11 +14,11 @@ from sqlalchemy.engine import Connection
 from headrace.connectors.sql.arrow import Field
 from headrace.connectors.sql.table import Table
 
-__all__ = ["Ended", "TwoPhaseDatabase", "Writer"]
+__all__ = ["EndAnswer", "TwoPhaseDatabase", "Writer"]
 
 
-class Ended(Enum):
-    """What came of the wish to end a prepared transaction."""
+class EndAnswer(Enum):
+    """The database's answer to COMMIT PREPARED or ROLLBACK PREPARED (MySQL: XA COMMIT, XA ROLLBACK)."""
 
     DONE = auto()
     GONE = auto()  # there is none of this name
@@ -38,7 +38,7 @@ class Writer(ABC):
 
     @abstractmethod
     def release(self) -> None:
-        """The session is closed: let go of what hangs on it. May raise the driver's errors, which say no more than that."""
+        """Release resources; the session is closed. May raise the driver's errors, which say no more than that."""
 
 
 class TwoPhaseDatabase(ABC):
@@ -61,11 +61,11 @@ class TwoPhaseDatabase(ABC):
         """The names, beginning so, of all prepared transactions."""
 
     @abstractmethod
-    def commit(self, connection: Connection, gid: str) -> Ended:
+    def commit(self, connection: Connection, gid: str) -> EndAnswer:
         """Commit a prepared transaction. The connection is in autocommit."""
 
     @abstractmethod
-    def roll_back(self, connection: Connection, gid: str) -> Ended:
+    def roll_back(self, connection: Connection, gid: str) -> EndAnswer:
         """Abort a prepared transaction. The connection is in autocommit."""
 
     @abstractmethod

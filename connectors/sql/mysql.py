@@ -2,7 +2,7 @@
 
 A session that has prepared an XA transaction must end before another one may commit or abort it (MySQL 8.0.29 and newer detach
 it at once). The server notices the end of a connection a moment later; until then it says that there is no such transaction
-(XAER_NOTA), although XA RECOVER lists it: that is `Ended.BUSY` here, never taken for an aborted one.
+(XAER_NOTA), although XA RECOVER lists it: that is `EndAnswer.BUSY` here, never taken for an aborted one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from headrace.connectors.sql.arrow import Field, check_finite, python_rows
 from headrace.connectors.sql.commits import TRANSACTIONS
-from headrace.connectors.sql.database import Ended, TwoPhaseDatabase, Writer
+from headrace.connectors.sql.database import EndAnswer, TwoPhaseDatabase, Writer
 from headrace.connectors.sql.errors import code_of
 from headrace.connectors.sql.handles import place_digest, split_gid
 from headrace.connectors.sql.table import Table, split_name
@@ -75,22 +75,22 @@ class MySql(TwoPhaseDatabase):
                 found.add(gid)
         return found
 
-    def commit(self, connection: Connection, gid: str) -> Ended:
+    def commit(self, connection: Connection, gid: str) -> EndAnswer:
         """XA COMMIT."""
         return self._end(connection, "COMMIT", gid)
 
-    def roll_back(self, connection: Connection, gid: str) -> Ended:
+    def roll_back(self, connection: Connection, gid: str) -> EndAnswer:
         """XA ROLLBACK."""
         return self._end(connection, "ROLLBACK", gid)
 
-    def _end(self, connection: Connection, how: str, gid: str) -> Ended:
+    def _end(self, connection: Connection, how: str, gid: str) -> EndAnswer:
         try:
             connection.exec_driver_sql(f"XA {how} {_xid(gid)}")
         except DBAPIError as error:
             if code_of(error) != _NO_SUCH_TRANSACTION and code_of(error) not in _ROLLED_BACK:
                 raise
-            return Ended.BUSY if gid in self.prepared(connection, gid) else Ended.GONE
-        return Ended.DONE
+            return EndAnswer.BUSY if gid in self.prepared(connection, gid) else EndAnswer.GONE
+        return EndAnswer.DONE
 
     @contextmanager
     def lock(self, connection: Connection, name: str, timeout_s: float) -> Iterator[None]:

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from headrace.connectors.sql.arrow import Field, copy_lines
 from headrace.connectors.sql.commits import TRANSACTIONS
-from headrace.connectors.sql.database import Ended, TwoPhaseDatabase, Writer
+from headrace.connectors.sql.database import EndAnswer, TwoPhaseDatabase, Writer
 from headrace.connectors.sql.errors import code_of
 from headrace.connectors.sql.handles import place_digest
 from headrace.connectors.sql.table import Table
@@ -55,11 +55,11 @@ class PostgreSql(TwoPhaseDatabase):
         )
         return {str(gid) for (gid,) in connection.execute(statement, {"prefix": prefix})}
 
-    def commit(self, connection: Connection, gid: str) -> Ended:
+    def commit(self, connection: Connection, gid: str) -> EndAnswer:
         """COMMIT PREPARED."""
         return _end(connection, f"COMMIT PREPARED '{gid}'")
 
-    def roll_back(self, connection: Connection, gid: str) -> Ended:
+    def roll_back(self, connection: Connection, gid: str) -> EndAnswer:
         """ROLLBACK PREPARED."""
         return _end(connection, f"ROLLBACK PREPARED '{gid}'")
 
@@ -80,16 +80,16 @@ class PostgreSql(TwoPhaseDatabase):
         connection.exec_driver_sql(f"SELECT pg_advisory_unlock({number})")
 
 
-def _end(connection: Connection, statement: str) -> Ended:
+def _end(connection: Connection, statement: str) -> EndAnswer:
     try:
         connection.exec_driver_sql(statement)
     except DBAPIError as error:
         if code_of(error) == _UNDEFINED_OBJECT:
-            return Ended.GONE
+            return EndAnswer.GONE
         if code_of(error) == _OBJECT_IN_USE:
-            return Ended.BUSY
+            return EndAnswer.BUSY
         raise
-    return Ended.DONE
+    return EndAnswer.DONE
 
 
 class _Writer(Writer):

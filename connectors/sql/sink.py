@@ -22,7 +22,7 @@ from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wa
 from headrace.connectors.sink import Attempt, CommitList, Outcome, check_job
 from headrace.connectors.sql.arrow import Field
 from headrace.connectors.sql.commits import TRANSACTIONS, create_tables
-from headrace.connectors.sql.database import Ended, TwoPhaseDatabase, Writer
+from headrace.connectors.sql.database import EndAnswer, TwoPhaseDatabase, Writer
 from headrace.connectors.sql.errors import translated
 from headrace.connectors.sql.handles import SqlHandle, attempt_prefix, job_prefix, new_gid
 from headrace.connectors.sql.mysql import MySql
@@ -156,7 +156,7 @@ class SqlCommitter(StoredListCommitter):
         """
         with self._connected("committing") as connection:
             commit = partial(self._database.commit, connection, handle.gid)
-            if _end_surely(commit, handle.gid, self._lock_timeout_s) is Ended.DONE or self._store.was_committed(handle.gid):
+            if _end_surely(commit, handle.gid, self._lock_timeout_s) is EndAnswer.DONE or self._store.was_committed(handle.gid):
                 return Outcome.COMMITTED
         self._store.verify(self._job, self._fenced_driver())
         return Outcome.ABORTED
@@ -206,9 +206,9 @@ def _autocommit(engine: Engine) -> Iterator[Connection]:
             raise
 
 
-def _end_surely(end: Callable[[], Ended], gid: str, timeout_s: float) -> Ended:
+def _end_surely(end: Callable[[], EndAnswer], gid: str, timeout_s: float) -> EndAnswer:
     """DONE or GONE: wait for a session that has the transaction now."""
-    busy = retry_if_result(lambda ended: ended is Ended.BUSY)
+    busy = retry_if_result(lambda ended: ended is EndAnswer.BUSY)
     try:
         return Retrying(retry=busy, stop=stop_after_delay(timeout_s), wait=wait_fixed(_POLL_SECONDS))(end)
     except RetryError as error:

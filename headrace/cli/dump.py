@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.options import Bootstrap, Properties, PropertiesFile, client_config, connect
-from headrace.cli.output import Table, console, escaped, instant, note, plain_line, show
+from headrace.cli.output import Listing, console, escaped, instant, note, plain_line, show
 from headrace.enumerator.errors import UsageError
 
 if TYPE_CHECKING:
@@ -121,5 +121,5 @@ def _print(topic: str, partition: int, batches: Iterator[DumpedBatch], *, record
             typer.echo(plain_line("batch", batch_row(partition, batch)))
             for row in found:
                 typer.echo(plain_line("record", row))
-    show(Table("batch", f"{topic}-{partition}", BATCH_COLUMNS, rows), out)
-    show(Table("record", "Records", RECORD_COLUMNS, lines), out)
+    show(Listing("batch", f"{topic}-{partition}", BATCH_COLUMNS, rows), out)
+    show(Listing("record", "Records", RECORD_COLUMNS, lines), out)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.options import Bootstrap, Properties, PropertiesFile, client_config, connect
-from headrace.cli.output import Table, console, rich_table, show
+from headrace.cli.output import Listing, console, rich_table, show
 from headrace.enumerator.errors import StateError
 
 if TYPE_CHECKING:
@@ -84,12 +84,12 @@ def total(lags: Sequence[PartitionLag]) -> int:
     return sum(item.lag or 0 for item in lags)
 
 
-def tables(group: str, lags: Sequence[PartitionLag]) -> list[Table]:
+def tables(group: str, lags: Sequence[PartitionLag]) -> list[Listing]:
     """What is shown: the partitions, and the total with the number of partitions that it is of."""
     known = sum(1 for item in lags if item.lag is not None)
     return [
-        Table("partition", f"Group {group}", COLUMNS, lag_rows(lags)),
-        Table("total", "", ("lag", "of partitions", "without a lag"), [(total(lags), known, len(lags) - known)]),
+        Listing("partition", f"Group {group}", COLUMNS, lag_rows(lags)),
+        Listing("total", "", ("lag", "of partitions", "without a lag"), [(total(lags), known, len(lags) - known)]),
     ]
 
 

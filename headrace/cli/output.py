@@ -23,7 +23,7 @@ _SEPARATORS = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class Listing:
     """Items of one kind. A cell is text, a number, or None for what there is not. `title` is seen on terminals only."""
 
     kind: str
@@ -46,7 +46,7 @@ def plain_line(kind: str, row: Iterable[object]) -> str:
     return "\t".join([kind, *map(cell, row)])
 
 
-def rich_table(table: Table) -> RichTable:
+def rich_table(table: Listing) -> RichTable:
     """The table for a terminal: numbers to the right, nothing cut off."""
     from rich.table import Table as RichTable
 
@@ -66,7 +66,7 @@ def console() -> Console:
     return Console(markup=False, highlight=False, emoji=False)
 
 
-def show(table: Table, to: Console | None = None) -> None:
+def show(table: Listing, to: Console | None = None) -> None:
     """Print it; on a terminal nothing at all for no rows."""
     out = console() if to is None else to
     if out.is_terminal:

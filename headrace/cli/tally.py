@@ -31,7 +31,7 @@ HASH_BYTES = 16
 # --- identities --------------------------------------------------------------------------------------------------------
 
 
-class Field(StrEnum):
+class RecordField(StrEnum):
     """Which part of a record says which it is."""
 
     VALUE = "value"
@@ -42,7 +42,7 @@ class Field(StrEnum):
 class Identity:
     """What tells records apart: a field, or (if any are named) the values of these headers together, the last of each name."""
 
-    field: Field = Field.VALUE
+    field: RecordField = RecordField.VALUE
     headers: tuple[str, ...] = ()
 
     @property
@@ -80,7 +80,7 @@ def header_values(headers: Sequence[Mapping[str, Any]] | None) -> dict[str, byte
 # --- counting ----------------------------------------------------------------------------------------------------------
 
 
-class Finding(StrEnum):
+class RecordFault(StrEnum):
     """What is wrong with a record."""
 
     DUPLICATE = "duplicate"
@@ -114,7 +114,7 @@ class Tally:
             self.records_in += 1
             self.repeated += count > 0
 
-    def add_output(self, hashes: Iterable[bytes]) -> Iterator[tuple[int, Finding]]:
+    def add_output(self, hashes: Iterable[bytes]) -> Iterator[tuple[int, RecordFault]]:
         """Count down; gives the index of each record that should not be there."""
         balance = self._balance
         for index, item in enumerate(hashes):
@@ -122,12 +122,12 @@ class Tally:
             self.records_out += 1
             if count is None:
                 self.foreign += 1
-                yield index, Finding.FOREIGN
+                yield index, RecordFault.FOREIGN
                 continue
             balance[item] = count - 1
             if count <= 0:
                 self.duplicates += 1
-                yield index, Finding.DUPLICATE
+                yield index, RecordFault.DUPLICATE
 
     def lost_among(self, hashes: Iterable[bytes]) -> Iterator[int]:
         """Read the input again with this: the index of each record that is lost. Of equal ones the first are taken to be."""

@@ -22,7 +22,7 @@ from headrace.cli.options import (
     client_config,
     connect,
 )
-from headrace.cli.output import Table, confirm, instant, note, progress, show
+from headrace.cli.output import Listing, confirm, instant, note, progress, show
 from headrace.enumerator.errors import HeadraceError, StateError, UsageError
 
 if TYPE_CHECKING:
@@ -145,8 +145,8 @@ def list_command(
             found = transactions.describe([item.transactional_id])[item.transactional_id]
             rows.append(transaction_row(item.transactional_id, found, time.time_ns() // 1_000_000))
             advance(1)
-    show(Table("transaction", "Transactions", TRANSACTION_COLUMNS, rows))
-    show(Table("list", f"Durable lists in {commit_topic}", LIST_COLUMNS, list_rows(read_lists(cluster, commit_topic))))
+    show(Listing("transaction", "Transactions", TRANSACTION_COLUMNS, rows))
+    show(Listing("list", f"Durable lists in {commit_topic}", LIST_COLUMNS, list_rows(read_lists(cluster, commit_topic))))
 
 
 def description_rows(found: TransactionDescription, lists: DurableLists, now_ms: int) -> list[Sequence[object]]:
@@ -189,7 +189,7 @@ def describe(
     if found is None:
         raise StateError(f"no coordinator knows the transactional id {transactional_id!r}: never used, or expired")
     rows = description_rows(found, read_lists(cluster, commit_topic), time.time_ns() // 1_000_000)
-    show(Table("field", transactional_id, ("", ""), rows))
+    show(Listing("field", transactional_id, ("", ""), rows))
 
 
 # --- abort -------------------------------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def abort(
         found = described[item.transactional_id]
         ended.append(abort_one(transactions, found) if item.decision is Decision.ABORT and found else item)
     rows = [(item.transactional_id, item.decision.value, item.reason) for item in ended]
-    show(Table("abort", "Abort", ("id", "result", "reason"), rows))
+    show(Listing("abort", "Abort", ("id", "result", "reason"), rows))
     if any(item.decision is Decision.REFUSED for item in ended):
         raise typer.Exit(1)
 
@@ -411,7 +411,7 @@ def commit(
             note(f"job {item.job}: {error}")
         else:
             rows.append((item.job, item.epoch, item.transactions, "forgotten" if item.forget else "kept"))
-    show(Table("committed", "Completed", ("job", "epoch", "transactions", "list"), rows))
+    show(Listing("committed", "Completed", ("job", "epoch", "transactions", "list"), rows))
     if failures:
         raise typer.Exit(1)
 

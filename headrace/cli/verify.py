@@ -20,8 +20,8 @@ import typer
 
 from headrace.cli.durable_lists import DurableLists, read_lists
 from headrace.cli.options import Bootstrap, Properties, PropertiesFile, client_config, client_properties, connect
-from headrace.cli.output import Table, escaped, note, progress, show
-from headrace.cli.tally import Field, Finding, Identity, OrderCheck, Tally, parse_origin
+from headrace.cli.output import Listing, escaped, note, progress, show
+from headrace.cli.tally import Identity, OrderCheck, RecordFault, RecordField, Tally, parse_origin
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,7 +67,7 @@ def epoch_states(cluster: KafkaCluster, lists: DurableLists, topic: str) -> list
 
 
 @dataclass(frozen=True, slots=True)
-class Topics:
+class TopicReader:
     """Reads topics of a cluster."""
 
     cluster: KafkaCluster
@@ -119,7 +119,7 @@ class Comparison:
     examples: dict[str, list[Sequence[object]]] = field(default_factory=dict)
     lost: int = 0
 
-    def read(self, topics: Topics, before: str, after: str) -> None:
+    def read(self, topics: TopicReader, before: str, after: str) -> None:
         """Read both topics; the input once more, as far as need be, to name what is lost."""
         columns = [self.identity.column, "topic", "partition", "offset"]
         for batch in topics.batches(before, [self.identity.column]):
@@ -136,8 +136,8 @@ class Comparison:
     def _name_lost(self, batches: Iterator[pa.RecordBatch]) -> None:
         for batch in batches:
             for index in self.tally.lost_among(self.identity.hashes(batch)):
-                self._note(Finding.LOST, batch, index)
-            if len(self.examples.get(Finding.LOST, ())) >= min(self.lost, self.most_examples):
+                self._note(RecordFault.LOST, batch, index)
+            if len(self.examples.get(RecordFault.LOST, ())) >= min(self.lost, self.most_examples):
                 return
 
     def _check_order(self, batch: pa.RecordBatch) -> None:
@@ -163,7 +163,7 @@ def verify_command(
     *,
     before: Annotated[str, typer.Option("--input", help="The topic that was read.", metavar="TOPIC")],
     after: Annotated[str, typer.Option("--output", help="The topic that was written.", metavar="TOPIC")],
-    identity: Annotated[Field, typer.Option("--identity", "--by", help="What tells records apart.")] = Field.VALUE,
+    identity: Annotated[RecordField, typer.Option("--identity", "--by", help="What tells records apart.")] = RecordField.VALUE,
     id_header: Annotated[list[str] | None, typer.Option(help="A header that does, instead. May be repeated.")] = None,
     origin_headers: Annotated[
         str | None,
@@ -188,10 +188,10 @@ def verify_command(
     comparison = Comparison(Identity(identity, tuple(id_header or ())), parse_origin(origin_headers), examples)
     given = client_properties(bootstrap, properties, properties_file)
     cluster = connect(client_config(bootstrap, properties, properties_file))
-    topics = Topics(cluster, given)
+    topics = TopicReader(cluster, given)
     comparison.read(topics, before, after)
     for finding, rows in comparison.examples.items():
-        show(Table(finding, finding.capitalize(), ("topic", "partition", "offset", "identity"), rows))
+        show(Listing(finding, finding.capitalize(), ("topic", "partition", "offset", "identity"), rows))
     topics.note_hidden(after)
     torn = _report_epochs(cluster, commit_topic, after)
     disorder = _report_order(comparison.order)
@@ -215,7 +215,7 @@ def _report_epochs(cluster: KafkaCluster, commit_topic: str | None, topic: str) 
         (state.job, state.epoch, *(state.fates.get(fate, 0) for fate in Fate), "torn" if state.is_torn else "not torn")
         for state in states
     ]
-    show(Table("epoch", "Epochs to be completed", ("job", "epoch", *(fate.value for fate in Fate), "torn"), rows))
+    show(Listing("epoch", "Epochs to be completed", ("job", "epoch", *(fate.value for fate in Fate), "torn"), rows))
     for job, reason in lists.unreadable.items():
         note(f"job {job}: nothing can be said of its epoch: {reason}")
     return sum(state.is_torn for state in states)

@@ -1,6 +1,6 @@
 """A transactional system in memory and a two-phase-commit sink into it: for tests of runners, and of commit and recovery.
 
-    log = MemoryLog()
+    log = MemoryTransactionLog()
     committer = JobCommitter("job", MemorySink(log).committer("job"))
     with MemorySink(log).begin(Attempt("job", epoch=0, task=0, number=0)) as transaction:
         transaction.write(batch)
@@ -8,9 +8,9 @@
     committer.commit(0, (handle,))
     log.rows()
 
-It is as unkind as a real one may be: a transaction can expire at any moment (`MemoryLog.expire`), also a prepared one;
-beginning again under a name aborts what had it; sweeping is not fenced, so a driver that was replaced can abort its
-successor's transactions; and copies have one name, so two drivers that copy disturb each other. The log lives in this
+It is as unkind as a real one may be: a transaction can expire at any moment (`MemoryTransactionLog.expire`), also a
+prepared one; beginning again under a name aborts what had it; sweeping is not fenced, so a driver that was replaced can
+abort its successor's transactions; and copies have one name, so two drivers that copy disturb each other. The log lives in this
 process; a pickled sink finds it again in this process only.
 """
 
@@ -39,18 +39,18 @@ from headrace.connectors.sink import (
 from headrace.enumerator.errors import DataLossError, FencedError, PeerError, UsageError
 
 __all__ = [
-    "Entry",
+    "LoggedTransaction",
     "MemoryCommitter",
     "MemoryHandle",
     "MemoryHandleSerializer",
-    "MemoryLog",
     "MemorySink",
     "MemoryTransaction",
+    "MemoryTransactionLog",
     "State",
 ]
 
 _numbers = count()
-_logs: WeakValueDictionary[int, MemoryLog] = WeakValueDictionary()
+_logs: WeakValueDictionary[int, MemoryTransactionLog] = WeakValueDictionary()
 
 
 class State(Enum):
@@ -63,7 +63,7 @@ class State(Enum):
 
 
 @dataclass(slots=True)
-class Entry:
+class LoggedTransaction:
     """One transaction, as the log keeps it. `name`: what may have one unended transaction at a time."""
 
     number: int
@@ -78,20 +78,20 @@ class Entry:
         return self.state in (State.OPEN, State.PREPARED)
 
 
-def _find_log(number: int) -> MemoryLog:
+def _find_log(number: int) -> MemoryTransactionLog:
     log = _logs.get(number)
     if log is None:
-        raise UsageError("this MemoryLog lives in another process, or no longer")
+        raise UsageError("this MemoryTransactionLog lives in another process, or no longer")
     return log
 
 
-class MemoryLog:
+class MemoryTransactionLog:
     """Transactions with their rows, and each job's durable list with its fencing generation. Not thread-safe."""
 
     def __init__(self) -> None:
         """Nothing was ever written."""
         self._number = next(_numbers)
-        self.entries: list[Entry] = []
+        self.entries: list[LoggedTransaction] = []
         self._lists: dict[str, bytes] = {}
         self._generations: dict[str, int] = {}
         _logs[self._number] = self
@@ -109,7 +109,7 @@ class MemoryLog:
             if entry.name == name:
                 self.abort(entry.number)
         self.changing()
-        self.entries.append(Entry(len(self.entries), job, name))
+        self.entries.append(LoggedTransaction(len(self.entries), job, name))
         return len(self.entries) - 1
 
     def append(self, number: int, rows: Sequence[Any]) -> None:
@@ -145,7 +145,7 @@ class MemoryLog:
         if entry.unended:
             entry.state = State.ABORTED
 
-    def unended(self, job: str) -> list[Entry]:
+    def unended(self, job: str) -> list[LoggedTransaction]:
         """The job's open and prepared transactions, oldest first."""
         return [entry for entry in self.entries if entry.job == job and entry.unended]
 
@@ -175,7 +175,7 @@ class MemoryLog:
         self.changing()
         self._lists.pop(job, None)
 
-    def _expect(self, number: int, state: State) -> Entry:
+    def _expect(self, number: int, state: State) -> LoggedTransaction:
         entry = self.entries[number]
         if entry.state is not state:
             raise PeerError(f"transaction {number} ({entry.name}) is {entry.state.name}, not {state.name}")
@@ -184,7 +184,7 @@ class MemoryLog:
 
 @dataclass(frozen=True, slots=True)
 class MemoryHandle:
-    """A prepared transaction of a MemoryLog."""
+    """A prepared transaction of a MemoryTransactionLog."""
 
     number: int
 
@@ -208,7 +208,7 @@ class MemoryHandleSerializer(HandleSerializer[MemoryHandle]):
 class MemoryTransaction(Transaction[MemoryHandle]):
     """One attempt's rows. Begun in the log at once, also when no row comes."""
 
-    def __init__(self, log: MemoryLog, attempt: Attempt) -> None:
+    def __init__(self, log: MemoryTransactionLog, attempt: Attempt) -> None:
         """Aborts what an earlier attempt of the same name left open."""
         self._log = log
         self._rows = 0
@@ -236,7 +236,7 @@ class MemoryTransaction(Transaction[MemoryHandle]):
 class MemoryCommitter(Committer[MemoryHandle]):
     """Ends a job's transactions."""
 
-    def __init__(self, log: MemoryLog, job: str) -> None:
+    def __init__(self, log: MemoryTransactionLog, job: str) -> None:
         """Of no generation yet."""
         self._log = log
         self._job = job
@@ -288,9 +288,9 @@ class MemoryCommitter(Committer[MemoryHandle]):
 
 @dataclass(frozen=True)
 class MemorySink(TwoPhaseSink[MemoryHandle]):
-    """A two-phase-commit sink into a MemoryLog."""
+    """A two-phase-commit sink into a MemoryTransactionLog."""
 
-    log: MemoryLog
+    log: MemoryTransactionLog
 
     @property
     def handles(self) -> MemoryHandleSerializer:

@@ -37,7 +37,7 @@ from headrace.connectors.sink import HandleSerializer, HandleT, Outcome
 from headrace.enumerator.errors import StateError
 from headrace.runners.beam.publication import Proof, Publication, Ticket
 
-__all__ = ["SPARE_SLOTS", "Entry", "Prepared", "PreparedSerializer", "Shard", "Write"]
+__all__ = ["SPARE_SLOTS", "PreparedTransaction", "Shard", "ShardState", "ShardStateSerializer", "Write"]
 
 FORMAT = "headrace-prepared"
 VERSION = 1
@@ -50,7 +50,7 @@ SWEEP_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Entry(Generic[HandleT]):
+class PreparedTransaction(Generic[HandleT]):
     """A prepared transaction of a shard, the `number`th since the job's first start. `copied`: of aborted ones' rows."""
 
     number: int
@@ -59,24 +59,24 @@ class Entry(Generic[HandleT]):
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared(Generic[HandleT]):
+class ShardState(Generic[HandleT]):
     """A shard's state. `run` is part of its transactions' names for good; `count` is the number of the last one prepared."""
 
     run: str
     count: int = 0
-    entries: tuple[Entry[HandleT], ...] = ()
+    entries: tuple[PreparedTransaction[HandleT], ...] = ()
 
     @property
     def handles(self) -> tuple[HandleT, ...]:
         """Those that are not known to be committed."""
         return tuple(entry.handle for entry in self.entries)
 
-    def adding(self, handle: HandleT, *, copied: bool = False) -> Prepared[HandleT]:
+    def adding(self, handle: HandleT, *, copied: bool = False) -> ShardState[HandleT]:
         """With one more."""
         number = self.count + 1
-        return replace(self, count=number, entries=(*self.entries, Entry(number, handle, copied)))
+        return replace(self, count=number, entries=(*self.entries, PreparedTransaction(number, handle, copied)))
 
-    def without(self, gone: tuple[Entry[HandleT], ...]) -> Prepared[HandleT]:
+    def without(self, gone: tuple[PreparedTransaction[HandleT], ...]) -> ShardState[HandleT]:
         """With these less."""
         return replace(self, entries=tuple(entry for entry in self.entries if entry not in gone))
 
@@ -105,8 +105,8 @@ class Shard(Generic[HandleT]):
         self._slots: dict[int, int] = {}
 
     def call(
-        self, state: Prepared[HandleT], now_s: float, *, has_rows: bool
-    ) -> Generator[Any, Any, tuple[Prepared[HandleT], Callable[[], None] | None]]:
+        self, state: ShardState[HandleT], now_s: float, *, has_rows: bool
+    ) -> Generator[Any, Any, tuple[ShardState[HandleT], Callable[[], None] | None]]:
         """One call: gives commands (Sweep, End, Copy, Write), is sent their answers, returns the new state and a callback.
 
         The callback, if any, is for the runner to call, in any thread, once it has finalised the bundle. `now_s` is of a
@@ -127,7 +127,7 @@ class Shard(Generic[HandleT]):
         ticket = life.publication.register(before, state.count)
         return state, None if ticket is None else partial(life.finalised, ticket)
 
-    def _commit(self, state: Prepared[HandleT], durable: int) -> Generator[Any, Any, Prepared[HandleT]]:
+    def _commit(self, state: ShardState[HandleT], durable: int) -> Generator[Any, Any, ShardState[HandleT]]:
         aborted = []
         for entry in state.entries:
             if entry.number > durable:
@@ -144,7 +144,7 @@ class Shard(Generic[HandleT]):
             state = state.without(tuple(aborted)).adding(copy, copied=True)
         return state
 
-    def _write(self, state: Prepared[HandleT]) -> Generator[Any, Any, Prepared[HandleT]]:
+    def _write(self, state: ShardState[HandleT]) -> Generator[Any, Any, ShardState[HandleT]]:
         slot = self._take()
         handle = None
         try:
@@ -193,14 +193,14 @@ class _Life:
                 self._durable = max(self._durable, number)
 
 
-class PreparedSerializer(Generic[HandleT]):
+class ShardStateSerializer(Generic[HandleT]):
     """A shard's state as JSON in UTF-8: the newest version written, every version ever written read, newer ones refused."""
 
     def __init__(self, handles: HandleSerializer[HandleT]) -> None:
         """For such handles."""
         self._handles = handles
 
-    def serialize(self, state: Prepared[HandleT]) -> bytes:
+    def serialize(self, state: ShardState[HandleT]) -> bytes:
         """The state in the newest version."""
         value = {
             "format": FORMAT,
@@ -212,7 +212,7 @@ class PreparedSerializer(Generic[HandleT]):
         }
         return json.dumps(value, separators=(",", ":")).encode()
 
-    def deserialize(self, data: bytes, where: str) -> Prepared[HandleT]:
+    def deserialize(self, data: bytes, where: str) -> ShardState[HandleT]:
         """What `serialize` of this or an older version wrote. Raises StateError, naming `where`, for anything else."""
         try:
             value = json.loads(data)
@@ -221,9 +221,9 @@ class PreparedSerializer(Generic[HandleT]):
                 newest = (FORMAT, VERSION, self._handles.version)
                 raise StateError(f"{where}: this headrace reads the state of a writer up to {newest}, and this is {found}")
             entries = tuple(
-                Entry(int(number), self._handles.deserialize(found[2], handle), bool(copied))
+                PreparedTransaction(int(number), self._handles.deserialize(found[2], handle), bool(copied))
                 for number, copied, handle in value["entries"]
             )
-            return Prepared(str(value["run"]), int(value["count"]), entries)
+            return ShardState(str(value["run"]), int(value["count"]), entries)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise StateError(f"{where}: the state of a writer is damaged: {type(error).__name__}: {error}") from error

@@ -35,7 +35,7 @@ from headrace.connectors.commit import Copy, End, Sweep
 from headrace.connectors.sink import Attempt, Committer, ImmediateSink, Transaction, TwoPhaseSink
 from headrace.enumerator.errors import ProtocolViolationError, UsageError
 from headrace.runners.beam.coders import RecordBatchCoder
-from headrace.runners.beam.shard import Prepared, PreparedSerializer, Shard, Write
+from headrace.runners.beam.shard import Shard, ShardState, ShardStateSerializer, Write
 
 __all__ = ["DEFAULT_SHARDS", "WriteExactlyOnce", "WriteImmediately"]
 
@@ -271,7 +271,7 @@ class _ShardWriter(beam.DoFn):
     def __init__(self, sink: TwoPhaseSink[Any], run: str) -> None:
         self._sink = sink
         self._run = run
-        self._serializer = PreparedSerializer(sink.handles)
+        self._serializer = ShardStateSerializer(sink.handles)
 
     def process(
         self,
@@ -281,7 +281,7 @@ class _ShardWriter(beam.DoFn):
     ) -> None:
         number, rows = element
         stored = prepared.read()
-        before: Prepared[Any] = Prepared(self._run)
+        before: ShardState[Any] = ShardState(self._run)
         if stored is not None:
             before = self._serializer.deserialize(stored, f"shard {number}")
         job = f"{before.run}-{number}"

@@ -26,7 +26,7 @@ from headrace.enumerator.errors import FencedError, HeadraceError, UsageError
 
 log = logging.getLogger(__name__)
 
-__all__ = ["BatchWriter", "Prepared", "StreamWriter", "check_columns"]
+__all__ = ["BatchWriter", "PreparedMessage", "StreamWriter", "check_columns"]
 
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
@@ -37,7 +37,7 @@ themselves (spark.python.task.killTimeout): until then one may prepare what nobo
 
 
 @dataclass(frozen=True)
-class Prepared(WriterCommitMessage, Generic[HandleT]):
+class PreparedMessage(WriterCommitMessage, Generic[HandleT]):
     """What a task tells the driver: whose epoch it has written, and the handle of what it prepared, if it had any rows."""
 
     job: str
@@ -76,17 +76,17 @@ class _Recorded:
 
 def _prepare(
     sink: TwoPhaseSink[HandleT], recorded: _Recorded, attempt: Attempt, columns: Sequence[str], rows: Iterable[pa.RecordBatch]
-) -> Prepared[HandleT]:
+) -> PreparedMessage[HandleT]:
     """One task's part of an epoch."""
     last = recorded.epoch_of(attempt.job)
     if last is not None:
         refuse_stale(attempt.job, attempt.epoch, last)
     if last == attempt.epoch:
-        return Prepared(attempt.job, attempt.epoch, None)
+        return PreparedMessage(attempt.job, attempt.epoch, None)
     with sink.begin(attempt) as transaction:
         for batch in rows:
             transaction.write(batch.select(columns))
-        return Prepared(attempt.job, attempt.epoch, transaction.prepare())
+        return PreparedMessage(attempt.job, attempt.epoch, transaction.prepare())
 
 
 class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
@@ -98,7 +98,7 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         self._columns = list(columns)
         self._recorded = _Recorded(sink)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Prepared[HandleT]:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> PreparedMessage[HandleT]:
         """In a task. Raises StaleEpochError for a batch below the last one recorded, and what the sink raises."""
         context = _context()
         job, epoch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
@@ -142,7 +142,7 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
         self._epoch = epoch if epoch is not None else 0
         self._recorded = _Recorded(sink)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Prepared[HandleT]:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> PreparedMessage[HandleT]:
         """In a task."""
         context = _context()
         attempt = Attempt(self._job, self._epoch, context.partitionId(), context.attemptNumber())
@@ -169,11 +169,11 @@ def _context() -> TaskContext:
     return context
 
 
-def _of_tasks(messages: Sequence[WriterCommitMessage | None]) -> list[Prepared[Any]]:
-    return [message for message in messages if isinstance(message, Prepared)]
+def _of_tasks(messages: Sequence[WriterCommitMessage | None]) -> list[PreparedMessage[Any]]:
+    return [message for message in messages if isinstance(message, PreparedMessage)]
 
 
-def _handles(prepared: Sequence[Prepared[HandleT]]) -> tuple[HandleT, ...]:
+def _handles(prepared: Sequence[PreparedMessage[HandleT]]) -> tuple[HandleT, ...]:
     return tuple(message.handle for message in prepared if message.handle is not None)
 
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 from headrace.connectors.commit import Copy, End, Sweep
 from headrace.connectors.sink import Attempt
 from headrace.enumerator.errors import PeerError
-from headrace.runners.beam.shard import SWEEP_SECONDS, Prepared, Shard, Write
-from headrace.testing.memory_sink import MemoryLog, MemorySink, State
+from headrace.runners.beam.shard import SWEEP_SECONDS, Shard, ShardState, Write
+from headrace.testing.memory_sink import MemorySink, MemoryTransactionLog, State
 
 RUN = "run"
 JOB = "run-0"
@@ -53,12 +53,12 @@ class World:
 
     random: random.Random
     make_shard: Callable[[], Shard[Any]] = Shard
-    log: MemoryLog = field(default_factory=MemoryLog)
+    log: MemoryTransactionLog = field(default_factory=MemoryTransactionLog)
     now_s: float = 1000.0
     position: int = 0
-    state: Prepared[Any] = field(default_factory=lambda: Prepared(RUN))
-    completed: tuple[int, Prepared[Any]] = field(default_factory=lambda: (0, Prepared(RUN)))
-    under_way: tuple[int, Prepared[Any]] | None = None
+    state: ShardState[Any] = field(default_factory=lambda: ShardState(RUN))
+    completed: tuple[int, ShardState[Any]] = field(default_factory=lambda: (0, ShardState(RUN)))
+    under_way: tuple[int, ShardState[Any]] | None = None
     notify: bool = False
     outstanding: list[Callable[[], None]] = field(default_factory=list)
     zombies: list[Call] = field(default_factory=list)

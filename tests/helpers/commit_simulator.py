@@ -1,4 +1,4 @@
-"""A job that writes epochs through `headrace.connectors.commit` into a MemoryLog, while everything around it goes wrong.
+"""A job that writes epochs through `headrace.connectors.commit` in memory, while everything around it goes wrong.
 
 Several drivers of the job may be alive: the newest is the engine's, the others are zombies that have not noticed yet. Each
 performs one Committer call at a time, so any of them can be killed before and after any call, `interrupt` kills it in the
@@ -15,10 +15,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.connectors.commit import CommitRequested, JobCommitter, Phase, RecoveryRequested, StaleEpochError, refuse_stale
+from headrace.connectors.commit import (
+    CommitPhase,
+    CommitRequested,
+    JobCommitter,
+    RecoveryRequested,
+    StaleEpochError,
+    refuse_stale,
+)
 from headrace.connectors.sink import Attempt, CommitListSerializer
 from headrace.enumerator.errors import FencedError, HeadraceError, PeerError
-from headrace.testing.memory_sink import MemoryHandle, MemoryHandleSerializer, MemoryLog, MemorySink, State
+from headrace.testing.memory_sink import MemoryHandle, MemoryHandleSerializer, MemorySink, MemoryTransactionLog, State
 
 JOB = "job"
 BYSTANDER = "job-2"  # its name begins with the other's, and nobody may touch what it has prepared
@@ -35,8 +42,8 @@ class KilledError(Exception):
     """The process is gone."""
 
 
-class FusedLog(MemoryLog):
-    """A MemoryLog whose caller dies after `fuse` more changes; and which remembers what was ever on a durable list."""
+class FusedLog(MemoryTransactionLog):
+    """A log whose caller dies after `fuse` more changes; and which remembers what was ever on a durable list."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +72,7 @@ class SteppedCommitter(JobCommitter[MemoryHandle]):
         self.commands: deque[Any] = deque()
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> CommitPhase:
         return self._core.phase
 
     def request(self, event: Any) -> None:
@@ -200,7 +207,7 @@ class CommitSimulation:
 
     def recover_again(self) -> None:
         """The driver is asked to recover though it has."""
-        if not self.current.busy and self.current.committer.phase in (Phase.CREATED, Phase.READY):
+        if not self.current.busy and self.current.committer.phase in (CommitPhase.CREATED, CommitPhase.READY):
             self.current.committer.request(RecoveryRequested())
 
     def kill_zombie(self, which: int) -> None:
@@ -282,7 +289,7 @@ class CommitSimulation:
         except FencedError:
             self._lose(run, "fenced")
         except PeerError:
-            assert phase is Phase.CHECKING
+            assert phase is CommitPhase.CHECKING
             self._lose(run, "check failed")
         else:
             if run.asked and not run.busy and not run.committed:

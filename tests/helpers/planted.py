@@ -19,7 +19,7 @@ from zlib import crc32
 from headrace.enumerator import EagerEnumerator, Ledger, SplitEnumerator, SplitState
 from headrace.enumerator import coordinator as coordinator_module
 from headrace.enumerator import enumerator as enumerator_module
-from headrace.enumerator.coordinator import Coordinator, Phase
+from headrace.enumerator.coordinator import CheckpointPhase, Coordinator
 from headrace.enumerator.enumerator import DISCOVERY_TRANSITIONS, Discovery, Trigger
 from headrace.enumerator.ledger import UNASSIGNED, Finished, FinishedBy
 from headrace.enumerator.progress import ReaderProgress
@@ -150,7 +150,9 @@ def end_of_input_sent_once() -> Iterator[None]:
     with (
         patch.object(Coordinator, "_signals", planted_signals),
         patch.object(SplitEnumerator, "exhausted", property(planted_exhausted)),
-        patch.dict(coordinator_module.TRANSITIONS, {(Phase.CREATED, coordinator_module.Started): planted_started}),  # type: ignore[arg-type]
+        patch.dict(
+            coordinator_module.CHECKPOINT_TRANSITIONS, {(CheckpointPhase.CREATED, coordinator_module.Started): planted_started}
+        ),  # type: ignore[arg-type]
     ):
         yield
 
@@ -330,8 +332,8 @@ def _snapshot(ledger: Any, reported: Mapping[str, Any]) -> list[Any]:
 
 @contextmanager
 def _transition(event: type, handler: Callable[..., Any]) -> Iterator[None]:
-    table = {key: handler for key in coordinator_module.TRANSITIONS if key[1] is event}
-    with patch.dict(coordinator_module.TRANSITIONS, table):  # type: ignore[arg-type]
+    table = {key: handler for key in coordinator_module.CHECKPOINT_TRANSITIONS if key[1] is event}
+    with patch.dict(coordinator_module.CHECKPOINT_TRANSITIONS, table):  # type: ignore[arg-type]
         yield
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from headrace.connectors import commit as module
-from headrace.connectors.commit import CommitCore, Copied, Ended, JobCommitter, Phase, Record, Sweep, Swept
+from headrace.connectors.commit import CommitCore, CommitPhase, Copied, Ended, JobCommitter, Record, Sweep, Swept
 from headrace.connectors.sink import CommitList, Outcome
 
 Planted = Callable[[], AbstractContextManager[None]]
@@ -35,8 +35,8 @@ def _performing(command_type: type, planted: Callable[[Any, Callable[[Any], Any]
 
 
 @contextmanager
-def _transition(phase: Phase, event: type, handler: Handler) -> Iterator[None]:
-    with patch.dict(module.TRANSITIONS, {(phase, event): handler}):
+def _transition(phase: CommitPhase, event: type, handler: Handler) -> Iterator[None]:
+    with patch.dict(module.COMMIT_TRANSITIONS, {(phase, event): handler}):
         yield
 
 
@@ -72,7 +72,7 @@ def recovery_skipped() -> Iterator[None]:
         core.commits = event.commits and replace(event.commits, handles=(), completed=True)
         return core._sweep()  # type: ignore[no-any-return]
 
-    with _transition(Phase.FENCING, module.Fenced, planted):
+    with _transition(CommitPhase.FENCING, module.Fenced, planted):
         yield
 
 
@@ -84,7 +84,7 @@ def aborted_after_the_list_was_durable() -> Iterator[None]:
         core.commits = event.commits if event.commits is not None and event.commits.completed else None
         return core._sweep()  # type: ignore[no-any-return]
 
-    with _transition(Phase.FENCING, module.Fenced, planted):
+    with _transition(CommitPhase.FENCING, module.Fenced, planted):
         yield
 
 
@@ -96,7 +96,7 @@ def expired_after_the_list_was_durable_ignored() -> Iterator[None]:
     def planted(core: Any, event: Any) -> list[Any]:
         return ended(core, Ended(event.handle, Outcome.COMMITTED))
 
-    with _transition(Phase.ENDING, Ended, planted):
+    with _transition(CommitPhase.ENDING, Ended, planted):
         yield
 
 
@@ -108,7 +108,7 @@ def copy_not_recorded() -> Iterator[None]:
         core.commits = replace(core.commits, handles=(event.handle,))
         return core._end_all()  # type: ignore[no-any-return]
 
-    with _transition(Phase.COPYING, Copied, planted):
+    with _transition(CommitPhase.COPYING, Copied, planted):
         yield
 
 
@@ -127,7 +127,7 @@ def nothing_swept_where_nothing_is_committed() -> Iterator[None]:
         core._asked = event
         return core._take_up()  # type: ignore[no-any-return]
 
-    with _transition(Phase.READY, module.CommitRequested, planted):
+    with _transition(CommitPhase.READY, module.CommitRequested, planted):
         yield
 
 
@@ -143,7 +143,7 @@ def losers_of_a_recorded_epoch_kept() -> Iterator[None]:
     """The recovery before a commit keeps what a replay has prepared, though its epoch is made up of others."""
 
     def planted(core: Any) -> list[Any]:
-        core.phase = Phase.SWEEPING
+        core.phase = CommitPhase.SWEEPING
         return [Sweep(core._asked.handles if core._asked is not None else ())]
 
     with patch.object(CommitCore, "_sweep", planted):

@@ -8,7 +8,7 @@ from typing import Any
 from headrace.connectors.commit import Copy, End, Sweep
 from headrace.connectors.sink import Outcome
 from headrace.runners.beam.publication import Proof
-from headrace.runners.beam.shard import Prepared, Shard, Write
+from headrace.runners.beam.shard import Shard, ShardState, Write
 
 
 def _played(steps: Generator[Any, Any, Any], change: Any) -> Generator[Any, Any, Any]:
@@ -81,7 +81,7 @@ class HasOneSlot(Shard[Any]):
 class CopiesWhatIsNotAborted(Shard[Any]):
     """Takes what it does not commit yet for aborted."""
 
-    def _commit(self, state: Prepared[Any], durable: int) -> Generator[Any, Any, Prepared[Any]]:
+    def _commit(self, state: ShardState[Any], durable: int) -> Generator[Any, Any, ShardState[Any]]:
         if len(state.entries) > 2:
             copy = yield Copy(state.handles)
             return state.without(state.entries).adding(copy, copied=True)

@@ -28,7 +28,7 @@ from headrace.enumerator import (
     restore_enumerator,
 )
 from headrace.enumerator import events as e
-from headrace.enumerator.coordinator import Phase
+from headrace.enumerator.coordinator import CheckpointPhase
 from headrace.enumerator.progress import ReaderProgress
 from headrace.testing.memory import MemorySplit, MemorySplitSerializer
 
@@ -319,7 +319,7 @@ class Simulation:
 
     def abort(self) -> None:
         """The checkpoint under way, be it still being collected, is given up; or the news of an old one's end comes late."""
-        if self.coordinator.phase in (Phase.COLLECTING, Phase.PERSISTING):
+        if self.coordinator.phase in (CheckpointPhase.COLLECTING, CheckpointPhase.PERSISTING):
             self.count("aborted")
         self.persisting = None
         if self.last_checkpoint_id:

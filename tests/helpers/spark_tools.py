@@ -13,7 +13,7 @@ from typing import Any
 from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 
-from headrace.harness.kafka import Cluster, add_partitions, create_topic, delete_topic
+from headrace.harness.kafka import BrokerCluster, add_partitions, create_topic, delete_topic
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,7 +43,7 @@ def stop_session(session: SparkSession) -> None:
 class Topics:
     """Topics of one test, and records in them."""
 
-    def __init__(self, cluster: Cluster, names: Iterator[str]) -> None:
+    def __init__(self, cluster: BrokerCluster, names: Iterator[str]) -> None:
         self.bootstrap = cluster.bootstrap
         self._names = names
         self._sent = 0

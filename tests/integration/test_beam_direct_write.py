@@ -11,7 +11,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from confluent_kafka import Consumer, TopicPartition
 
 from headrace.beam import WriteToKafka
-from headrace.harness.kafka import Cluster, create_topic
+from headrace.harness.kafka import BrokerCluster, create_topic
 from tests.helpers.sink_rig import read_all
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(200)]
@@ -22,14 +22,14 @@ def run(elements: list[object], bootstrap: str, topic: str, **arguments: object)
         _ = pipeline | beam.Create(elements) | WriteToKafka({"bootstrap.servers": bootstrap}, topic, **arguments)
 
 
-def test_pairs_arrive(broker: Cluster, topic: Callable[[], str]) -> None:
+def test_pairs_arrive(broker: BrokerCluster, topic: Callable[[], str]) -> None:
     name = topic()
     create_topic(broker.bootstrap, name, partitions=2)
     run([(b"%d" % (number % 7), b"%04d" % number) for number in range(3000)], broker.bootstrap, name)
     assert read_all(broker.bootstrap, name) == [f"{number:04d}" for number in range(3000)]
 
 
-def test_arrow_batches_arrive(broker: Cluster, topic: Callable[[], str]) -> None:
+def test_arrow_batches_arrive(broker: BrokerCluster, topic: Callable[[], str]) -> None:
     name = topic()
     create_topic(broker.bootstrap, name)
     run(
@@ -40,7 +40,7 @@ def test_arrow_batches_arrive(broker: Cluster, topic: Callable[[], str]) -> None
     assert read_all(broker.bootstrap, name) == ["a", "b", "c"]
 
 
-def test_rows_arrive_with_headers_where_they_say(broker: Cluster, topic: Callable[[], str]) -> None:
+def test_rows_arrive_with_headers_where_they_say(broker: BrokerCluster, topic: Callable[[], str]) -> None:
     name, other = topic(), topic()
     for each in (name, other):
         create_topic(broker.bootstrap, each, partitions=2)

@@ -14,7 +14,7 @@ from headrace.connectors.kafka.client.cluster import shared_cluster
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.write.transactions import Transactions
 from headrace.harness.flink import FlinkCluster
-from headrace.harness.kafka import Cluster, create_topic
+from headrace.harness.kafka import BrokerCluster, create_topic
 from tests.helpers.flink_rig import Numbers, eventually, frozen_workers, job, kill_and_restart, python_workers
 from tests.helpers.sink_rig import read_all, read_pairs
 
@@ -59,7 +59,7 @@ def open_transactions(bootstrap: str, prefix: str) -> list[str]:
 
 
 def test_each_record_is_seen_once_and_in_its_keys_order_through_kills_a_zombie_and_a_savepoint(
-    flink: FlinkCluster, broker: Cluster, topic: Callable[[], str], tmp_path: Path
+    flink: FlinkCluster, broker: BrokerCluster, topic: Callable[[], str], tmp_path: Path
 ) -> None:
     name, bootstrap = topic(), broker.bootstrap
     create_topic(bootstrap, name, partitions=2)
@@ -85,12 +85,12 @@ def test_each_record_is_seen_once_and_in_its_keys_order_through_kills_a_zombie_a
         assert read_all(bootstrap, name) == all_numbers()
         check_order(bootstrap, name)
         eventually(lambda: open_transactions(bootstrap, prefix) == [])
-    # Whether a kill finds a transaction without a checkpoint is chance; test_beam_two_phase.py makes each such crash happen
+    # Whether a kill finds a transaction without a checkpoint is chance; test_beam_shard.py makes each such crash happen
     assert (tmp_path / "begun").read_text() == "begun\n"
 
 
 def test_at_least_once_loses_nothing_through_a_kill(
-    flink: FlinkCluster, broker: Cluster, topic: Callable[[], str], tmp_path: Path
+    flink: FlinkCluster, broker: BrokerCluster, topic: Callable[[], str], tmp_path: Path
 ) -> None:
     name, bootstrap = topic(), broker.bootstrap
     create_topic(bootstrap, name, partitions=2)

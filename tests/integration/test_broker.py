@@ -22,7 +22,7 @@ from kafka.net.compat import KafkaNetClient
 from tenacity import Retrying, retry_if_not_result, stop_after_delay, wait_fixed
 
 from headrace.enumerator.errors import PeerError, UsageError
-from headrace.harness.kafka import Cluster, add_partitions, create_topic, delete_topic, start_broker
+from headrace.harness.kafka import BrokerCluster, add_partitions, create_topic, delete_topic, start_broker
 from headrace.harness.kafka.metadata import ask
 from headrace.harness.ports import Ports, is_listening, reserved_ports
 
@@ -77,25 +77,25 @@ def own() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def secured(own: None) -> Iterator[Cluster]:
+def secured(own: None) -> Iterator[BrokerCluster]:
     with start_broker(security=["SSL", "SASL_PLAINTEXT", "SASL_SSL"], users=USERS) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
-def three(own: None) -> Iterator[Cluster]:
+def three(own: None) -> Iterator[BrokerCluster]:
     with start_broker(3) as cluster:
         yield cluster
 
 
-def test_records_written_are_read_back(broker: Cluster, topic: Callable[[], str]) -> None:
+def test_records_written_are_read_back(broker: BrokerCluster, topic: Callable[[], str]) -> None:
     name = topic()
     create_topic(broker.bootstrap, name, partitions=2)
     produce(broker.bootstrap, name, [b"a", b"b"])
     assert consume(broker.bootstrap, name, 2) == [b"a", b"b"]
 
 
-def test_a_group_is_joined_at_once(broker: Cluster, topic: Callable[[], str]) -> None:
+def test_a_group_is_joined_at_once(broker: BrokerCluster, topic: Callable[[], str]) -> None:
     name = topic()
     create_topic(broker.bootstrap, name)
     produce(broker.bootstrap, name, [b"a"])
@@ -107,7 +107,7 @@ def test_a_group_is_joined_at_once(broker: Cluster, topic: Callable[[], str]) ->
         consumer.close()
 
 
-def test_topics_are_made_grown_and_deleted_with_visible_effect(broker: Cluster, topic: Callable[[], str]) -> None:
+def test_topics_are_made_grown_and_deleted_with_visible_effect(broker: BrokerCluster, topic: Callable[[], str]) -> None:
     name = topic()
     create_topic(broker.bootstrap, name, partitions=2, configs={"retention.ms": "3600000"})
     assert len(ask(broker.address(broker.nodes[0]), [name]).topics[0].partitions) == 2
@@ -130,7 +130,9 @@ def test_a_topic_helper_without_a_broker_says_so() -> None:
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
 @pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])
-def test_sasl_listeners_know_every_user(secured: Cluster, topic: Callable[[], str], protocol: str, mechanism: str) -> None:
+def test_sasl_listeners_know_every_user(
+    secured: BrokerCluster, topic: Callable[[], str], protocol: str, mechanism: str
+) -> None:
     name = topic()
     create_topic(secured.bootstrap, name)
     for user, password in secured.users.items():
@@ -140,7 +142,7 @@ def test_sasl_listeners_know_every_user(secured: Cluster, topic: Callable[[], st
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
-def test_a_wrong_password_is_refused(secured: Cluster, mechanism: str) -> None:
+def test_a_wrong_password_is_refused(secured: BrokerCluster, mechanism: str) -> None:
     client = sasl(secured, "SASL_SSL", mechanism, "alice", "wrong")
     connection = KafkaNetClient(bootstrap_servers=[secured.listeners["SASL_SSL"]], **client)
     try:
@@ -150,7 +152,7 @@ def test_a_wrong_password_is_refused(secured: Cluster, mechanism: str) -> None:
         connection.close()
 
 
-def sasl(cluster: Cluster, protocol: str, mechanism: str, user: str, password: str) -> Mapping[str, Any]:
+def sasl(cluster: BrokerCluster, protocol: str, mechanism: str, user: str, password: str) -> Mapping[str, Any]:
     assert cluster.certificates is not None
     return {
         "security_protocol": protocol,
@@ -161,7 +163,7 @@ def sasl(cluster: Cluster, protocol: str, mechanism: str, user: str, password: s
     }
 
 
-def test_ssl_is_verified_both_ways(secured: Cluster, topic: Callable[[], str]) -> None:
+def test_ssl_is_verified_both_ways(secured: BrokerCluster, topic: Callable[[], str]) -> None:
     name, files = topic(), secured.certificates
     assert files is not None
     create_topic(secured.bootstrap, name)
@@ -209,7 +211,7 @@ def test_a_paused_broker_answers_nothing_until_resumed(own: None) -> None:
         assert not cluster.is_running(1)
 
 
-def test_two_of_three_brokers_serve_without_the_third(three: Cluster, topic: Callable[[], str]) -> None:
+def test_two_of_three_brokers_serve_without_the_third(three: BrokerCluster, topic: Callable[[], str]) -> None:
     name = topic()
     assert three.nodes == (1, 2, 3)
     create_topic(three.bootstrap, name, partitions=3, replication=3, configs={"min.insync.replicas": "2"})
@@ -223,17 +225,17 @@ def test_two_of_three_brokers_serve_without_the_third(three: Cluster, topic: Cal
     assert consume(three.address(leader), name, 2) == [b"a", b"b"]
 
 
-def survivor(cluster: Cluster, dead: int) -> int:
+def survivor(cluster: BrokerCluster, dead: int) -> int:
     return next(node for node in cluster.nodes if node != dead)
 
 
-def test_topics_can_be_made_while_a_broker_is_down(three: Cluster, topic: Callable[[], str]) -> None:
+def test_topics_can_be_made_while_a_broker_is_down(three: BrokerCluster, topic: Callable[[], str]) -> None:
     three.stop(1)
     create_topic(three.bootstrap, topic(), partitions=2, replication=2)
     three.restart(1)
 
 
-def test_clusters_side_by_side_do_not_meet(own: None, three: Cluster, topic: Callable[[], str]) -> None:
+def test_clusters_side_by_side_do_not_meet(own: None, three: BrokerCluster, topic: Callable[[], str]) -> None:
     name = topic()
     with start_broker() as one, start_broker() as other:
         create_topic(one.bootstrap, name)
@@ -324,7 +326,7 @@ def test_without_java_that_is_said(own: None, monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_an_external_cluster_is_used_and_not_touched(
-    own: None, three: Cluster, topic: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+    own: None, three: BrokerCluster, topic: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(OWN, three.bootstrap)
     with start_broker(2) as cluster:
@@ -339,7 +341,7 @@ def test_an_external_cluster_is_used_and_not_touched(
         pass
 
 
-def test_an_unknown_node_is_refused(broker: Cluster) -> None:
+def test_an_unknown_node_is_refused(broker: BrokerCluster) -> None:
     with pytest.raises(UsageError, match="no node 99"):
         broker.address(99)
 

@@ -14,7 +14,7 @@ from headrace.connectors.kafka.client.positions import Earliest, Latest, Timesta
 from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
 from headrace.connectors.kafka.read.discovery import java_pattern
 from headrace.enumerator.errors import DeadlineExceededError, RetriableError, UsageError
-from headrace.harness.kafka import Cluster, create_topic, delete_topic
+from headrace.harness.kafka import BrokerCluster, create_topic, delete_topic
 from tests.helpers.kafka_tools import produce
 
 pytestmark = pytest.mark.broker
@@ -209,7 +209,7 @@ def three(cluster3):
     cluster3.wait_ready()
 
 
-def test_offsets_and_groups_survive_the_death_of_leaders(three: Cluster, topic):
+def test_offsets_and_groups_survive_the_death_of_leaders(three: BrokerCluster, topic):
     name, group = topic(), topic()
     create_topic(three.bootstrap, name, partitions=6, replication=3)
     tps = [(name, number) for number in range(6)]

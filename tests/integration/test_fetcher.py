@@ -18,7 +18,7 @@ from headrace.connectors.kafka.client.topology import Broker
 from headrace.connectors.kafka.client.wire import Connection, DeleteRecordsRequest, FetchRequest
 from headrace.connectors.kafka.read.fetcher import FetchedData, Fetcher, FetchFailed, FetchFrom
 from headrace.enumerator.errors import DataLossError
-from headrace.harness.kafka import Cluster, create_topic, delete_topic
+from headrace.harness.kafka import BrokerCluster, create_topic, delete_topic
 from tests.helpers.kafka_tools import Proxy, produce, proxy_to
 
 pytestmark = pytest.mark.broker
@@ -87,7 +87,7 @@ def read(kafka: KafkaCluster, sources: list[FetchFrom], **given) -> dict[int, li
         return Reader(fetcher, sources).read_all()
 
 
-def config(cluster: Cluster, **given) -> ClientConfig:
+def config(cluster: BrokerCluster, **given) -> ClientConfig:
     return ClientConfig(bootstrap=cluster.bootstrap, **given)
 
 
@@ -446,7 +446,7 @@ def three(cluster3):
     cluster3.wait_ready()
 
 
-def test_leaders_that_die_and_come_back_lose_and_repeat_nothing(three: Cluster, topic):
+def test_leaders_that_die_and_come_back_lose_and_repeat_nothing(three: BrokerCluster, topic):
     name, written = topic(), values(6, 4000)
     create_topic(three.bootstrap, name, partitions=6, replication=3)
     produce(three.bootstrap, name, written, **SMALL_BATCHES)
@@ -467,7 +467,7 @@ def test_leaders_that_die_and_come_back_lose_and_repeat_nothing(three: Cluster, 
             assert reader.read_all() == written
 
 
-def test_a_broker_that_freezes_is_waited_for_or_replaced(three: Cluster, topic):
+def test_a_broker_that_freezes_is_waited_for_or_replaced(three: BrokerCluster, topic):
     name, written = topic(), values(3, 4000)
     create_topic(three.bootstrap, name, partitions=3, replication=3)
     produce(three.bootstrap, name, written, **SMALL_BATCHES)

@@ -18,7 +18,7 @@ from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.wire import Connection, MetadataRequest
 from headrace.connectors.kafka.read.fetcher import FetchedData, Fetcher, FetchFrom
 from headrace.enumerator.errors import AuthenticationError, CorruptDataError, is_retriable
-from headrace.harness.kafka import Cluster, create_topic, start_broker
+from headrace.harness.kafka import BrokerCluster, create_topic, start_broker
 from headrace.harness.kafka.security import make_certificates
 from tests.helpers.kafka_tools import produce
 
@@ -45,7 +45,9 @@ def secured():
         yield cluster
 
 
-def client(cluster: Cluster, protocol: str, mechanism: str = "PLAIN", password: str = PASSWORD, **more: str) -> ClientConfig:
+def client(
+    cluster: BrokerCluster, protocol: str, mechanism: str = "PLAIN", password: str = PASSWORD, **more: str
+) -> ClientConfig:
     quoted = password.replace("\\", "\\\\").replace('"', '\\"')
     assert cluster.certificates is not None
     return ClientConfig.from_properties(

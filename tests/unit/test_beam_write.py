@@ -20,7 +20,7 @@ from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.beam.coders import RecordBatchCoder
 from headrace.runners.beam.write import PACK_BYTES, Shards, ShardsCoder, WriteExactlyOnce, _Beats, _Pack
-from headrace.testing.memory_sink import MemoryLog, MemorySink
+from headrace.testing.memory_sink import MemorySink, MemoryTransactionLog
 
 CONFIG = {"bootstrap.servers": "host:9092"}
 
@@ -127,7 +127,7 @@ def test_shards_of_before_a_restore_are_called_though_there_are_fewer_now() -> N
 def exactly_once(options: list[str], runner: str | None = None) -> None:
     pipeline = beam.Pipeline(runner=runner, options=PipelineOptions(options))
     batches = pipeline | beam.Impulse() | beam.Map(lambda _: pa.RecordBatch.from_pydict({"value": [b"x"]}))
-    _ = batches | WriteExactlyOnce(MemorySink(MemoryLog()))
+    _ = batches | WriteExactlyOnce(MemorySink(MemoryTransactionLog()))
 
 
 FLINK = ["--runner=FlinkRunner", "--streaming"]

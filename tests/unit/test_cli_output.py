@@ -7,9 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from headrace.cli.output import Table, cell, escaped, instant, plain_line, show
+from headrace.cli.output import Listing, cell, escaped, instant, plain_line, show
 
-TABLE = Table("thing", "Things", ("name", "count", "age s"), [("a[b]", 3, 1.25), (None, None, None)])
+TABLE = Listing("thing", "Things", ("name", "count", "age s"), [("a[b]", 3, 1.25), (None, None, None)])
 
 
 def shown(table, **settings):
@@ -20,14 +20,14 @@ def shown(table, **settings):
 
 def test_scripts_get_a_line_for_each_item_and_nothing_else():
     assert shown(TABLE) == "thing\ta[b]\t3\t1.2\nthing\t-\t-\t-\n"
-    assert shown(Table("thing", "Things", ("name",))) == ""
+    assert shown(Listing("thing", "Things", ("name",))) == ""
 
 
 def test_people_get_a_table():
     text = shown(TABLE, force_terminal=True)
     assert all(word in text for word in ("Things", "name", "a[b]", "1.2"))
     assert "\t" not in text
-    assert shown(Table("thing", "Things", ("name",)), force_terminal=True) == ""
+    assert shown(Listing("thing", "Things", ("name",)), force_terminal=True) == ""
 
 
 def test_a_cell_cannot_break_the_line():

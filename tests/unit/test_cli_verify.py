@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.cli.tally import Field, Finding, Identity, OrderCheck, Tally, identity_hash, parse_origin
+from headrace.cli.tally import Identity, OrderCheck, RecordFault, RecordField, Tally, identity_hash, parse_origin
 from headrace.cli.verify import EpochState
 from headrace.connectors.kafka.format.decode import HEADERS_TYPE
 from headrace.connectors.kafka.write.log_dump import Fate
@@ -41,14 +41,14 @@ def test_a_copy_in_any_order_is_clean():
 def test_every_fault_is_found():
     tally, findings = compared([b"a", b"b", b"c"], [b"a", b"a", b"x", b"x", b"b"])
     assert tally.summary(tally.lost) == "3 records in, 5 out, 1 duplicates, 1 lost, 2 foreign"
-    assert findings == [Finding.DUPLICATE, Finding.FOREIGN, Finding.FOREIGN]
+    assert findings == [RecordFault.DUPLICATE, RecordFault.FOREIGN, RecordFault.FOREIGN]
 
 
 def test_records_that_repeat_are_counted():
     tally, findings = compared([b"a", b"a", b"a"], [b"a", b"a"])
     assert (tally.lost, tally.repeated, findings) == (1, 2, [])
     tally, findings = compared([b"a", b"a"], [b"a", b"a", b"a"])
-    assert (tally.lost, findings) == (0, [Finding.DUPLICATE])
+    assert (tally.lost, findings) == (0, [RecordFault.DUPLICATE])
 
 
 @given(st.lists(st.sampled_from([b"a", b"b", b"c", None])), st.lists(st.sampled_from([b"a", b"b", b"c", b"d", None])))
@@ -58,7 +58,7 @@ def test_the_counts_are_those_of_multisets(before, after):
     assert tally.lost == (wanted - found).total()
     assert tally.foreign == sum(count for item, count in found.items() if item not in wanted)
     assert tally.duplicates == (found - wanted).total() - tally.foreign
-    assert Counter(findings) == Counter({Finding.FOREIGN: tally.foreign, Finding.DUPLICATE: tally.duplicates})
+    assert Counter(findings) == Counter({RecordFault.FOREIGN: tally.foreign, RecordFault.DUPLICATE: tally.duplicates})
     assert (tally.records_in, tally.records_out) == (len(before), len(after))
 
 
@@ -75,11 +75,11 @@ def header(**values):
 def test_identities():
     both = batch([b"v"], [b"k"], [header(id=b"1", part=b"2")])
     assert list(Identity().parts(both)) == [(b"v",)]
-    assert list(Identity(Field.KEY).parts(both)) == [(b"k",)]
+    assert list(Identity(RecordField.KEY).parts(both)) == [(b"k",)]
     assert list(Identity(headers=("part", "id", "none")).parts(both)) == [(b"2", b"1", None)]
     twice = batch([b"v"], headers=[[*header(id=b"old"), *header(id=b"new")]])
     assert list(Identity(headers=("id",)).parts(twice)) == [(b"new",)]
-    assert (Identity(Field.KEY).column, Identity(headers=("id",)).column) == ("key", "headers")
+    assert (Identity(RecordField.KEY).column, Identity(headers=("id",)).column) == ("key", "headers")
 
 
 def test_different_identities_have_different_hashes():

@@ -12,10 +12,11 @@ import pyarrow as pa
 import pytest
 
 from headrace.connectors.commit import (
-    TRANSITIONS,
+    COMMIT_TRANSITIONS,
     Check,
     Checked,
     CommitCore,
+    CommitPhase,
     CommitRequested,
     Copied,
     Copy,
@@ -24,7 +25,6 @@ from headrace.connectors.commit import (
     Fence,
     Fenced,
     JobCommitter,
-    Phase,
     Record,
     Recorded,
     RecoveryRequested,
@@ -35,7 +35,7 @@ from headrace.connectors.commit import (
 )
 from headrace.connectors.sink import Attempt, CommitList, CommitListSerializer, Outcome, check_job
 from headrace.enumerator.errors import DataLossError, FencedError, PeerError, ProtocolViolationError, StateError, UsageError
-from headrace.testing.memory_sink import MemoryHandle, MemoryHandleSerializer, MemoryLog, MemorySink
+from headrace.testing.memory_sink import MemoryHandle, MemoryHandleSerializer, MemorySink, MemoryTransactionLog
 
 GOLDEN = Path(__file__).parent / "golden"
 A, B, C = MemoryHandle(1), MemoryHandle(2), MemoryHandle(3)
@@ -58,16 +58,16 @@ SWEEPING: list[Any] = [*ENDING, Ended(A, Outcome.COMMITTED), Ended(B, Outcome.CO
 COMPLETING: list[Any] = [*SWEEPING, Swept()]
 CONFIRMING: list[Any] = [*READY_AT_5, CommitRequested(5, (C,))]
 PATHS = {
-    Phase.CREATED: NEW,
-    Phase.FENCING: FENCING,
-    Phase.READY: READY,
-    Phase.CHECKING: CHECKING,
-    Phase.RECORDING: RECORDING,
-    Phase.ENDING: ENDING,
-    Phase.COPYING: COPYING,
-    Phase.SWEEPING: SWEEPING,
-    Phase.COMPLETING: COMPLETING,
-    Phase.CONFIRMING: CONFIRMING,
+    CommitPhase.CREATED: NEW,
+    CommitPhase.FENCING: FENCING,
+    CommitPhase.READY: READY,
+    CommitPhase.CHECKING: CHECKING,
+    CommitPhase.RECORDING: RECORDING,
+    CommitPhase.ENDING: ENDING,
+    CommitPhase.COPYING: COPYING,
+    CommitPhase.SWEEPING: SWEEPING,
+    CommitPhase.COMPLETING: COMPLETING,
+    CommitPhase.CONFIRMING: CONFIRMING,
 }
 EVENTS = [RecoveryRequested(), ASKED, Fenced(None), Checked(), Recorded(), Ended(A, Outcome.COMMITTED), Copied(C), Swept()]
 
@@ -80,37 +80,43 @@ class Case:
     path: list[Any]
     event: Any
     commands: list[Any]
-    phase: Phase
+    phase: CommitPhase
 
 
 CASES = [
-    Case("recovery fences first", NEW, RecoveryRequested(), [Fence()], Phase.FENCING),
-    Case("a commit fences first", NEW, ASKED, [Fence()], Phase.FENCING),
-    Case("no list: only sweep", FENCING, Fenced(None), [Sweep(())], Phase.SWEEPING),
-    Case("a completed list: only sweep", FENCING, Fenced(DONE), [Sweep(())], Phase.SWEEPING),
-    Case("an unfinished list is completed", FENCING, Fenced(LISTED), [End(A), End(B)], Phase.ENDING),
-    Case("the sweep keeps what is asked for", [ASKED], Fenced(None), [Sweep((A, B))], Phase.SWEEPING),
-    Case("the sweep keeps no replay", [CommitRequested(5, (C,))], Fenced(DONE), [Sweep(())], Phase.SWEEPING),
-    Case("ready after recovery", READY[:-1], Swept(), [], Phase.READY),
-    Case("recovery again sweeps", READY, RecoveryRequested(), [Sweep(())], Phase.SWEEPING),
-    Case("a commit is checked first", READY, ASKED, [Check((A, B))], Phase.CHECKING),
-    Case("a replay is confirmed first", READY_AT_5, CommitRequested(5, (C,)), [Record(DONE)], Phase.CONFIRMING),
-    Case("and so is a stale epoch", READY_AT_5, CommitRequested(4, (C,)), [Record(DONE)], Phase.CONFIRMING),
-    Case("an empty epoch is recorded first", READY, CommitRequested(5, ()), [Record(DONE)], Phase.CONFIRMING),
-    Case("and swept then", CONFIRMING, Recorded(), [Sweep(())], Phase.SWEEPING),
-    Case("then a commit after recovery is checked", [ASKED, Fenced(None)], Swept(), [Check((A, B))], Phase.CHECKING),
-    Case("then a replay is done", [*CONFIRMING, Recorded()], Swept(), [], Phase.READY),
-    Case("then an empty epoch is done", [*READY, CommitRequested(5, ()), Recorded()], Swept(), [], Phase.READY),
-    Case("an empty first epoch is recorded", [CommitRequested(5, ()), Fenced(None)], Swept(), [Record(DONE)], Phase.COMPLETING),
-    Case("the list is made durable", CHECKING, Checked(), [Record(LISTED)], Phase.RECORDING),
-    Case("only then it is committed", RECORDING, Recorded(), [End(A), End(B)], Phase.ENDING),
-    Case("all are waited for", ENDING, Ended(A, Outcome.COMMITTED), [], Phase.ENDING),
-    Case("what is aborted is copied", COPYING[:-1], Ended(B, Outcome.ABORTED), [Copy((B,))], Phase.COPYING),
-    Case("the copy takes its place on the list", COPYING, Copied(C), [Record(CommitList(5, (C,)))], Phase.RECORDING),
-    Case("and is committed then", [*COPYING, Copied(C)], Recorded(), [End(C)], Phase.ENDING),
-    Case("the losers are swept", SWEEPING[:-1], Ended(B, Outcome.COMMITTED), [Sweep(())], Phase.SWEEPING),
-    Case("at last the list is completed", SWEEPING, Swept(), [Record(DONE)], Phase.COMPLETING),
-    Case("ready after the commit", COMPLETING, Recorded(), [], Phase.READY),
+    Case("recovery fences first", NEW, RecoveryRequested(), [Fence()], CommitPhase.FENCING),
+    Case("a commit fences first", NEW, ASKED, [Fence()], CommitPhase.FENCING),
+    Case("no list: only sweep", FENCING, Fenced(None), [Sweep(())], CommitPhase.SWEEPING),
+    Case("a completed list: only sweep", FENCING, Fenced(DONE), [Sweep(())], CommitPhase.SWEEPING),
+    Case("an unfinished list is completed", FENCING, Fenced(LISTED), [End(A), End(B)], CommitPhase.ENDING),
+    Case("the sweep keeps what is asked for", [ASKED], Fenced(None), [Sweep((A, B))], CommitPhase.SWEEPING),
+    Case("the sweep keeps no replay", [CommitRequested(5, (C,))], Fenced(DONE), [Sweep(())], CommitPhase.SWEEPING),
+    Case("ready after recovery", READY[:-1], Swept(), [], CommitPhase.READY),
+    Case("recovery again sweeps", READY, RecoveryRequested(), [Sweep(())], CommitPhase.SWEEPING),
+    Case("a commit is checked first", READY, ASKED, [Check((A, B))], CommitPhase.CHECKING),
+    Case("a replay is confirmed first", READY_AT_5, CommitRequested(5, (C,)), [Record(DONE)], CommitPhase.CONFIRMING),
+    Case("and so is a stale epoch", READY_AT_5, CommitRequested(4, (C,)), [Record(DONE)], CommitPhase.CONFIRMING),
+    Case("an empty epoch is recorded first", READY, CommitRequested(5, ()), [Record(DONE)], CommitPhase.CONFIRMING),
+    Case("and swept then", CONFIRMING, Recorded(), [Sweep(())], CommitPhase.SWEEPING),
+    Case("then a commit after recovery is checked", [ASKED, Fenced(None)], Swept(), [Check((A, B))], CommitPhase.CHECKING),
+    Case("then a replay is done", [*CONFIRMING, Recorded()], Swept(), [], CommitPhase.READY),
+    Case("then an empty epoch is done", [*READY, CommitRequested(5, ()), Recorded()], Swept(), [], CommitPhase.READY),
+    Case(
+        "an empty first epoch is recorded",
+        [CommitRequested(5, ()), Fenced(None)],
+        Swept(),
+        [Record(DONE)],
+        CommitPhase.COMPLETING,
+    ),
+    Case("the list is made durable", CHECKING, Checked(), [Record(LISTED)], CommitPhase.RECORDING),
+    Case("only then it is committed", RECORDING, Recorded(), [End(A), End(B)], CommitPhase.ENDING),
+    Case("all are waited for", ENDING, Ended(A, Outcome.COMMITTED), [], CommitPhase.ENDING),
+    Case("what is aborted is copied", COPYING[:-1], Ended(B, Outcome.ABORTED), [Copy((B,))], CommitPhase.COPYING),
+    Case("the copy takes its place on the list", COPYING, Copied(C), [Record(CommitList(5, (C,)))], CommitPhase.RECORDING),
+    Case("and is committed then", [*COPYING, Copied(C)], Recorded(), [End(C)], CommitPhase.ENDING),
+    Case("the losers are swept", SWEEPING[:-1], Ended(B, Outcome.COMMITTED), [Sweep(())], CommitPhase.SWEEPING),
+    Case("at last the list is completed", SWEEPING, Swept(), [Record(DONE)], CommitPhase.COMPLETING),
+    Case("ready after the commit", COMPLETING, Recorded(), [], CommitPhase.READY),
 ]
 
 
@@ -133,7 +139,7 @@ def prepared(sink: MemorySink, epoch: int, task: int, *values: str, number: int 
     return handle
 
 
-def visible(log: MemoryLog) -> list[str]:
+def visible(log: MemoryTransactionLog) -> list[str]:
     return [row["value"] for row in log.rows()]
 
 
@@ -145,17 +151,17 @@ def test_a_transition(case: Case):
 
 
 def test_every_transition_has_a_case():
-    assert {(driven(case.path).phase, type(case.event)) for case in CASES} == TRANSITIONS.keys()
+    assert {(driven(case.path).phase, type(case.event)) for case in CASES} == COMMIT_TRANSITIONS.keys()
 
 
 def test_the_paths_lead_where_they_say_and_miss_no_phase():
-    assert {phase: driven(path).phase for phase, path in PATHS.items()} == {phase: phase for phase in Phase}
+    assert {phase: driven(path).phase for phase, path in PATHS.items()} == {phase: phase for phase in CommitPhase}
 
 
-@pytest.mark.parametrize("phase", Phase, ids=lambda phase: phase.name)
+@pytest.mark.parametrize("phase", CommitPhase, ids=lambda phase: phase.name)
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
 def test_an_event_that_is_not_in_the_table_is_refused_and_changes_nothing(phase, event):
-    if (phase, type(event)) in TRANSITIONS:
+    if (phase, type(event)) in COMMIT_TRANSITIONS:
         return
     core = driven(PATHS[phase])
     before = pickle.dumps(vars(core))
@@ -183,7 +189,7 @@ def test_no_other_epoch_is_stale(epoch, recorded):
 
 
 def test_a_commit_shows_the_rows_and_leaves_nothing_open():
-    log = MemoryLog()
+    log = MemoryTransactionLog()
     sink = pickle.loads(pickle.dumps(MemorySink(log)))
     loser = prepared(sink, 0, 0, "a", number=1)
     handles = (prepared(sink, 0, 0, "a"), prepared(sink, 0, 1, "b", "c"))
@@ -199,7 +205,7 @@ def test_a_commit_shows_the_rows_and_leaves_nothing_open():
 
 
 def test_what_expires_after_it_is_listed_is_copied():
-    log = MemoryLog()
+    log = MemoryTransactionLog()
     sink = MemorySink(log)
     handles = (prepared(sink, 0, 0, "a"), prepared(sink, 0, 1, "b"))
     old = sink.committer("job")
@@ -213,7 +219,7 @@ def test_what_expires_after_it_is_listed_is_copied():
 
 
 def test_what_expires_before_it_is_listed_fails_the_epoch_and_a_replay_writes_it():
-    log = MemoryLog()
+    log = MemoryTransactionLog()
     sink = MemorySink(log)
     handle = prepared(sink, 0, 0, "a")
     log.expire(handle.number)
@@ -225,11 +231,11 @@ def test_what_expires_before_it_is_listed_fails_the_epoch_and_a_replay_writes_it
 
 def test_what_became_of_an_unknown_transaction_cannot_be_known():
     with pytest.raises(DataLossError, match="transaction 7 was never prepared"):
-        MemorySink(MemoryLog()).committer("job").end(MemoryHandle(7))
+        MemorySink(MemoryTransactionLog()).committer("job").end(MemoryHandle(7))
 
 
 def test_a_transaction_without_rows_has_no_handle_and_leaving_aborts_what_is_not_prepared():
-    log = MemoryLog()
+    log = MemoryTransactionLog()
     with MemorySink(log).begin(Attempt("job", 0, 0, 0)) as transaction:
         assert transaction.prepare() is None
     with MemorySink(log).begin(Attempt("job", 0, 1, 0)) as transaction:
@@ -240,7 +246,7 @@ def test_a_transaction_without_rows_has_no_handle_and_leaving_aborts_what_is_not
 @pytest.mark.parametrize("job", ["", "a/b", "a.b", "ä", "x" * 101])
 def test_a_name_that_cannot_name_a_job(job):
     with pytest.raises(UsageError, match="1 to 100 letters"):
-        MemorySink(MemoryLog()).committer(job)
+        MemorySink(MemoryTransactionLog()).committer(job)
 
 
 def test_a_name_that_can_name_a_job():

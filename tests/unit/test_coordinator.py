@@ -7,7 +7,7 @@ import pytest
 
 from headrace.enumerator import Findings, LazyEnumerator
 from headrace.enumerator import events as e
-from headrace.enumerator.coordinator import TRANSITIONS, Phase
+from headrace.enumerator.coordinator import CHECKPOINT_TRANSITIONS, CheckpointPhase
 from headrace.enumerator.errors import ProtocolViolationError
 from headrace.enumerator.ledger import UNASSIGNED, Assigned
 from tests.helpers.driving import Driver, assigned, assigned_splits, checkpoint_of, finished, only, reading, split
@@ -43,7 +43,9 @@ def test_there_is_an_example_of_every_event():
     assert set(EVENTS) == {getattr(kind, "__origin__", kind) for kind in get_args(e.Event)}
 
 
-@pytest.mark.parametrize(("phase", "event"), [key for key in product(Phase, EVENTS) if key not in TRANSITIONS])
+@pytest.mark.parametrize(
+    ("phase", "event"), [key for key in product(CheckpointPhase, EVENTS) if key not in CHECKPOINT_TRANSITIONS]
+)
 def test_what_is_not_in_the_table_is_refused(phase, event):
     driver = reading_job()
     driver.coordinator.phase = phase
@@ -54,10 +56,10 @@ def test_what_is_not_in_the_table_is_refused(phase, event):
 
 def test_what_the_table_refuses():
     """Written out, so that nobody widens the table without saying so."""
-    created = {(Phase.CREATED, event) for event in EVENTS if event is not e.Started}
-    started = {(phase, e.Started) for phase in Phase if phase is not Phase.CREATED}
-    completed = {(phase, e.CheckpointCompleted) for phase in (Phase.RUNNING, Phase.COLLECTING)}
-    refused = {key for key in product(Phase, EVENTS) if key not in TRANSITIONS}
+    created = {(CheckpointPhase.CREATED, event) for event in EVENTS if event is not e.Started}
+    started = {(phase, e.Started) for phase in CheckpointPhase if phase is not CheckpointPhase.CREATED}
+    completed = {(phase, e.CheckpointCompleted) for phase in (CheckpointPhase.RUNNING, CheckpointPhase.COLLECTING)}
+    refused = {key for key in product(CheckpointPhase, EVENTS) if key not in CHECKPOINT_TRANSITIONS}
     assert refused == created | started | (completed - created)
 
 
@@ -98,7 +100,7 @@ def test_a_checkpoint_before_the_initial_discovery_has_answered_is_declined():
     driver = Driver()
     (declined,) = driver.send(e.CheckpointTriggered(1))
     assert isinstance(declined, e.DeclineCheckpoint)
-    assert driver.coordinator.phase is Phase.RUNNING
+    assert driver.coordinator.phase is CheckpointPhase.RUNNING
     driver.discovered(split("a"))
     assert driver.checkpoint(2).splits == (reading("a", 0),)
 
@@ -185,14 +187,14 @@ def test_the_answer_to_a_checkpoint_that_was_given_up_is_ignored():
     assert driver.snapshot(1, 1, reading("b", 2, 9)) == []
     driver.send(e.CheckpointTriggered(2))
     assert driver.snapshot(1, 1, reading("b", 2, 9)) == []
-    assert driver.coordinator.phase is Phase.COLLECTING
+    assert driver.coordinator.phase is CheckpointPhase.COLLECTING
 
 
 def test_late_news_of_an_old_checkpoints_end_does_not_end_the_next_one():
     driver = reading_job()
     driver.send(e.CheckpointTriggered(1), e.ReaderLost(1))
     driver.send(e.CheckpointAborted(1), e.CheckpointTriggered(2), e.CheckpointAborted(1))
-    assert driver.coordinator.phase is Phase.COLLECTING
+    assert driver.coordinator.phase is CheckpointPhase.COLLECTING
 
 
 @pytest.mark.parametrize("event", [e.CheckpointCompleted(2), e.CheckpointAborted(2)])
@@ -214,7 +216,7 @@ def test_a_reader_lost_while_snapshots_are_collected_costs_the_checkpoint():
     commands = driver.send(e.ReaderLost(1))
     assert only(commands, e.DeclineCheckpoint) == [e.DeclineCheckpoint(1, "reader 1 was lost")]
     assert assigned_splits(commands + driver.register(1)) == [split("b", 0, 9)]
-    assert driver.coordinator.phase is Phase.RUNNING
+    assert driver.coordinator.phase is CheckpointPhase.RUNNING
 
 
 def lost_while_persisting() -> Driver:

@@ -11,15 +11,15 @@ from headrace.connectors.commit import JobCommitter
 from headrace.connectors.sink import Attempt, CommitList
 from headrace.enumerator.errors import FencedError
 from headrace.runners.spark import writers
-from headrace.runners.spark.writers import BatchWriter, Prepared, StreamWriter
-from headrace.testing.memory_sink import MemoryLog, MemorySink
+from headrace.runners.spark.writers import BatchWriter, PreparedMessage, StreamWriter
+from headrace.testing.memory_sink import MemorySink, MemoryTransactionLog
 
 JOB = "query"
 
 
 @pytest.fixture
 def log():
-    return MemoryLog()
+    return MemoryTransactionLog()
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def messages(sink, epoch, *tasks):
     for task, values in enumerate(tasks):
         with sink.begin(Attempt(JOB, epoch, task, 0)) as transaction:
             transaction.write(pa.RecordBatch.from_pydict({"value": values}))
-            sent.append(Prepared(JOB, epoch, transaction.prepare()))
+            sent.append(PreparedMessage(JOB, epoch, transaction.prepare()))
     return sent
 
 
@@ -92,7 +92,7 @@ def test_a_batch_write_that_was_killed_in_its_commit_is_completed_when_it_is_rep
     killed.fence()
     killed.record(CommitList(0, tuple(item.handle for item in messages(sink, 0, ["0a"], ["0b"]))))
     assert values(log) == []
-    nothing_new = [Prepared(JOB, 0, None)]  # the tasks see that the epoch is recorded
+    nothing_new = [PreparedMessage(JOB, 0, None)]  # the tasks see that the epoch is recorded
     BatchWriter(sink, ["value"], JOB, 0).commit(nothing_new)
     assert values(log) == ["0a", "0b"]
 

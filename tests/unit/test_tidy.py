@@ -71,3 +71,15 @@ def test_importing_imports_no_client_library_and_no_other_engine(module):
     code = f"import sys, {module}; print([m for m in {sorted(forbidden)} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT / "tests")
     assert out.stdout.strip() == "[]"
+
+
+PACKAGE = ("headrace", "enumerator", "connectors", "runners", "pyspark_headrace")
+
+
+def test_a_public_class_name_means_one_thing():
+    places: dict[str, list[str]] = {}
+    for path, tree in modules(*PACKAGE):
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(path))
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}

@@ -3,8 +3,8 @@
 Flink and Beam's job server come from Maven Central, once; the workers are of the Python that runs us.
 """
 
-from headrace.harness.flink.rest import Checkpoint, JobView
+from headrace.harness.flink.rest import FlinkCheckpoint, JobView
 from headrace.harness.flink.servers import FlinkCluster
 from headrace.harness.flink.start import start_flink
 
-__all__ = ["Checkpoint", "FlinkCluster", "JobView", "start_flink"]
+__all__ = ["FlinkCheckpoint", "FlinkCluster", "JobView", "start_flink"]

@@ -17,7 +17,7 @@ ENDED = frozenset({"FINISHED", "CANCELED", "FAILED"})
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class FlinkCheckpoint:
     """A completed one. `number` counts from 1 and goes on after a restart; `path` is what a new submission restores from."""
 
     number: int
@@ -41,7 +41,7 @@ class JobView:
     completed: int
     failed: int
     in_progress: int
-    latest: Checkpoint | None
+    latest: FlinkCheckpoint | None
     failure: tuple[int, str] | None
 
     @property
@@ -87,15 +87,15 @@ class FlinkRest:
             completed=counts.get("completed", 0),
             failed=counts.get("failed", 0),
             in_progress=counts.get("in_progress", 0),
-            latest=Checkpoint(latest["id"], latest["external_path"], latest["trigger_timestamp"]) if latest else None,
+            latest=FlinkCheckpoint(latest["id"], latest["external_path"], latest["trigger_timestamp"]) if latest else None,
             failure=_failure(failures[0]) if failures else None,
         )
 
-    def checkpoints(self, job_id: str) -> list[Checkpoint]:
+    def checkpoints(self, job_id: str) -> list[FlinkCheckpoint]:
         """The completed ones that Flink remembers, the newest first; savepoints among them."""
         history = self._ask("GET", f"/jobs/{job_id}/checkpoints", absent={}).get("history", [])
         done = [entry for entry in history if entry["status"] == "COMPLETED"]
-        return [Checkpoint(entry["id"], entry["external_path"], entry["trigger_timestamp"]) for entry in done]
+        return [FlinkCheckpoint(entry["id"], entry["external_path"], entry["trigger_timestamp"]) for entry in done]
 
     def trigger_savepoint(self, job_id: str) -> str:
         """Ask for a savepoint after which the job is cancelled; gives the request's id for `savepoint`."""

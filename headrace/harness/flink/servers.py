@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from headrace.enumerator.errors import PeerError, RetriableError, UsageError
-from headrace.harness.flink.rest import ENDED, Checkpoint, FlinkRest, JobView
+from headrace.harness.flink.rest import ENDED, FlinkCheckpoint, FlinkRest, JobView
 from headrace.harness.flink.settings import Places
 from headrace.harness.flink.watch import Finding, Patience, Trouble, Watch
 from headrace.harness.ports import HOST, is_listening
@@ -106,16 +106,16 @@ class FlinkCluster:
         """Wait until every task of the job runs."""
         return self._wait(job_id, lambda view: view if view.is_running else None, "is not running", seconds)
 
-    def wait_checkpoint(self, job_id: str, seconds: float = WAIT_SECONDS) -> Checkpoint:
+    def wait_checkpoint(self, job_id: str, seconds: float = WAIT_SECONDS) -> FlinkCheckpoint:
         """Wait for a completed checkpoint that begins after this call: it covers whatever was seen before the call."""
         before = time.time_ns() // 1_000_000
 
-        def fresh(view: JobView) -> Checkpoint | None:
+        def fresh(view: JobView) -> FlinkCheckpoint | None:
             return view.latest if view.latest and view.latest.triggered_ms > before else None
 
         return self._wait(job_id, fresh, "completed no new checkpoint", seconds)
 
-    def checkpoints(self, job_id: str) -> list[Checkpoint]:
+    def checkpoints(self, job_id: str) -> list[FlinkCheckpoint]:
         """The completed ones that Flink remembers (ten), the newest first."""
         return self.rest.checkpoints(job_id)
 

@@ -4,9 +4,9 @@ Where they come from, in this order: the cluster that HEADRACE_BOOTSTRAP names; 
 answers; Apache Kafka itself, downloaded once by the Ivy inside PySpark and run by the machine's Java.
 """
 
-from headrace.harness.kafka.brokers import Cluster
+from headrace.harness.kafka.brokers import BrokerCluster
 from headrace.harness.kafka.security import Certificates
 from headrace.harness.kafka.start import start_broker
 from headrace.harness.kafka.topics import add_partitions, create_topic, delete_topic
 
-__all__ = ["Certificates", "Cluster", "add_partitions", "create_topic", "delete_topic", "start_broker"]
+__all__ = ["BrokerCluster", "Certificates", "add_partitions", "create_topic", "delete_topic", "start_broker"]

@@ -15,7 +15,7 @@ from headrace.harness.waiting import wait_until
 LOG_LINES = 40
 
 
-class Cluster:
+class BrokerCluster:
     """Brokers by node id, from 1, and the addresses of their listeners. Not thread-safe.
 
     `kill`, `stop`, `pause` and `resume` return when the process has ended, stopped or gone on; `restart` returns when

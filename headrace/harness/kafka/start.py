@@ -16,7 +16,7 @@ from pathlib import Path
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from headrace.enumerator.errors import PeerError, UsageError
-from headrace.harness.kafka.brokers import Cluster
+from headrace.harness.kafka.brokers import BrokerCluster
 from headrace.harness.kafka.containers import container_launcher, docker_answers
 from headrace.harness.kafka.java import java_launcher
 from headrace.harness.kafka.metadata import addresses, ask
@@ -32,7 +32,7 @@ PORT_TAKEN = "Address already in use"
 
 
 @dataclass(frozen=True)
-class Wish:
+class BrokerSpec:
     """What the caller of `start_broker` asked for."""
 
     brokers: int
@@ -56,7 +56,7 @@ def start_broker(
     users: Mapping[str, str] | None = None,
     port: int | None = None,
     jvm_options: Sequence[str] = ("-Xmx512m",),
-) -> Iterator[Cluster]:
+) -> Iterator[BrokerCluster]:
     """Give a Kafka cluster that is ready; end it and remove all it left when the context, or this process, ends.
 
     brokers: how many, each broker and controller in one.
@@ -75,19 +75,19 @@ def start_broker(
     """
     if brokers < 1:
         raise UsageError(f"a cluster of {brokers} brokers: at least 1 is needed")
-    wish = Wish(brokers, dict(config or {}), tuple(security), dict(users or {}), port, tuple(jvm_options))
+    spec = BrokerSpec(brokers, dict(config or {}), tuple(security), dict(users or {}), port, tuple(jvm_options))
     external = os.environ.get(BOOTSTRAP_VARIABLE)
     if external:
-        yield _external_cluster(external, wish)
+        yield _external_cluster(external, spec)
         return
     with ExitStack() as stack:
         attempts = START_ATTEMPTS if port is None else 1
         again = Retrying(retry=retry_if_exception_type(PortTakenError), stop=stop_after_attempt(attempts), reraise=True)
-        yield again(_start, wish, stack)
+        yield again(_start, spec, stack)
 
 
-def _external_cluster(bootstrap: str, wish: Wish) -> Cluster:
-    if wish.config or wish.security or wish.port is not None:
+def _external_cluster(bootstrap: str, spec: BrokerSpec) -> BrokerCluster:
+    if spec.config or spec.security or spec.port is not None:
         raise UsageError(f"config, security and port cannot be given to the external cluster of {BOOTSTRAP_VARIABLE}")
     first = addresses(bootstrap)[0]
     found: dict[int, dict[str, str]] = {}
@@ -96,26 +96,26 @@ def _external_cluster(bootstrap: str, wish: Wish) -> Cluster:
         found.update({broker.node_id: {PLAINTEXT: f"{broker.host}:{broker.port}"} for broker in ask(first, ()).brokers})
 
     wait_until(look, f"the Kafka cluster of {BOOTSTRAP_VARIABLE}={bootstrap} did not answer")
-    if len(found) < wish.brokers:
-        raise UsageError(f"{wish.brokers} brokers asked for, but the cluster at {bootstrap} has {len(found)}")
-    return Cluster({node: ExternalNode(bootstrap) for node in sorted(found)}, dict(sorted(found.items())), {}, None)
+    if len(found) < spec.brokers:
+        raise UsageError(f"{spec.brokers} brokers asked for, but the cluster at {bootstrap} has {len(found)}")
+    return BrokerCluster({node: ExternalNode(bootstrap) for node in sorted(found)}, dict(sorted(found.items())), {}, None)
 
 
-def _start(wish: Wish, keep: ExitStack) -> Cluster:
+def _start(spec: BrokerSpec, keep: ExitStack) -> BrokerCluster:
     """Start a cluster whose end is put on `keep`, or leave nothing behind."""
     with ExitStack() as stack:
         directory = Path(tempfile.mkdtemp(prefix="headrace-broker-"))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
-        launcher = stack.enter_context(_launcher(directory, wish.jvm_options))
-        ports = stack.enter_context(_reserve(wish))
-        security = make_security(wish.security, wish.users, directory / "certificates")
+        launcher = stack.enter_context(_launcher(directory, spec.jvm_options))
+        ports = stack.enter_context(_reserve(spec))
+        security = make_security(spec.security, spec.users, directory / "certificates")
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
 
         def prepare(node: int) -> None:
             home = directory / f"node-{node}"
             home.mkdir()
             settings = home / "server.properties"
-            write_properties(settings, server_properties(node, ports, home / "data", security, wish.config))
+            write_properties(settings, server_properties(node, ports, home / "data", security, spec.config))
             arguments = ["format", f"--cluster-id={cluster_id}", "--config", str(settings), *security.format_arguments()]
             launcher.format(home, arguments)
 
@@ -126,7 +126,7 @@ def _start(wish: Wish, keep: ExitStack) -> Cluster:
             node: {name: f"{HOST}:{number}" for name, number in mine.items() if name != CONTROLLER}
             for node, mine in ports.items()
         }
-        cluster = Cluster(nodes, listeners, security.users, security.certificates)
+        cluster = BrokerCluster(nodes, listeners, security.users, security.certificates)
         # Their data goes with them, so a clean shutdown would only take time.
         stack.callback(cluster.kill_all)
         _start_nodes(cluster)
@@ -134,7 +134,7 @@ def _start(wish: Wish, keep: ExitStack) -> Cluster:
         return cluster
 
 
-def _start_nodes(cluster: Cluster) -> None:
+def _start_nodes(cluster: BrokerCluster) -> None:
     try:
         cluster.start()
     except PeerError as error:
@@ -148,12 +148,12 @@ def _launcher(directory: Path, options: Sequence[str]) -> AbstractContextManager
 
 
 @contextmanager
-def _reserve(wish: Wish) -> Iterator[dict[int, dict[str, int]]]:
+def _reserve(spec: BrokerSpec) -> Iterator[dict[int, dict[str, int]]]:
     """The ports of every node by listener name, node ids counting from 1."""
     with reserved_ports() as ports:
         found = {}
-        for node in range(1, wish.brokers + 1):
-            first = None if wish.port is None else wish.port + node - 1
-            others = [CONTROLLER, *wish.security]
+        for node in range(1, spec.brokers + 1):
+            first = None if spec.port is None else spec.port + node - 1
+            others = [CONTROLLER, *spec.security]
             found[node] = {PLAINTEXT: ports.reserve(first), **{name: ports.reserve() for name in others}}
         yield found

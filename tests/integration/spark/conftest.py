@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from headrace.harness.kafka import Cluster
+    from headrace.harness.kafka import BrokerCluster
     from tests.helpers.spark_tools import Query, Topics
 
 HERE = Path(__file__).parent
@@ -42,7 +42,7 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture
-def topics(broker: Cluster, topic: Callable[[], str]) -> Topics:
+def topics(broker: BrokerCluster, topic: Callable[[], str]) -> Topics:
     """Topics of this test."""
     from tests.helpers.spark_tools import Topics
 

@@ -17,10 +17,10 @@ from headrace.runners.beam.shard import (
     SPARE_SLOTS,
     SWEEP_SECONDS,
     VERSION,
-    Entry,
-    Prepared,
-    PreparedSerializer,
+    PreparedTransaction,
     Shard,
+    ShardState,
+    ShardStateSerializer,
     Write,
 )
 from headrace.testing.memory_sink import MemoryHandle, MemoryHandleSerializer
@@ -36,7 +36,7 @@ _HANDLE = KafkaHandle(
     900_000,
     (WrittenRange("out", TOPIC_ID, 1, 5, 9, 5),),
 )
-GOLDEN_STATES = {1: Prepared("run", 9, (Entry(8, _HANDLE), Entry(9, _HANDLE, copied=True)))}
+GOLDEN_STATES = {1: ShardState("run", 9, (PreparedTransaction(8, _HANDLE), PreparedTransaction(9, _HANDLE, copied=True)))}
 TROUBLES = (
     "restore",
     "died before Sweep",
@@ -57,7 +57,7 @@ class Caller:
 
     def __init__(self) -> None:
         self.shard: Shard[MemoryHandle] = Shard()
-        self.state: Prepared[MemoryHandle] = Prepared("run")
+        self.state: ShardState[MemoryHandle] = ShardState("run")
         self.aborted: set[MemoryHandle] = set()
         self.handles = 0
         self.now_s = 0.0
@@ -100,20 +100,20 @@ def test_a_transaction_is_committed_once_a_later_bundle_is_finalised_and_then_fo
     second()
     commands, third = caller.call()
     assert commands == [End(MemoryHandle(0))]
-    assert caller.state == Prepared("run", 1)
+    assert caller.state == ShardState("run", 1)
     assert third is None
 
 
 def test_a_restored_shard_sweeps_first_keeping_what_its_state_names() -> None:
     caller = Caller()
-    caller.state = Prepared("run", 7, (Entry(7, MemoryHandle(70)),))
+    caller.state = ShardState("run", 7, (PreparedTransaction(7, MemoryHandle(70)),))
     commands, _ = caller.call(has_rows=True)
     assert commands == [Sweep((MemoryHandle(70),)), Write(0)]
 
 
 def test_what_a_restored_state_names_is_committed_by_later_checkpoints_without_any_rows() -> None:
     caller = Caller()
-    caller.state = Prepared("run", 7, (Entry(7, MemoryHandle(70)),))
+    caller.state = ShardState("run", 7, (PreparedTransaction(7, MemoryHandle(70)),))
     durable(caller)
     commands, _ = caller.call()
     assert commands == [End(MemoryHandle(70))]
@@ -173,7 +173,7 @@ def test_a_slot_that_wrote_nothing_or_failed_is_free_again() -> None:
     shard: Shard[Any] = Shard()
     slots = []
     for _ in range(3 * SPARE_SLOTS):
-        steps = shard.call(Prepared("run"), 0.0, has_rows=True)
+        steps = shard.call(ShardState("run"), 0.0, has_rows=True)
         assert next(steps) == Sweep(())
         slots.append(steps.send(None).slot)
         steps.close()
@@ -189,7 +189,7 @@ def test_what_timed_out_is_copied_and_the_copy_waits_for_its_checkpoint() -> Non
     callback()
     commands, callback = caller.call()
     assert commands == [End(MemoryHandle(0)), Copy((MemoryHandle(0),))]
-    assert caller.state.entries == (Entry(2, MemoryHandle(1), copied=True),)
+    assert caller.state.entries == (PreparedTransaction(2, MemoryHandle(1), copied=True),)
     callback()
     _, callback = caller.call()
     callback()
@@ -224,8 +224,10 @@ def test_the_checker_finds(planted: type[Shard[Any]]) -> None:
 
 
 def test_a_state_survives_its_serialisation() -> None:
-    serializer = PreparedSerializer(MemoryHandleSerializer())
-    state = Prepared("run", 9, (Entry(8, MemoryHandle(3)), Entry(9, MemoryHandle(4), copied=True)))
+    serializer = ShardStateSerializer(MemoryHandleSerializer())
+    state = ShardState(
+        "run", 9, (PreparedTransaction(8, MemoryHandle(3)), PreparedTransaction(9, MemoryHandle(4), copied=True))
+    )
     assert serializer.deserialize(serializer.serialize(state), "here") == state
 
 
@@ -241,16 +243,16 @@ def test_a_state_survives_its_serialisation() -> None:
 )
 def test_a_state_that_cannot_be_read_is_said_with_its_place(data: bytes, named: str) -> None:
     with pytest.raises(StateError, match=f"shard 3.*{named}"):
-        PreparedSerializer(MemoryHandleSerializer()).deserialize(data, "shard 3")
+        ShardStateSerializer(MemoryHandleSerializer()).deserialize(data, "shard 3")
 
 
 @pytest.mark.parametrize("version", GOLDEN_STATES)
 def test_what_any_version_wrote_is_read(version: int) -> None:
     data = (GOLDEN / f"beam_writer_v{version}.json").read_bytes()
-    assert PreparedSerializer(KafkaHandleSerializer()).deserialize(data, "golden") == GOLDEN_STATES[version]
+    assert ShardStateSerializer(KafkaHandleSerializer()).deserialize(data, "golden") == GOLDEN_STATES[version]
 
 
 def test_the_current_version_writes_its_golden_file() -> None:
     """A difference here means that the format has changed, and needs a new version."""
     data = (GOLDEN / f"beam_writer_v{VERSION}.json").read_bytes()
-    assert PreparedSerializer(KafkaHandleSerializer()).serialize(GOLDEN_STATES[VERSION]) == data
+    assert ShardStateSerializer(KafkaHandleSerializer()).serialize(GOLDEN_STATES[VERSION]) == data

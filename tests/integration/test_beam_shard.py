@@ -11,9 +11,9 @@ import pytest
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.sink import Attempt
-from headrace.harness.kafka import Cluster, create_topic
+from headrace.harness.kafka import BrokerCluster, create_topic
 from headrace.runners.beam.coders import RecordBatchCoder
-from headrace.runners.beam.shard import SPARE_SLOTS, SWEEP_SECONDS, Prepared, PreparedSerializer, Shard
+from headrace.runners.beam.shard import SPARE_SLOTS, SWEEP_SECONDS, Shard, ShardState, ShardStateSerializer
 from headrace.runners.beam.write import _Performer
 from tests.helpers.sink_rig import eventually, ongoing, read_all, rows, take_over
 
@@ -27,7 +27,7 @@ class Runner:
         self.sink = sink
         self.shard: Shard[Any] = Shard()
         self.process = 1
-        self.state: Prepared[Any] = Prepared(uuid.uuid4().hex)
+        self.state: ShardState[Any] = ShardState(uuid.uuid4().hex)
         self.job = f"{self.state.run}-0"
         self.checkpoint = self.state
         self.outstanding: list[Callable[[], None]] = []
@@ -43,7 +43,7 @@ class Runner:
 
     def checkpointed(self) -> None:
         """A checkpoint completes, and the runner finalises."""
-        serializer = PreparedSerializer(self.sink.handles)
+        serializer = ShardStateSerializer(self.sink.handles)
         self.checkpoint = serializer.deserialize(serializer.serialize(self.state), "the checkpoint")
         outstanding, self.outstanding = self.outstanding, []
         for finalised in outstanding:
@@ -63,19 +63,19 @@ class Runner:
 
 
 @pytest.fixture
-def target(broker: Cluster, topic: Callable[[], str]) -> str:
+def target(broker: BrokerCluster, topic: Callable[[], str]) -> str:
     name = topic()
     create_topic(broker.bootstrap, name)
     return name
 
 
 @pytest.fixture
-def runner(broker: Cluster, target: str) -> Runner:
+def runner(broker: BrokerCluster, target: str) -> Runner:
     return Runner(KafkaSink(ClientConfig(bootstrap=broker.bootstrap), topic=target, transaction_timeout_ms=60_000))
 
 
 @pytest.fixture
-def seen(broker: Cluster, target: str) -> Callable[[], list[str]]:
+def seen(broker: BrokerCluster, target: str) -> Callable[[], list[str]]:
     return lambda: read_all(broker.bootstrap, target)
 
 
