@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Generic
 
+from headrace.enumerator.errors import ProtocolViolationError
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.source import SplitBatch
 from headrace.enumerator.split import SplitT
@@ -26,10 +27,12 @@ class ReaderProgress(Generic[SplitT]):
             self._states[split.split_id] = SplitState(split, finished=False)
 
     def delivered(self, batch: SplitBatch[SplitT]) -> None:
-        """The batch was handed downstream. KeyError when the split was never assigned."""
+        """The batch was handed downstream. Raises ProtocolViolationError, a bug, when the split was never assigned."""
         split_id = batch.split.split_id
         if split_id not in self._states:
-            raise KeyError(f"a batch of split {split_id} was delivered, but the split was never assigned to this reader")
+            raise ProtocolViolationError(
+                f"a batch of split {split_id} was delivered, but the split was never assigned to this reader"
+            )
         self._states[split_id] = SplitState(batch.split, batch.finished)
 
     def snapshot(self) -> Mapping[str, SplitState[SplitT]]:

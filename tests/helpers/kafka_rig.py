@@ -10,7 +10,7 @@ from typing import Any, Self
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from headrace.connectors.kafka.client import wire
+from headrace.connectors.kafka.client.wire import handshake
 from headrace.enumerator import EagerEnumerator, EmbeddedRun, SplitBatch, SplitEnumerator
 from headrace.kafka import KafkaSource, KafkaSplit
 from tests.helpers.kafka_tools import proxy_to
@@ -274,7 +274,7 @@ def through_proxy(monkeypatch: Any, address: str) -> Iterator[Any]:
 
     Errors put into the proxy's `refusals` are raised first, one for each connection that is tried.
     """
-    connect = wire._open_socket
+    connect = handshake._open_socket
     with proxy_to(address) as proxy, monkeypatch.context() as patch:
 
         def detour(host: str, port: int, config: Any) -> Any:
@@ -285,5 +285,5 @@ def through_proxy(monkeypatch: Any, address: str) -> Iterator[Any]:
             return connect("127.0.0.1", proxy.port, config)
 
         proxy.refusals = []
-        patch.setattr(wire, "_open_socket", detour)
+        patch.setattr(handshake, "_open_socket", detour)
         yield proxy

@@ -12,7 +12,8 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from headrace.connectors.commit import JobCommitter
 from headrace.connectors.kafka.client.properties import ClientConfig
-from headrace.connectors.kafka.client.wire import Connection, UpdateFeaturesRequest
+from headrace.connectors.kafka.client.wire.connection import Connection
+from headrace.connectors.kafka.client.wire.protocol import UpdateFeaturesRequest
 from headrace.connectors.kafka.write.handles import KafkaHandle
 from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.kafka.write.transactions import Transactions

@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.errors import broker_error
 from headrace.connectors.kafka.client.properties import ClientConfig
-from headrace.connectors.kafka.client.wire import ProduceRequest
+from headrace.connectors.kafka.client.wire.protocol import ProduceRequest
 from headrace.connectors.kafka.format.encode import Codec, EncodedBatch, RecordEncoder
 from headrace.harness.kafka import create_topic
 

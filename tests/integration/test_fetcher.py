@@ -15,7 +15,8 @@ from headrace.connectors.kafka.client.errors import OffsetOutOfRangeError, Topic
 from headrace.connectors.kafka.client.positions import Latest
 from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
 from headrace.connectors.kafka.client.topology import Broker
-from headrace.connectors.kafka.client.wire import Connection, DeleteRecordsRequest, FetchRequest
+from headrace.connectors.kafka.client.wire.connection import Connection
+from headrace.connectors.kafka.client.wire.protocol import DeleteRecordsRequest, FetchRequest
 from headrace.connectors.kafka.read.fetcher import FetchedData, Fetcher, FetchFailed, FetchFrom
 from headrace.enumerator.errors import DataLossError
 from headrace.harness.kafka import BrokerCluster, create_topic, delete_topic
@@ -431,7 +432,7 @@ def test_connections_outlive_the_fetcher_and_are_used_again(broker, kafka, topic
     produce(broker.bootstrap, name, written)
     sources = whole(kafka, name)
     assert read(kafka, sources) == written
-    monkeypatch.setattr("headrace.connectors.kafka.client.pool.Connection", None)  # connecting anew would fail
+    monkeypatch.setattr("headrace.connectors.kafka.client.wire.pool.Connection", None)  # connecting anew would fail
     assert read(kafka, sources) == written
 
 

@@ -15,7 +15,8 @@ from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.errors import ConnectionLostError, TlsError
 from headrace.connectors.kafka.client.positions import Latest
 from headrace.connectors.kafka.client.properties import ClientConfig
-from headrace.connectors.kafka.client.wire import Connection, MetadataRequest
+from headrace.connectors.kafka.client.wire.connection import Connection
+from headrace.connectors.kafka.client.wire.protocol import MetadataRequest
 from headrace.connectors.kafka.read.fetcher import FetchedData, Fetcher, FetchFrom
 from headrace.enumerator.errors import AuthenticationError, CorruptDataError, is_retriable
 from headrace.harness.kafka import BrokerCluster, create_topic, start_broker

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from headrace.connectors.kafka.client import pool as pool_module
 from headrace.connectors.kafka.client.errors import ConnectionLostError
-from headrace.connectors.kafka.client.pool import ConnectionPool
 from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.client.wire import pool as pool_module
+from headrace.connectors.kafka.client.wire.pool import ConnectionPool
 
 ADDRESS = ("broker", 9092)
 

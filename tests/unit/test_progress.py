@@ -4,6 +4,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.enumerator import SplitBatch
+from headrace.enumerator.errors import ProtocolViolationError
 from headrace.enumerator.progress import ReaderProgress
 from headrace.testing.memory import SCHEMA, MemorySplit
 from tests.helpers.driving import finished, reading, split
@@ -60,5 +61,5 @@ def test_the_end_of_a_split_may_come_without_records():
 
 
 def test_a_batch_of_a_split_that_was_never_assigned_is_refused():
-    with pytest.raises(KeyError, match="never assigned"):
+    with pytest.raises(ProtocolViolationError, match="never assigned"):
         progress_of().delivered(SplitBatch(split("a", 7), NOTHING))

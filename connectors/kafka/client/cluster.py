@@ -25,12 +25,12 @@ from uuid import UUID
 import tenacity
 
 from headrace.connectors.kafka.client.errors import UnknownTopicError, broker_error
-from headrace.connectors.kafka.client.pool import ConnectionPool
 from headrace.connectors.kafka.client.positions import Earliest, Latest, Timestamp
 from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
 from headrace.connectors.kafka.client.topology import Broker, Leader, PartitionMetadata, TopicMetadata, TopicPartition
-from headrace.connectors.kafka.client.wire import (
-    Connection,
+from headrace.connectors.kafka.client.wire.connection import Connection
+from headrace.connectors.kafka.client.wire.pool import ConnectionPool
+from headrace.connectors.kafka.client.wire.protocol import (
     FindCoordinatorRequest,
     ListOffsetsRequest,
     Message,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.errors import broker_error
 from headrace.connectors.kafka.client.properties import Isolation
-from headrace.connectors.kafka.client.wire import FetchRequest
+from headrace.connectors.kafka.client.wire.protocol import FetchRequest
 from headrace.connectors.kafka.format.fetch_protocol import FetchAnswer, PartitionAnswer
 
 __all__ = ["fetch_once"]

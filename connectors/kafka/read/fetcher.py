@@ -19,7 +19,8 @@ from headrace.connectors.kafka.client.errors import OffsetOutOfRangeError, broke
 from headrace.connectors.kafka.client.positions import Earliest, Latest
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.client.topology import Broker, Leader
-from headrace.connectors.kafka.client.wire import Connection, FetchRequest, Message
+from headrace.connectors.kafka.client.wire.connection import Connection
+from headrace.connectors.kafka.client.wire.protocol import FetchRequest, Message
 from headrace.connectors.kafka.format.fetch_protocol import FetchAnswer
 from headrace.connectors.kafka.read.fetch_plan import Asked, FetchedData, FetchFailed, FetchFrom, FetchPlan
 from headrace.enumerator.errors import HeadraceError, PeerError, RetriableError

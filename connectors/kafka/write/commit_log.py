@@ -17,7 +17,7 @@ from headrace.connectors.kafka.client.errors import FencedByBrokerError, broker_
 from headrace.connectors.kafka.client.fetch_once import fetch_once
 from headrace.connectors.kafka.client.positions import Earliest, Latest
 from headrace.connectors.kafka.client.properties import Isolation
-from headrace.connectors.kafka.client.wire import CreateTopicsRequest
+from headrace.connectors.kafka.client.wire.protocol import CreateTopicsRequest
 from headrace.connectors.kafka.format.decode import decode
 from headrace.connectors.kafka.format.encode import Codec, RecordEncoder
 from headrace.connectors.kafka.write.produce import OutBatch, transactional_sender

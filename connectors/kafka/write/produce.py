@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.errors import BrokerError, broker_error
 from headrace.connectors.kafka.client.topology import Broker, TopicPartition
-from headrace.connectors.kafka.client.wire import Connection, Message, ProduceRequest
+from headrace.connectors.kafka.client.wire.connection import Connection
+from headrace.connectors.kafka.client.wire.protocol import Message, ProduceRequest
 from headrace.connectors.kafka.write.transactions import Producer, TransactionProtocol, Transactions
 from headrace.enumerator.errors import DeadlineExceededError, RetriableError
 

@@ -16,7 +16,7 @@ from enum import Enum, IntEnum
 from headrace.connectors.kafka.client.cluster import CoordinatorKind, KafkaCluster
 from headrace.connectors.kafka.client.errors import broker_error
 from headrace.connectors.kafka.client.topology import TopicPartition
-from headrace.connectors.kafka.client.wire import (
+from headrace.connectors.kafka.client.wire.protocol import (
     AddPartitionsToTxnRequest,
     DescribeTransactionsRequest,
     EndTxnRequest,

@@ -1,4 +1,4 @@
-"""Connections to servers that are no good Kafka brokers, and the buffers."""
+"""Connections to servers that are no good Kafka brokers."""
 
 import contextlib
 import os
@@ -6,13 +6,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 
 from headrace.connectors.kafka.client.errors import ConnectionLostError, TlsError
 from headrace.connectors.kafka.client.properties import ClientConfig, TlsConfig
-from headrace.connectors.kafka.client.wire import Connection, _BufferPool, _check_version, _TcpTransport
-from headrace.enumerator.errors import CorruptDataError, HeadraceError, is_retriable
+from headrace.connectors.kafka.client.wire import connection as connection_module
+from headrace.connectors.kafka.client.wire.connection import Connection
+from headrace.connectors.kafka.client.wire.handshake import _TcpTransport
+from headrace.connectors.kafka.client.wire.protocol import MetadataRequest
+from headrace.enumerator.errors import CorruptDataError, HeadraceError, ProtocolViolationError, is_retriable
 
 
 @contextlib.contextmanager
@@ -115,6 +119,18 @@ def test_the_last_words_of_a_broker_that_hangs_up_are_heard():
         assert isinstance(transport._sock_recv()[1], Exception)
 
 
+def test_a_request_while_another_is_in_flight_is_a_bug_of_the_caller(monkeypatch):
+    ours, theirs = socket.socketpair()
+    versions = SimpleNamespace(api_version=lambda request: 4)
+    adopted = SimpleNamespace(socket=ours, versions=versions, expires_at=None)
+    monkeypatch.setattr(connection_module, "shake_hands", lambda *_: adopted)
+    with theirs, contextlib.closing(Connection("broker", 9092, ClientConfig(bootstrap="unused:1"))) as connection:
+        connection.send(MetadataRequest(topics=[], allow_auto_topic_creation=False))
+        with pytest.raises(ProtocolViolationError, match="another request is in flight"):
+            connection.request(MetadataRequest(topics=[], allow_auto_topic_creation=False))
+        assert connection.in_flight == 1
+
+
 def test_failed_handshakes_leave_no_descriptor_open():
     def count() -> int:
         return len(os.listdir("/dev/fd"))
@@ -126,53 +142,3 @@ def test_failed_handshakes_leave_no_descriptor_open():
         with server(lambda client: None) as port:
             connect(port, tls=TlsConfig())
     assert count() <= before
-
-
-@pytest.mark.parametrize("version", ["3.0.11", "3.1.0", "2.3.0", "4.0"])
-def test_an_untried_kafka_python_is_refused_with_what_to_install(version):
-    with pytest.raises(ImportError, match=r"pip install 'kafka-python>=3.0.12,<3.1'"):
-        _check_version(version)
-
-
-@pytest.mark.parametrize("version", ["3.0.12", "3.0.13", "3.0.99.post1"])
-def test_a_tried_kafka_python_is_taken(version):
-    _check_version(version)
-
-
-def test_a_buffer_is_used_again_once_nobody_looks_at_it():
-    pool = _BufferPool()
-    first = pool.take(100_000)
-    buffer = id(first.obj)
-    part = first[10:20]
-    first.release()
-    assert id(pool.take(100_000).obj) != buffer  # `part` still looks at it
-    del part
-    assert buffer in {id(pool.take(size).obj) for size in (100_001, 1 << 20)}
-
-
-def test_a_small_answer_does_not_hold_on_to_a_large_buffer():
-    pool = _BufferPool()
-    large = len(pool.take(50 << 20).obj)
-    assert len(pool.take(100_000).obj) < large
-
-
-def test_a_view_keeps_its_bytes_however_much_comes_after():
-    pool = _BufferPool()
-    kept = pool.take(100_000)
-    kept[:3] = b"abc"
-    for _ in range(50):
-        pool.take(100_000)[:3] = b"xyz"
-    assert bytes(kept[:3]) == b"abc"
-
-
-@pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 65_537, 1 << 20, (1 << 20) + 1])
-def test_a_view_has_the_size_asked_for(size):
-    assert len(_BufferPool().take(size)) == size
-
-
-def test_idle_buffers_are_few():
-    pool = _BufferPool()
-    views = [pool.take(100_000) for _ in range(50)]
-    del views
-    pool.take(10 << 20)
-    assert len(pool._buffers) <= 8

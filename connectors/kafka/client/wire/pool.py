@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from headrace.connectors.kafka.client.errors import ConnectionLostError
 from headrace.connectors.kafka.client.properties import ClientConfig
-from headrace.connectors.kafka.client.wire import Connection
+from headrace.connectors.kafka.client.wire.connection import Connection
 
 __all__ = ["ConnectionPool"]
 

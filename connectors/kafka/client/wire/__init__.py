@@ -1,0 +1,21 @@
+"""Connections to single brokers: handshake, framing, messages, failures, a pool.
+
+kafka-python connects, negotiates API versions, and does TLS and SASL; its protocol classes encode requests and decode
+responses. None of that is its public API: hence the bound on its version, checked here, before any of it is imported.
+"""
+
+from __future__ import annotations
+
+from kafka.version import __version__ as kafka_python_version
+
+
+def _check_version(version: str) -> None:
+    numbers = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
+    if not (3, 0, 12) <= numbers < (3, 1):
+        raise ImportError(
+            f"headrace needs kafka-python >=3.0.12,<3.1 and found {version}: it uses parts that are not kafka-python's public "
+            "API. Install it with: pip install 'kafka-python>=3.0.12,<3.1'"
+        )
+
+
+_check_version(kafka_python_version)
