@@ -19,6 +19,8 @@ from typing import Any, Literal
 
 import psutil
 
+from benchmarks.stored import write_whole
+
 CALL_TIMEOUT_S = 900.0
 WARM_UPS = 2
 END_TIMEOUT_S = 30.0
@@ -244,11 +246,8 @@ def _run(ships: Fleet, cell: Cell, system: str, complain: Callable[[str], None])
 
 
 def save(directory: Path, cell: Cell, document: Mapping[str, Any]) -> None:
-    """Keep a cell's document; the file appears complete or not at all."""
-    directory.mkdir(parents=True, exist_ok=True)
-    partial = directory / f"{cell.key}.partial"
-    partial.write_text(json.dumps(document, indent=1) + "\n")
-    partial.rename(directory / f"{cell.key}.json")
+    """Keep a cell's document."""
+    write_whole(directory / f"{cell.key}.json", json.dumps(document, indent=1) + "\n")
 
 
 def is_finished(directory: Path, cell: Cell, rounds: int) -> bool:

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-import matplotlib as mpl
-
-mpl.use("Agg")
 import matplotlib.pyplot as plt
+
+from benchmarks.figures import save
 
 COLOURS = ("#0b6e99", "#c8553d", "#b9bec4", "#7a8f5a")
 BAR, GAP = 0.26, 0.22
@@ -62,5 +61,4 @@ def plot(bars: Mapping[str, Mapping[str, Spread]], title: str, unit: str, file: 
     axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=len(systems), frameon=False, fontsize=9)
-    figure.savefig(file, dpi=150)
-    plt.close(figure)
+    save(figure, file)

@@ -166,10 +166,10 @@ def report(results: Path, target: Path) -> Path:
     for group, (title, explained) in GROUPS.items():
         chosen = [document for document in documents.values() if document["group"] == group]
         if chosen:
-            image = results / f"{group.replace(' ', '-')}.png"
+            image = results / f"{group.replace(' ', '-')}.svg"
             _plot(chosen, title, image)
             lines += ["", f"## {title}", "", explained, "", *_table(chosen), "", f"![{title}]({image.relative_to(target)})"]
-    lines += restore_section(results / "restore", target)
+    lines += restore_section(results, target)
     file = target / "RESULTS.md"
     file.write_text("\n".join(lines) + "\n")
     return file

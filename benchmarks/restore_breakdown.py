@@ -8,6 +8,7 @@ harness; what the processes note of themselves until the first new record is kep
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -22,7 +23,8 @@ from benchmarks.restore.broker_bytes import broker_bytes, free_port
 from benchmarks.restore.run import QUICK, Work, run
 from benchmarks.restore.stages import STAGES, processes, stages
 from benchmarks.restore.systems import BY_NAME
-from benchmarks.restore_throughput import BROKER_HEAP, save, scratch
+from benchmarks.restore_throughput import BROKER_HEAP, scratch
+from benchmarks.stored import write_whole
 from headrace.harness.kafka import start_broker
 
 FILE = Path(__file__).parent / "results" / "restore-breakdown.json"
@@ -47,7 +49,7 @@ def main(
                     document = run(cluster.bootstrap, counters, work, directory, status.update)
                 found[name].append(_kept(document))
     document = {"rate": rate, "value_bytes": VALUE_BYTES, "systems": found, "environment": environment("local")}
-    save(file, document)
+    write_whole(file, json.dumps(document) + "\n")
     console.print(_table(found))
 
 

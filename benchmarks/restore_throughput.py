@@ -2,14 +2,13 @@
 
     python benchmarks/restore_throughput.py [--quick] [--only TEXT] [--kills 10] [--load common|own] [--rate 20000] [--size 100]
 
-Every run is one kill and one JSON file in `benchmarks/results/restore`; a valid run that is there is not made again, so an
-interrupted benchmark goes on where it was. Runs go round: every system's first kill, then every system's second. RESULTS.md is
-made from the files.
+Every run is one kill and one line of JSON in `benchmarks/results/restore/<system>.jsonl`; a valid run that is there is not made
+again, so an interrupted benchmark goes on where it was. An invalid one keeps its line, and is made again. Runs go round: every
+system's first kill, then every system's second. RESULTS.md is made from the files.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -30,6 +29,7 @@ from benchmarks.restore.broker_bytes import BrokerBytes, broker_bytes, free_port
 from benchmarks.restore.capacity import capacity
 from benchmarks.restore.report import summary
 from benchmarks.restore.run import FULL, QUICK, Timing, Work, run
+from benchmarks.restore.runs import capacities_in, runs_in
 from benchmarks.restore.systems import ABLATIONS, BY_NAME, SYSTEMS, System
 from headrace.harness.kafka import start_broker
 from headrace.harness.kafka.containers import docker_answers
@@ -37,7 +37,7 @@ from headrace.harness.kafka.containers import docker_answers
 HERE = Path(__file__).parent
 BROKER_HEAP = ("-Xms1g", "-Xmx1g")
 SHARE = 0.7
-ABLATION_RATE, ABLATION_RESTORE_S = 10_000.0, 60.0
+ABLATION_RATE, ABLATION_RESTORE_S, ABLATION_KILLS = 10_000.0, 60.0, 3
 """What is lost or had twice is in the lag for ever: there is no use in waiting for its end."""
 
 QUICK_RATE = 10_000.0
@@ -66,29 +66,23 @@ class Plan:
     results: Path
 
     def load_name(self, system: System) -> str:
-        """Names the load in files' names."""
+        """Names the load in the documents: a run is told apart from others by it, the size, the system and the number."""
         if system.ablation:
             return f"{ABLATION_RATE:.0f}-a-s"
         if self.rate is not None:
             return f"{self.rate:.0f}-a-s"
         return f"{self.share.value}-load"
 
-    def file(self, system: System, size: int, number: int) -> Path:
-        """Where a run's document is."""
-        return self.results / f"{size}-b-{self.load_name(system)}-{system.name}-{number:02}.json"
-
-    def capacity_file(self, system: System, size: int) -> Path:
-        """Where a system's capacity is."""
-        return self.results / f"capacity-{size}-b-{system.capacity_of or system.name}.json"
-
     def pending(self) -> list[tuple[System, int, int]]:
-        """The runs that are not there yet, in turn."""
+        """The runs that are not there yet, or not valid, in turn."""
+        made = runs_in(self.results)
         return [
             (system, size, number)
             for number in range(self.kills)
             for size in self.sizes
             for system in self.systems
-            if not (is_valid(self.file(system, size, number)) or (system.ablation and number >= 3))
+            if not (system.ablation and number >= ABLATION_KILLS)
+            and not made.has_valid(system.name, size, self.load_name(system), number)
         ]
 
 
@@ -102,7 +96,7 @@ class Bench:
         self._bar = progress.add_task("", total=len(plan.pending()))
 
     def run(self) -> int:
-        """All that is pending; how many runs failed. A failed run leaves no file: the next call tries again."""
+        """All that is pending; how many runs failed. A failed run leaves no line: the next call tries again."""
         failed = 0
         for system, size, number in self._plan.pending():
             try:
@@ -111,7 +105,7 @@ class Bench:
                 failed += 1
                 self._progress.console.print(f"[red]{system.name}, {size} B, kill {number}: {error}", markup=True)
             else:
-                save(self._plan.file(system, size, number), document)
+                runs_in(self._plan.results).add(document)
                 self._progress.console.print(summary([document]))
             self._progress.advance(self._bar)
         return failed
@@ -128,8 +122,7 @@ class Bench:
 
         with scratch() as directory:
             document = run(self._bootstrap, self._counters, work, directory, tell)
-        known = self._plan.capacity_file(system, size)
-        bears = json.loads(known.read_text())["records_per_s"] if known.is_file() else None
+        bears = capacities_in(self._plan.results).of(system.capacity_of or system.name, size)
         return {**document, "load": self._plan.load_name(system), "capacity": bears, "environment": self._facts}
 
     def _rate(self, system: System, size: int) -> float:
@@ -142,17 +135,19 @@ class Bench:
         return SHARE * min(self._capacity(BY_NAME[name], size) for name in sorted(names))
 
     def _capacity(self, system: System, size: int) -> float:
-        file = self._plan.capacity_file(system, size)
-        if not file.is_file():
+        kept = capacities_in(self._plan.results)
+        known = kept.of(system.name, size)
+        if known is not None:
+            return known
 
-            def tell(step: str) -> None:
-                self._progress.update(self._bar, description=f"{system.name}, {size} B: {step}")
+        def tell(step: str) -> None:
+            self._progress.update(self._bar, description=f"{system.name}, {size} B: {step}")
 
-            load = os.getloadavg()
-            with scratch() as directory:
-                found = capacity(self._bootstrap, Work(system, size, 0.0, 0, self._plan.timing), directory, tell)
-            save(file, {**found.document(system, size), "load_average": load, "environment": self._facts})
-        return float(json.loads(file.read_text())["records_per_s"])
+        load = os.getloadavg()
+        with scratch() as directory:
+            found = capacity(self._bootstrap, Work(system, size, 0.0, 0, self._plan.timing), directory, tell)
+        kept.add({**found.document(system, size), "load_average": load, "environment": self._facts})
+        return found.records_per_s
 
 
 @contextmanager
@@ -163,19 +158,6 @@ def scratch() -> Iterator[Path]:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def is_valid(file: Path) -> bool:
-    """Whether the run is there and says something; one that does not is made again."""
-    return file.is_file() and json.loads(file.read_text())["valid"]
-
-
-def save(file: Path, document: dict[str, Any]) -> None:
-    """The file appears complete or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps(document) + "\n")
-    partial.rename(file)
 
 
 def main(
@@ -199,7 +181,7 @@ def main(
         rate or (QUICK_RATE if quick else None),
         load,
         QUICK if quick else FULL,
-        results / "restore",
+        results,
     )
     failed = 0 if report_only else _run(plan)
     written = report(results, results if quick else HERE)

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
+from benchmarks.figures import save
 from benchmarks.spread import Spread
-
-Document = Mapping[str, Any]
+from benchmarks.stored import Document
 
 OURS, OTHERS, BAD = "#0b6e99", "#8a9299", "#c8553d"
 INK, PALE = "#333333", "#e6e6e6"
@@ -35,8 +31,7 @@ def plot_time(runs: Mapping[str, Document], file: Path) -> None:
         "dashed: killed; dot: first new record; diamond: caught up",
         loc="left", fontsize=9, color=INK,
     )  # fmt: skip
-    figure.savefig(file, dpi=150)
-    plt.close(figure)
+    save(figure, file)
 
 
 def _one_time(axes: Axes, title: str, run: Document) -> None:
@@ -79,8 +74,7 @@ def plot_bars(runs: Mapping[str, Sequence[Document]], file: Path) -> None:
         axes.grid(axis="x", color=PALE, linewidth=0.8)
         axes.set_axisbelow(True)
         axes.set_xlim(left=0)
-    figure.savefig(file, dpi=150)
-    plt.close(figure)
+    save(figure, file)
 
 
 def _bar(axes: Axes, row: int, found: Sequence[float], worst: float | None, document: Document) -> None:

@@ -1,4 +1,4 @@
-"""The restore section of RESULTS.md, its plots, and the table on the screen, all from the JSON of the runs."""
+"""The restore section of RESULTS.md, its plots, and the table on the screen, all from the kept runs and capacities."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 from rich.table import Table
 
 from benchmarks.restore.plots import plot_bars, plot_time
+from benchmarks.restore.runs import capacities_in, runs_in
 from benchmarks.restore.stages import STAGES
 from benchmarks.spread import Spread
-
-Document = Mapping[str, Any]
+from benchmarks.stored import Document
 
 EXPLAINED = """\
 Every run is one system under a steady load, one SIGKILL, and its restore. **Outage**: from the kill to the first new record
@@ -30,28 +30,22 @@ With a steady load the DFRT of a system that recovers cannot differ from the loa
 has come out. So it tells who recovers without a flaw, and at which load; outage, recovery and the first 30 s tell how fast."""
 
 
-def load(directory: Path) -> list[Document]:
-    """All runs, in the order of their files' names."""
-    found = [json.loads(file.read_text()) for file in sorted(directory.glob("*.json"))]
-    return [document for document in found if "verdict" in document]
+def section(results: Path, target: Path) -> list[str]:
+    """The lines of the report; the plots go beside the runs. Empty without runs or breakdown."""
+    return [*_restores(results, target), *_breakdown(results / "restore-breakdown.json")]
 
 
-def section(directory: Path, target: Path) -> list[str]:
-    """The lines of the report; the plots go beside the JSON. Empty without runs or breakdown."""
-    return [*_restores(directory, target), *_breakdown(directory.parent / "restore-breakdown.json")]
-
-
-def _restores(directory: Path, target: Path) -> list[str]:
-    documents = load(directory)
+def _restores(results: Path, target: Path) -> list[str]:
+    documents = runs_in(results).all()
     if not documents:
         return []
     lines = ["", "## Duplicate-free restore throughput", "", EXPLAINED]
     runs = [document for document in documents if not document["ablation"]]
     for key in dict.fromkeys((document["load"], document["value_bytes"]) for document in runs):
         chosen = [document for document in runs if (document["load"], document["value_bytes"]) == key]
-        lines += ["", f"### {_title(*key)}", "", *_table(chosen), "", *_plots(chosen, directory, target)]
-    lines += _capacities(directory)
-    lines += _ablations([document for document in documents if document["ablation"]])
+        lines += ["", f"### {_title(*key)}", "", *_table(chosen), "", *_plots(chosen, results / "restore", target)]
+    lines += _capacities(capacities_in(results).all())
+    lines += _ablations([document for document in documents if document["ablation"] and document["valid"]])
     lines += ["", *_facts(documents)]
     return lines
 
@@ -144,7 +138,7 @@ def _plots(documents: Sequence[Document], directory: Path, target: Path) -> Iter
     if not runs:
         return
     stem = f"restore-{documents[0]['value_bytes']}-b-{documents[0]['load']}"
-    time_file, bars_file = (directory / f"{stem}-{kind}.png" for kind in ("time", "bars"))
+    time_file, bars_file = (directory / f"{stem}-{kind}.svg" for kind in ("time", "bars"))
     plot_time({title: _typical(found) for title, found in runs.items()}, time_file)
     plot_bars(runs, bars_file)
     yield f"![What became visible, by time since the kill]({time_file.relative_to(target)})"
@@ -158,9 +152,8 @@ def _typical(runs: Sequence[Document]) -> Document:
     return by_recovery[len(by_recovery) // 2]
 
 
-def _capacities(directory: Path) -> Iterator[str]:
+def _capacities(found: Sequence[Document]) -> Iterator[str]:
     """What each system bears, and what of it each process costs: with all processors busy it is what bounds the load."""
-    found = [json.loads(file.read_text()) for file in sorted(directory.glob("capacity-*.json"))]
     if not found:
         return
     parties = list(dict.fromkeys(name for document in found for name in document["processors_us"]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from benchmarks.restore.report import section
+from benchmarks.restore.runs import capacities_in, runs_in
 from benchmarks.restore.stages import STAGES, processes, stages
 
 MARKS = [
@@ -38,15 +38,13 @@ def document(system: str, number: int, **changes) -> dict:
 
 
 def written(tmp_path: Path, *documents: dict) -> str:
-    directory = tmp_path / "restore"
-    directory.mkdir()
-    for number, made in enumerate(documents):
-        (directory / f"{number}.json").write_text(json.dumps(made))
-    return "\n".join(section(directory, tmp_path))
+    for made in documents:
+        runs_in(tmp_path).add(made)
+    return "\n".join(section(tmp_path, tmp_path))
 
 
 def test_without_runs_there_is_no_section(tmp_path):
-    assert section(tmp_path / "restore", tmp_path) == []
+    assert section(tmp_path, tmp_path) == []
 
 
 def test_a_system_has_one_row_with_medians_and_the_worst(tmp_path):
@@ -55,8 +53,17 @@ def test_a_system_has_one_row_with_medians_and_the_worst(tmp_path):
     assert row.startswith(
         "| The a (exactly once) | 3 | 5.0 | 4.0 (4.0 to 4.0) | 4.0 | 0.80 | 3.0 (3.0 to 3.0) | 9.0 (8.5 to 9.5) | 10.0 |"
     )
-    assert all(file.exists() for file in (tmp_path / "restore").glob("*.png"))
-    assert len(list((tmp_path / "restore").glob("*.png"))) == 2
+    plots = sorted(file.name for file in (tmp_path / "restore").glob("*.svg"))
+    assert plots == ["restore-100-b-own-load-bars.svg", "restore-100-b-own-load-time.svg"]
+    assert all(f"](restore/{plot})" in text for plot in plots)
+
+
+def test_the_same_runs_give_the_same_plots_byte_for_byte(tmp_path):
+    for place in ("first", "second"):
+        written(tmp_path / place, *(document("a", number) for number in range(3)))
+    plots = sorted((tmp_path / "first" / "restore").glob("*.svg"))
+    assert len(plots) == 2
+    assert all(plot.read_bytes() == (tmp_path / "second" / "restore" / plot.name).read_bytes() for plot in plots)
 
 
 def test_a_run_with_duplicates_counts_with_a_dfrt_of_nothing(tmp_path):
@@ -85,6 +92,23 @@ def test_ablations_have_a_table_of_their_own(tmp_path):
     text = written(tmp_path, document("a", 0), document("b", 0, ablation=True, verdict=flaws, dfrt=0.0))
     assert "| The b | 0 | by the clock | 10 | 9 | 3 | 0.0 |" in text
     assert "| The b (" not in text
+
+
+def test_an_ablation_whose_bug_was_not_seen_is_left_out(tmp_path):
+    unseen = document("b", 0, ablation=True, valid=False, wrong=["the planted bug was not seen"])
+    assert "| The b" not in written(tmp_path, document("a", 0), unseen)
+
+
+def test_capacities_have_a_table_of_their_own(tmp_path):
+    capacities = capacities_in(tmp_path)
+    for system in ("b", "a"):
+        costs = {"load": 1.5, system: 2.25}
+        capacities.add(
+            {"system": system, "title": f"The {system}", "value_bytes": 100, "records_per_s": 5e4, "processors_us": costs}
+        )
+    text = written(tmp_path, document("a", 0))
+    assert "| | records/s | load, µs | a, µs | b, µs |" in text
+    assert "| The a, 100 B | 50,000 | 1.50 | 2.25 | 0.00 |\n| The b, 100 B |" in text
 
 
 def test_the_stages_of_a_restore_add_up_to_the_outage():
