@@ -1,6 +1,6 @@
 """Reading Kafka in Beam pipelines, on Beam's runner in Python and on Flink: headrace beside what Python users have otherwise.
 
-    python benchmarks/beam_read.py [--quick] [--only TEXT] [--again]
+    python -m benchmarks.beam_read [--quick] [--only TEXT] [--again]
 
 Results go where `read_throughput.py` has its own, and into the same RESULTS.md.
 """

@@ -1,6 +1,6 @@
 """Where the processor's time goes in a batch read on Spark: headrace beside Spark's ceiling for Python sources.
 
-    python benchmarks/cpu_budget.py
+    python -m benchmarks.cpu_budget
 
 For each system, CPU seconds of the JVM, of the Python workers and of the broker, in one read of a whole topic; and how many
 cores that keeps busy. A read that uses all of both cores is bounded by them, and can be no faster than its work is small: what

@@ -1,6 +1,6 @@
 """Decoding fetched bytes to Arrow, set against the least it could cost: copying the same bytes once and taking their CRC32C.
 
-    python benchmarks/decode.py [pairs]
+    python -m benchmarks.decode [pairs]
 
 Limit and decoder run by turns, A B A B, in one process on one thread; each pair gives one ratio of throughput, the decoder's
 over the limit's, and the median of them is the figure. The limit copies and checks as much at a time as the decoder puts

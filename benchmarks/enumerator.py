@@ -1,4 +1,4 @@
-"""How long the enumerator takes with many splits: `python benchmarks/enumerator.py [--splits 100000]`.
+"""How long the enumerator takes with many splits: `python -m benchmarks.enumerator [--splits 100000]`.
 
 Prints, for each step, the median and the range over the repeats, and writes them to benchmarks/results/enumerator.json: by the
 clock (wall_s), and in CPU seconds (cpu_s), which other work on the machine disturbs less. The goal is a restore within 1 s by

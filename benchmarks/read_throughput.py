@@ -1,6 +1,6 @@
 """Reading Kafka: headrace beside Spark's JVM connector, Spark's own ceiling for Python sources, and plain Python clients.
 
-    python benchmarks/read_throughput.py [--quick] [--only TEXT] [--again]
+    python -m benchmarks.read_throughput [--quick] [--only TEXT] [--again]
 
 Results are JSON in `benchmarks/results`, one file a cell; RESULTS.md and the plots are made from these files alone. A cell that
 is finished is not measured again, so an interrupted run goes on where it was.

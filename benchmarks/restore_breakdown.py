@@ -1,6 +1,6 @@
 """Where the time goes between the kill of a Spark driver and the first new record: ours, and Spark's own connector.
 
-    python benchmarks/restore_breakdown.py [--runs 5] [--rate 20000]
+    python -m benchmarks.restore_breakdown [--runs 5] [--rate 20000]
 
 The result is `benchmarks/results/restore-breakdown.json`. Killed by the clock, as in `restore_throughput.py`, with the same
 harness; what the processes note of themselves until the first new record is kept, and summed up by stage.

@@ -1,6 +1,6 @@
 """Duplicate-free restore throughput: systems under load are killed, and an oracle counts what their outputs lack or have twice.
 
-    python benchmarks/restore_throughput.py [--quick] [--only TEXT] [--kills 10] [--load common|own] [--rate 20000] [--size 100]
+    python -m benchmarks.restore_throughput [--quick] [--only TEXT] [--kills 10] [--load common|own] [--rate 20000] [--size 100]
 
 Every run is one kill and one line of JSON in `benchmarks/results/restore/<system>.jsonl`; a valid run that is there is not made
 again, so an interrupted benchmark goes on where it was. An invalid one keeps its line, and is made again. Runs go round: every

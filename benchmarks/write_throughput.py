@@ -1,6 +1,6 @@
 """Kafka to Kafka: headrace on Spark and Flink exactly once, Spark's JVM connector at least once.
 
-    python benchmarks/write_throughput.py [--quick] [--again]
+    python -m benchmarks.write_throughput [--quick] [--again]
 
 Results go where `read_throughput.py` has its own, and into the same RESULTS.md.
 """
