@@ -14,7 +14,7 @@ demo: $(INSTALLED) ## The flights pipeline: kills, restores, new partitions, and
 	$(BIN)/python examples/flights/demo.py
 
 demo-beam: $(INSTALLED) ## The same flights through a Beam pipeline on Flink: two kills, a savepoint, new partitions, and the oracle's verdict
-	$(BIN)/python examples/flights_beam/demo.py
+	$(BIN)/python examples/flights/demo_beam.py
 
 test: $(INSTALLED) ## All tests, against a real Kafka and a real Spark
 	$(BIN)/pytest

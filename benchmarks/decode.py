@@ -28,14 +28,12 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace.connectors.kafka.format.decode import ALL_COLUMNS, MAX_BATCH_BYTES, decode
+from headrace.connectors.kafka.format.encode import Codec, RecordEncoder
 
-ROOT = Path(__file__).parents[1]
-from tests.helpers.record_batches import Record, batch  # noqa: E402 - the tests' builder of record batches
-
-RESULT = ROOT / "benchmarks" / "results" / "decode.json"
+RESULT = Path(__file__).parent / "results" / "decode.json"
 PAIRS = 9
 RECORD_BYTES = (100, 1024)
-CODECS = ("none", "lz4", "zstd")
+CODECS = (Codec.NONE, Codec.LZ4, Codec.ZSTD)
 COLUMNS: dict[str, tuple[str, ...]] = {"all": ALL_COLUMNS, "value": ("value",)}
 BATCH_BYTES = 16384  # a Kafka producer's default batch.size
 UNCOMPRESSED_BYTES = 64 << 20  # of records, in all
@@ -43,7 +41,7 @@ TARGET = 0.5  # of the limit, for uncompressed batches
 VERSIONS = ("headrace", "pyarrow", "crc32c", "cramjam")
 
 
-def response(record_bytes: int, codec: str) -> tuple[bytes, int]:
+def response(record_bytes: int, codec: Codec) -> tuple[bytes, int]:
     """A Fetch response's records without keys, batched as a producer does, and how many they are.
 
     The values are lines of a log with varying numbers in them: zstd makes them about five times smaller.
@@ -51,19 +49,28 @@ def response(record_bytes: int, codec: str) -> tuple[bytes, int]:
     per_batch = BATCH_BYTES // record_bytes
     out = bytearray()
     total = UNCOMPRESSED_BYTES // (per_batch * record_bytes) * per_batch
-    bodies = [batch(_records(record_bytes, per_batch, seed), codec=codec) for seed in range(16)]
+    bodies = [_batch(_rows(record_bytes, per_batch, seed), codec) for seed in range(16)]
     for number, base in enumerate(range(0, total, per_batch)):
         body = bodies[number % len(bodies)]
         out += base.to_bytes(8, "big") + body[8:]  # the CRC does not cover the base offset
     return bytes(out), total
 
 
-def _records(record_bytes: int, count: int, seed: int) -> list[Record]:
+def _batch(rows: pa.RecordBatch, codec: Codec) -> bytes:
+    encoder = RecordEncoder(1, producer_id=-1, producer_epoch=-1, transactional=False, codec=codec)
+    full = encoder.append(rows, 0)
+    (only,) = [*full, *encoder.flush()]
+    return bytes(only.data)
+
+
+def _rows(record_bytes: int, count: int, seed: int) -> pa.RecordBatch:
     line = "host-{:02} GET /item/{:06} 200 {}us; ".format
     numbers = range(seed * 999, seed * 999 + count * record_bytes // 20)
     text = "".join(line(n % 40, n * 7919 % 999_983, n * 31 % 9973) for n in numbers).encode()
     start = 1_700_000_000_000
-    return [Record(n, None, text[n * record_bytes :][:record_bytes], start + n) for n in range(count)]
+    values = [text[n * record_bytes :][:record_bytes] for n in range(count)]
+    times = pa.array(range(start, start + count), pa.timestamp("ms"))
+    return pa.record_batch({"value": pa.array(values, pa.binary()), "timestamp": times})
 
 
 def limit(data: bytes) -> Callable[[], None]:

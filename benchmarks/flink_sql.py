@@ -11,7 +11,7 @@ import sys
 import time
 import uuid
 
-from pyflink.table import EnvironmentSettings, TableEnvironment
+from pyflink.table import EnvironmentSettings, TableEnvironment  # pyright: ignore[reportMissingImports] - has its own environment
 
 PARALLELISM = 2
 CHECKPOINT_INTERVAL = "1 s"

@@ -1,5 +1,7 @@
 """The judge: reads the whole output with librdkafka, nothing of headrace, and classifies what is wrong with it.
 
+It shares no code with the oracle of the flights (`examples/flights/oracle.py`), so that neither has the other's mistakes.
+
 `judge` is pure. `read_log` reads a topic under one isolation level. What the words mean:
 
 - duplicate: a record seen more than once under read_committed; each copy beyond the first counts.

@@ -19,7 +19,7 @@ from headrace.runners.spark.class_archive import archive_at_hand
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-PLANTED = ROOT / "tests" / "planted"
+FAULTS = ROOT / "faults"
 PARALLELISM = 2
 
 
@@ -77,7 +77,7 @@ class System:
         found = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
         paths = [str(ROOT)]
         if phase is not None or traced:
-            paths.insert(0, str(PLANTED / "phases"))
+            paths.insert(0, str(FAULTS / "phases"))
         if self.planted is not None:
             paths.insert(0, str(self.planted))
         if phase is not None:
@@ -150,11 +150,11 @@ SYSTEMS = (
 
 ABLATIONS = (
     _headrace(
-        "reinitialise", "ablation: initialises again on restore", planted=PLANTED / "reinitialise",
+        "reinitialise", "ablation: initialises again on restore", planted=FAULTS / "reinitialise",
         ablation=True, has_phases=True, scenarios=before_the_list,
     ),
     _headrace(
-        "no-discovery", "ablation: no discovery across the restore", planted=PLANTED / "no_discovery",
+        "no-discovery", "ablation: no discovery across the restore", planted=FAULTS / "no_discovery",
         ablation=True, scenarios=lambda _number: GROW,
     ),
 )  # fmt: skip

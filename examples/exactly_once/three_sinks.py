@@ -3,7 +3,7 @@
     python examples/exactly_once/three_sinks.py [--mariadb URL --postgresql URL]
 
 Each batch goes to a topic, then to a table in MariaDB, then to one in PostgreSQL. PostgreSQL has to have prepared transactions
-(max_prepared_transactions). Without addresses, throwaway servers are started, as the tests do.
+(max_prepared_transactions). Without addresses, throwaway servers are started (`headrace/harness/databases.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -21,7 +21,9 @@ import sqlalchemy as sa
 from experiment import CHECKOUT, ExperimentError, Job, Kafka, Reader, check, kafka_and_scratch, say, wait_until
 
 from headrace.connectors.sql.url import driver_engine
+from headrace.harness.databases import mariadb, postgresql
 
+SERVERS = {"mariadb": mariadb, "postgresql": postgresql}
 RECORDS, PARTITIONS, BATCH = 240, 2, 80
 KAFKA, SQL, SPARK = "headrace.connectors.kafka.write.sink", "headrace.connectors.sql.sink", "headrace.runners.spark.writers"
 PHASES = {
@@ -67,11 +69,11 @@ class Table:
 
 
 @contextmanager
-def tables(mariadb: str | None, postgresql: str | None) -> Iterator[list[Table]]:
+def tables(urls: Mapping[str, str | None]) -> Iterator[list[Table]]:
     """A table in each database; one whose address is not given is started."""
     with ExitStack() as stack:
         found = []
-        for name, url in (("mariadb", mariadb), ("postgresql", postgresql)):
+        for name, url in urls.items():
             found.append(Table(name, url or stack.enter_context(throwaway(name))))
             stack.callback(found[-1].drop)
         yield found
@@ -80,9 +82,7 @@ def tables(mariadb: str | None, postgresql: str | None) -> Iterator[list[Table]]
 @contextmanager
 def throwaway(name: str) -> Iterator[str]:
     """A database's address."""
-    from tests.helpers import databases
-
-    with getattr(databases, name)() as database:
+    with SERVERS[name]() as database:
         yield database.url
 
 
@@ -90,7 +90,7 @@ def planted(phase: str, mark: Path) -> dict[str, str]:
     """The environment in which the job is killed in this phase."""
     names = ("module", "owner", "method", "when", "nth")
     kill = {**dict(zip(names, PHASES[phase], strict=True)), "mark": str(mark)}
-    return {"HEADRACE_KILL": json.dumps(kill), "PYTHONPATH": str(CHECKOUT / "tests" / "planted" / "kill")}
+    return {"HEADRACE_KILL": json.dumps(kill), "PYTHONPATH": str(CHECKOUT / "faults" / "kill")}
 
 
 def experiment(kafka: Kafka, scratch: Path, databases: Sequence[Table]) -> None:
@@ -130,7 +130,8 @@ def main() -> int:
     parser.add_argument("--mariadb", help="mariadb://user:password@host:port/database")
     parser.add_argument("--postgresql", help="postgresql://user:password@host:port/database")
     options = parser.parse_args()
-    with kafka_and_scratch() as (kafka, scratch), tables(options.mariadb, options.postgresql) as databases:
+    urls = {"mariadb": options.mariadb, "postgresql": options.postgresql}
+    with kafka_and_scratch() as (kafka, scratch), tables(urls) as databases:
         try:
             experiment(kafka, scratch, databases)
         except ExperimentError as error:

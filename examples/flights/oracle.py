@@ -1,4 +1,8 @@
-"""Compares the topic with the output, with nothing of headrace: librdkafka reads the one, pyarrow the other."""
+"""Compares the topic with the output, with nothing of headrace: librdkafka reads the one, pyarrow the other.
+
+The oracle of the restore benchmark reads topics with a loop of its own: a judge that shares code with another has its mistakes,
+and this one is to be read and trusted by itself.
+"""
 
 from __future__ import annotations
 

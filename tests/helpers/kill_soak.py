@@ -273,8 +273,8 @@ class SparkSoak(Soak):
         }
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
         if kill is not None:
-            planted = {**kill, "mark": str(mark)}
-            environment |= {"HEADRACE_KILL": json.dumps(planted), "PYTHONPATH": python_path(HERE.parent / "planted" / "kill")}
+            environment["HEADRACE_KILL"] = json.dumps({**kill, "mark": str(mark)})
+            environment["PYTHONPATH"] = python_path(HERE.parents[1] / "faults" / "kill")
         command = [sys.executable, str(HERE / "spark_sink_driver.py"), json.dumps(arguments)]
         with (self.state / "job.log").open("a") as log:
             process = subprocess.Popen(

@@ -19,7 +19,7 @@ from typing import Any
 from headrace.runners.spark.class_archive import archive_at_hand
 from tests.helpers.python_path import python_path
 
-TESTS = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PATIENCE_S = 240.0
 
 
@@ -30,12 +30,12 @@ def _driver(folder: Path, arguments: Mapping[str, Any], environment: Mapping[str
     own = {"checkpoint": str(folder / "checkpoint"), "done": str(folder / "done"), "session": "warm_session_builder"}
     with (folder / "driver.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, TESTS / "helpers" / "spark_sink_driver.py", json.dumps({**arguments, **own})],
+            [sys.executable, ROOT / "tests" / "helpers" / "spark_sink_driver.py", json.dumps({**arguments, **own})],
             env={**os.environ, "PYSPARK_PYTHON": sys.executable, **environment},
             stdout=log,
             stderr=log,
             start_new_session=True,
-            cwd=TESTS.parent,
+            cwd=ROOT,
         )
         try:
             yield process
@@ -50,10 +50,10 @@ def _log(folder: Path) -> str:
 
 
 def kill_driver(folder: Path, arguments: Mapping[str, Any], module: str, owner: str, method: str, when: str, nth: int) -> None:
-    """Run a driver until it is killed, as `planted/kill` says."""
+    """Run a driver until it is killed, as `faults/kill` says."""
     mark = folder / "killed"
     kill = {"module": module, "owner": owner, "method": method, "when": when, "nth": nth, "mark": str(mark)}
-    environment = {"HEADRACE_KILL": json.dumps(kill), "PYTHONPATH": python_path(TESTS / "planted" / "kill")}
+    environment = {"HEADRACE_KILL": json.dumps(kill), "PYTHONPATH": python_path(ROOT / "faults" / "kill")}
     with _driver(folder, {**arguments, "tasks": 2}, environment) as process:
         process.wait(PATIENCE_S)
         assert mark.exists(), _log(folder)

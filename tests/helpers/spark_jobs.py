@@ -20,7 +20,7 @@ import pyspark
 from headrace.harness.ports import reserved_ports
 from tests.helpers.python_path import python_path
 
-TESTS = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PATIENCE_S = 240.0
 POLL_S = 0.1
 
@@ -31,7 +31,7 @@ class SparkJob:
     def __init__(self, folder: Path, name: str, given: Mapping[str, Any], fault: Mapping[str, Any] | None = None) -> None:
         """`name` is that of its log; `given` are its arguments, to which the checkpoint in `folder` is added.
 
-        `fault` is one of `planted/kill`; `mark` is there once it has happened.
+        `fault` is one of `faults/kill`; `mark` is there once it has happened.
         """
         self.folder, self.name = folder, name
         run = f"{name}-{time.monotonic_ns()}"
@@ -41,7 +41,7 @@ class SparkJob:
         if fault is not None:
             planted = {
                 "HEADRACE_KILL": json.dumps({**fault, "mark": str(self.mark)}),
-                "PYTHONPATH": python_path(TESTS / "planted" / "kill"),
+                "PYTHONPATH": python_path(ROOT / "faults" / "kill"),
             }
             executors = {f"spark.executorEnv.{name}": value for name, value in planted.items()}
             self._environment |= planted
@@ -49,10 +49,10 @@ class SparkJob:
 
     def __enter__(self) -> Self:
         """Start it."""
-        command = [sys.executable, str(TESTS / "helpers" / "spark_sink_driver.py"), json.dumps(self._arguments)]
+        command = [sys.executable, str(ROOT / "tests" / "helpers" / "spark_sink_driver.py"), json.dumps(self._arguments)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, env=self._environment, stdout=log, stderr=log, start_new_session=True, cwd=TESTS.parent
+                command, env=self._environment, stdout=log, stderr=log, start_new_session=True, cwd=ROOT
             )
         return self
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helpers import databases
-
 pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
 
-from tests.helpers.databases import carried_initdbs, postgresql
+from headrace.harness import databases
+from headrace.harness.databases import carried_initdbs, postgresql
 from tests.helpers.sql_rig import SqlRig, run_epoch
 
 pytestmark = pytest.mark.timeout(300)

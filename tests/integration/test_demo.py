@@ -20,7 +20,7 @@ from tests.helpers.python_path import python_path
 
 ROOT = Path(__file__).parents[2]
 FLIGHTS = ROOT / "examples" / "flights"
-REINITIALISE = ROOT / "tests" / "planted" / "reinitialise"
+REINITIALISE = ROOT / "faults" / "reinitialise"
 COUNT = 30_000
 LAST_LINE = re.compile(r"headrace demo: (\d+) records in, (\d+) out, (\d+) duplicates, (\d+) lost, (\d+) restores")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient
 
-DEMO = Path(__file__).parents[2] / "examples" / "flights_beam" / "demo.py"
+DEMO = Path(__file__).parents[2] / "examples" / "flights" / "demo_beam.py"
 COUNT = 20_000
 LAST_LINE = re.compile(r"headrace demo: (\d+) records in, (\d+) out, (\d+) duplicates, (\d+) lost, (\d+) restores")
 

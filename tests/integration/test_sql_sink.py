@@ -34,7 +34,8 @@ from headrace.enumerator.errors import (
     RetriableError,
     UsageError,
 )
-from tests.helpers.databases import PASSWORD, REQUIRED, Database, mariadb, postgresql, unavailable
+from headrace.harness.databases import PASSWORD, Database
+from tests.helpers.databases import REQUIRED, mariadb, postgresql, unavailable
 from tests.helpers.sql_rig import Crash, CrashingCommitter, SqlRig, batch, prepare, run_epoch, write_epoch
 
 pytestmark = pytest.mark.timeout(300)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-OURS = ("headrace", "enumerator", "connectors", "runners", "pyspark_headrace", "tests", "benchmarks", "examples")
+OURS = ("headrace", "enumerator", "connectors", "runners", "pyspark_headrace", "tests", "benchmarks", "examples", "faults")
 LONGEST_FUNCTION = 70
 
 
@@ -38,6 +38,26 @@ def test_the_heart_imports_nothing_but_the_standard_library_and_pyarrow():
         if name.split(".")[0] not in allowed and not name.startswith("headrace.enumerator")
     }
     assert not foreign
+
+
+def test_benchmarks_and_examples_do_not_reach_into_tests():
+    reached = {
+        f"{path}: {name}"
+        for path, tree in modules("benchmarks", "examples", "faults", "headrace", "pyspark_headrace")
+        for name in imported(tree)
+        if name.split(".")[0] == "tests"
+    }
+    assert not reached
+
+
+def test_what_is_imported_is_found_by_its_place_and_not_by_a_changed_path():
+    changed = {
+        f"{path}:{node.lineno}"
+        for path, tree in modules(*OURS)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"sys.path.append", "sys.path.insert", "sys.path.extend"}
+    }
+    assert not changed
 
 
 def test_only_a_few_modules_use_kafka_pythons_internals():

@@ -14,7 +14,7 @@ from typing import Any
 
 from checkpoints import newest_checkpoint
 from marks import mark
-from pyflink.table import EnvironmentSettings, TableEnvironment
+from pyflink.table import EnvironmentSettings, TableEnvironment  # pyright: ignore[reportMissingImports] - has its own environment
 
 CHECKPOINT_INTERVAL = "500 ms"
 TABLE = "CREATE TABLE {name} (k BYTES, v BYTES) WITH ({options})"

@@ -12,8 +12,11 @@ from pathlib import Path
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
-from follow import Follower
-from pipeline import build
+from beam_follow import Follower
+from beam_pipeline import build
+from flights import FLIGHTS, airlines, flights
+from oracle import judge_copy
+from producer import FlightProducer
 from rich.console import Console
 from rich.table import Table
 
@@ -21,12 +24,6 @@ from headrace.harness.flink import FlinkCluster, start_flink
 from headrace.harness.kafka import add_partitions, create_topic, delete_topic, start_broker
 
 HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent / "flights"))
-
-from flights import FLIGHTS, airlines, flights  # noqa: E402 - the data, its producer and the oracle are those of the other demo
-from oracle import judge_copy  # noqa: E402
-from producer import FlightProducer  # noqa: E402
-
 PARTITIONS, PARTITIONS_WHILE_DOWN, PARTITIONS_WHILE_RUNNING, PARTITIONS_BETWEEN = 3, 5, 7, 9
 FIRST_KILL, GROWTH, SECOND_KILL, SAVEPOINT = 0.15, 0.3, 0.45, 0.6  # shares of the flights that are out by then
 HOLD_SHARE = 0.2  # of the flights: production waits when it is so far ahead, so that no machine is too slow for the plan

@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 
 if "HEADRACE_PHASE" in os.environ:
-    import phase_stops  # noqa: F401 - the benchmark kills in a phase; of two modules of this name Python imports one
+    import faults.phase_stops  # noqa: F401 - the benchmark kills in a phase; of two modules of this name Python imports one
 
 # Spark's planner, or the process that it is forked from
 if {"pyspark.sql.streaming.python_streaming_source_runner", "headrace.runners.spark_zygote"} & set(sys.orig_argv):
