@@ -1,4 +1,4 @@
-"""`headrace beam`: a Flink cluster on this machine for Beam's pipelines, and what goes wrong with them in silence."""
+"""`headrace beam`: a Flink cluster on this machine for Beam's pipelines, and reports of failures that Beam does not report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.output import note
-from headrace.cli.serving import LOOK_SECONDS, named_settings, until_interrupted
+from headrace.cli.serving import POLL_S, named_settings, until_interrupted
 from headrace.enumerator.errors import RetriableError
 
 if TYPE_CHECKING:
@@ -23,18 +23,19 @@ def beam_command(
     *,
     slots: Annotated[int, typer.Option(min=1, help="Slots: how many instances of a pipeline it can run.")] = 2,
     state: Annotated[
-        Path | None, typer.Option(file_okay=False, help="Keep checkpoints and savepoints here. Default: gone afterwards.")
+        Path | None,
+        typer.Option(file_okay=False, help="Keep checkpoints and savepoints here. Default: they are deleted at the end."),
     ] = None,
     savepoint: Annotated[str | None, typer.Option(help="Print options that restore from this savepoint.")] = None,
     patience: Annotated[
-        float, typer.Option(min=1, help="Seconds that a job may wait for its workers, or for a checkpoint, until that is said.")
+        float, typer.Option(min=1, help="Seconds that a job may wait for its workers or a checkpoint before that is reported.")
     ] = 60.0,
-    config: Annotated[list[str] | None, typer.Option(help="A setting of Flink, name=value. May be repeated.")] = None,
+    config: Annotated[list[str] | None, typer.Option(help="A Flink setting, name=value. May be repeated.")] = None,
 ) -> None:
-    """Run a Flink cluster with Beam's job server until Ctrl-C; prints the pipeline options to use, one a line.
+    """Run a Flink cluster with Beam's job server until Ctrl-C; prints the pipeline options to use, one per line.
 
-    What Beam and Flink leave silent is said on stderr: workers that do not start, checkpoints that do not complete, and jobs
-    that fail and start again. Python workers are of the Python that runs this; PYTHONPATH reaches them.
+    Reports on stderr what Beam and Flink do not report: workers that do not start, checkpoints that do not complete, and jobs
+    that fail and restart. Python workers run the same Python as this command and inherit PYTHONPATH.
     """
     from headrace.harness.flink import start_flink
     from headrace.harness.flink.watch import Patience
@@ -43,20 +44,20 @@ def beam_command(
     limits = Patience(patience, patience)
     with until_interrupted(), start_flink(slots=slots, state=state, config=settings, patience=limits) as cluster:
         print("\n".join(cluster.options(savepoint=savepoint)), flush=True)  # noqa: T201 - the command's output
-        note(f"Flink is ready; its REST interface is at http://{cluster.rest.address}. Ctrl-C ends it.")
+        note(f"Flink is ready; its REST interface is at http://{cluster.rest.address}. Ctrl-C stops it.")
         watches: dict[str, Watch] = {}
         while not (ended := cluster.ended()):
-            _look(cluster, watches)
-            threading.Event().wait(LOOK_SECONDS)
-        sys.exit(f"the {ended[0]} ended by itself. The end of its log:\n{cluster.log_tail(ended[0])}")
+            _report(cluster, watches)
+            threading.Event().wait(POLL_S)
+        sys.exit(f"the {ended[0]} exited unexpectedly. The end of its log:\n{cluster.log_tail(ended[0])}")
 
 
-def _look(cluster: FlinkCluster, watches: dict[str, Watch]) -> None:
-    """Say what is wrong with any job; `watches` has the job ids seen so far."""
+def _report(cluster: FlinkCluster, watches: dict[str, Watch]) -> None:
+    """Report what is wrong with any job; `watches` maps the job ids seen so far to their state."""
     try:
         for job_id in cluster.rest.job_ids():
             watch = watches.setdefault(job_id, cluster.watch())
             for finding in watch.observe(cluster.job(job_id), time.monotonic()):
                 note(f"headrace: {cluster.explain(finding)}")
     except RetriableError:
-        return  # a job that is being set up; there will be another look
+        return  # a job that is being set up; it is polled again

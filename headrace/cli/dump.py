@@ -1,4 +1,4 @@
-"""`headrace dump`: a topic's log as it is, batch by batch."""
+"""`headrace dump`: the record batches of a topic as they are stored."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RECORD_COLUMNS = ("partition", "offset", "timestamp", "key", "value", "transacti
 
 
 def batch_row(partition: int, batch: DumpedBatch) -> Sequence[object]:
-    """The cells of BATCH_COLUMNS. `transaction`: what became of it, or what the marker says, or nothing."""
+    """The cells of BATCH_COLUMNS. `transaction`: its outcome, the type of a marker, or None."""
     stored = batch.stored
     numbers = (stored.producer_id, stored.producer_epoch, stored.base_sequence)
     producer_id, epoch, sequence = (None if number < 0 else number for number in numbers)
@@ -77,26 +77,26 @@ def _transaction(batch: DumpedBatch) -> str | None:
 def dump_command(
     topic: Annotated[str, typer.Argument()],
     *,
-    partition: Annotated[int | None, typer.Option(help="Default: all of them.", min=0)] = None,
+    partition: Annotated[int | None, typer.Option(help="Default: all partitions.", min=0)] = None,
     start: Annotated[
-        int | None, typer.Option("--from", help="An offset; needs --partition. Default: the first.", min=0)
+        int | None, typer.Option("--from", help="First offset; needs --partition. Default: the beginning of the log.", min=0)
     ] = None,
-    limit: Annotated[int, typer.Option(help="At most so many batches of each partition.", min=1)] = MOST_BATCHES,
-    records: Annotated[bool, typer.Option("--records", help="Each batch's records as well.")] = False,
+    limit: Annotated[int, typer.Option(help="Maximum number of batches per partition.", min=1)] = MOST_BATCHES,
+    records: Annotated[bool, typer.Option("--records", help="Print the records of each batch as well.")] = False,
     bootstrap: Bootstrap = None,
     properties: Properties = None,
     properties_file: PropertiesFile = None,
 ) -> None:
-    """The log as it is, with open and aborted transactions and the markers that end them, batch by batch.
+    """Print a topic's log batch by batch, with open and aborted transactions and the markers that end them.
 
     Plain lines are `batch` (partition, base offset, last offset, records, producer id, producer epoch, base sequence,
     transaction, coordinator epoch, compression, bytes, greatest timestamp) and `record` (partition, offset, timestamp, key,
-    value, transaction). `transaction` is committed, aborted or open; COMMIT or ABORT for a marker; `-` outside of one.
+    value, transaction). `transaction` is committed, aborted or open; COMMIT or ABORT for a marker; `-` outside a transaction.
     """
     from headrace.connectors.kafka.write.log_dump import dump
 
     if start is not None and partition is None:
-        raise UsageError("--from needs --partition, as every partition counts its own offsets")
+        raise UsageError("--from needs --partition: offsets are per partition")
     cluster = connect(client_config(bootstrap, properties, properties_file))
     there = sorted(cluster.topics([topic])[topic].partitions)
     if partition is not None and partition not in there:
@@ -105,11 +105,11 @@ def dump_command(
         batches = dump(cluster, topic, number, start)
         _print(topic, number, islice(batches, limit), records=records)
         if (more := next(batches, None)) is not None:
-            note(f"{topic}-{number} goes on: --partition {number} --from {more.stored.base_offset}, or a greater --limit")
+            note(f"{topic}-{number} has more: use --partition {number} --from {more.stored.base_offset}, or a higher --limit")
 
 
 def _print(topic: str, partition: int, batches: Iterator[DumpedBatch], *, records: bool) -> None:
-    """Line by line for scripts, however many there are; on a terminal as two tables."""
+    """For scripts one line per item, streamed; on a terminal two tables."""
     out = console()
     rows, lines = [], []
     for batch in batches:

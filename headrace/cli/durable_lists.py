@@ -1,4 +1,4 @@
-"""The durable lists of jobs, as the commit topic has them: which transactions have to be committed whatever happens."""
+"""The committables of each job as stored in the commit topic: the transactions that must be committed."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DurableLists:
-    """Job to its list. `unreadable`: job to why not (damaged, or written by a newer headrace)."""
+    """Job to its list of committables. `unreadable`: job to the reason (damaged, or written by a newer headrace)."""
 
     topic: str
     lists: Mapping[str, CommitList[KafkaHandle]] = field(default_factory=dict)
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
     def incomplete(self) -> dict[str, CommitList[KafkaHandle]]:
-        """Those whose transactions are still to be committed."""
+        """The lists whose transactions are not all committed yet."""
         return {job: commits for job, commits in self.lists.items() if not commits.completed}
 
     def holder(self, transactional_id: str) -> tuple[str, int] | None:
-        """The job and the epoch that this transactional id has to be committed for; None when no list names it."""
+        """The job and epoch whose list names this transactional id; None when no list does."""
         for job, commits in self.incomplete().items():
             if any(handle.transactional_id == transactional_id for handle in commits.handles):
                 return job, commits.epoch
@@ -35,14 +35,14 @@ class DurableLists:
 
 
 def read_lists(cluster: KafkaCluster, topic: str) -> DurableLists:
-    """All lists of a commit topic; none where there is no such topic. Waits until writes to it are decided."""
+    """All lists in a commit topic; empty if the topic does not exist. Waits until open writes to it have ended."""
     from headrace.connectors.kafka.write.commit_log import CommitLog
 
     return parse_lists(topic, CommitLog(cluster, topic).read())
 
 
 def parse_lists(topic: str, records: Mapping[str, bytes]) -> DurableLists:
-    """What the records of a commit topic, by job, say."""
+    """Parse the records of a commit topic, given by job."""
     from headrace.connectors.kafka.write.handles import KafkaHandleSerializer
     from headrace.connectors.sink import CommitListSerializer
 

@@ -1,4 +1,4 @@
-"""`headrace lag`: how far a group is behind, partition by partition."""
+"""`headrace lag`: the lag of a consumer group, per partition."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLUMNS = ("topic", "partition", "committed", "end", "high watermark", "lag")
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """One partition. `committed` None: the group has committed nothing; the ends None: there is no such partition any more.
+    """One partition. `committed` is None if the group has committed nothing; the ends are None if the partition is gone.
 
     `stable_end` is the last stable offset, where a reader under read_committed stops.
     """
@@ -36,14 +36,14 @@ class PartitionLag:
 
     @property
     def lag(self) -> int | None:
-        """Offsets up to `stable_end` that the group has not read: transaction markers among them. None when not known."""
+        """Offsets up to `stable_end` that the group has not read, transaction markers included. None when unknown."""
         if self.committed is None or self.stable_end is None:
             return None
         return max(0, self.stable_end - self.committed)
 
 
 def lag_of(cluster: KafkaCluster, group: str, topics: Collection[str]) -> list[PartitionLag]:
-    """Every partition of these topics, or (none given) every one that the group has committed.
+    """Every partition of these topics; with no topics, every partition the group has committed.
 
     Raises UnknownTopicError for topics that do not exist, StateError for a group that has committed nothing.
     """
@@ -80,12 +80,12 @@ def lag_rows(lags: Sequence[PartitionLag]) -> list[Sequence[object]]:
 
 
 def total(lags: Sequence[PartitionLag]) -> int:
-    """Of the partitions whose lag is known."""
+    """The sum over the partitions whose lag is known."""
     return sum(item.lag or 0 for item in lags)
 
 
 def tables(group: str, lags: Sequence[PartitionLag]) -> list[Listing]:
-    """What is shown: the partitions, and the total with the number of partitions that it is of."""
+    """The tables to print: the partitions, and the total with the number of partitions it covers."""
     known = sum(1 for item in lags if item.lag is not None)
     return [
         Listing("partition", f"Group {group}", COLUMNS, lag_rows(lags)),
@@ -95,17 +95,19 @@ def tables(group: str, lags: Sequence[PartitionLag]) -> list[Listing]:
 
 def lag_command(
     *,
-    group: Annotated[str, typer.Option(help="A consumer group, or what commitOffsetsToGroup names.")],
-    topic: Annotated[list[str] | None, typer.Option(help="Default: all that the group has committed. May be repeated.")] = None,
-    watch: Annotated[float | None, typer.Option(help="Look again every so many seconds, until Ctrl-C.", min=0.1)] = None,
+    group: Annotated[str, typer.Option(help="A consumer group, or the value of commitOffsetsToGroup.")],
+    topic: Annotated[
+        list[str] | None, typer.Option(help="Default: every topic the group has committed. May be repeated.")
+    ] = None,
+    watch: Annotated[float | None, typer.Option(help="Repeat at this interval in seconds until Ctrl-C.", min=0.1)] = None,
     bootstrap: Bootstrap = None,
     properties: Properties = None,
     properties_file: PropertiesFile = None,
 ) -> None:
-    """How far a group is behind: committed offset, last stable offset, high watermark, lag.
+    """Print the lag of a group: committed offset, last stable offset, high watermark, lag.
 
-    Plain lines are `partition` (topic, partition, committed, end, high watermark, lag) and `total` (lag, partitions it is of,
-    partitions without one). `end` is where a reader under read_committed stops; the lag counts offsets up to it.
+    Plain lines are `partition` (topic, partition, committed, end, high watermark, lag) and `total` (lag, partitions covered,
+    partitions with unknown lag). `end` is the last stable offset; the lag counts offsets up to it.
     """
     cluster = connect(client_config(bootstrap, properties, properties_file))
     if watch is None:

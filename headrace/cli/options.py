@@ -1,4 +1,4 @@
-"""The options that every command which talks to Kafka has, and the client that they make."""
+"""The options shared by every command that talks to Kafka, and the client made from them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from headrace.connectors.kafka.client.properties import ClientConfig
 
 BOOTSTRAP_VARIABLE = "HEADRACE_BOOTSTRAP"
-FIRST_CONTACT_MS = 10_000  # an address that is wrong should not take the client's usual minute to be found so
-WRITE_TIMEOUT_MS = 900_000  # of a repair's transaction: as in Spark's writes
+FIRST_CONTACT_MS = 10_000  # a wrong address should be reported sooner than after the client's usual minute
+WRITE_TIMEOUT_MS = 900_000  # transaction timeout of a repair: as in Spark's writes
 
 Bootstrap = Annotated[
     str | None,
-    typer.Option("--bootstrap", help=f"host:port, several with commas. Default: ${BOOTSTRAP_VARIABLE}.", metavar="HOSTS"),
+    typer.Option(
+        "--bootstrap", help=f"host:port, several separated by commas. Default: ${BOOTSTRAP_VARIABLE}.", metavar="HOSTS"
+    ),
 ]
 Properties = Annotated[
     list[str] | None,
@@ -30,10 +32,12 @@ Properties = Annotated[
 ]
 PropertiesFile = Annotated[
     Path | None,
-    typer.Option("--properties-file", exists=True, dir_okay=False, help="Java client properties; --property goes before it."),
+    typer.Option(
+        "--properties-file", exists=True, dir_okay=False, help="A file of Java client properties; --property overrides it."
+    ),
 ]
-Prefix = Annotated[str, typer.Option(help="What the job's transactional ids begin with: option transactionalIdPrefix.")]
-CommitTopic = Annotated[str, typer.Option(help="Where the durable lists are: option commitTopic.")]
+Prefix = Annotated[str, typer.Option(help="Prefix of the job's transactional ids (option transactionalIdPrefix).")]
+CommitTopic = Annotated[str, typer.Option(help="Topic that stores the committables of each job (option commitTopic).")]
 DEFAULT_PREFIX = "headrace"
 DEFAULT_COMMIT_TOPIC = "headrace-commits"
 
@@ -44,7 +48,7 @@ def client_properties(
     file: Path | None,
     environment: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
-    """All properties, by lower-case name: the file's, over them the pairs, over them `bootstrap`; the environment's comes last.
+    """All properties, by lower-case name. `bootstrap` overrides the pairs, which override the file; the environment comes last.
 
     Raises UsageError. No message shows a value, as it may be a secret.
     """
@@ -59,20 +63,20 @@ def client_properties(
     elif environment.get(BOOTSTRAP_VARIABLE):
         properties.setdefault("bootstrap.servers", environment[BOOTSTRAP_VARIABLE])
     if not properties.get("bootstrap.servers"):
-        raise UsageError(f"which cluster? Give --bootstrap, {BOOTSTRAP_VARIABLE} or the property bootstrap.servers")
+        raise UsageError(f"no cluster given: set --bootstrap, {BOOTSTRAP_VARIABLE} or the property bootstrap.servers")
     properties.setdefault("transaction.timeout.ms", str(WRITE_TIMEOUT_MS))
     return properties
 
 
 def client_config(bootstrap: str | None, pairs: Sequence[str] | None, file: Path | None) -> ClientConfig:
-    """The configuration that the three options make. Raises UsageError."""
+    """The client configuration from the three options. Raises UsageError."""
     from headrace.connectors.kafka.client.properties import ClientConfig
 
     return ClientConfig.from_properties(client_properties(bootstrap, pairs, file))
 
 
 def connect(config: ClientConfig) -> KafkaCluster:
-    """The process's cluster, once it has answered. Raises DeadlineExceededError after 10 s, AuthenticationError, TlsError."""
+    """The process's cluster, once it answered. Raises DeadlineExceededError after 10 s, AuthenticationError, TlsError."""
     from headrace.connectors.kafka.client.cluster import KafkaCluster, shared_cluster
 
     hasty = replace(config, default_api_timeout_ms=min(config.default_api_timeout_ms, FIRST_CONTACT_MS))

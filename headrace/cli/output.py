@@ -1,4 +1,4 @@
-"""What commands print: tables on a terminal; for scripts a line for each item, with tabs between its cells.
+"""Output of the commands: tables on a terminal; for scripts one line per item, cells separated by tabs.
 
 A plain line begins with the kind of its item, so that a command may print several kinds. Notes and progress go to stderr.
 """
@@ -24,7 +24,7 @@ _SEPARATORS = str.maketrans({"\t": "\\t", "\n": "\\n", "\r": "\\r"})
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Items of one kind. A cell is text, a number, or None for what there is not. `title` is seen on terminals only."""
+    """Items of one kind. A cell is text, a number, or None for a missing value. `title` is shown on terminals only."""
 
     kind: str
     title: str
@@ -33,7 +33,7 @@ class Listing:
 
 
 def cell(value: object) -> str:
-    """A value on one line: `-` for None and for nothing, seconds with a decimal."""
+    """A value on one line: `-` for None and for an empty text, floats with one decimal."""
     if value is None or value == "":
         return NOTHING
     if isinstance(value, float):
@@ -47,7 +47,7 @@ def plain_line(kind: str, row: Iterable[object]) -> str:
 
 
 def rich_table(table: Listing) -> RichTable:
-    """The table for a terminal: numbers to the right, nothing cut off."""
+    """The table for a terminal: numbers right-aligned, long cells folded."""
     from rich.table import Table as RichTable
 
     drawn = RichTable(title=table.title, title_justify="left", show_header=any(table.columns))
@@ -60,14 +60,14 @@ def rich_table(table: Listing) -> RichTable:
 
 
 def console() -> Console:
-    """Where results go. Nothing in them is taken for markup."""
+    """The console for results; nothing is interpreted as markup."""
     from rich.console import Console
 
     return Console(markup=False, highlight=False, emoji=False)
 
 
 def show(table: Listing, to: Console | None = None) -> None:
-    """Print it; on a terminal nothing at all for no rows."""
+    """Print the table; on a terminal an empty table prints nothing."""
     out = console() if to is None else to
     if out.is_terminal:
         if table.rows:
@@ -79,12 +79,12 @@ def show(table: Listing, to: Console | None = None) -> None:
 
 
 def note(text: str) -> None:
-    """For whoever is looking, not for scripts."""
+    """Print to stderr: for people, not for scripts."""
     typer.echo(text, err=True)
 
 
 def confirm(question: str) -> None:
-    """Go on only after a yes. Raises typer.Abort, also when there is nobody to ask. Asks on stderr: stdout is for results."""
+    """Return only after a yes; else, and at the end of stdin, raise typer.Abort. Asks on stderr: stdout is for results."""
     typer.echo(f"{question} [y/N] ", err=True, nl=False)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise typer.Abort
@@ -92,7 +92,7 @@ def confirm(question: str) -> None:
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr while the context lasts, if that is a terminal. Call what it gives with how many are done more."""
+    """A progress bar on stderr, if that is a terminal. Yields a function to call with the number of items completed."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -103,7 +103,7 @@ def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 def instant(epoch_ms: int | None) -> str | None:
-    """Epoch milliseconds as ISO 8601 in UTC; None for none, and for what a broker writes as -1."""
+    """Epoch milliseconds as ISO 8601 in UTC; None for None and for the broker's -1."""
     if epoch_ms is None or epoch_ms < 0:
         return None
     try:
@@ -114,7 +114,7 @@ def instant(epoch_ms: int | None) -> str | None:
 
 
 def escaped(value: bytes | None, longest: int = 60) -> str:
-    r"""Bytes as text on one line: what is no printable text as `\x..`, at most `longest` characters and then how many more."""
+    r"""Bytes as text on one line: unprintable bytes as `\x..`; at most `longest` characters, then the total size."""
     if value is None:
         return "null"
     head = value[: 4 * longest]  # UTF-8 has at most four bytes to a character

@@ -1,4 +1,4 @@
-"""What commands that run servers until Ctrl-C share."""
+"""Shared by the commands that run servers until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import typer
 if TYPE_CHECKING:
     from types import FrameType
 
-LOOK_SECONDS = 1.0  # how often running servers are looked at
+POLL_S = 1.0  # how often running servers are polled
 
 
 @contextmanager
 def until_interrupted() -> Iterator[None]:
-    """End the body, cleanly and in peace, at Ctrl-C or SIGTERM."""
+    """End the body without a traceback at Ctrl-C or SIGTERM."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield

@@ -1,16 +1,16 @@
 """Comparing two topics, record by record, in bounded memory. Sans-IO.
 
 **How.** Each record's identity (its value, its key, or some headers) becomes a hash of 128 bits. The input's are counted up,
-then the output's counted down. What stays above nothing is lost, what goes below is a duplicate, what was never counted is
-foreign.
+then the output's counted down. A count that stays above zero is a loss, one that falls below zero is a duplicate, an
+identity that was never counted is foreign.
 
-**What that tells.** Records of one identity are counted, not told apart: where the input itself has an identity twice, the loss
-of one and a duplicate of the other would cancel out. A change of anything but the identity is not seen.
+**Limits.** Records of one identity are counted, not told apart: where the input itself has an identity twice, the loss
+of one and a duplicate of the other cancel out. A change in anything but the identity is not detected.
 
-**Order.** Only where the output's records have headers with the topic, partition and offset that they came from: then offsets
-of an input partition must not fall within an output partition. Between output partitions there is no order to compare.
+**Order.** Only where the output's records have headers with the topic, partition and offset that they came from: then the
+offsets of an input partition must not decrease within an output partition. Order is not defined between output partitions.
 
-**Memory** is about 150 bytes for each identity of the input, whatever the records' size: some tens of millions fit a laptop.
+**Memory** is about 150 bytes for each identity of the input, whatever the records' size: tens of millions fit on a laptop.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HASH_BYTES = 16
 
 
 class RecordField(StrEnum):
-    """Which part of a record says which it is."""
+    """The part of a record that identifies it."""
 
     VALUE = "value"
     KEY = "key"
@@ -40,18 +40,18 @@ class RecordField(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What tells records apart: a field, or (if any are named) the values of these headers together, the last of each name."""
+    """What identifies a record: a field or, if headers are named, the last value of each of these headers."""
 
     field: RecordField = RecordField.VALUE
     headers: tuple[str, ...] = ()
 
     @property
     def column(self) -> str:
-        """The column that it is made from."""
+        """The column that holds the identity."""
         return "headers" if self.headers else self.field.value
 
     def parts(self, batch: pa.RecordBatch) -> Iterator[tuple[bytes | None, ...]]:
-        """Each record's identity, uncompressed."""
+        """Each record's identity, not hashed."""
         for item in batch.column(self.column).to_pylist():
             if self.headers:
                 named = header_values(item)
@@ -65,7 +65,7 @@ class Identity:
 
 
 def identity_hash(parts: tuple[bytes | None, ...]) -> bytes:
-    """128 bits of BLAKE2b. Where one part ends and the next begins counts, and so does whether a part is there at all."""
+    """128 bits of BLAKE2b. The boundaries between parts, and whether a part is missing, are part of the hash."""
     if len(parts) == 1 and parts[0] is not None:
         return blake2b(parts[0], digest_size=HASH_BYTES).digest()
     framed = b"".join(b"\0" if part is None else b"\1" + len(part).to_bytes(8) + part for part in parts)
@@ -73,7 +73,7 @@ def identity_hash(parts: tuple[bytes | None, ...]) -> bytes:
 
 
 def header_values(headers: Sequence[Mapping[str, Any]] | None) -> dict[str, bytes | None]:
-    """By name, the last of each."""
+    """The last value of each header name."""
     return {item["key"]: item["value"] for item in headers or ()}
 
 
@@ -90,7 +90,7 @@ class RecordFault(StrEnum):
 
 @dataclass(slots=True)
 class Tally:
-    """The counts. All of the input goes in first."""
+    """The counts. Add all of the input first."""
 
     records_in: int = 0
     records_out: int = 0
@@ -102,7 +102,7 @@ class Tally:
 
     @property
     def lost(self) -> int:
-        """Records of the input that the output has not."""
+        """Input records that are missing from the output."""
         return sum(count for count in self._balance.values() if count > 0)
 
     def add_input(self, hashes: Iterable[bytes]) -> None:
@@ -115,7 +115,7 @@ class Tally:
             self.repeated += count > 0
 
     def add_output(self, hashes: Iterable[bytes]) -> Iterator[tuple[int, RecordFault]]:
-        """Count down; gives the index of each record that should not be there."""
+        """Count down; yields the index of each unexpected record."""
         balance = self._balance
         for index, item in enumerate(hashes):
             count = balance.get(item)
@@ -130,7 +130,7 @@ class Tally:
                 yield index, RecordFault.DUPLICATE
 
     def lost_among(self, hashes: Iterable[bytes]) -> Iterator[int]:
-        """Read the input again with this: the index of each record that is lost. Of equal ones the first are taken to be."""
+        """For a second pass over the input: the index of each lost record. Of equal records the first ones count as lost."""
         for index, item in enumerate(hashes):
             if self._balance.get(item, 0) > 0:
                 self._balance[item] -= 1
@@ -146,16 +146,16 @@ class Tally:
 
 @dataclass(slots=True)
 class OrderCheck:
-    """Whether the records of an input partition keep their order within each output partition, by three headers of theirs."""
+    """Checks, by three headers, that records of an input partition keep their order within each output partition."""
 
     names: tuple[str, str, str]
     violations: int = 0
     unmarked: int = 0
-    """Records without these headers, or with an offset that is no number."""
+    """Records without these headers, or whose offset is not a number."""
     _last: dict[tuple[int, bytes, bytes], int] = field(default_factory=dict)
 
     def add(self, partition: int, headers: Sequence[Mapping[str, Any]] | None) -> bool:
-        """The next record of an output partition; True if it comes after one that it should come before."""
+        """Add the next record of an output partition; True if it is out of order."""
         named = header_values(headers)
         topic, origin, offset = (named.get(name) for name in self.names)
         if topic is None or origin is None or offset is None or not offset.isdigit():

@@ -1,4 +1,4 @@
-"""`headrace transactions`: what exactly-once jobs have open, what they are bound to commit, and how to end either by hand."""
+"""`headrace transactions`: list, describe, abort and commit the transactions of exactly-once jobs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from headrace.connectors.kafka.write.transactions import TransactionDescription, Transactions
     from headrace.connectors.sink import CommitList
 
-transactions_app = typer.Typer(no_args_is_help=True, help="Transactions of exactly-once writes: look, and end by hand.")
+transactions_app = typer.Typer(no_args_is_help=True, help="Inspect and end the transactions of exactly-once writes.")
 
 STATES = (
     "Empty",
@@ -43,7 +43,7 @@ STATES = (
     "Dead",
     "PrepareEpochFence",
 )
-ONE_OFF = "batch-"  # begins the job of a batch write that nobody repeats: its list is of no use once it is completed
+ONE_OFF = "batch-"  # prefix of the jobs of batch writes that are not repeated: a completed list of theirs can be deleted
 _ABORTED_STATES = ("PrepareAbort", "CompleteAbort")
 _SLOTS = 3
 
@@ -53,7 +53,7 @@ _SLOTS = 3
 
 @dataclass(frozen=True, slots=True)
 class TransactionName:
-    """What a transactional id of ours says. `role` is task, driver or repair; slot (the epoch modulo 2), task and attempt
+    """The parts of one of our transactional ids. `role` is task, driver or repair; slot (the epoch modulo 2), task and attempt
     are those of a task, None otherwise."""
 
     prefix: str
@@ -65,7 +65,7 @@ class TransactionName:
 
 
 def parse_name(transactional_id: str) -> TransactionName | None:
-    """None for an id that is not of our making."""
+    """None for an id that is not one of ours."""
     prefix, *rest = transactional_id.split(".")
     if len(rest) == 2 and rest[1] in ("driver", "repair"):
         return TransactionName(prefix, rest[0], rest[1])
@@ -77,7 +77,7 @@ def parse_name(transactional_id: str) -> TransactionName | None:
 
 
 def parse_state(text: str) -> str:
-    """Kafka's name of a state, whatever its case here. Raises UsageError."""
+    """Kafka's name of a state; case is ignored. Raises UsageError."""
     by_name = {state.lower(): state for state in STATES}
     if text.lower() not in by_name:
         raise UsageError(f"there is no state {text!r}; the states are {', '.join(STATES)}")
@@ -87,11 +87,11 @@ def parse_state(text: str) -> str:
 # --- list and describe -------------------------------------------------------------------------------------------------
 
 TRANSACTION_COLUMNS = ("id", "job", "slot", "task", "attempt", "state", "producer id", "producer epoch", "age s", "timeout s")
-LIST_COLUMNS = ("job", "epoch", "state", "to be committed")
+LIST_COLUMNS = ("job", "epoch", "state", "to commit")
 
 
 def transaction_row(transactional_id: str, found: TransactionDescription | None, now_ms: int) -> Sequence[object]:
-    """The cells of TRANSACTION_COLUMNS. Driver and repair stand where a task has its number."""
+    """The cells of TRANSACTION_COLUMNS. For driver and repair the role replaces the task number."""
     name = parse_name(transactional_id)
     of_name = (name.job, name.slot, name.task if name.role == "task" else name.role, name.attempt) if name else (None,) * 4
     if found is None:
@@ -122,16 +122,18 @@ def list_rows(lists: DurableLists) -> list[Sequence[object]]:
 def list_command(
     *,
     prefix: Prefix = DEFAULT_PREFIX,
-    state: Annotated[list[str] | None, typer.Option(help="Only these states, for instance Ongoing. May be repeated.")] = None,
+    state: Annotated[
+        list[str] | None, typer.Option(help="Only transactions in this state, such as Ongoing. May be repeated.")
+    ] = None,
     commit_topic: CommitTopic = DEFAULT_COMMIT_TOPIC,
     bootstrap: Bootstrap = None,
     properties: Properties = None,
     properties_file: PropertiesFile = None,
 ) -> None:
-    """List transactional ids and durable lists. `--prefix ""` lists every id of the cluster.
+    """List transactional ids and the stored lists of committables. `--prefix ""` lists every id of the cluster.
 
     Plain lines are `transaction` (id, job, slot, task, attempt, state, producer id, producer epoch, age in s, timeout in s) and
-    `list` (job, epoch, completed or recorded, number of transactions still to be committed).
+    `list` (job, epoch, completed or recorded, number of transactions to commit).
     """
     from headrace.connectors.kafka.write.transactions import Transactions
 
@@ -146,11 +148,13 @@ def list_command(
             rows.append(transaction_row(item.transactional_id, found, time.time_ns() // 1_000_000))
             advance(1)
     show(Listing("transaction", "Transactions", TRANSACTION_COLUMNS, rows))
-    show(Listing("list", f"Durable lists in {commit_topic}", LIST_COLUMNS, list_rows(read_lists(cluster, commit_topic))))
+    show(
+        Listing("list", f"Lists of committables in {commit_topic}", LIST_COLUMNS, list_rows(read_lists(cluster, commit_topic)))
+    )
 
 
 def description_rows(found: TransactionDescription, lists: DurableLists, now_ms: int) -> list[Sequence[object]]:
-    """Name and value of everything that is known about a transactional id."""
+    """Name and value of everything known about a transactional id."""
     name = parse_name(found.producer.transactional_id or "")
     rows: list[Sequence[object]] = [
         ("id", found.producer.transactional_id),
@@ -169,7 +173,7 @@ def description_rows(found: TransactionDescription, lists: DurableLists, now_ms:
     ]
     holder = lists.holder(found.producer.transactional_id or "")
     durable = "not named" if holder is None else f"named by job {holder[0]}, epoch {holder[1]}"
-    return [*rows, ("durable list", durable)]
+    return [*rows, ("list of committables", durable)]
 
 
 @transactions_app.command()
@@ -181,7 +185,7 @@ def describe(
     properties: Properties = None,
     properties_file: PropertiesFile = None,
 ) -> None:
-    """Everything that its coordinator knows about a transactional id, and whether a durable list names it."""
+    """Print what the coordinator knows about a transactional id, and whether a list of committables names it."""
     from headrace.connectors.kafka.write.transactions import Transactions
 
     cluster = connect(client_config(bootstrap, properties, properties_file))
@@ -196,7 +200,7 @@ def describe(
 
 
 class Decision(Enum):
-    """What is done about a transaction that is to be aborted."""
+    """What happens to a transaction that was named for an abort."""
 
     ABORT = "abort"
     ABORTED = "aborted"  # already
@@ -205,7 +209,7 @@ class Decision(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One transactional id, what is done about it, and why."""
+    """One transactional id, the decision, and its reason."""
 
     transactional_id: str
     decision: Decision
@@ -213,9 +217,9 @@ class Planned:
 
 
 def plan_abort(described: Mapping[str, TransactionDescription | None], lists: DurableLists) -> list[Planned]:
-    """Abort what is Ongoing, and refuse what a durable list names: readers may have seen others of its epoch already.
+    """Abort Ongoing transactions; refuse those on a list of committables: readers may already have seen others of that epoch.
 
-    A list that cannot be read may name anything of its job, so all of that is refused.
+    A list that cannot be read may name any transaction of its job, so all of them are refused.
     """
     planned = []
     for transactional_id, found in described.items():
@@ -223,10 +227,10 @@ def plan_abort(described: Mapping[str, TransactionDescription | None], lists: Du
         if holder is not None:
             job, epoch = holder
             command = completing_command(job, name.prefix if name else DEFAULT_PREFIX, lists.topic)
-            reason = f"it is on the durable list of job {job}, epoch {epoch}, and must be committed: {command}"
+            reason = f"it is on the list of committables of job {job}, epoch {epoch}, and must be committed: {command}"
             planned.append(Planned(transactional_id, Decision.REFUSED, reason))
         elif name is not None and name.job in lists.unreadable:
-            reason = f"the durable list of its job may name it, and cannot be read: {lists.unreadable[name.job]}"
+            reason = f"the list of committables of its job may name it, and cannot be read: {lists.unreadable[name.job]}"
             planned.append(Planned(transactional_id, Decision.REFUSED, reason))
         elif found is None:
             planned.append(Planned(transactional_id, Decision.REFUSED, "no coordinator knows it: never used, or expired"))
@@ -235,12 +239,12 @@ def plan_abort(described: Mapping[str, TransactionDescription | None], lists: Du
         elif found.state in _ABORTED_STATES:
             planned.append(Planned(transactional_id, Decision.ABORTED, f"it is {found.state} already"))
         else:
-            planned.append(Planned(transactional_id, Decision.REFUSED, f"it is {found.state}: nothing of it is open"))
+            planned.append(Planned(transactional_id, Decision.REFUSED, f"it is {found.state}: there is no open transaction"))
     return planned
 
 
 def completing_command(job: str, prefix: str, commit_topic: str) -> str:
-    """What to type to have a job's list completed."""
+    """The command that completes a job's list."""
     words = ["headrace transactions commit --job", job]
     words += ["--prefix", prefix] if prefix != DEFAULT_PREFIX else []
     words += ["--commit-topic", commit_topic] if commit_topic != DEFAULT_COMMIT_TOPIC else []
@@ -248,7 +252,7 @@ def completing_command(job: str, prefix: str, commit_topic: str) -> str:
 
 
 def abort_one(transactions: Transactions, found: TransactionDescription) -> Planned:
-    """Abort it, and say what came of it: it may have been ended, or taken over, since it was described."""
+    """Abort it and return the outcome: it may have been ended or taken over since it was described."""
     from headrace.connectors.kafka.write.transactions import Answer, Verdict
 
     name = found.producer.transactional_id or ""
@@ -257,26 +261,26 @@ def abort_one(transactions: Transactions, found: TransactionDescription) -> Plan
         case Answer.DONE:
             return Planned(name, Decision.ABORTED)
         case Answer.REFUSED:
-            return Planned(name, Decision.REFUSED, "it was ended by somebody else just now")
+            return Planned(name, Decision.REFUSED, "it was ended by another client in the meantime")
         case Answer.UNKNOWN:
-            return Planned(name, Decision.REFUSED, "another producer has taken its id over just now")
+            return Planned(name, Decision.REFUSED, "another producer has taken over its id in the meantime")
 
 
 @transactions_app.command()
 def abort(
     transactional_ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...")] = None,
     *,
-    job: Annotated[str | None, typer.Option(help="Everything that this job has open, instead of ids.")] = None,
+    job: Annotated[str | None, typer.Option(help="All open transactions of this job, instead of ids.")] = None,
     prefix: Prefix = DEFAULT_PREFIX,
     commit_topic: CommitTopic = DEFAULT_COMMIT_TOPIC,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     bootstrap: Bootstrap = None,
     properties: Properties = None,
     properties_file: PropertiesFile = None,
 ) -> None:
-    """Abort open transactions; what they wrote is then never visible. Stop the job's driver first, or it writes them again.
+    """Abort open transactions; their records never become visible. Stop the job's driver first, or it writes them again.
 
-    What a durable list names is refused, as it must be committed. Exit status 1 unless every id named is aborted in the end.
+    A transaction on a list of committables is refused: it must be committed. Exit status 1 unless every id ends up aborted.
     """
     from headrace.connectors.kafka.write.transactions import Transactions
 
@@ -295,7 +299,7 @@ def abort(
     if due and not yes:
         note("\n".join(due))
         confirm(f"Abort {len(due)} transaction(s)?")
-        described, planned = plan()  # while the question stood, a driver may have put them on its list
+        described, planned = plan()  # meanwhile a driver may have put them on its list
     ended = []
     for item in planned:
         found = described[item.transactional_id]
@@ -307,7 +311,7 @@ def abort(
 
 
 def _open_of(transactions: Transactions, prefix: str, job: str) -> list[str]:
-    """All but the driver's own, which guards the durable list and is open for milliseconds."""
+    """All but the driver's own transaction, which guards the stored list and is open for milliseconds."""
     from headrace.connectors.sink import check_job
 
     job_prefix = f"{check_job(prefix)}.{check_job(job)}."
@@ -319,7 +323,7 @@ def _open_of(transactions: Transactions, prefix: str, job: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A job whose list is to be completed, and the number of transactions on it. `forget`: nobody will ask for it again."""
+    """A job whose list must be completed, and its number of transactions. `forget`: the list is deleted afterwards."""
 
     job: str
     epoch: int
@@ -328,10 +332,10 @@ class Completion:
 
 
 def plan_commit(lists: DurableLists, jobs: Collection[str] | None, prefix: str) -> list[Completion]:
-    """What there is to complete: of these jobs, or (None) of all whose transactions have the prefix.
+    """The lists to complete: of these jobs, or (None) of all jobs whose transactions have the prefix.
 
-    Raises StateError for a job named that has no list, one that cannot be read, or one of another prefix: its driver's id would
-    be another, and the driver not be fenced.
+    Raises StateError for a named job without a list, with an unreadable one, or with another prefix: its driver would then
+    have another id and would not be fenced.
     """
     wanted = lists.lists if jobs is None else jobs
     completions = []
@@ -340,11 +344,11 @@ def plan_commit(lists: DurableLists, jobs: Collection[str] | None, prefix: str) 
             raise StateError(lists.unreadable[job])
         if job not in lists.lists:
             there = ", ".join(lists.lists) or "none"
-            raise StateError(f"job {job!r} has no durable list in {lists.topic}; those that have: {there}")
+            raise StateError(f"job {job!r} has no list of committables in {lists.topic}; jobs that have one: {there}")
         commits = lists.lists[job]
         others = other_prefixes(commits, prefix)
         if others and jobs is not None:
-            raise StateError(f"job {job} needs --prefix {' or '.join(others)}, which its transactions have")
+            raise StateError(f"the transactions of job {job} have another prefix: use --prefix {' or '.join(others)}")
         one_off = job.startswith(ONE_OFF)
         is_due = not commits.completed or (one_off and jobs is not None)
         if is_due and not others:
@@ -353,12 +357,12 @@ def plan_commit(lists: DurableLists, jobs: Collection[str] | None, prefix: str) 
 
 
 def other_prefixes(commits: CommitList[KafkaHandle], prefix: str) -> list[str]:
-    """What the transactional ids of a list begin with, other than `prefix`."""
+    """The prefixes of the transactional ids in a list, other than `prefix`."""
     return sorted({handle.transactional_id.split(".")[0] for handle in commits.handles} - {prefix})
 
 
 def complete(config: ClientConfig, prefix: str, commit_topic: str, completion: Completion) -> None:
-    """Commit what the list names, repairing what has timed out, abort all else of the job; forget the list of a one-off write.
+    """Commit the list, repair transactions that timed out, abort the job's others; delete the list of a one-off write.
 
     Raises DataLossError, FencedError, PeerError. May be called again after any of them.
     """
@@ -379,18 +383,18 @@ def complete(config: ClientConfig, prefix: str, commit_topic: str, completion: C
 @transactions_app.command()
 def commit(
     *,
-    job: Annotated[list[str] | None, typer.Option(help="The job whose list is completed. May be repeated.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Every job of the prefix that has a list to be completed.")] = False,
+    job: Annotated[list[str] | None, typer.Option(help="The job whose list to complete. May be repeated.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every job of the prefix with an incomplete list.")] = False,
     prefix: Prefix = DEFAULT_PREFIX,
     commit_topic: CommitTopic = DEFAULT_COMMIT_TOPIC,
     bootstrap: Bootstrap = None,
     properties: Properties = None,
     properties_file: PropertiesFile = None,
 ) -> None:
-    """Complete durable lists, as the job's next start would: for a write whose driver died while it committed.
+    """Complete lists of committables, as the job's next start would: for a write whose driver died during its commit.
 
-    A driver of the job that still runs is fenced: it fails, although its epoch is then committed. What else the job has open
-    is aborted. The list of a one-off batch write (job `batch-...`) is removed afterwards.
+    A driver of the job that is still running is fenced and fails, although its epoch is committed. The job's other open
+    transactions are aborted. The list of a one-off batch write (job `batch-...`) is deleted afterwards.
     """
     if bool(job) == every:
         raise UsageError("give --job or --all")
@@ -400,17 +404,17 @@ def commit(
     if every:
         _note_left_alone(lists, prefix)
     if not completions:
-        note("nothing is to be committed")
+        note("nothing to commit")
     rows, failures = [], []
     for item in completions:
-        note(f"job {item.job}: completing epoch {item.epoch}; a driver of this job that still runs is fenced by it, and fails")
+        note(f"job {item.job}: completing epoch {item.epoch}; a driver of this job that is still running is fenced and fails")
         try:
             complete(config, prefix, commit_topic, item)
         except HeadraceError as error:
             failures.append(error)
             note(f"job {item.job}: {error}")
         else:
-            rows.append((item.job, item.epoch, item.transactions, "forgotten" if item.forget else "kept"))
+            rows.append((item.job, item.epoch, item.transactions, "deleted" if item.forget else "kept"))
     show(Listing("committed", "Completed", ("job", "epoch", "transactions", "list"), rows))
     if failures:
         raise typer.Exit(1)
@@ -418,7 +422,7 @@ def commit(
 
 def _note_left_alone(lists: DurableLists, prefix: str) -> None:
     for reason in lists.unreadable.values():
-        note(f"left alone: {reason}")
+        note(f"skipped: {reason}")
     for job, commits in lists.incomplete().items():
         if others := other_prefixes(commits, prefix):
-            note(f"left alone: job {job} needs --prefix {' or '.join(others)}")
+            note(f"skipped: job {job} needs --prefix {' or '.join(others)}")

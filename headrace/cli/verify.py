@@ -1,11 +1,11 @@
 """`headrace verify`: whether every record of the input topic is in the output topic exactly once.
 
-Both topics are read under read_committed, up to where they end now; `tally.py` says how they are compared, and what that tells.
-An output that a running job still writes lacks what is on its way: compare when the job has caught up, or has stopped.
+Both topics are read under read_committed, up to where they end now; `tally.py` explains the comparison and its limits.
+Compare when the job has caught up or stopped: records that a running job has not written yet count as lost.
 
-**Epochs.** The log does not say which transactions made up an epoch. A job's durable list does, for its last epoch only, and
-until that is completed. Of that epoch `verify` says how many transactions are committed, aborted and open: one with committed
-and aborted ones is torn, until the job (or `headrace transactions commit`) repairs it. Earlier epochs cannot be told.
+**Epochs.** The log does not record which transactions made up an epoch. A job's list of committables does, for its last epoch,
+until that is completed. For that epoch `verify` reports how many transactions are committed, aborted and open. An epoch with
+committed and aborted ones is torn until the job (or `headrace transactions commit`) repairs it. Earlier epochs are unknown.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ORIGIN = ("topic", "partition", "offset")
 
 @dataclass(frozen=True, slots=True)
 class EpochState:
-    """How the transactions of a job's recorded epoch have ended."""
+    """The outcomes of the transactions of a job's recorded epoch."""
 
     job: str
     epoch: int
@@ -88,10 +88,10 @@ class TopicReader:
                 advance(batch.num_rows)
 
     def note_hidden(self, topic: str) -> None:
-        """Say where open transactions hide the rest of a partition from readers."""
+        """Report where an open transaction hides the rest of a partition from readers."""
         for (_, partition), (_, stable, end) in sorted(self._ends(topic).items()):
             if stable < end:
-                note(f"{topic}-{partition}: from offset {stable} on, an open transaction hides {end - stable} offsets")
+                note(f"{topic}-{partition}: an open transaction hides {end - stable} offsets from offset {stable} on")
 
     def _offsets(self, topic: str) -> int:
         return sum(stable - first for first, stable, _ in self._ends(topic).values())
@@ -120,7 +120,7 @@ class Comparison:
     lost: int = 0
 
     def read(self, topics: TopicReader, before: str, after: str) -> None:
-        """Read both topics; the input once more, as far as need be, to name what is lost."""
+        """Read both topics; and the input again, as far as needed, to name lost records."""
         columns = [self.identity.column, "topic", "partition", "offset"]
         for batch in topics.batches(before, [self.identity.column]):
             self.tally.add_input(self.identity.hashes(batch))
@@ -163,27 +163,35 @@ def verify_command(
     *,
     before: Annotated[str, typer.Option("--input", help="The topic that was read.", metavar="TOPIC")],
     after: Annotated[str, typer.Option("--output", help="The topic that was written.", metavar="TOPIC")],
-    identity: Annotated[RecordField, typer.Option("--identity", "--by", help="What tells records apart.")] = RecordField.VALUE,
-    id_header: Annotated[list[str] | None, typer.Option(help="A header that does, instead. May be repeated.")] = None,
+    identity: Annotated[
+        RecordField, typer.Option("--identity", "--by", help="The part of a record that identifies it.")
+    ] = RecordField.VALUE,
+    id_header: Annotated[
+        list[str] | None, typer.Option(help="Identify records by this header instead. May be repeated.")
+    ] = None,
     origin_headers: Annotated[
         str | None,
-        typer.Option(help="Headers of the output with what it came from, for the order.", metavar="TOPIC,PARTITION,OFFSET"),
+        typer.Option(
+            help="Headers of the output that name each record's origin: checks the order.", metavar="TOPIC,PARTITION,OFFSET"
+        ),
     ] = None,
-    commit_topic: Annotated[str | None, typer.Option(help="Look for torn epochs with the durable lists there.")] = None,
-    examples: Annotated[int, typer.Option(help="How many records of each kind to name.", min=0)] = EXAMPLES,
+    commit_topic: Annotated[
+        str | None, typer.Option(help="Report torn epochs, from the lists of committables in this topic.")
+    ] = None,
+    examples: Annotated[int, typer.Option(help="Number of records to name for each kind of finding.", min=0)] = EXAMPLES,
     bootstrap: Bootstrap = None,
     properties: Properties = None,
     properties_file: PropertiesFile = None,
 ) -> None:
-    """Whether every record of one topic is in another exactly once, under read_committed. Exit status 1 when not.
+    """Check that every record of one topic is in another exactly once, under read_committed. Exit status 1 if not.
 
     Plain lines are `duplicate`, `lost`, `foreign` and `disorder` (topic, partition, offset, identity; the first of each) and
     `epoch` (job, epoch, committed, aborted, open, unknown, torn or not). The last line is
     `N records in, N out, D duplicates, L lost, F foreign`.
 
-    Records are told apart by a hash of 128 bits, in about 150 bytes of memory each. Run it when the job has caught up. Torn
-    epochs (some transactions committed, others aborted) can be told for a job's last epoch only, while its list is not
-    completed.
+    Records are identified by a hash of 128 bits; each takes about 150 bytes of memory. Run it when the job has caught up. Torn
+    epochs (some transactions committed, others aborted) can be detected for a job's last epoch only, while its list is
+    incomplete.
     """
     comparison = Comparison(Identity(identity, tuple(id_header or ())), parse_origin(origin_headers), examples)
     given = client_properties(bootstrap, properties, properties_file)
@@ -197,7 +205,7 @@ def verify_command(
     disorder = _report_order(comparison.order)
     tally = comparison.tally
     if tally.repeated:
-        note(f"{tally.repeated} records of the input repeat an identity: such records are counted, not told apart")
+        note(f"{tally.repeated} input records repeat an identity: such records are counted, not distinguished")
     typer.echo(tally.summary(comparison.lost))
     if comparison.lost or tally.duplicates or tally.foreign or torn or disorder:
         raise typer.Exit(1)
@@ -215,9 +223,9 @@ def _report_epochs(cluster: KafkaCluster, commit_topic: str | None, topic: str) 
         (state.job, state.epoch, *(state.fates.get(fate, 0) for fate in Fate), "torn" if state.is_torn else "not torn")
         for state in states
     ]
-    show(Listing("epoch", "Epochs to be completed", ("job", "epoch", *(fate.value for fate in Fate), "torn"), rows))
+    show(Listing("epoch", "Incomplete epochs", ("job", "epoch", *(fate.value for fate in Fate), "torn"), rows))
     for job, reason in lists.unreadable.items():
-        note(f"job {job}: nothing can be said of its epoch: {reason}")
+        note(f"job {job}: the state of its epoch is unknown: {reason}")
     return sum(state.is_torn for state in states)
 
 
@@ -225,6 +233,8 @@ def _report_order(order: OrderCheck | None) -> int:
     if order is None:
         return 0
     if order.unmarked:
-        note(f"{order.unmarked} records of the output do not say where they came from: nothing is said of their order")
-    note(f"{order.violations} records come after a later one of the same input partition, within an output partition")
+        note(f"{order.unmarked} output records have no origin headers: their order is not checked")
+    note(
+        f"{order.violations} records are out of order: behind a later one of the same input partition, in one output partition"
+    )
     return order.violations

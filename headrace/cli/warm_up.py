@@ -1,4 +1,4 @@
-"""`headrace warm-up`: Spark sessions of this machine start sooner."""
+"""`headrace warm-up`: make Spark sessions on this machine start faster."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from headrace.cli.output import console, note
 
 
 def warm_up_command() -> None:
-    """Keep what Spark's JVM loads in a file, so that sessions of `warm_session_builder()` start in about half the time.
+    """Archive the classes that Spark's JVM loads: sessions of `warm_session_builder()` then start in about half the time.
 
-    To be run once for each PySpark and Java on a machine, or in an image. Half a minute, 160 MB in the user's cache folder.
+    Run it once per machine (or image), PySpark and Java. It takes half a minute and 160 MB in the user's cache folder.
     """
     from headrace.runners.spark.class_archive import make_archive
 
-    with console().status("A sample job runs; its classes are kept"):
+    with console().status("Running a sample job to archive its classes"):
         file = make_archive()
-    note(f"kept in {file}")
+    note(f"written to {file}")

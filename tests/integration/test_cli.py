@@ -133,10 +133,10 @@ def test_a_transaction_is_described(run, sink, where, out):
     fields = dict(described.of("field"))
     assert (fields["job"], fields["role"], fields["epoch slot"], fields["state"]) == ("job", "task", "1", "Ongoing")
     assert fields["partitions"] == f"{out}-{handle.ranges[0].partition}"
-    assert fields["durable list"] == "not named"
+    assert fields["list of committables"] == "not named"
     die_in_commit(sink, "job", (handle,))
     fields = dict(run("transactions", "describe", handle.transactional_id, *where[2:]).of("field"))
-    assert fields["durable list"] == "named by job job, epoch 0"
+    assert fields["list of committables"] == "named by job job, epoch 0"
     nobody = run("transactions", "describe", "nobody", *where[2:])
     assert (nobody.status, nobody.out) == (1, "")
     assert "nobody" in nobody.err
@@ -206,7 +206,7 @@ def test_a_batch_write_whose_driver_died_in_its_commit_is_finished_and_forgotten
     die_in_commit(sink, "batch-1", prepared(sink, "batch-1", 0, ["a"], ["b"]), step, nth)
     loser = prepared(sink, "batch-1", 0, ["lost"], number=1)
     completed = run("transactions", "commit", "--all", *where)
-    assert (completed.status, completed.of("committed")) == (0, [["batch-1", "0", "2", "forgotten"]])
+    assert (completed.status, completed.of("committed")) == (0, [["batch-1", "0", "2", "deleted"]])
     eventually(lambda: read_all(broker.bootstrap, out), ["a", "b"])
     assert sink.recorded_epochs() == {}
     eventually(lambda: state_of(sink, loser[0].transactional_id), "CompleteAbort")
@@ -223,7 +223,7 @@ def test_what_timed_out_after_it_was_recorded_is_copied(run, sink, where, out, b
 def test_a_commit_that_cannot_be_is_an_error(run, sink, where):
     die_in_commit(sink, "job", prepared(sink, "job", 0, ["a"]))
     for arguments, message in (
-        (["--job", "nobody", *where], "those that have: job"),
+        (["--job", "nobody", *where], "jobs that have one: job"),
         (["--job", "job", "--commit-topic", sink.commit_topic], f"--prefix {sink.prefix}"),
     ):
         ran = run("transactions", "commit", *arguments)

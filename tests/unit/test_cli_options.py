@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from headrace import cli
 from headrace.cli import options
+from headrace.cli.broker import named_topics
 from headrace.cli.options import client_config, client_properties, parse_properties
 from headrace.connectors.kafka.write.sink import DEFAULT_COMMIT_TOPIC, DEFAULT_PREFIX, DEFAULT_TRANSACTION_TIMEOUT_MS
 from headrace.enumerator.errors import UsageError
@@ -150,3 +151,15 @@ def test_every_command_says_what_it_is_for():
         assert result.exit_code == 0
         assert "--bootstrap" in result.output
         assert "--property" in result.output
+
+
+def test_topics_of_a_broker():
+    assert named_topics(None) == {}
+    assert named_topics(["orders", "clicks:4"]) == {"orders": 1, "clicks": 4}
+
+
+@pytest.mark.parametrize("text", ["", ":3", "orders:", "orders:0", "orders:-1", "orders:many", "orders:4:2"])
+def test_a_topic_that_cannot_be_created_is_refused_before_a_broker_starts(run, text):
+    status, out, err = run("broker", "--topic", text)
+    assert (status, out) == (2, "")
+    assert "--topic" in err

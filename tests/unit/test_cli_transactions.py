@@ -95,9 +95,9 @@ def test_rows_of_durable_lists():
 
 def test_a_description_says_which_list_names_it():
     rows = dict(description_rows(described("headrace.q.0.1.0"), lists(q=RECORDED), NOW))
-    assert rows["durable list"] == "named by job q, epoch 4"
+    assert rows["list of committables"] == "named by job q, epoch 4"
     assert (rows["partitions"], rows["age s"], rows["started"]) == ("out-0, out-1", 5.0, "2023-11-14T22:14:55.000Z")
-    assert dict(description_rows(described("x", "Empty", None), lists(q=RECORDED), NOW))["durable list"] == "not named"
+    assert dict(description_rows(described("x", "Empty", None), lists(q=RECORDED), NOW))["list of committables"] == "not named"
 
 
 def test_damaged_lists_are_kept_apart():
@@ -184,7 +184,7 @@ def test_another_prefix_would_fence_nobody_and_is_refused():
 
 
 def test_a_job_without_a_readable_list_is_an_error():
-    with pytest.raises(StateError, match="those that have: q"):
+    with pytest.raises(StateError, match="jobs that have one: q"):
         plan_commit(lists(q=RECORDED), ["p"], "headrace")
     with pytest.raises(StateError, match="newer"):
         plan_commit(DurableLists("t", {}, {"q": "a newer headrace"}), ["q"], "headrace")
