@@ -25,13 +25,20 @@ class Proof(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket(Generic[PositionT]):
-    """One call's position, and what its finalisation will prove."""
+class Mark(Generic[PositionT]):
+    """A position, and the number of the call that reached it: greater is later."""
 
-    life: int
     number: int
     end: PositionT
-    proven: Ticket[PositionT] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket(Generic[PositionT]):
+    """One call's position, and the one that its finalisation will prove: no other ticket, or each would keep all before it."""
+
+    life: int
+    reached: Mark[PositionT]
+    proven: Mark[PositionT] | None
 
 
 class Publication(Generic[PositionT]):
@@ -48,7 +55,7 @@ class Publication(Generic[PositionT]):
         self._life = 0
         self._last: PositionT | None = None
         self._numbers = 0
-        self._finalised: Ticket[PositionT] | None = None
+        self._finalised: Mark[PositionT] | None = None
         self._published = 0
 
     def register(self, start: PositionT, end: PositionT) -> Ticket[PositionT] | None:
@@ -64,16 +71,16 @@ class Publication(Generic[PositionT]):
                 self._numbers += 1
             self._last = end
             proven = self._finalised if self._proof is Proof.EARLIER_BUNDLES else None
-            return Ticket(self._life, self._numbers, end, proven)
+            return Ticket(self._life, Mark(self._numbers, end), proven)
 
     def finalised(self, ticket: Ticket[PositionT]) -> PositionT | None:
         """The runner has finalised the call's bundle. What to publish now, if anything: never less than before."""
         with self._lock:
             if ticket.life != self._life:
                 return None
-            if self._finalised is None or ticket.number > self._finalised.number:
-                self._finalised = ticket
-            durable = ticket if self._proof is Proof.OWN_BUNDLE else ticket.proven
+            if self._finalised is None or ticket.reached.number > self._finalised.number:
+                self._finalised = ticket.reached
+            durable = ticket.reached if self._proof is Proof.OWN_BUNDLE else ticket.proven
             if durable is None or durable.number <= self._published:
                 return None
             self._published = durable.number

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 
 from headrace.enumerator.ledger import SplitState
 from headrace.runners.beam import enumerate as enumerating
-from headrace.runners.beam.publication import Proof
+from headrace.runners.beam.publication import Proof, Publication
 from headrace.runners.beam.restrictions import Fresh, OffsetSplitTracker
 from headrace.testing.memory import MemoryLog, MemorySource, MemorySplit
 from tests.helpers.beam_rig import BeamRun
@@ -147,3 +150,29 @@ def test_seen_here_the_same_shows_when_finalisation_is_trusted(runs, monkeypatch
     run.lose_reader()
     run.step(0)
     assert values(run) == "1234"  # two of them came from before the checkpoint: reading went on at 2
+
+
+class Position:
+    """One that can be weakly referenced."""
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Position) and other.offset == self.offset
+
+    __hash__ = None
+
+
+def test_seen_here_calls_and_checkpoints_without_end_keep_the_last_positions_only():
+    """A ticket that holds the ticket that it proves holds every one since the start of the process."""
+    publication = Publication(Proof.EARLIER_BUNDLES)
+    kept = []
+    for number in range(100):
+        end = Position(number + 1)
+        kept.append(weakref.ref(end))
+        ticket = publication.register(Position(number), end)
+        publication.finalised(ticket)
+        del end, ticket
+    gc.collect()
+    assert len([position for position in kept if position() is not None]) <= 2
