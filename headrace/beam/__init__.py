@@ -1,6 +1,7 @@
 """Beam transforms that need no Java: `ReadFromSource` for any source, and what takes the place of `apache_beam.io.kafka`."""
 
-from headrace.beam.kafka_read import KafkaHeader, KafkaRecord, ReadFromKafka
+from headrace.beam.kafka_read import ReadFromKafka
+from headrace.beam.kafka_records import KafkaHeader, KafkaRecord
 from headrace.beam.kafka_write import WriteToKafka
 from headrace.runners.beam.event_time import ColumnTime, EventTime, ProcessingTime
 from headrace.runners.beam.limited import Limit

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import apache_beam as beam
 import pyarrow as pa
 import pyarrow.compute as pc
-from apache_beam.coders.typecoders import registry
 
+from headrace.beam.kafka_records import KafkaRecord, as_kafka_records, as_pairs
 from headrace.connectors.kafka.client.positions import Committed, Earliest, Latest, Position, Timestamp
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.format.decode import ALL_COLUMNS
@@ -28,31 +28,6 @@ FETCH_BUDGET_BYTES = 16 << 20
 """Bound on what is fetched ahead for one partition, in bytes: here each has a reader of its own."""
 
 _LOG_APPEND_TIME = 1
-_TYPE_NAMES = {-1: "NoTimestampType", 0: "CreateTime", 1: "LogAppendTime"}
-
-
-class KafkaHeader(NamedTuple):
-    """A header of a record."""
-
-    key: str
-    value: bytes | None
-
-
-class KafkaRecord(NamedTuple):
-    """A record with its metadata: names, order and types of Beam's rows. `timestamp` is in milliseconds since 1970."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp: int
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[KafkaHeader] | None
-    timestampTypeId: int  # noqa: N815 - Beam's name
-    timestampTypeName: str  # noqa: N815 - Beam's name
-
-
-registry.register_coder(KafkaRecord, beam.coders.RowCoder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,35 +44,6 @@ class LogAppendTime:
                 "has records without it; set that on the topic, or use CreateTime"
             )
         return ColumnTime("timestamp").micros(batch)
-
-
-def as_pairs(batch: pa.RecordBatch) -> Iterable[tuple[bytes | None, bytes | None]]:
-    """Key and value of every record."""
-    return zip(batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True)
-
-
-def as_kafka_records(batch: pa.RecordBatch) -> Iterable[KafkaRecord]:
-    """Every record with its metadata."""
-    columns = {name: batch.column(name).to_pylist() for name in batch.schema.names if name != "timestamp"}
-    times = batch.column("timestamp").cast(pa.int64()).to_pylist()
-    return (
-        KafkaRecord(topic, partition, offset, micros // 1000, key, value, _headers(headers), kind, _TYPE_NAMES[kind])
-        for topic, partition, offset, micros, key, value, headers, kind in zip(
-            columns["topic"],
-            columns["partition"],
-            columns["offset"],
-            times,
-            columns["key"],
-            columns["value"],
-            columns["headers"],
-            columns["timestampType"],
-            strict=True,
-        )
-    )
-
-
-def _headers(headers: list[dict[str, Any]] | None) -> list[KafkaHeader]:
-    return [KafkaHeader(header["key"], header["value"]) for header in headers or ()]
 
 
 class ReadFromKafka(beam.PTransform):

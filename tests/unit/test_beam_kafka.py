@@ -12,9 +12,12 @@ import apache_beam.io.kafka
 import pyarrow as pa
 import pytest
 from apache_beam.coders import RowCoder
+from apache_beam.portability.api import schema_pb2
+from apache_beam.typehints.schemas import typing_to_runner_api
 
 from headrace.beam import KafkaHeader, KafkaRecord, ProcessingTime, ReadFromKafka
-from headrace.beam.kafka_read import LogAppendTime, as_kafka_records, as_pairs
+from headrace.beam.kafka_read import LogAppendTime
+from headrace.beam.kafka_records import as_kafka_records, as_pairs
 from headrace.connectors.kafka.format.decode import ALL_COLUMNS, arrow_schema
 from headrace.enumerator.errors import UsageError
 from headrace.kafka import At, Committed, Earliest, Latest, Timestamp
@@ -186,6 +189,30 @@ def test_records_with_metadata_are_rows_to_beam():
     assert isinstance(coder, RowCoder)
     for record in as_kafka_records(BATCH):
         assert coder.decode(coder.encode(record)) == record
+
+
+def test_records_with_metadata_have_a_schema_that_sql_and_other_languages_read():
+    def kind(field):
+        return field.type.atomic_type or field.type.WhichOneof("type_info")
+
+    schema = typing_to_runner_api(KafkaRecord).row_type.schema
+    number, text, octets = schema_pb2.INT64, schema_pb2.STRING, schema_pb2.BYTES
+    assert {field.name: (kind(field), field.type.nullable) for field in schema.fields} == {
+        "topic": (text, False),
+        "partition": (number, False),
+        "offset": (number, False),
+        "timestamp": (number, False),
+        "key": (octets, True),
+        "value": (octets, True),
+        "headers": ("array_type", True),
+        "timestampTypeId": (number, False),
+        "timestampTypeName": (text, False),
+    }
+    header = schema.fields[6].type.array_type.element_type.row_type.schema
+    assert {field.name: (kind(field), field.type.nullable) for field in header.fields} == {
+        "key": (text, False),
+        "value": (octets, True),
+    }
 
 
 def test_log_append_time_is_refused_for_a_topic_without_it():
