@@ -74,6 +74,13 @@ class EncodedTracker(RestrictionTracker):
         return bool(self._inner.is_bounded())
 
 
+def _progress(completed: int, remaining: int) -> RestrictionProgress:
+    """Of nothing, all is done: Beam divides by the sum (2.70 without asking whether it is 0)."""
+    total = completed + remaining
+    fraction = completed / total if total else 1.0
+    return RestrictionProgress(fraction=fraction, completed=float(completed), remaining=float(remaining))
+
+
 class EnumerationTracker(RestrictionTracker):
     """Guards the ledger. Claimed is the ledger after a look for splits; the rest is handed on, unless discovery is complete."""
 
@@ -219,9 +226,7 @@ class OffsetSplitTracker(RestrictionTracker):
         """Offsets read by this call, and offsets left: up to the stop, or to where the split's records end now."""
         at = self._split.next_offset
         end = at if self._done else self._stop if self._stop is not None else self._end()
-        return RestrictionProgress(
-            completed=float(at - self._start), remaining=float(max(0, (at if end is None else end) - at))
-        )
+        return _progress(at - self._start, max(0, (at if end is None else end) - at))
 
     def is_bounded(self) -> bool:
         """True when there is a stop."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from apache_beam.io.iobase import RestrictionProgress
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -121,6 +122,17 @@ class TestRange:
         tracker.try_claim(reading("a", 25, 100))
         progress = tracker.current_progress()
         assert (progress.completed_work, progress.remaining_work) == (25, 75)
+
+    @pytest.mark.parametrize("state", [reading("a", 0), reading("a", 7, 7)])
+    def test_seen_here_nothing_read_and_nothing_left_is_no_division_by_zero_in_beam_2_70(self, state, monkeypatch):
+        """Of nothing, all is done. Beam 2.70 divides what is done by all there is, where it is not told the fraction."""
+
+        def as_in_2_70(progress):
+            return progress._completed / progress.total_work if progress._fraction is None else progress._fraction
+
+        monkeypatch.setattr(RestrictionProgress, "fraction_completed", property(as_in_2_70))
+        progress = OffsetSplitTracker(state).current_progress()
+        assert (progress.fraction_completed, progress.completed_work, progress.remaining_work) == (1.0, 0.0, 0.0)
 
     def test_without_a_stop_the_backlog_is_up_to_the_end_that_was_last_seen(self):
         tracker = OffsetSplitTracker(reading("a", 10), end=lambda: 50)
