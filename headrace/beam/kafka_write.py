@@ -19,6 +19,8 @@ from headrace.runners.beam.write import DEFAULT_SHARDS, WriteExactlyOnce, WriteI
 log = logging.getLogger(__name__)
 
 BATCH_RECORDS = 10_000
+BATCH_BYTES = 4 << 20
+"""A batch is handed on once it has so many records, or so many bytes of keys, values and headers, whichever is first."""
 _PAIR_SCHEMA = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 _ROW_SCHEMA = pa.schema(
     [
@@ -131,16 +133,19 @@ class _ToBatches(beam.DoFn):
     def __init__(self, row_topic: str | None) -> None:
         self._row_topic = row_topic
         self._waiting: list[dict[str, Any]] = []
+        self._bytes = 0
 
     def start_bundle(self) -> None:
-        self._waiting = []
+        self._waiting, self._bytes = [], 0
 
     def process(self, element: Any) -> Iterator[pa.RecordBatch]:
         if isinstance(element, pa.RecordBatch):
             yield element
             return
-        self._waiting.append(_pair(element) if self._row_topic is None else _row(element, self._row_topic))
-        if len(self._waiting) >= BATCH_RECORDS:
+        row = _pair(element) if self._row_topic is None else _row(element, self._row_topic)
+        self._waiting.append(row)
+        self._bytes += _size(row)
+        if len(self._waiting) >= BATCH_RECORDS or self._bytes >= BATCH_BYTES:
             yield self._batch()
 
     def finish_bundle(self) -> Iterator[WindowedValue]:
@@ -149,7 +154,7 @@ class _ToBatches(beam.DoFn):
             yield WindowedValue(self._batch(), window.max_timestamp(), (window,))
 
     def _batch(self) -> pa.RecordBatch:
-        rows, self._waiting = self._waiting, []
+        rows, self._waiting, self._bytes = self._waiting, [], 0
         return pa.RecordBatch.from_pylist(rows, _PAIR_SCHEMA if self._row_topic is None else _ROW_SCHEMA)
 
 
@@ -171,6 +176,12 @@ def _row(element: Any, topic: str) -> dict[str, Any]:
         "timestamp": getattr(element, "timestamp", None),
         "topic": getattr(element, "topic", None) or topic,
     }
+
+
+def _size(row: Mapping[str, Any]) -> int:
+    """In bytes: what has no bound of its own."""
+    headers = row.get("headers") or ()
+    return sum(len(part or b"") for item in (row, *headers) for part in (item["key"], item["value"]))
 
 
 def _bytes(what: str, value: Any) -> bytes | None:
