@@ -12,7 +12,7 @@ import apache_beam as beam
 from apache_beam.coders import BytesCoder
 from apache_beam.transforms.core import RestrictionProvider, WatermarkEstimatorProvider
 from apache_beam.transforms.window import TimestampedValue
-from apache_beam.utils.timestamp import Duration, Timestamp
+from apache_beam.utils.timestamp import Timestamp
 
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.enumerator import EagerEnumerator, SplitEnumerator, create_enumerator, restore_enumerator
@@ -23,6 +23,7 @@ from headrace.enumerator.split import SplitT
 from headrace.runners.beam import worker as workers
 from headrace.runners.beam.coders import Element, EnumerationFormat, SplitStateFormat
 from headrace.runners.beam.event_time import IDLE_LAG, SplitWatermark
+from headrace.runners.beam.pauses import pause
 from headrace.runners.beam.restrictions import EncodedTracker, Enumerated, Enumeration, EnumerationTracker, Fresh, HandedOn
 
 log = logging.getLogger(__name__)
@@ -154,7 +155,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
             if found.checkpoint.exhausted:
                 return
         watermark.advance(now - IDLE_LAG)
-        tracker.defer_remainder(Duration(seconds=self._pause_s(now_s)))
+        tracker.defer_remainder(pause(self._pause_s(now_s)))
 
     def _due(self, enumeration: Enumeration[Any], now_s: float) -> bool:
         """A ledger that is not of this process's own last look comes from a restore: then it looks at once."""
@@ -171,8 +172,8 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
 
     def _report(self, missing: Sequence[Any]) -> None:
         if missing:
+            self._source.splits_missing(missing)  # raises where that ends the job: then it is said at every attempt
             self._worker.reported |= {split.split_id for split in missing}
-            self._source.splits_missing(missing)
 
 
 class EnumerateBounded(_Enumerate):

@@ -28,13 +28,13 @@ from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTr
 from apache_beam.transforms.core import RestrictionProvider
 from apache_beam.transforms.userstate import ReadModifyWriteStateSpec
 from apache_beam.transforms.window import GlobalWindow, GlobalWindows
-from apache_beam.utils.timestamp import Duration
 from apache_beam.utils.windowed_value import WindowedValue
 
 from headrace.connectors.commit import Copy, End, Sweep
 from headrace.connectors.sink import Attempt, Committer, ImmediateSink, Transaction, TwoPhaseSink
 from headrace.enumerator.errors import ProtocolViolationError, UsageError
 from headrace.runners.beam.coders import RecordBatchCoder
+from headrace.runners.beam.pauses import pause
 from headrace.runners.beam.shard import Shard, ShardState, ShardStateSerializer, Write
 
 __all__ = ["DEFAULT_SHARDS", "WriteExactlyOnce", "WriteImmediately"]
@@ -260,7 +260,7 @@ class _Beats(beam.DoFn, RestrictionProvider):
             return
         for shard in range(max(element.count, self._shards)):
             yield shard, _BEAT
-        tracker.defer_remainder(Duration(seconds=BEAT_S))
+        tracker.defer_remainder(pause(BEAT_S))
 
 
 class _ShardWriter(beam.DoFn):

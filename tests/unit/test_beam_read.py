@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 import apache_beam as beam
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.beam import ColumnTime, Limit, ProcessingTime, ReadFromSource
-from headrace.enumerator.errors import CorruptDataError, RetriableError, UsageError
+from headrace.enumerator.errors import CorruptDataError, DataLossError, RetriableError, UsageError
 from headrace.runners.beam.coders import Element
 from headrace.runners.beam.enumerate import look
 from headrace.runners.beam.event_time import IDLE_LAG
@@ -142,6 +143,48 @@ def test_an_unbounded_source_is_asked_again_after_the_interval(opened):
     opened += [enumerate_stage, read_stage]
     bundle = enumerate_stage.process(enumerate_stage.begin(BEGIN))
     assert bundle.delay_s == pytest.approx(2.0, abs=0.5)
+
+
+@pytest.mark.parametrize("interval_s", [0.25, 1.0, 3.0])
+def test_seen_here_flink_drops_the_fraction_of_a_pause_and_the_enumeration_still_pauses(opened, interval_s):
+    """Its runner takes whole seconds of what is left of the pause when the call has ended."""
+    enumerate_stage, _ = stages(MemorySource(log_of(a="12")), discovery_interval_s=interval_s)
+    opened.append(enumerate_stage)
+    bundle = enumerate_stage.process(enumerate_stage.begin(BEGIN))
+    assert interval_s <= int(bundle.delay_s) <= interval_s + 1
+
+
+def test_seen_here_a_vanished_split_fails_every_attempt_of_the_job_and_not_only_the_first(opened, monkeypatch):
+    """Flink starts the job again in the same worker process, which must not take the failure for said."""
+    log, reports = log_of(a="1", b="1"), []
+
+    def splits_missing(self, splits):
+        reports.append([split.split_id for split in splits])
+        raise DataLossError("b is gone")
+
+    monkeypatch.setattr(MemorySource, "splits_missing", splits_missing)
+    run = BeamRun(MemorySource(log), None)
+    opened.append(run)
+    run.checkpoint()
+    log.hide("b")
+    for _ in range(20):
+        try:
+            run._step_enumerate()
+        except DataLossError:
+            with suppress(DataLossError):
+                run.lose_reader()  # and looks at once
+    assert reports[:2] == [["b"], ["b"]]
+
+
+def test_a_vanished_split_that_may_be_gone_is_reported_once(opened, monkeypatch):
+    log, reports = log_of(a="1", b="1"), []
+    monkeypatch.setattr(MemorySource, "splits_missing", lambda self, splits: reports.append([s.split_id for s in splits]))
+    run = BeamRun(MemorySource(log), None)
+    opened.append(run)
+    log.hide("b")
+    for _ in range(10):
+        run._step_enumerate()
+    assert reports == [["b"]]
 
 
 def test_splits_found_at_first_hold_the_watermark_back_and_the_enumeration_does_not(opened):

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.beam import WriteToKafka
-from headrace.beam.kafka_write import _ToBatches
+from headrace.beam.kafka_write import BATCH_BYTES, _ToBatches
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.enumerator.errors import UsageError
@@ -173,6 +173,27 @@ def test_pairs_become_batches_of_a_bundle_and_batches_pass() -> None:
     (out,) = stage.finish_bundle()
     assert out.value.to_pylist() == [{"key": None, "value": b"1"}, {"key": b"k", "value": None}]
     assert list(stage.finish_bundle()) == []
+
+
+@pytest.mark.parametrize("headers", [False, True])
+def test_seen_here_records_of_220_kb_are_batched_by_their_bytes_and_not_by_10000(headers: bool) -> None:
+    """10,000 of them are 2.2 GB, which no column of Arrow's `binary` holds: TypeError."""
+    stage = _ToBatches("t" if headers else None)
+    stage.start_bundle()
+    large = b"x" * 220_000
+    row = beam.Row(key=None, value=None, headers=[beam.Row(key="h", value=large)])
+    batches = [batch for _ in range(100) for batch in stage.process(row if headers else (b"k", large))]
+    batches += [item.value for item in stage.finish_bundle()]
+    assert sum(batch.num_rows for batch in batches) == 100
+    assert max(batch.nbytes for batch in batches) < BATCH_BYTES + 300_000
+
+
+def test_seen_here_flink_drops_the_fraction_of_a_pause_and_shards_are_still_not_called_without_a_pause() -> None:
+    stage = _Beats(2)
+    tracker = ThreadsafeRestrictionTracker(stage.create_tracker(stage.initial_restriction(Shards(2))))
+    list(stage.process(Shards(2), RestrictionTrackerView(tracker)))
+    _, pause = tracker.deferred_status()
+    assert int(pause.micros / 1e6) == 1
 
 
 def test_rows_keep_headers_partition_timestamp_and_topic() -> None:
