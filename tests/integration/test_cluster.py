@@ -8,8 +8,10 @@ import time
 import pytest
 from confluent_kafka import Consumer
 
-from headrace.connectors.kafka.client.cluster import CoordinatorKind, KafkaCluster, OffsetAnswer
+from headrace.connectors.kafka.client.cluster import KafkaCluster
+from headrace.connectors.kafka.client.coordinators import CoordinatorKind
 from headrace.connectors.kafka.client.errors import GroupInUseError, UnknownTopicError
+from headrace.connectors.kafka.client.offsets import OffsetAnswer
 from headrace.connectors.kafka.client.positions import Earliest, Latest, Timestamp
 from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
 from headrace.connectors.kafka.read.discovery import java_pattern

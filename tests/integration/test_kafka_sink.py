@@ -15,7 +15,7 @@ import pytest
 
 from headrace.connectors.commit import JobCommitter, StaleEpochError
 from headrace.connectors.kafka.client.errors import BrokerError, InvalidForBrokerError
-from headrace.connectors.kafka.client.fetch_once import fetch_once
+from headrace.connectors.kafka.client.fetch import fetch_once
 from headrace.connectors.kafka.format.decode import HEADERS_TYPE
 from headrace.connectors.kafka.write import commit_log
 from headrace.connectors.kafka.write.transactions import TransactionProtocol, Transactions, Verdict

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.connectors.kafka.client.cluster import KafkaCluster, OffsetAnswer, shared_cluster
+from headrace.connectors.kafka.client.cluster import KafkaCluster, shared_cluster
 from headrace.connectors.kafka.client.errors import TopicRecreatedError
+from headrace.connectors.kafka.client.offsets import OffsetAnswer
 from headrace.connectors.kafka.client.positions import Latest as LatestOffset
 from headrace.connectors.kafka.read import reader as reader_module
 from headrace.connectors.kafka.read.fetcher import FetchedData, Fetcher, FetchFrom

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.connectors.commit import JobCommitter, StaleEpochError
 from headrace.connectors.kafka.client.errors import BrokerError, FencedByBrokerError
-from headrace.connectors.kafka.client.fetch_once import fetch_once
+from headrace.connectors.kafka.client.fetch import fetch_once
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.write.handles import KafkaHandle
 from headrace.connectors.kafka.write.transactions import Transactions, Verdict

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.cli.lag import PartitionLag, lag_of, tables, total
-from headrace.connectors.kafka.client.cluster import CommittedOffset, OffsetAnswer
+from headrace.connectors.kafka.client.groups import CommittedOffset
+from headrace.connectors.kafka.client.offsets import OffsetAnswer
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.client.topology import PartitionMetadata, TopicMetadata
 from headrace.enumerator.errors import StateError

@@ -8,9 +8,11 @@ from uuid import UUID
 
 import pytest
 
-from headrace.connectors.kafka.client.cluster import CommittedOffset, OffsetAnswer, PartitionMetadata, TopicMetadata
 from headrace.connectors.kafka.client.errors import UnknownTopicError
+from headrace.connectors.kafka.client.groups import CommittedOffset
+from headrace.connectors.kafka.client.offsets import OffsetAnswer
 from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
+from headrace.connectors.kafka.client.topology import PartitionMetadata, TopicMetadata
 from headrace.connectors.kafka.read.discovery import KafkaDiscovery, Partitions, Pattern, PositionPlan, Topics
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import DataLossError, RetriableError, UsageError

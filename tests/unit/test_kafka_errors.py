@@ -3,6 +3,7 @@ import pickle
 import pytest
 from kafka.errors import kafka_errors
 
+from headrace.connectors.kafka.client.error_codes import ErrorCode, error_name
 from headrace.connectors.kafka.client.errors import (
     BrokerError,
     GroupInUseError,
@@ -11,7 +12,6 @@ from headrace.connectors.kafka.client.errors import (
     TopicRecreatedError,
     UnknownTopicError,
     broker_error,
-    error_name,
 )
 from headrace.enumerator.errors import (
     AuthenticationError,
@@ -43,6 +43,13 @@ def test_names_agree_with_another_client(code):
 )  # fmt: skip
 def test_names_are_at_their_numbers(code, name):
     assert error_name(code) == name
+    assert ErrorCode[name] == code
+
+
+def test_a_number_without_a_name_is_named_by_itself():
+    assert error_name(200) == "ERROR_200"
+    assert "ERROR_200 (200)" in str(broker_error(200, "doing it"))
+    assert "NOT_COORDINATOR (16)" in str(broker_error(ErrorCode.NOT_COORDINATOR, "doing it"))
 
 
 @pytest.mark.parametrize(

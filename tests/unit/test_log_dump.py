@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.cli.dump import batch_row, record_rows
-from headrace.connectors.kafka.client.cluster import OffsetAnswer
+from headrace.connectors.kafka.client.offsets import OffsetAnswer
 from headrace.connectors.kafka.client.positions import Earliest
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer

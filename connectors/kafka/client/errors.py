@@ -1,11 +1,11 @@
 """What a Kafka error code means to us: one table from the broker's codes to headrace's error tree.
 
-Codes and names are those of the Kafka protocol (`org.apache.kafka.common.protocol.Errors`). Codes from 128 up, and any that
-a newer broker invents, become a plain `BrokerError` that keeps the number.
+A code that the table does not have, such as one that a newer broker invents, becomes a plain `BrokerError` with its number.
 """
 
 from __future__ import annotations
 
+from headrace.connectors.kafka.client.error_codes import ErrorCode, error_name
 from headrace.enumerator.errors import (
     AuthenticationError,
     CorruptDataError,
@@ -31,7 +31,6 @@ __all__ = [
     "TopicRecreatedError",
     "UnknownTopicError",
     "broker_error",
-    "error_name",
 ]
 
 
@@ -148,68 +147,108 @@ class TlsError(PeerError):
     """No TLS: an untrusted or mismatching certificate, a missing client certificate, or a port that speaks none."""
 
 
-_NAMES_BY_CODE = """NONE OFFSET_OUT_OF_RANGE CORRUPT_MESSAGE UNKNOWN_TOPIC_OR_PARTITION INVALID_FETCH_SIZE LEADER_NOT_AVAILABLE
-    NOT_LEADER_OR_FOLLOWER REQUEST_TIMED_OUT BROKER_NOT_AVAILABLE REPLICA_NOT_AVAILABLE MESSAGE_TOO_LARGE
-    STALE_CONTROLLER_EPOCH OFFSET_METADATA_TOO_LARGE NETWORK_EXCEPTION COORDINATOR_LOAD_IN_PROGRESS
-    COORDINATOR_NOT_AVAILABLE NOT_COORDINATOR INVALID_TOPIC_EXCEPTION RECORD_LIST_TOO_LARGE NOT_ENOUGH_REPLICAS
-    NOT_ENOUGH_REPLICAS_AFTER_APPEND INVALID_REQUIRED_ACKS ILLEGAL_GENERATION INCONSISTENT_GROUP_PROTOCOL
-    INVALID_GROUP_ID UNKNOWN_MEMBER_ID INVALID_SESSION_TIMEOUT REBALANCE_IN_PROGRESS INVALID_COMMIT_OFFSET_SIZE
-    TOPIC_AUTHORIZATION_FAILED GROUP_AUTHORIZATION_FAILED CLUSTER_AUTHORIZATION_FAILED INVALID_TIMESTAMP
-    UNSUPPORTED_SASL_MECHANISM ILLEGAL_SASL_STATE UNSUPPORTED_VERSION TOPIC_ALREADY_EXISTS INVALID_PARTITIONS
-    INVALID_REPLICATION_FACTOR INVALID_REPLICA_ASSIGNMENT INVALID_CONFIG NOT_CONTROLLER INVALID_REQUEST
-    UNSUPPORTED_FOR_MESSAGE_FORMAT POLICY_VIOLATION OUT_OF_ORDER_SEQUENCE_NUMBER DUPLICATE_SEQUENCE_NUMBER
-    INVALID_PRODUCER_EPOCH INVALID_TXN_STATE INVALID_PRODUCER_ID_MAPPING INVALID_TRANSACTION_TIMEOUT
-    CONCURRENT_TRANSACTIONS TRANSACTION_COORDINATOR_FENCED TRANSACTIONAL_ID_AUTHORIZATION_FAILED SECURITY_DISABLED
-    OPERATION_NOT_ATTEMPTED KAFKA_STORAGE_ERROR LOG_DIR_NOT_FOUND SASL_AUTHENTICATION_FAILED UNKNOWN_PRODUCER_ID
-    REASSIGNMENT_IN_PROGRESS DELEGATION_TOKEN_AUTH_DISABLED DELEGATION_TOKEN_NOT_FOUND
-    DELEGATION_TOKEN_OWNER_MISMATCH DELEGATION_TOKEN_REQUEST_NOT_ALLOWED DELEGATION_TOKEN_AUTHORIZATION_FAILED
-    DELEGATION_TOKEN_EXPIRED INVALID_PRINCIPAL_TYPE NON_EMPTY_GROUP GROUP_ID_NOT_FOUND FETCH_SESSION_ID_NOT_FOUND
-    INVALID_FETCH_SESSION_EPOCH LISTENER_NOT_FOUND TOPIC_DELETION_DISABLED FENCED_LEADER_EPOCH UNKNOWN_LEADER_EPOCH
-    UNSUPPORTED_COMPRESSION_TYPE STALE_BROKER_EPOCH OFFSET_NOT_AVAILABLE MEMBER_ID_REQUIRED
-    PREFERRED_LEADER_NOT_AVAILABLE GROUP_MAX_SIZE_REACHED FENCED_INSTANCE_ID ELIGIBLE_LEADERS_NOT_AVAILABLE
-    ELECTION_NOT_NEEDED NO_REASSIGNMENT_IN_PROGRESS GROUP_SUBSCRIBED_TO_TOPIC INVALID_RECORD UNSTABLE_OFFSET_COMMIT
-    THROTTLING_QUOTA_EXCEEDED PRODUCER_FENCED RESOURCE_NOT_FOUND DUPLICATE_RESOURCE UNACCEPTABLE_CREDENTIAL
-    INCONSISTENT_VOTER_SET INVALID_UPDATE_VERSION FEATURE_UPDATE_FAILED PRINCIPAL_DESERIALIZATION_FAILURE
-    SNAPSHOT_NOT_FOUND POSITION_OUT_OF_RANGE UNKNOWN_TOPIC_ID DUPLICATE_BROKER_REGISTRATION BROKER_ID_NOT_REGISTERED
-    INCONSISTENT_TOPIC_ID INCONSISTENT_CLUSTER_ID TRANSACTIONAL_ID_NOT_FOUND FETCH_SESSION_TOPIC_ID_ERROR
-    INELIGIBLE_REPLICA NEW_LEADER_ELECTED OFFSET_MOVED_TO_TIERED_STORAGE FENCED_MEMBER_EPOCH UNRELEASED_INSTANCE_ID
-    UNSUPPORTED_ASSIGNOR STALE_MEMBER_EPOCH MISMATCHED_ENDPOINT_TYPE UNSUPPORTED_ENDPOINT_TYPE UNKNOWN_CONTROLLER_ID
-    UNKNOWN_SUBSCRIPTION_ID TELEMETRY_TOO_LARGE INVALID_REGISTRATION TRANSACTION_ABORTABLE INVALID_RECORD_STATE
-    SHARE_SESSION_NOT_FOUND INVALID_SHARE_SESSION_EPOCH FENCED_STATE_EPOCH INVALID_VOTER_KEY DUPLICATE_VOTER
-    VOTER_NOT_FOUND"""
-_NAMES = tuple(_NAMES_BY_CODE.split())
-
-_KINDS: dict[type[BrokerError], frozenset[int]] = {
-    RetriableBrokerError: frozenset(
-        {3, 5, 6, 7, 8, 9, 13, 14, 15, 16, 19, 20, 41, 51, 52, 56, 70, 71, 72, 74, 75, 78, 80, 83, 88, 89, 100, 103, 106, 108}
+_KINDS: dict[type[BrokerError], tuple[ErrorCode, ...]] = {
+    RetriableBrokerError: (
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.BROKER_NOT_AVAILABLE,
+        ErrorCode.REPLICA_NOT_AVAILABLE,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.NOT_CONTROLLER,
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+        ErrorCode.TRANSACTION_COORDINATOR_FENCED,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+        ErrorCode.INVALID_FETCH_SESSION_EPOCH,
+        ErrorCode.LISTENER_NOT_FOUND,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.OFFSET_NOT_AVAILABLE,
+        ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
+        ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE,
+        ErrorCode.UNSTABLE_OFFSET_COMMIT,
+        ErrorCode.THROTTLING_QUOTA_EXCEEDED,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.INCONSISTENT_TOPIC_ID,
+        ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
+        ErrorCode.NEW_LEADER_ELECTED,
     ),
-    RefusedByBrokerError: frozenset({29, 30, 31, 33, 34, 53, 54, 58, 61, 62, 63, 64, 65, 66, 97}),
-    FencedByBrokerError: frozenset({47, 82, 90, 110}),
-    CorruptAtBrokerError: frozenset({2, 87}),
-    InvalidForBrokerError: frozenset({10, 12, 17, 18, 21, 24, 26, 32, 36, 37, 38, 39, 40, 50, 76}),
-    GroupInUseError: frozenset({22, 25, 27, 68, 113}),
+    RefusedByBrokerError: (
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        ErrorCode.GROUP_AUTHORIZATION_FAILED,
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+        ErrorCode.UNSUPPORTED_SASL_MECHANISM,
+        ErrorCode.ILLEGAL_SASL_STATE,
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        ErrorCode.SECURITY_DISABLED,
+        ErrorCode.SASL_AUTHENTICATION_FAILED,
+        ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED,
+        ErrorCode.DELEGATION_TOKEN_NOT_FOUND,
+        ErrorCode.DELEGATION_TOKEN_OWNER_MISMATCH,
+        ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED,
+        ErrorCode.DELEGATION_TOKEN_AUTHORIZATION_FAILED,
+        ErrorCode.DELEGATION_TOKEN_EXPIRED,
+        ErrorCode.PRINCIPAL_DESERIALIZATION_FAILURE,
+    ),
+    FencedByBrokerError: (
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.FENCED_INSTANCE_ID,
+        ErrorCode.PRODUCER_FENCED,
+        ErrorCode.FENCED_MEMBER_EPOCH,
+    ),
+    CorruptAtBrokerError: (
+        ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.INVALID_RECORD,
+    ),
+    InvalidForBrokerError: (
+        ErrorCode.MESSAGE_TOO_LARGE,
+        ErrorCode.OFFSET_METADATA_TOO_LARGE,
+        ErrorCode.INVALID_TOPIC_EXCEPTION,
+        ErrorCode.RECORD_LIST_TOO_LARGE,
+        ErrorCode.INVALID_REQUIRED_ACKS,
+        ErrorCode.INVALID_GROUP_ID,
+        ErrorCode.INVALID_SESSION_TIMEOUT,
+        ErrorCode.INVALID_TIMESTAMP,
+        ErrorCode.TOPIC_ALREADY_EXISTS,
+        ErrorCode.INVALID_PARTITIONS,
+        ErrorCode.INVALID_REPLICATION_FACTOR,
+        ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+        ErrorCode.INVALID_CONFIG,
+        ErrorCode.INVALID_TRANSACTION_TIMEOUT,
+        ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+    ),
+    GroupInUseError: (
+        ErrorCode.ILLEGAL_GENERATION,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.REBALANCE_IN_PROGRESS,
+        ErrorCode.NON_EMPTY_GROUP,
+        ErrorCode.STALE_MEMBER_EPOCH,
+    ),
 }
 _CLASS_OF: dict[int, type[BrokerError]] = {code: kind for kind, codes in _KINDS.items() for code in codes}
 
+_LIVE_MEMBERS = "the group has live members, so only they may commit its offsets: stop them or choose another group"
 _HINTS: dict[int, str] = {
-    22: "the group has live members, so only they may commit its offsets: stop them or choose another group",
-    25: "the group has live members, so only they may commit its offsets: stop them or choose another group",
-    27: "the group is rebalancing live members: stop them or choose another group",
-    29: "grant this user Describe and Read on the topic",
-    30: "grant this user Read on the group",
-    33: "the broker has not enabled this sasl.mechanism",
-    34: "the listener at this port expects no SASL: check security.protocol",
-    50: "the broker allows no transaction this long: lower the timeout or raise transaction.max.timeout.ms",
-    53: "grant this user Describe and Write on the transactional id",
-    58: "check the user name and the password",
+    ErrorCode.ILLEGAL_GENERATION: _LIVE_MEMBERS,
+    ErrorCode.UNKNOWN_MEMBER_ID: _LIVE_MEMBERS,
+    ErrorCode.REBALANCE_IN_PROGRESS: "the group is rebalancing live members: stop them or choose another group",
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: "grant this user Describe and Read on the topic",
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: "grant this user Read on the group",
+    ErrorCode.UNSUPPORTED_SASL_MECHANISM: "the broker has not enabled this sasl.mechanism",
+    ErrorCode.ILLEGAL_SASL_STATE: "the listener at this port expects no SASL: check security.protocol",
+    ErrorCode.INVALID_TRANSACTION_TIMEOUT: (
+        "the broker allows no transaction this long: lower the timeout or raise transaction.max.timeout.ms"
+    ),
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "grant this user Describe and Write on the transactional id",
+    ErrorCode.SASL_AUTHENTICATION_FAILED: "check the user name and the password",
 }
-
-
-def error_name(code: int) -> str:
-    """Kafka's name for an error code, such as `NOT_LEADER_OR_FOLLOWER` for 6."""
-    if code == -1:
-        return "UNKNOWN_SERVER_ERROR"
-    return _NAMES[code] if 0 <= code < len(_NAMES) else f"ERROR_{code}"
 
 
 def broker_error(code: int, where: str, hint: str = "") -> BrokerError:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["At", "Committed", "Earliest", "Latest", "Position", "Timestamp"]
+__all__ = ["At", "Committed", "Earliest", "Latest", "Position", "Symbol", "Timestamp"]
 
 _INT64_MAX = 2**63 - 1
 
@@ -77,5 +77,8 @@ class Committed:
         if not isinstance(self.fallback, (Earliest, Latest, At, Timestamp)):
             raise UsageError(f"the fallback of Committed must be Earliest, Latest, At or Timestamp, not {self.fallback!r}")
 
+
+Symbol = Earliest | Latest | Timestamp
+"""What a broker turns into an offset by itself."""
 
 Position = Earliest | Latest | At | Timestamp | Committed

@@ -30,6 +30,11 @@ class Isolation(StrEnum):
     READ_UNCOMMITTED = "read_uncommitted"
     READ_COMMITTED = "read_committed"
 
+    @property
+    def wire_value(self) -> int:
+        """As Fetch and ListOffsets write it."""
+        return 1 if self is Isolation.READ_COMMITTED else 0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TlsConfig:

@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from crc32c import crc32c
 
-from headrace.connectors.kafka.format.record_batch import AFTER_LENGTH, CRC_AT, HEADER, MAGIC, TRANSACTIONAL
+from headrace.connectors.kafka.format.record_batch import AFTER_LENGTH, CRC_AT, CRC_FROM, HEADER, MAGIC, TRANSACTIONAL
 from headrace.enumerator.errors import UsageError
 
 if cython.compiled:
@@ -816,8 +816,8 @@ class _OpenBatch:
             self.sequence if producer_id != _NO_PRODUCER else -1,
             self.count,
         )
-        crc = crc32c(body, crc32c(fields[CRC_AT + 4 :]))
-        return fields[:CRC_AT] + crc.to_bytes(4, "big") + fields[CRC_AT + 4 :]
+        crc = crc32c(body, crc32c(fields[CRC_FROM:]))
+        return fields[:CRC_AT] + crc.to_bytes(4, "big") + fields[CRC_FROM:]
 
 
 # --- the interface ------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """A record batch as it lies in the log: its header, without its records (message format 2). Sans-IO.
 
-For those who write batches, or look at the log batch by batch. Reading records in bulk is `records.py`, with its own walk.
+For what writes batches, or reads the log batch by batch. Reading records in bulk is `decode.py`, with its own walk.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ __all__ = [
     "AFTER_LENGTH",
     "CODECS",
     "CRC_AT",
+    "CRC_FROM",
     "HEADER",
     "LOG_APPEND_TIME",
     "MAGIC",
@@ -35,6 +36,9 @@ AFTER_LENGTH = 12
 
 CRC_AT = 17
 """Where the CRC lies, which covers all that follows it."""
+
+CRC_FROM = CRC_AT + 4
+"""Where the part begins that the CRC covers."""
 
 MAGIC = 2
 TRANSACTIONAL = 0x10

@@ -15,10 +15,11 @@ from uuid import UUID
 
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponential
 
-from headrace.connectors.kafka.client.cluster import KafkaCluster, TopicMetadata, TopicPartition
+from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.errors import UnknownTopicError
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Position, Timestamp
 from headrace.connectors.kafka.client.properties import Isolation
+from headrace.connectors.kafka.client.topology import TopicMetadata, TopicPartition
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import DataLossError, UsageError
 from headrace.enumerator.source import Findings, SplitDiscovery

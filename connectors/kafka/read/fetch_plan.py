@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from uuid import UUID
 
+from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.errors import LogTruncatedError, TopicRecreatedError, UnknownTopicError, broker_error
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.topology import Broker, Leader, TopicPartition
@@ -24,7 +25,6 @@ from headrace.enumerator.errors import CorruptDataError, DeadlineExceededError, 
 
 __all__ = ["Asked", "FetchFailed", "FetchFrom", "FetchPlan", "FetchedData"]
 
-_OFFSET_OUT_OF_RANGE = 1
 _UNKNOWN_TOPIC_GRACE_S = 3.0
 _GUESSED_BYTES_PER_OFFSET = 1024.0
 _SMALLEST_REQUEST = 64 * 1024
@@ -254,7 +254,7 @@ class FetchPlan:
         if self._partitions.get(partition.source.key) is not partition:
             return None
         where = f"fetching {asked.topic}-{asked.index} at offset {asked.offset} from {partition.home}"
-        if answer.error == _OFFSET_OUT_OF_RANGE:
+        if answer.error == ErrorCode.OFFSET_OUT_OF_RANGE:
             self._out_of_range(partition)
             return None
         if answer.error:

@@ -16,12 +16,14 @@ from uuid import UUID
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.errors import OffsetOutOfRangeError, broker_error
+from headrace.connectors.kafka.client.fetch import FetchLimits, PartitionFetch, fetch_request
 from headrace.connectors.kafka.client.positions import Earliest, Latest
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.client.topology import Broker, Leader
 from headrace.connectors.kafka.client.wire.connection import Connection
-from headrace.connectors.kafka.client.wire.protocol import FetchRequest, Message
+from headrace.connectors.kafka.client.wire.protocol import Message
 from headrace.connectors.kafka.format.fetch_protocol import FetchAnswer
+from headrace.connectors.kafka.read.densities import shared_densities
 from headrace.connectors.kafka.read.fetch_plan import Asked, FetchedData, FetchFailed, FetchFrom, FetchPlan
 from headrace.enumerator.errors import HeadraceError, PeerError, RetriableError
 
@@ -30,7 +32,6 @@ __all__ = ["FetchFailed", "FetchFrom", "FetchedData", "Fetcher"]
 _BUDGET_BYTES = 64 * 1024 * 1024
 _LARGEST_REQUEST = 8 * 1024 * 1024
 _SMALLEST_REQUEST = 256 * 1024
-_NO_TOPIC_IDS = 12
 _JOIN_S = 5.0
 
 
@@ -46,7 +47,7 @@ class Fetcher:
         """Start fetching."""
         self._cluster, self._config = cluster, cluster.config
         self._budget = budget_bytes
-        self._plan = FetchPlan(cluster.config, cluster.densities)
+        self._plan = FetchPlan(cluster.config, shared_densities(cluster.config))
         self._lock = threading.Lock()
         self._to_reader = threading.Condition(self._lock)
         self._to_threads = threading.Condition(self._lock)
@@ -283,7 +284,7 @@ class Fetcher:
         """One request and its answer. Returns for how many ms the broker wants to be left alone (KIP-219)."""
         try:
             connection = self._connection(broker)
-            answer = connection.request(self._request(connection, asked, room), self._patience())
+            answer = connection.request(self._request(asked, room), self._patience())
             if answer.error:
                 raise broker_error(answer.error, f"fetching from {broker}")
         except HeadraceError as error:
@@ -339,41 +340,16 @@ class Fetcher:
         with self._lock:
             self._deliver(self._plan.lost(asked, error, time.monotonic()))
 
-    def _request(self, connection: Connection, asked: list[Asked], room: int) -> Message:
-        patient = self._plan.wants_wait(asked)
-        with_ids = all(item.topic_id is not None for item in asked)
-        topic_class = FetchRequest.FetchTopic
-        by_topic: dict[str, list[Asked]] = {}
-        for item in asked:
-            by_topic.setdefault(item.topic, []).append(item)
-        return FetchRequest(
+    def _request(self, asked: list[Asked], room: int) -> Message:
+        limits = FetchLimits(
             max_wait_ms=self._config.fetch_max_wait_ms,
-            min_bytes=self._config.fetch_min_bytes if patient else 1,
+            min_bytes=self._config.fetch_min_bytes if self._plan.wants_wait(asked) else 1,
             max_bytes=room,
-            isolation_level=1 if self._config.isolation is Isolation.READ_COMMITTED else 0,
-            session_id=0,
-            session_epoch=-1,
-            rack_id=self._config.client_rack or "",
-            topics=[
-                topic_class(
-                    topic=topic,
-                    topic_id=items[0].topic_id,
-                    partitions=[_wire_partition(topic_class.FetchPartition, item) for item in items],
-                )
-                for topic, items in by_topic.items()
-            ],
-            forgotten_topics_data=[],
-            min_version=4,
-            max_version=None if with_ids else _NO_TOPIC_IDS,
         )
+        return fetch_request(map(_wanted, asked), limits, self._config.isolation, self._config.client_rack)
 
 
-def _wire_partition(partition_class: Message, item: Asked) -> Message:
-    return partition_class(
-        partition=item.index,
-        current_leader_epoch=-1 if item.leader_epoch is None else item.leader_epoch,
-        fetch_offset=item.offset,
-        last_fetched_epoch=-1 if item.last_epoch is None else item.last_epoch,
-        log_start_offset=-1,
-        partition_max_bytes=item.max_bytes,
+def _wanted(item: Asked) -> PartitionFetch:
+    return PartitionFetch(
+        item.topic, item.topic_id, item.index, item.offset, item.max_bytes, item.leader_epoch, item.last_epoch
     )

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from headrace.connectors.kafka.client.cluster import TopicPartition, shared_cluster
+from headrace.connectors.kafka.client.cluster import shared_cluster
 from headrace.connectors.kafka.client.positions import Latest, Timestamp
+from headrace.connectors.kafka.client.topology import TopicPartition
 from headrace.connectors.kafka.read.source import KafkaSource
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.connectors.predicates import Operator, Predicate

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from headrace.connectors.kafka.client.cluster import KafkaCluster, TopicPartition
+from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.errors import LogTruncatedError, OffsetOutOfRangeError
+from headrace.connectors.kafka.client.topology import TopicPartition
 from headrace.connectors.kafka.format.decode import DecodedBatch, arrow_schema, decode
 from headrace.connectors.kafka.read.fetcher import FetchedData, Fetcher, FetchFailed, FetchFrom
 from headrace.connectors.kafka.read.split import KafkaSplit

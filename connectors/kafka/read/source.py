@@ -12,9 +12,10 @@ from typing import Self
 import pyarrow as pa
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponential
 
-from headrace.connectors.kafka.client.cluster import TopicMetadata, TopicPartition, shared_cluster
+from headrace.connectors.kafka.client.cluster import shared_cluster
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Position, Timestamp
 from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
+from headrace.connectors.kafka.client.topology import TopicMetadata, TopicPartition
 from headrace.connectors.kafka.format.decode import ALL_COLUMNS, arrow_schema
 from headrace.connectors.kafka.read.discovery import (
     KafkaDiscovery,

@@ -13,8 +13,9 @@ from uuid import UUID
 import pyarrow as pa
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
+from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.errors import FencedByBrokerError, broker_error
-from headrace.connectors.kafka.client.fetch_once import fetch_once
+from headrace.connectors.kafka.client.fetch import fetch_once
 from headrace.connectors.kafka.client.positions import Earliest, Latest
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.client.wire.protocol import CreateTopicsRequest
@@ -28,7 +29,6 @@ __all__ = ["CommitLog", "DriverLog"]
 
 _PARTITION = 0
 _DRIVER_TIMEOUT_MS = 10_000  # a driver that dies in the middle of a write holds others up no longer than this
-_NONE, _TOPIC_EXISTS = 0, 36
 _BROKERS_DEFAULT = -1
 _ROW = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 
@@ -75,7 +75,7 @@ class CommitLog:
         request = CreateTopicsRequest(topics=[topic], timeout_ms=timeout_ms, validate_only=False, min_version=4)
         response = self.cluster.call_any(request)  # brokers pass it on to the controller
         code = response.topics[0].error_code
-        if code not in (_NONE, _TOPIC_EXISTS):
+        if code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
             said = response.topics[0].error_message or ""
             hint = f"create it beforehand, with one partition and cleanup.policy=compact. {said}"
             raise broker_error(code, f"creating topic {self.topic!r} for the lists of transactions", hint)

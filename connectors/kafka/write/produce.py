@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
+from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.errors import BrokerError, broker_error
 from headrace.connectors.kafka.client.topology import Broker, TopicPartition
 from headrace.connectors.kafka.client.wire.connection import Connection
@@ -25,7 +26,6 @@ __all__ = ["BatchSender", "OutBatch", "Written", "idempotent_sender", "transacti
 _MAX_IN_FLIGHT = 5  # the brokers remember as many batches of a producer, to know a repeated one
 _REQUEST_BYTES = 4 * 1024 * 1024
 _ALL_REPLICAS = -1
-_NONE, _OUT_OF_ORDER = 0, 45
 _TOPIC_IDS_FROM = 13
 _LAST_OF_V1 = 11
 _DELIVERY_TIMEOUT_S = 120.0  # Java's delivery.timeout.ms
@@ -228,12 +228,12 @@ class BatchSender:
 
     def _judge(self, lane: _Lane, batch: OutBatch, item: Message) -> BrokerError | None:
         """Note one batch's acknowledgement; or return why it has to be sent again, or raise why it cannot be written at all."""
-        if item.error_code == _NONE:
+        if item.error_code == ErrorCode.NONE:
             self._acknowledged(lane, batch, item.base_offset)
             return None
         topic, partition = lane.key
         where = f"writing to {topic}-{partition}"
-        if item.error_code == _OUT_OF_ORDER and lane.sent[0] is not batch:
+        if item.error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and lane.sent[0] is not batch:
             return _BehindError(item.error_code, where)
         error = broker_error(item.error_code, f"{where}: {item.error_message}" if item.error_message else where)
         if not isinstance(error, RetriableError):
@@ -250,7 +250,7 @@ class BatchSender:
         written.records += batch.records
 
     def _start_over(self, error: RetriableError) -> None:
-        """Hear out what is in flight, wait, and have everything unacknowledged wait again, in order."""
+        """Receive the responses in flight, back off, and queue everything unacknowledged again, in order."""
         for broker, channel in list(self._channels.items()):
             while channel.requests and channel.connection.usable:
                 with suppress(RetriableError):

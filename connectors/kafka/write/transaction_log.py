@@ -8,7 +8,6 @@ in the list of aborted transactions) or committed (it is not, and its batch is s
 from __future__ import annotations
 
 import functools
-import struct
 from collections import Counter
 from collections.abc import Iterator
 from uuid import UUID
@@ -16,10 +15,11 @@ from uuid import UUID
 from crc32c import crc32c
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
-from headrace.connectors.kafka.client.fetch_once import fetch_once
+from headrace.connectors.kafka.client.error_codes import ErrorCode
+from headrace.connectors.kafka.client.fetch import fetch_once
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.client.topology import TopicPartition
-from headrace.connectors.kafka.format.record_batch import HEADER, LOG_APPEND_TIME, StoredBatch, stored_batches
+from headrace.connectors.kafka.format.record_batch import CRC_AT, CRC_FROM, HEADER, LOG_APPEND_TIME, StoredBatch, stored_batches
 from headrace.connectors.kafka.write.handles import KafkaHandle, WrittenRange
 from headrace.connectors.kafka.write.produce import OutBatch
 from headrace.connectors.kafka.write.transactions import Producer
@@ -27,14 +27,6 @@ from headrace.connectors.sink import Outcome
 from headrace.enumerator.errors import DataLossError, RetriableError
 
 __all__ = ["BatchCopier", "outcome_of"]
-
-_NONE, _OUT_OF_RANGE = 0, 1
-_FETCH_BYTES = 8 * 1024 * 1024
-_NO_TOPIC_IDS = 12
-
-_CRC = struct.Struct(">I")
-_CRC_AT, _CRC_FROM = 17, 21
-
 
 # --- outcome ----------------------------------------------------------------------------------------------------------
 
@@ -69,7 +61,7 @@ def _same(expected: UUID | None, found: UUID | None) -> bool:
 
 def _ask(cluster: KafkaCluster, handle: KafkaHandle, written: WrittenRange) -> Outcome | None:
     answer = fetch_once(cluster, written.topic, written.partition, written.first, Isolation.READ_COMMITTED)
-    if answer.error == _OUT_OF_RANGE:
+    if answer.error == ErrorCode.OFFSET_OUT_OF_RANGE:
         return None
     if answer.last_stable_offset is not None and answer.last_stable_offset <= written.first:
         raise RetriableError(f"the transaction at offset {written.first} of {written.topic}-{written.partition} is still open")
@@ -113,7 +105,7 @@ class BatchCopier:
         head[5] &= ~LOG_APPEND_TIME  # producers only ever send create time; the broker stamps it again if the topic says so
         head[9:12] = self._producer.producer_id, self._producer.epoch, self._sequences[key]
         HEADER.pack_into(data, 0, *head)
-        _CRC.pack_into(data, _CRC_AT, crc32c(memoryview(data)[_CRC_FROM:]))
+        data[CRC_AT:CRC_FROM] = crc32c(memoryview(data)[CRC_FROM:]).to_bytes(4, "big")
         self._sequences[key] += batch.records
         return OutBatch(key[1], data, batch.records)
 
@@ -126,7 +118,7 @@ def _own_batches(cluster: KafkaCluster, handle: KafkaHandle, written: WrittenRan
     while position <= written.last:
         answer = fetch_once(cluster, written.topic, written.partition, position, Isolation.READ_UNCOMMITTED)
         batches = list(stored_batches(answer.records))
-        if answer.error == _OUT_OF_RANGE or not batches:
+        if answer.error == ErrorCode.OFFSET_OUT_OF_RANGE or not batches:
             return
         for batch in batches:
             if batch.last_offset >= position:

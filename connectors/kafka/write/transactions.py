@@ -13,7 +13,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
-from headrace.connectors.kafka.client.cluster import CoordinatorKind, KafkaCluster
+from headrace.connectors.kafka.client.cluster import KafkaCluster
+from headrace.connectors.kafka.client.coordinators import CoordinatorKind
+from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.errors import broker_error
 from headrace.connectors.kafka.client.topology import TopicPartition
 from headrace.connectors.kafka.client.wire.protocol import (
@@ -36,11 +38,7 @@ __all__ = [
     "Verdict",
 ]
 
-_NONE = 0
-_CONCURRENT = 51
-_INVALID_STATE = 48
-_FENCED = frozenset({47, 49, 90})  # INVALID_PRODUCER_EPOCH, INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED
-_ID_NOT_FOUND = 105
+_FENCED = (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.PRODUCER_FENCED)
 _LAST_V1_END = 4
 _LAST_V1_ADD = 3  # later versions of AddPartitionsToTxn are for brokers among themselves
 _ONGOING = "Ongoing"
@@ -140,7 +138,7 @@ class Transactions:
 
         def ask() -> Producer:
             response = self._cluster.call_any(InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=_INT32_MAX))
-            if response.error_code != _NONE:
+            if response.error_code != ErrorCode.NONE:
                 raise broker_error(response.error_code, "asking for a producer id")
             return Producer(None, response.producer_id, response.producer_epoch)
 
@@ -151,7 +149,7 @@ class Transactions:
 
         def ask() -> Producer:
             response = self._coordinated(wanted.transactional_id, wanted.request())
-            if response.error_code != _NONE:
+            if response.error_code != ErrorCode.NONE:
                 raise broker_error(response.error_code, where)
             return Producer(wanted.transactional_id, response.producer_id, response.producer_epoch)
 
@@ -178,7 +176,7 @@ class Transactions:
             response = self._coordinated(str(producer.transactional_id), request)
             for topic in response.results_by_topic_v3_and_below:
                 for item in topic.results_by_partition:
-                    if item.partition_error_code != _NONE:
+                    if item.partition_error_code != ErrorCode.NONE:
                         where = f"adding {topic.name}-{item.partition_index} to a transaction of {producer.transactional_id!r}"
                         raise broker_error(item.partition_error_code, where)
 
@@ -204,9 +202,9 @@ class Transactions:
             response = self._coordinated(str(producer.transactional_id), request)
             if response.error_code in _FENCED:
                 return Answer.UNKNOWN, producer
-            if response.error_code == _INVALID_STATE:
+            if response.error_code == ErrorCode.INVALID_TXN_STATE:
                 return Answer.REFUSED, producer
-            if response.error_code != _NONE:
+            if response.error_code != ErrorCode.NONE:
                 raise broker_error(response.error_code, where)
             if protocol is TransactionProtocol.V1:
                 return Answer.DONE, producer
@@ -224,9 +222,9 @@ class Transactions:
         def ask() -> TransactionDescription | None:
             response = self._coordinated(transactional_id, DescribeTransactionsRequest(transactional_ids=[transactional_id]))
             (found,) = response.transaction_states
-            if found.error_code == _ID_NOT_FOUND:
+            if found.error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
                 return None
-            if found.error_code != _NONE:
+            if found.error_code != ErrorCode.NONE:
                 raise broker_error(found.error_code, where)
             return _description(found)
 
@@ -252,7 +250,7 @@ class Transactions:
                     transactional_id_pattern=re.escape(prefix) + ".*",
                 )
                 response = self._cluster.call(broker, request)
-                if response.error_code != _NONE:
+                if response.error_code != ErrorCode.NONE:
                     raise broker_error(response.error_code, f"listing transactions at {broker}")
                 for item in response.transaction_states:
                     if item.transactional_id.startswith(prefix):  # brokers before 4.1 know no patterns
@@ -274,7 +272,7 @@ class Transactions:
 
 
 _INT32_MAX = 0x7FFFFFFF
-_ELSEWHERE = frozenset({15, 16})  # COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR
+_ELSEWHERE = (ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +303,7 @@ def _first_code(response: Message) -> int:
     for topic in getattr(response, "results_by_topic_v3_and_below", ()) or ():
         for item in topic.results_by_partition:
             return int(item.partition_error_code)
-    return _NONE
+    return ErrorCode.NONE
 
 
 def _description(found: Message) -> TransactionDescription:

@@ -62,8 +62,14 @@ __all__ = [
     "OffsetForLeaderEpochRequest",
     "ProduceRequest",
     "UpdateFeaturesRequest",
+    "or_none",
 ]
 
 
 Message = Any
 """A request or response of kafka-python's protocol classes, which have no types."""
+
+
+def or_none(value: int) -> int | None:
+    """A number that the protocol writes as -1 when it is unknown."""
+    return None if value < 0 else value

@@ -1,0 +1,83 @@
+"""Single requests, each tried once: to one broker, or to whichever answers first."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.client.topology import Broker
+from headrace.connectors.kafka.client.wire.connection import Connection
+from headrace.connectors.kafka.client.wire.pool import ConnectionPool
+from headrace.connectors.kafka.client.wire.protocol import Message
+from headrace.enumerator.errors import RetriableError
+
+__all__ = ["Calls"]
+
+T = TypeVar("T")
+
+
+class Calls:
+    """Requests over the pool's connections, and the brokers that they can go to. Thread-safe."""
+
+    def __init__(self, config: ClientConfig, pool: ConnectionPool) -> None:
+        """Knows the bootstrap addresses only, until `learn`."""
+        self._config = config
+        self._pool = pool
+        self._brokers: dict[int, Broker] = {}  # replaced as a whole, never changed: no lock is needed to read it
+
+    @property
+    def brokers(self) -> tuple[Broker, ...]:
+        """The live brokers, as last learned."""
+        return tuple(self._brokers.values())
+
+    def broker(self, node_id: int) -> Broker | None:
+        """A broker by its id, as last learned."""
+        return self._brokers.get(node_id)
+
+    def learn(self, brokers: Iterable[Broker]) -> None:
+        """These are the live brokers now."""
+        self._brokers = {broker.node_id: broker for broker in brokers}
+
+    def call(self, broker: Broker, message: Message, timeout_s: float | None = None) -> Message:
+        """See `KafkaCluster.call`."""
+        connection = self.lease(broker)
+        try:
+            return connection.request(message, timeout_s)
+        finally:
+            self.give_back(connection)
+
+    def call_any(self, message: Message) -> Message:
+        """See `KafkaCluster.call_any`."""
+        return self._any(lambda connection: connection.request(message))
+
+    def finalized_features(self) -> dict[str, int]:
+        """See `KafkaCluster.finalized_features`."""
+        return self._any(Connection.finalized_features)
+
+    def lease(self, broker: Broker) -> Connection:
+        """See `KafkaCluster.lease`."""
+        return self._pool.lease((broker.host, broker.port))
+
+    def give_back(self, connection: Connection) -> None:
+        """See `KafkaCluster.give_back`."""
+        self._pool.give_back(connection)
+
+    def _any(self, ask: Callable[[Connection], T]) -> T:
+        known = [(broker.host, broker.port) for broker in self.brokers]
+        random.shuffle(known)
+        bootstrap = list(self._config.bootstrap_servers)
+        random.shuffle(bootstrap)
+        last: RetriableError | None = None
+        for address in dict.fromkeys(known + bootstrap):
+            try:
+                connection = self._pool.lease(address)
+                try:
+                    return ask(connection)
+                finally:
+                    self.give_back(connection)
+            except RetriableError as error:
+                last = error
+        assert last is not None
+        raise last

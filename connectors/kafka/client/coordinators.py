@@ -1,0 +1,60 @@
+"""Who coordinates a group or a transactional id: FindCoordinator, and the cache of its answers."""
+
+from __future__ import annotations
+
+import threading
+from enum import Enum
+
+from headrace.connectors.kafka.client.calls import Calls
+from headrace.connectors.kafka.client.error_codes import ErrorCode
+from headrace.connectors.kafka.client.errors import broker_error
+from headrace.connectors.kafka.client.topology import Broker
+from headrace.connectors.kafka.client.wire.protocol import FindCoordinatorRequest
+
+__all__ = ["CoordinatorKind", "Coordinators"]
+
+
+class CoordinatorKind(Enum):
+    """What a coordinator coordinates; the value is the protocol's."""
+
+    GROUP = 0
+    TRANSACTION = 1
+
+
+class Coordinators:
+    """Coordinators by what they coordinate, cached until they are forgotten. Thread-safe."""
+
+    def __init__(self, calls: Calls) -> None:
+        """Contacts nothing."""
+        self._calls = calls
+        self._known: dict[tuple[CoordinatorKind, str], Broker] = {}
+        self._lock = threading.Lock()
+
+    def start_afresh(self) -> None:
+        """In a forked child: a thread of the parent may have held the lock."""
+        self._lock = threading.Lock()
+
+    def find(self, kind: CoordinatorKind, key: str) -> Broker:
+        """See `KafkaCluster.coordinator`."""
+        with self._lock:
+            cached = self._known.get((kind, key))
+        if cached is not None:
+            return cached
+        response = self._calls.call_any(FindCoordinatorRequest(key=key, key_type=kind.value, coordinator_keys=[key]))
+        found = response.coordinators[0] if response.API_VERSION >= 4 else response
+        if found.error_code != ErrorCode.NONE:
+            raise broker_error(found.error_code, f"looking for the coordinator of {kind.name.lower()} {key!r}")
+        broker = Broker(found.node_id, found.host, found.port)
+        with self._lock:
+            self._known[kind, key] = broker
+        return broker
+
+    def forget(self, kind: CoordinatorKind, key: str) -> None:
+        """See `KafkaCluster.forget_coordinator`."""
+        with self._lock:
+            self._known.pop((kind, key), None)
+
+    def forget_broker(self, broker: Broker) -> None:
+        """Forget all that this broker coordinates: it could not be reached."""
+        with self._lock:
+            self._known = {key: known for key, known in self._known.items() if known != broker}

@@ -1,0 +1,102 @@
+"""Fetch requests, and a single Fetch of one partition for the readers of logs that need no fetching ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from uuid import UUID
+
+from headrace.connectors.kafka.client.cluster import KafkaCluster
+from headrace.connectors.kafka.client.error_codes import ErrorCode
+from headrace.connectors.kafka.client.errors import broker_error
+from headrace.connectors.kafka.client.properties import Isolation
+from headrace.connectors.kafka.client.wire.protocol import FetchRequest, Message
+from headrace.connectors.kafka.format.fetch_protocol import FetchAnswer, PartitionAnswer
+
+__all__ = ["FetchLimits", "PartitionFetch", "fetch_once", "fetch_request"]
+
+_FETCH_BYTES = 8 * 1024 * 1024
+_LAST_WITH_NAMES = 12  # later versions name topics by id (KIP-516)
+_UNKNOWN = -1
+_NO_SESSION, _NO_SESSION_EPOCH = 0, -1
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFetch:
+    """One partition in a Fetch request, from `offset`, at most `max_bytes` of it.
+
+    `leader_epoch` lets a deposed leader refuse, `last_epoch`, that of the last batch read, shows a truncated log (KIP-320).
+    """
+
+    topic: str
+    topic_id: UUID | None
+    partition: int
+    offset: int
+    max_bytes: int
+    leader_epoch: int | None = None
+    last_epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """How long a broker waits, in ms, for how many bytes, and how many it sends at most over all partitions."""
+
+    max_wait_ms: int
+    min_bytes: int
+    max_bytes: int
+
+
+def fetch_request(wanted: Iterable[PartitionFetch], limits: FetchLimits, isolation: Isolation, rack: str | None) -> Message:
+    """A Fetch request without a session, by topic id if all ids are known. `rack` finds a follower nearby (KIP-392)."""
+    by_topic: dict[tuple[str, UUID | None], list[Message]] = {}
+    for item in wanted:
+        by_topic.setdefault((item.topic, item.topic_id), []).append(_wire_partition(item))
+    has_ids = all(topic_id is not None for _, topic_id in by_topic)
+    return FetchRequest(
+        max_wait_ms=limits.max_wait_ms,
+        min_bytes=limits.min_bytes,
+        max_bytes=limits.max_bytes,
+        isolation_level=isolation.wire_value,
+        session_id=_NO_SESSION,
+        session_epoch=_NO_SESSION_EPOCH,
+        rack_id=rack or "",
+        topics=[
+            FetchRequest.FetchTopic(topic=topic, topic_id=topic_id, partitions=partitions)
+            for (topic, topic_id), partitions in by_topic.items()
+        ],
+        forgotten_topics_data=[],
+        min_version=4,
+        max_version=None if has_ids else _LAST_WITH_NAMES,
+    )
+
+
+def _wire_partition(item: PartitionFetch) -> Message:
+    return FetchRequest.FetchTopic.FetchPartition(
+        partition=item.partition,
+        current_leader_epoch=_UNKNOWN if item.leader_epoch is None else item.leader_epoch,
+        fetch_offset=item.offset,
+        last_fetched_epoch=_UNKNOWN if item.last_epoch is None else item.last_epoch,
+        log_start_offset=_UNKNOWN,
+        partition_max_bytes=item.max_bytes,
+    )
+
+
+def fetch_once(cluster: KafkaCluster, topic: str, partition: int, offset: int, isolation: Isolation) -> PartitionAnswer:
+    """One partition's answer to one Fetch from its leader, up to 8 MiB, without waiting; retriable errors are retried.
+
+    Its `error` is NONE or OFFSET_OUT_OF_RANGE. Raises BrokerError for others, UnknownTopicError, DeadlineExceededError.
+    """
+    where = f"reading {topic}-{partition} at offset {offset}"
+    limits = FetchLimits(max_wait_ms=0, min_bytes=0, max_bytes=_FETCH_BYTES)
+
+    def ask() -> PartitionAnswer:
+        leader = cluster.leader(topic, partition)
+        wanted = PartitionFetch(topic, cluster.topic_id(topic), partition, offset, _FETCH_BYTES)
+        answer: FetchAnswer = cluster.call(leader.broker, fetch_request([wanted], limits, isolation, rack=None))
+        code = answer.error or answer.partitions[0].error
+        if code not in (ErrorCode.NONE, ErrorCode.OFFSET_OUT_OF_RANGE):
+            cluster.invalidate(topic)
+            raise broker_error(code, where)
+        return answer.partitions[0]
+
+    return cluster.retrying(where, ask)

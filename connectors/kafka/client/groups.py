@@ -1,0 +1,131 @@
+"""The offsets that consumer groups have committed: OffsetFetch and OffsetCommit, to a group's coordinator."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from headrace.connectors.kafka.client.calls import Calls
+from headrace.connectors.kafka.client.coordinators import CoordinatorKind, Coordinators
+from headrace.connectors.kafka.client.error_codes import ErrorCode
+from headrace.connectors.kafka.client.errors import broker_error
+from headrace.connectors.kafka.client.properties import Isolation
+from headrace.connectors.kafka.client.retries import Retries
+from headrace.connectors.kafka.client.topology import Broker, TopicPartition
+from headrace.connectors.kafka.client.wire.protocol import Message, OffsetCommitRequest, OffsetFetchRequest, or_none
+from headrace.enumerator.errors import RetriableError
+
+__all__ = ["CommittedOffset", "Groups"]
+
+_NO_LEADER_EPOCH = -1
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedOffset:
+    """The next offset that a group will read of a partition, as it committed it."""
+
+    offset: int
+    leader_epoch: int | None = None
+    metadata: str = ""
+
+
+class Groups:
+    """Reads and commits offsets of groups that nobody here is a member of. Thread-safe; has no state of its own."""
+
+    def __init__(self, isolation: Isolation, calls: Calls, retries: Retries, coordinators: Coordinators) -> None:
+        """Contacts nothing."""
+        self._isolation, self._calls, self._retries, self._coordinators = isolation, calls, retries, coordinators
+
+    def committed(
+        self, group: str, partitions: Collection[TopicPartition] | None
+    ) -> dict[TopicPartition, CommittedOffset | None]:
+        """See `KafkaCluster.committed_offsets`."""
+
+        def ask() -> dict[TopicPartition, CommittedOffset | None]:
+            broker = self._coordinators.find(CoordinatorKind.GROUP, group)
+            response = self._call(broker, _offset_fetch(group, partitions, self._isolation))
+            answer: dict[TopicPartition, CommittedOffset | None] = dict.fromkeys(partitions or ())
+            body = response.groups[0] if response.API_VERSION >= 8 else response
+            self._check(body.error_code, f"reading the offsets of group {group!r} from {broker}", group)
+            for topic in body.topics:
+                for item in topic.partitions:
+                    where = f"reading the offset of group {group!r} in {topic.name}-{item.partition_index}"
+                    self._check(item.error_code, where, group)
+                    if item.committed_offset >= 0:
+                        answer[topic.name, item.partition_index] = _committed_offset(item)
+            return answer
+
+        return self._retries.run(f"reading the offsets of group {group!r}", ask)
+
+    def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """See `KafkaCluster.commit_offsets`."""
+        if not offsets:
+            return
+
+        def ask() -> None:
+            broker = self._coordinators.find(CoordinatorKind.GROUP, group)
+            response = self._call(broker, _offset_commit(group, offsets))
+            for topic in response.topics:
+                for item in topic.partitions:
+                    where = f"committing the offset of group {group!r} in {topic.name}-{item.partition_index}"
+                    self._check(item.error_code, where, group)
+
+        self._retries.run(f"committing offsets of group {group!r}", ask)
+
+    def _call(self, broker: Broker, message: Message) -> Message:
+        try:
+            return self._calls.call(broker, message)
+        except RetriableError:
+            self._coordinators.forget_broker(broker)
+            raise
+
+    def _check(self, code: int, where: str, group: str) -> None:
+        if code != ErrorCode.NONE:
+            self._coordinators.forget(CoordinatorKind.GROUP, group)
+            raise broker_error(code, where)
+
+
+def _committed_offset(item: Message) -> CommittedOffset:
+    return CommittedOffset(item.committed_offset, or_none(item.committed_leader_epoch), item.metadata or "")
+
+
+def _offset_fetch(group: str, partitions: Collection[TopicPartition] | None, isolation: Isolation) -> Message:
+    groups = OffsetFetchRequest.OffsetFetchRequestGroup
+    by_topic: dict[str, list[int]] = defaultdict(list)
+    for topic, partition in partitions or ():
+        by_topic[topic].append(partition)
+
+    def topics(topic_class: Message) -> list[Message] | None:
+        if partitions is None:
+            return None
+        return [topic_class(name=topic, partition_indexes=indexes) for topic, indexes in by_topic.items()]
+
+    return OffsetFetchRequest(
+        group_id=group,
+        topics=topics(OffsetFetchRequest.OffsetFetchRequestTopic),
+        groups=[groups(group_id=group, topics=topics(groups.OffsetFetchRequestTopics))],
+        require_stable=isolation is Isolation.READ_COMMITTED,
+        max_version=9,  # 10 names topics by id (KIP-848's second half) and gains nothing here
+    )
+
+
+def _offset_commit(group: str, offsets: Mapping[TopicPartition, int]) -> Message:
+    topic_class = OffsetCommitRequest.OffsetCommitRequestTopic
+    by_topic: dict[str, list[Message]] = defaultdict(list)
+    for (topic, partition), offset in offsets.items():
+        by_topic[topic].append(
+            topic_class.OffsetCommitRequestPartition(
+                partition_index=partition,
+                committed_offset=offset,
+                committed_leader_epoch=_NO_LEADER_EPOCH,
+                committed_metadata="",
+            )
+        )
+    return OffsetCommitRequest(
+        group_id=group,
+        generation_id_or_member_epoch=-1,  # a "simple consumer": no member of the group, only a committer
+        member_id="",
+        topics=[topic_class(name=topic, partitions=partitions) for topic, partitions in by_topic.items()],
+        max_version=9,
+    )

@@ -1,0 +1,165 @@
+"""Topics, partitions and leaders: Metadata requests, and the cache of what they answered."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+from headrace.connectors.kafka.client.calls import Calls
+from headrace.connectors.kafka.client.error_codes import ErrorCode
+from headrace.connectors.kafka.client.errors import UnknownTopicError, broker_error
+from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.client.retries import Retries
+from headrace.connectors.kafka.client.topology import Broker, Leader, PartitionMetadata, TopicMetadata
+from headrace.connectors.kafka.client.wire.protocol import Message, MetadataRequest, or_none
+from headrace.enumerator.errors import RetriableError
+
+__all__ = ["Metadata"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cached:
+    """A topic as it was last answered. `fresh_until` is on `time.monotonic`'s clock; None once it was invalidated."""
+
+    topic: TopicMetadata
+    fresh_until: float | None
+
+    def is_fresh(self, now: float) -> bool:
+        return self.fresh_until is not None and now < self.fresh_until
+
+
+class Metadata:
+    """Topics as brokers know them, asked now or cached for `metadata.max.age.ms`. Thread-safe."""
+
+    def __init__(self, config: ClientConfig, calls: Calls, retries: Retries) -> None:
+        """Contacts nothing."""
+        self._max_age_s = config.metadata_max_age_ms / 1000
+        self._calls, self._retries = calls, retries
+        self._topics: dict[str, _Cached] = {}
+        self._lock = threading.Lock()
+
+    def start_afresh(self) -> None:
+        """In a forked child: a thread of the parent may have held the lock."""
+        self._lock = threading.Lock()
+
+    def topics(self, wanted: Collection[str] | re.Pattern[str]) -> dict[str, TopicMetadata]:
+        """See `KafkaCluster.topics`."""
+        if isinstance(wanted, re.Pattern):
+            known = self._retries.run("listing topics", lambda: self._refresh(None))
+            return {name: topic for name, topic in known.items() if topic and not topic.internal and wanted.fullmatch(name)}
+        return self._retries.run("looking up topics", lambda: _all_known(self._refresh(wanted)))
+
+    def find_topics(self, names: Collection[str]) -> dict[str, TopicMetadata | None]:
+        """See `KafkaCluster.find_topics`."""
+        return self._retries.run("looking up topics", lambda: self._refresh(names))
+
+    def brokers(self) -> tuple[Broker, ...]:
+        """See `KafkaCluster.brokers`."""
+        self._retries.run("listing brokers", lambda: self._refresh(()))
+        return self._calls.brokers
+
+    def leader(self, topic: str, partition: int) -> Leader:
+        """See `KafkaCluster.leader`."""
+        found = self._cached(topic).partitions.get(partition)
+        if found is None:
+            self.invalidate([topic])
+            raise UnknownTopicError(frozenset({f"{topic}-{partition}"}))
+        broker = None if found.leader is None else self._calls.broker(found.leader)
+        if broker is None:
+            self.invalidate([topic])
+            raise RetriableError(f"{topic}-{partition} has no leader at the moment")
+        return Leader(broker, found.leader_epoch)
+
+    def topic_id(self, topic: str) -> UUID | None:
+        """See `KafkaCluster.topic_id`."""
+        return self._cached(topic).topic_id
+
+    def warm(self, topics: set[str]) -> None:
+        """See `KafkaCluster.warm`."""
+        now = time.monotonic()
+        with self._lock:
+            fresh = {name for name in topics if name in self._topics and self._topics[name].is_fresh(now)}
+        if topics - fresh:
+            self._refresh(sorted(topics - fresh))
+
+    def invalidate(self, topics: Iterable[str]) -> None:
+        """See `KafkaCluster.invalidate`. Leader epochs are remembered: see `_newest`."""
+        with self._lock:
+            for name in topics:
+                if name in self._topics:
+                    self._topics[name] = replace(self._topics[name], fresh_until=None)
+
+    def _cached(self, topic: str) -> TopicMetadata:
+        with self._lock:
+            entry = self._topics.get(topic)
+        if entry is not None and entry.is_fresh(time.monotonic()):
+            return entry.topic
+        return _all_known(self._refresh([topic]))[topic]
+
+    def _refresh(self, names: Collection[str] | None) -> dict[str, TopicMetadata | None]:
+        """One Metadata request for these topics, or all; the answer is also cached."""
+        topics = None if names is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
+        response = self._calls.call_any(MetadataRequest(topics=topics, allow_auto_topic_creation=False, min_version=4))
+        answer: dict[str, TopicMetadata | None] = dict.fromkeys(names or ())
+        for item in response.topics:
+            if item.error_code in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
+                answer[item.name] = _topic_metadata(item)
+            elif item.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                raise broker_error(item.error_code, f"looking up topic {item.name!r}")
+        if response.brokers:
+            self._calls.learn(Broker(b.node_id, b.host, b.port, b.rack) for b in response.brokers)
+        return self._keep(answer)
+
+    def _keep(self, answer: Mapping[str, TopicMetadata | None]) -> dict[str, TopicMetadata | None]:
+        """Cache an answer; returns it with the newer leaders that are known already."""
+        kept: dict[str, TopicMetadata | None] = {}
+        with self._lock:
+            for name, topic in answer.items():
+                old = self._topics.pop(name, None)
+                kept[name] = None
+                if topic is not None:
+                    newest = kept[name] = _newest(old.topic if old else None, topic)
+                    self._topics[name] = _Cached(newest, time.monotonic() + self._max_age_s)
+        return kept
+
+
+def _all_known(answer: Mapping[str, TopicMetadata | None]) -> dict[str, TopicMetadata]:
+    missing = frozenset(name for name, topic in answer.items() if topic is None)
+    if missing:
+        raise UnknownTopicError(missing)
+    return {name: topic for name, topic in answer.items() if topic is not None}
+
+
+def _topic_metadata(item: Message) -> TopicMetadata:
+    partitions = {
+        p.partition_index: PartitionMetadata(
+            leader=or_none(p.leader_id),
+            leader_epoch=or_none(p.leader_epoch),
+            replicas=tuple(p.replica_nodes),
+            isr=tuple(p.isr_nodes),
+        )
+        for p in sorted(item.partitions, key=lambda p: p.partition_index)
+    }
+    topic_id = item.topic_id if item.topic_id is not None and item.topic_id.int != 0 else None
+    return TopicMetadata(item.name, topic_id, partitions, bool(item.is_internal))
+
+
+def _newest(old: TopicMetadata | None, new: TopicMetadata) -> TopicMetadata:
+    """`new`, but a partition keeps what is known of it if a broker lagging behind answered with an older leader epoch."""
+    if old is None or old.topic_id != new.topic_id:
+        return new
+    partitions = {}
+    for number, partition in new.partitions.items():
+        before = old.partitions.get(number)
+        stale = (
+            before is not None
+            and before.leader_epoch is not None
+            and partition.leader_epoch is not None
+            and partition.leader_epoch < before.leader_epoch
+        )
+        partitions[number] = before if stale and before is not None else partition
+    return replace(new, partitions=partitions)

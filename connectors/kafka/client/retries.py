@@ -1,0 +1,77 @@
+"""The retry policy, that of the Java client: exponential backoff with jitter, up to `default.api.timeout.ms`."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import tenacity
+
+from headrace.connectors.kafka.client.errors import UnknownTopicError
+from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.enumerator.errors import DeadlineExceededError, is_retriable
+
+__all__ = ["Retries"]
+
+T = TypeVar("T")
+
+_UNKNOWN_TOPIC_GRACE_S = 3.0  # a topic just created is not known to every broker at once
+
+
+class Retries:
+    """Runs operations until they raise no retriable error. Thread-safe; after `close` nothing is tried again."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        """`retry.backoff.ms`, `retry.backoff.max.ms` and `default.api.timeout.ms` are taken from the configuration."""
+        self._config = config
+        self._closed = threading.Event()
+
+    def close(self) -> None:
+        """Wake every thread that waits between two tries; its operation then fails with the last error."""
+        self._closed.set()
+
+    def start_afresh(self) -> None:
+        """In a forked child: a thread of the parent may have held the event's lock."""
+        self._closed = threading.Event()
+
+    def run(self, what: str, operation: Callable[[], T]) -> T:
+        """See `KafkaCluster.retrying`."""
+        started = time.monotonic()
+
+        def worth_another_try(error: BaseException) -> bool:
+            if isinstance(error, UnknownTopicError) and time.monotonic() - started > _UNKNOWN_TOPIC_GRACE_S:
+                return False
+            return is_retriable(error) and not self._closed.is_set()
+
+        def give_up(state: tenacity.RetryCallState) -> T:
+            assert state.outcome is not None
+            error = state.outcome.exception()
+            waited = time.monotonic() - started
+            raise DeadlineExceededError(
+                f"{what}: gave up after {state.attempt_number} tries in {waited:.1f} s; the last error was: {error}"
+            ) from error
+
+        tries = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(worth_another_try),
+            stop=tenacity.stop_before_delay(self._config.default_api_timeout_ms / 1000),
+            wait=lambda state: self._backoff_s(state.attempt_number),
+            sleep=self._pause,
+            retry_error_callback=give_up,
+        )
+        return tries(operation)
+
+    def back_off(self, attempt: int) -> None:
+        """See `KafkaCluster.back_off`."""
+        self._pause(self._backoff_s(attempt))
+
+    def _backoff_s(self, attempt: int) -> float:
+        longest = max(self._config.retry_backoff_ms, self._config.retry_backoff_max_ms)
+        milliseconds = min(self._config.retry_backoff_ms * 2 ** min(attempt - 1, 30), longest)
+        jitter = random.uniform(0.8, 1.2)  # noqa: S311 - as Java's (KIP-580); it is no secret
+        return float(milliseconds / 1000 * jitter)
+
+    def _pause(self, seconds: float) -> None:
+        self._closed.wait(seconds)
