@@ -21,7 +21,7 @@ def copy_topic(context: Context, work: Stream) -> Measurement:
     create_topic(context.bootstrap, topic, work.shape.partitions)
     copy = _flink_copy if context.system == "flink" else spark_copy
     seconds, detail = copy(context, work, topic)
-    written = KafkaSource(context.bootstrap, topics=[topic], start=Earliest(), stop=Latest(), isolation="read_committed")
+    written = KafkaSource(context.bootstrap, topics=[topic], start=Earliest(), stop=Latest(), isolation_level="read_committed")
     records = sum(batch.num_rows for batch in written.batches())
     delete_topic(context.bootstrap, topic)
     return Measurement(work.shape.records / seconds, records, work.shape.records, {"seconds": seconds, **detail})

@@ -16,6 +16,7 @@ FLIP-191), where the framework's checkpoint is the durable list.
 from __future__ import annotations
 
 import json
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ __all__ = [
     "Transaction",
     "TwoPhaseSink",
     "check_job",
+    "is_one_off",
+    "one_off_job",
 ]
 
 HandleT = TypeVar("HandleT")
@@ -46,6 +49,7 @@ FORMAT = "headrace-commit-list"
 VERSION = 1
 _JOB_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
 _LONGEST_JOB = 100
+_ONE_OFF = "batch-"
 
 
 class Outcome(Enum):
@@ -295,3 +299,13 @@ def check_job(job: str) -> str:
     if not 0 < len(job) <= _LONGEST_JOB or not _JOB_CHARACTERS.issuperset(job):
         raise UsageError(f"a job's name has 1 to {_LONGEST_JOB} letters, digits, '-' and '_'; got {job!r}")
     return job
+
+
+def one_off_job() -> str:
+    """A new name for the job of one write that nobody repeats: its list is of no use once it is completed."""
+    return f"{_ONE_OFF}{uuid.uuid4().hex}"
+
+
+def is_one_off(job: str) -> bool:
+    """True for what `one_off_job` made."""
+    return job.startswith(_ONE_OFF)

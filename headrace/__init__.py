@@ -4,10 +4,12 @@ The public names live in small modules, so that importing headrace imports no en
 
 - `headrace.kafka`: KafkaSource and the positions, KafkaSink
 - `headrace.sql`, `headrace.files`: sinks
+- `headrace.beam`: transforms for Beam, and Beam's bounded sources as sources
 - `headrace.spark`: sessions, and any bounded source as a frame
-- `headrace.enumerator`: what a connector implements, and the heart
-- `headrace.connectors.beam`: Beam's bounded sources
-- `headrace.testing`: the conformance kit
+- `headrace.errors`: what may be caught
+- `headrace.enumerator`: what a source implements, and the heart
+- `headrace.sinks`: what a sink implements
+- `headrace.testing`: conformance kits, and sources and sinks in memory
 - `spark.read.format("headrace")` and `spark.readStream.format("headrace")` need no import at all
 """
 

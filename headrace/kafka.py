@@ -1,11 +1,12 @@
 """Kafka as a source and a sink.
 
-`KafkaSource(...).batches()` reads Arrow record batches in the caller's own process, with no engine. `KafkaSink` writes exactly
-once; its `config` is `ClientConfig.from_properties({"bootstrap.servers": ...})`.
+`KafkaSource("host:9092", topics=["flights"]).batches()` reads Arrow record batches in the caller's own process, with no engine.
+`KafkaSink("host:9092", topic="out")` writes exactly once, `AtLeastOnceKafkaSink` at least once: a runner, or a program of
+yours, drives them as `headrace.connectors.sink` says.
 """
 
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Position, Timestamp
-from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.client.properties import SaslConfig
 from headrace.connectors.kafka.read.source import KafkaBatches, KafkaSource
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink, KafkaSink
@@ -13,7 +14,6 @@ from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink, KafkaSink
 __all__ = [
     "At",
     "AtLeastOnceKafkaSink",
-    "ClientConfig",
     "Committed",
     "Earliest",
     "KafkaBatches",
@@ -22,5 +22,6 @@ __all__ = [
     "KafkaSplit",
     "Latest",
     "Position",
+    "SaslConfig",
     "Timestamp",
 ]

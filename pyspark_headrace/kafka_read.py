@@ -1,6 +1,7 @@
 """The options of Spark's Kafka source, and ours, as one table; and what a set of them means as a `KafkaSource`.
 
-Names, defaults and meanings are those of Spark's own connector; case is ignored. An option nobody knows is refused.
+Names, defaults and meanings are those of Spark's own connector, so `kafka.isolation.level` is read_uncommitted by default,
+where `headrace.kafka.KafkaSource` has read_committed. Case is ignored. An option nobody knows is refused.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from enum import Enum
 from typing import Any
 
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Position, Timestamp
+from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.format.decode import ALL_COLUMNS
 from headrace.connectors.kafka.read.discovery import NoMatch, Positions
 from headrace.connectors.kafka.read.pushdown import KafkaPruner
@@ -187,7 +189,7 @@ _TABLE: tuple[Option, ...] = (
     Option("startingTimestamp", _timestamp, "start at this time, in ms since 1970 UTC. Goes before startingOffsetsByTimestamp"),
     Option("startingOffsetsByTimestamp", _timestamps, "start at these times, as JSON. Goes before startingOffsets"),
     Option("startingOffsetsByTimestampStrategy", _no_match, "no record that late: error (default), or latest"),
-    Option("startingOffsetsOfNewPartitions", _end_word, "ours: where partitions found later start. Default earliest"),
+    Option("startingOffsetsOfNewPartitions", _end_word, "ours: where partitions that appear later start. Default earliest"),
     Option("startingOffsetsWithoutCommit", _end_word, "ours: start of what the group has not committed. Default earliest"),
     Option("endingOffsets", _offsets, "batch: where to end, exclusively. Default latest"),
     Option("endingTimestamp", _timestamp, "batch: end at this time. Goes before endingOffsetsByTimestamp"),
@@ -241,10 +243,10 @@ def kafka_read(options: Mapping[str, str], mode: Mode) -> LogRead[KafkaSplit]:
         pattern=given.get("subscribepattern"),
         partitions=given.get("assign"),
         start=_start(given, properties, mode),
-        start_found_later=given.get("startingoffsetsofnewpartitions", Earliest()),
+        start_of_new_partitions=given.get("startingoffsetsofnewpartitions", Earliest()),
         stop=_stop(given) if mode is Mode.BATCH else None,
         group=given.get("commitoffsetstogroup"),
-        isolation=properties.pop("isolation.level", "read_uncommitted"),
+        isolation_level=properties.pop("isolation.level", Isolation.READ_UNCOMMITTED),
         properties=_without_group(given, properties),
         fail_on_data_loss=given.get("failondataloss", True),
         columns=(*ALL_COLUMNS, "headers"),

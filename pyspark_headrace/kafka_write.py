@@ -8,14 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
-from headrace.connectors.kafka.client.properties import ClientConfig
-from headrace.connectors.kafka.write.sink import (
-    DEFAULT_COMMIT_TOPIC,
-    DEFAULT_PREFIX,
-    DEFAULT_TRANSACTION_TIMEOUT_MS,
-    AtLeastOnceKafkaSink,
-    KafkaSink,
-)
+from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC, DEFAULT_PREFIX
+from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink, KafkaSink
+from headrace.enumerator.errors import UsageError
 from pyspark_headrace.options import FROM_SPARK, REPEATED_WRITE, SinkWrite, chosen, given_options, sink_write
 
 __all__ = ["COLUMNS", "SINK_OPTIONS", "Delivery", "kafka_write"]
@@ -48,24 +43,25 @@ class Delivery(StrEnum):
 
 def kafka_write(options: Mapping[str, str]) -> SinkWrite[KafkaSink | AtLeastOnceKafkaSink]:
     """Raises UsageError naming the option that is missing, unknown or wrong. Contacts nobody."""
-    properties = {name.lower(): value for name, value in options.items() if name.lower().startswith(_PROPERTY)}
-    ours = {name: value for name, value in options.items() if name.lower() not in properties}
+    written = {name: value for name, value in options.items() if name.lower().startswith(_PROPERTY)}
+    properties = {name.lower().removeprefix(_PROPERTY): value for name, value in written.items()}
+    ours = {name: value for name, value in options.items() if name not in written}
     given = given_options(ours, SINK_OPTIONS, FROM_SPARK | {"path"})  # Spark's own sink ignores a path, too
     delivery = chosen(given, "delivery", Delivery.EXACTLY_ONCE)
-    config = ClientConfig.from_properties(
-        {"transaction.timeout.ms": str(DEFAULT_TRANSACTION_TIMEOUT_MS)}
-        | {name.removeprefix(_PROPERTY): value for name, value in properties.items()}
-    )
-    return sink_write(_sink(given, config, delivery), given)
+    if "bootstrap.servers" not in properties:
+        raise UsageError("Option 'kafka.bootstrap.servers' must be specified for configuring Kafka producer")
+    return sink_write(_sink(given, properties.pop("bootstrap.servers"), properties, delivery), given)
 
 
-def _sink(given: Mapping[str, str], config: ClientConfig, delivery: Delivery) -> KafkaSink | AtLeastOnceKafkaSink:
+def _sink(
+    given: Mapping[str, str], bootstrap: str, properties: Mapping[str, str], delivery: Delivery
+) -> KafkaSink | AtLeastOnceKafkaSink:
     if delivery is Delivery.AT_LEAST_ONCE:
-        return AtLeastOnceKafkaSink(config, given.get("topic"))
+        return AtLeastOnceKafkaSink(bootstrap, topic=given.get("topic"), properties=properties)
     return KafkaSink(
-        config,
+        bootstrap,
         topic=given.get("topic"),
-        prefix=given.get("transactionalIdPrefix", DEFAULT_PREFIX),
+        properties=properties,
+        transactional_id_prefix=given.get("transactionalIdPrefix", DEFAULT_PREFIX),
         commit_topic=given.get("commitTopic", DEFAULT_COMMIT_TOPIC),
-        transaction_timeout_ms=config.transaction_timeout_ms,
     )

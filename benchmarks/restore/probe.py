@@ -25,7 +25,7 @@ _ROW = np.dtype([("at", "<f8"), ("partition", "<i8"), ("first", "<i8"), ("last",
 
 def _run(bootstrap: str, topic: str, file: str, controls: Controls) -> None:
     source = KafkaSource(
-        bootstrap, topics=[topic], start=Earliest(), isolation="read_committed", columns=("partition", "offset")
+        bootstrap, topics=[topic], start=Earliest(), isolation_level="read_committed", columns=("partition", "offset")
     )
     with Path(file).open("wb", buffering=0) as stamps:
         for batch in source.batches():

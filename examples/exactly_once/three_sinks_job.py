@@ -11,7 +11,7 @@ import sys
 
 from pyspark.sql import DataFrame
 
-from headrace.runners.spark import warm_session_builder
+from headrace.spark import warm_session_builder
 
 APPLICATION = "three-sinks"
 

@@ -1,13 +1,19 @@
-"""Beam transforms that need no Java: `ReadFromSource` for any source, and what takes the place of `apache_beam.io.kafka`."""
+"""Beam transforms that need no Java: `ReadFromSource` for any source, and what takes the place of `apache_beam.io.kafka`.
+
+And the other way round, `BeamSource`: any bounded source of Beam as a source of ours, for Spark (`headrace.spark.read_source`)
+or your own process. Needs `pip install 'headrace[beam]'`.
+"""
 
 from headrace.beam.kafka_read import ReadFromKafka
 from headrace.beam.kafka_records import KafkaHeader, KafkaRecord
 from headrace.beam.kafka_write import WriteToKafka
+from headrace.connectors.beam import BeamSource, schema_of
 from headrace.runners.beam.event_time import ColumnTime, EventTime, ProcessingTime
 from headrace.runners.beam.limited import Limit
 from headrace.runners.beam.read import ReadFromSource
 
 __all__ = [
+    "BeamSource",
     "ColumnTime",
     "EventTime",
     "KafkaHeader",
@@ -17,4 +23,5 @@ __all__ = [
     "ReadFromKafka",
     "ReadFromSource",
     "WriteToKafka",
+    "schema_of",
 ]

@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 
 from headrace.beam.kafka_records import KafkaRecord, as_kafka_records, as_pairs
 from headrace.connectors.kafka.client.positions import Committed, Earliest, Latest, Position, Timestamp
-from headrace.connectors.kafka.client.properties import Isolation
+from headrace.connectors.kafka.client.properties import Isolation, SaslConfig
 from headrace.connectors.kafka.format.decode import ALL_COLUMNS
-from headrace.connectors.kafka.read.discovery import Positions
+from headrace.connectors.kafka.read.discovery import NoMatch, Positions
 from headrace.connectors.kafka.read.source import DISCOVERY_INTERVAL_S, KafkaSource
 from headrace.enumerator.errors import UsageError
 from headrace.runners.beam.event_time import ColumnTime, EventTime, ProcessingTime
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 FETCH_BUDGET_BYTES = 16 << 20
 """Bound on what is fetched ahead for one partition, in bytes: here each has a reader of its own."""
 
+_EARLIEST = Earliest()
 _LOG_APPEND_TIME = 1
 
 
@@ -63,12 +64,17 @@ class ReadFromKafka(beam.PTransform):
     - a partition that appears is read from its first record, looked for every `dynamic_read_poll_interval_seconds` (default
       300).
 
-    Ours beyond it, all by keyword: `topics=None` with `pattern` (a regular expression for whole names, in Java's syntax);
-    `isolation` ("read_committed"; default: what `isolation.level` says, else read_uncommitted); `start` (a position of
-    `headrace.kafka`, before all else) and `stop` (then the read ends there by itself); `output="arrow"` for record batches with
-    `columns`; `fail_on_data_loss` (true); `read_s`, how long one call reads, in seconds.
+    Beyond it, all by keyword, the arguments of `headrace.kafka.KafkaSource` with its defaults (`pattern` and `partitions` need
+    `topics=None`; with a `stop` the read ends there by itself), but:
 
-    Raises UsageError for what cannot be honoured, when the pipeline is built. Contacts nobody then.
+    - `start`: default None, what Beam's arguments say; a position overrides them all.
+    - `isolation_level`: default None, the property `isolation.level`, else read_uncommitted, as for the Java client;
+      `KafkaSource` itself has read_committed.
+    - `fetch_budget_bytes`: default 16 MiB, as each split has a reader of its own.
+
+    And of our own: `output="arrow"` for record batches with `columns`; `read_s`, how long one call reads, in seconds.
+
+    Raises UsageError for what cannot be honoured, when the pipeline is built, in the caller's thread. Contacts nobody then.
     """
 
     byte_array_deserializer = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
@@ -98,48 +104,55 @@ class ReadFromKafka(beam.PTransform):
         consumer_factory_fn_params: Mapping[str, Any] | None = None,
         *,
         pattern: str | None = None,
-        isolation: str | None = None,
+        partitions: Mapping[str, Sequence[int]] | None = None,
         start: Positions | None = None,
+        start_of_new_partitions: Position = _EARLIEST,
         stop: Positions | None = None,
-        output: Literal["records", "arrow"] = "records",
-        columns: Sequence[str] | None = None,
+        isolation_level: str | None = None,
+        sasl: SaslConfig | None = None,
         fail_on_data_loss: bool = True,
+        columns: Sequence[str] | None = None,
+        fetch_budget_bytes: int = FETCH_BUDGET_BYTES,
+        no_match: NoMatch = "latest",
+        output: Literal["records", "arrow"] = "records",
         read_s: float = READ_S,
     ) -> None:
         """See the class."""
         super().__init__()
-        _refuse_java(key_deserializer, value_deserializer, consumer_factory_fn_class, consumer_factory_fn_params)
         if expansion_service is not None:
             log.warning("ReadFromKafka ignores expansion_service: no Java is used")
+        _refuse_java(key_deserializer, value_deserializer, consumer_factory_fn_class, consumer_factory_fn_params)
         _refuse_contradictions(output, with_metadata, columns)
-        config = _Config.of(consumer_config)
-        publishes = commit_offset_in_finalize or config.auto_commit
-        if publishes and config.group is None:
-            raise UsageError("committing offsets needs a group: set group.id in consumer_config")
+        config = _Config.of(consumer_config, commit=commit_offset_in_finalize)
         event_time = _event_time(timestamp_policy)
         source = KafkaSource(
             config.bootstrap,
             topics=topics,
             pattern=pattern,
+            partitions=partitions,
             start=start if start is not None else config.start(start_read_time),
+            start_of_new_partitions=start_of_new_partitions,
             stop=stop,
             group=config.group,
-            isolation=isolation if isolation is not None else config.isolation,
+            isolation_level=isolation_level if isolation_level is not None else config.isolation_level,
             properties=config.properties,
+            sasl=sasl,
             fail_on_data_loss=fail_on_data_loss,
             columns=columns if columns is not None else _columns(output, with_metadata, event_time),
             discovery_interval_s=dynamic_read_poll_interval_seconds or DISCOVERY_INTERVAL_S,
-            fetch_budget_bytes=FETCH_BUDGET_BYTES,
+            fetch_budget_bytes=fetch_budget_bytes,
+            no_match=no_match,
         )
         _check_columns(source, event_time)
-        limited = (max_num_records, max_read_time) != (None, None)
+        limit = None if max_num_records is None and max_read_time is None else Limit(max_num_records, max_read_time)
+        every_s, publish = source.discovery_interval_s, config.commit and limit is None
         self._read = ReadFromSource(
             source,
             output="arrow",
             event_time=event_time,
-            discovery_interval_s=source.discovery_interval_s,
-            publish=publishes and not limited,
-            limit=Limit(max_num_records, max_read_time) if limited else None,
+            discovery_interval_s=every_s,
+            publish=publish,
+            limit=limit,
             read_s=read_s,
         )
         self._event_time = event_time
@@ -165,14 +178,17 @@ class _Config:
 
     bootstrap: str
     group: str | None
-    isolation: str
+    isolation_level: str
     reset: str
-    auto_commit: bool
+    commit: bool
     properties: Mapping[str, str]
 
     @classmethod
-    def of(cls, consumer_config: Mapping[str, Any]) -> _Config:
-        """Names and values as the Java consumer has them; UsageError names what cannot be honoured."""
+    def of(cls, consumer_config: Mapping[str, Any], *, commit: bool) -> _Config:
+        """Names and values as the Java consumer has them; `commit`: commit offsets, also where the configuration does not say so.
+
+        Raises UsageError naming what cannot be honoured.
+        """
         given = {str(name).lower(): _text(value) for name, value in consumer_config.items()}
         for name in ("key.deserializer", "value.deserializer"):
             if name in given:
@@ -189,12 +205,15 @@ class _Config:
             )
         if "bootstrap.servers" not in given:
             raise UsageError("consumer_config must hold bootstrap.servers")
+        commit = commit or auto_commit == "true"
+        if commit and "group.id" not in given:
+            raise UsageError("committing offsets needs a group: set group.id in consumer_config")
         return cls(
             given.pop("bootstrap.servers"),
             given.pop("group.id", None),
             given.pop("isolation.level", str(Isolation.READ_UNCOMMITTED)),
             reset,
-            auto_commit == "true",
+            commit,
             given,
         )
 

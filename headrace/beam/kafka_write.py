@@ -11,8 +11,9 @@ import pyarrow as pa
 from apache_beam.transforms.window import GlobalWindow, GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
-from headrace.connectors.kafka.client.properties import ClientConfig
-from headrace.connectors.kafka.write.sink import DEFAULT_PREFIX, DEFAULT_TRANSACTION_TIMEOUT_MS, AtLeastOnceKafkaSink, KafkaSink
+from headrace.connectors.kafka.client.properties import SaslConfig
+from headrace.connectors.kafka.write.names import DEFAULT_PREFIX
+from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink, KafkaSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.beam.write import DEFAULT_SHARDS, WriteExactlyOnce, WriteImmediately
 
@@ -45,12 +46,15 @@ class WriteToKafka(beam.PTransform):
     - delivery: "at-least-once" (default): a bundle that fails is written again. Every runner. "exactly-once": readers with
       `isolation.level=read_committed` see each record once, two to three checkpoints after it was read. Flink only, with the
       options --checkpointing_interval and --finish_bundle_before_checkpointing.
-    - transactional_id_prefix: what the names of all transactions begin with, with exactly-once; default "headrace".
+    - transactional_id_prefix: what all transactional ids begin with, with exactly-once; default "headrace".
+    - transaction_timeout_ms: after so many milliseconds the broker aborts what was not committed, with exactly-once: longer
+      than an outage of the job. Default: transaction.timeout.ms of producer_config, else 15 minutes.
+    - sasl: a `headrace.kafka.SaslConfig`, in place of the properties that say who logs in.
     - num_shards: how many transactions are written beside each other, with exactly-once; default 4. Records of one key, or that
       name one partition, go through the same, and so keep their order.
 
     `producer_config` has the Java producer's names: bootstrap.servers, security.protocol, sasl.*, ssl.*, compression.type,
-    transaction.timeout.ms (with exactly-once 15 minutes unless given: longer than an outage of the job), ...
+    ...
 
     Differences: serializers other than the byte-array one are refused by name, encode in a Map; `expansion_service` is ignored
     with a warning. Raises UsageError, when the pipeline is built, for what cannot be honoured.
@@ -69,6 +73,8 @@ class WriteToKafka(beam.PTransform):
         *,
         delivery: Literal["at-least-once", "exactly-once"] = "at-least-once",
         transactional_id_prefix: str = DEFAULT_PREFIX,
+        transaction_timeout_ms: int | None = None,
+        sasl: SaslConfig | None = None,
         num_shards: int = DEFAULT_SHARDS,
     ) -> None:
         """See the class. Contacts nobody."""
@@ -83,19 +89,22 @@ class WriteToKafka(beam.PTransform):
             log.warning("WriteToKafka ignores expansion_service: no Java is used")
         if delivery not in ("at-least-once", "exactly-once"):
             raise UsageError(f'delivery must be "at-least-once" or "exactly-once", not {delivery!r}')
-        config = _config(producer_config)
+        properties = _properties(producer_config)
+        bootstrap = properties.pop("bootstrap.servers")
         # A row may name its topic, and the one given is for those that do not.
         self._topic = topic
         sink_topic = None if with_headers else topic
         self._write: beam.PTransform
         if delivery == "at-least-once":
-            self._write = WriteImmediately(AtLeastOnceKafkaSink(config, sink_topic))
+            self._write = WriteImmediately(AtLeastOnceKafkaSink(bootstrap, topic=sink_topic, properties=properties, sasl=sasl))
         else:
             sink = KafkaSink(
-                config,
+                bootstrap,
                 topic=sink_topic,
-                prefix=transactional_id_prefix,
-                transaction_timeout_ms=config.transaction_timeout_ms,
+                properties=properties,
+                transactional_id_prefix=transactional_id_prefix,
+                transaction_timeout_ms=transaction_timeout_ms,
+                sasl=sasl,
             )
             self._write = WriteExactlyOnce(sink, num_shards)
         self._with_headers = with_headers
@@ -111,7 +120,7 @@ class WriteToKafka(beam.PTransform):
         return batches | "WriteToSink" >> self._write
 
 
-def _config(producer_config: Mapping[str, Any]) -> ClientConfig:
+def _properties(producer_config: Mapping[str, Any]) -> dict[str, str]:
     """Names and values as the Java producer has them; UsageError names what cannot be honoured."""
     given = {str(name).lower(): str(value) for name, value in producer_config.items()}
     for name in ("key.serializer", "value.serializer"):
@@ -124,7 +133,7 @@ def _config(producer_config: Mapping[str, Any]) -> ClientConfig:
         )
     if "bootstrap.servers" not in given:
         raise UsageError("producer_config must hold bootstrap.servers")
-    return ClientConfig.from_properties({"transaction.timeout.ms": str(DEFAULT_TRANSACTION_TIMEOUT_MS), **given})
+    return given
 
 
 class _ToBatches(beam.DoFn):

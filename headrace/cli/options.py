@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 BOOTSTRAP_VARIABLE = "HEADRACE_BOOTSTRAP"
 FIRST_CONTACT_MS = 10_000  # a wrong address should be reported sooner than after the client's usual minute
-WRITE_TIMEOUT_MS = 900_000  # transaction timeout of a repair: as in Spark's writes
 
 Bootstrap = Annotated[
     str | None,
@@ -38,8 +37,6 @@ PropertiesFile = Annotated[
 ]
 Prefix = Annotated[str, typer.Option(help="Prefix of the job's transactional ids (option transactionalIdPrefix).")]
 CommitTopic = Annotated[str, typer.Option(help="Topic that stores the committables of each job (option commitTopic).")]
-DEFAULT_PREFIX = "headrace"
-DEFAULT_COMMIT_TOPIC = "headrace-commits"
 
 
 def client_properties(
@@ -64,7 +61,6 @@ def client_properties(
         properties.setdefault("bootstrap.servers", environment[BOOTSTRAP_VARIABLE])
     if not properties.get("bootstrap.servers"):
         raise UsageError(f"no cluster given: set --bootstrap, {BOOTSTRAP_VARIABLE} or the property bootstrap.servers")
-    properties.setdefault("transaction.timeout.ms", str(WRITE_TIMEOUT_MS))
     return properties
 
 

@@ -12,22 +12,30 @@ import typer
 
 from headrace.cli.durable_lists import DurableLists, read_lists
 from headrace.cli.options import (
-    DEFAULT_COMMIT_TOPIC,
-    DEFAULT_PREFIX,
     Bootstrap,
     CommitTopic,
     Prefix,
     Properties,
     PropertiesFile,
     client_config,
+    client_properties,
     connect,
 )
 from headrace.cli.output import Listing, confirm, instant, note, progress, show
+from headrace.connectors.kafka.write.names import (
+    DEFAULT_COMMIT_TOPIC,
+    DEFAULT_PREFIX,
+    JobNames,
+    Role,
+    parse_name,
+    prefix_of,
+)
+from headrace.connectors.sink import check_job, is_one_off
 from headrace.enumerator.errors import HeadraceError, StateError, UsageError
 
 if TYPE_CHECKING:
-    from headrace.connectors.kafka.client.properties import ClientConfig
     from headrace.connectors.kafka.write.handles import KafkaHandle
+    from headrace.connectors.kafka.write.sink import KafkaSink
     from headrace.connectors.kafka.write.transactions import TransactionDescription, Transactions
     from headrace.connectors.sink import CommitList
 
@@ -43,37 +51,7 @@ STATES = (
     "Dead",
     "PrepareEpochFence",
 )
-ONE_OFF = "batch-"  # prefix of the jobs of batch writes that are not repeated: a completed list of theirs can be deleted
 _ABORTED_STATES = ("PrepareAbort", "CompleteAbort")
-_SLOTS = 3
-
-
-# --- names -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionName:
-    """The parts of one of our transactional ids. `role` is task, driver or repair; slot (the epoch modulo 2), task and attempt
-    are those of a task, None otherwise."""
-
-    prefix: str
-    job: str
-    role: str
-    slot: int | None = None
-    task: int | None = None
-    attempt: int | None = None
-
-
-def parse_name(transactional_id: str) -> TransactionName | None:
-    """None for an id that is not one of ours."""
-    prefix, *rest = transactional_id.split(".")
-    if len(rest) == 2 and rest[1] in ("driver", "repair"):
-        return TransactionName(prefix, rest[0], rest[1])
-    numbers = rest[1:]
-    if len(numbers) != _SLOTS or not all(number.isascii() and number.isdigit() for number in numbers):
-        return None
-    slot, task, attempt = map(int, numbers)
-    return TransactionName(prefix, rest[0], "task", slot, task, attempt)
 
 
 def parse_state(text: str) -> str:
@@ -93,7 +71,7 @@ LIST_COLUMNS = ("job", "epoch", "state", "to commit")
 def transaction_row(transactional_id: str, found: TransactionDescription | None, now_ms: int) -> Sequence[object]:
     """The cells of TRANSACTION_COLUMNS. For driver and repair the role replaces the task number."""
     name = parse_name(transactional_id)
-    of_name = (name.job, name.slot, name.task if name.role == "task" else name.role, name.attempt) if name else (None,) * 4
+    of_name = (name.job, name.slot, name.task if name.role is Role.TASK else name.role, name.attempt) if name else (None,) * 4
     if found is None:
         return (transactional_id, *of_name, "unknown", None, None, None, None)
     age = None if found.started_ms is None else max(0, now_ms - found.started_ms) / 1000
@@ -312,10 +290,8 @@ def abort(
 
 def _open_of(transactions: Transactions, prefix: str, job: str) -> list[str]:
     """All but the driver's own transaction, which guards the stored list and is open for milliseconds."""
-    from headrace.connectors.sink import check_job
-
-    job_prefix = f"{check_job(prefix)}.{check_job(job)}."
-    return [name for name in transactions.ongoing(job_prefix) if name != f"{job_prefix}driver"]
+    names = JobNames(check_job(prefix), check_job(job))
+    return [name for name in transactions.ongoing(names.beginning) if name != names.driver]
 
 
 # --- commit ------------------------------------------------------------------------------------------------------------
@@ -349,7 +325,7 @@ def plan_commit(lists: DurableLists, jobs: Collection[str] | None, prefix: str) 
         others = other_prefixes(commits, prefix)
         if others and jobs is not None:
             raise StateError(f"the transactions of job {job} have another prefix: use --prefix {' or '.join(others)}")
-        one_off = job.startswith(ONE_OFF)
+        one_off = is_one_off(job)
         is_due = not commits.completed or (one_off and jobs is not None)
         if is_due and not others:
             completions.append(Completion(job, commits.epoch, len(commits.handles), one_off))
@@ -358,19 +334,16 @@ def plan_commit(lists: DurableLists, jobs: Collection[str] | None, prefix: str) 
 
 def other_prefixes(commits: CommitList[KafkaHandle], prefix: str) -> list[str]:
     """The prefixes of the transactional ids in a list, other than `prefix`."""
-    return sorted({handle.transactional_id.split(".")[0] for handle in commits.handles} - {prefix})
+    return sorted({prefix_of(handle.transactional_id) for handle in commits.handles} - {prefix})
 
 
-def complete(config: ClientConfig, prefix: str, commit_topic: str, completion: Completion) -> None:
+def complete(sink: KafkaSink, completion: Completion) -> None:
     """Commit the list, repair transactions that timed out, abort the job's others; delete the list of a one-off write.
 
     Raises DataLossError, FencedError, PeerError. May be called again after any of them.
     """
     from headrace.connectors.commit import JobCommitter
-    from headrace.connectors.kafka.write.sink import KafkaSink
 
-    timeout_ms = config.transaction_timeout_ms
-    sink = KafkaSink(config, prefix=prefix, commit_topic=commit_topic, transaction_timeout_ms=timeout_ms)
     committer = JobCommitter(completion.job, sink.committer(completion.job))
     try:
         committer.recover()
@@ -396,10 +369,14 @@ def commit(
     A driver of the job that is still running is fenced and fails, although its epoch is committed. The job's other open
     transactions are aborted. The list of a one-off batch write (job `batch-...`) is deleted afterwards.
     """
+    from headrace.connectors.kafka.write.sink import KafkaSink
+
     if bool(job) == every:
         raise UsageError("give --job or --all")
-    config = client_config(bootstrap, properties, properties_file)
-    lists = read_lists(connect(config), commit_topic)
+    given = client_properties(bootstrap, properties, properties_file)
+    servers = given["bootstrap.servers"]
+    sink = KafkaSink(servers, properties=given, transactional_id_prefix=prefix, commit_topic=commit_topic)
+    lists = read_lists(connect(sink.config), commit_topic)
     completions = plan_commit(lists, job or None, prefix)
     if every:
         _note_left_alone(lists, prefix)
@@ -409,7 +386,7 @@ def commit(
     for item in completions:
         note(f"job {item.job}: completing epoch {item.epoch}; a driver of this job that is still running is fenced and fails")
         try:
-            complete(config, prefix, commit_topic, item)
+            complete(sink, item)
         except HeadraceError as error:
             failures.append(error)
             note(f"job {item.job}: {error}")

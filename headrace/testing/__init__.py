@@ -1,5 +1,43 @@
-"""For tests: a source in memory (`memory`), and the kit that shows a connector and a runner to be right (`conformance`)."""
+"""For tests: the kits that show a connector, a sink and a runner to be right, and sources and sinks in memory.
 
-import pytest
+The kits need pytest (`pip install 'headrace[testing]'`), what is in memory does not: a kit is imported when it is asked for.
+"""
 
-pytest.register_assert_rewrite("headrace.testing.conformance")
+import sys
+from typing import TYPE_CHECKING, Any
+
+from headrace.testing.memory import MemoryLog, MemorySource, MemorySplit
+from headrace.testing.memory_sink import MemoryHandle, MemorySink, MemoryTransactionLog
+
+if TYPE_CHECKING:
+    from headrace.testing.conformance import ExternalContext, Run, SourceConformance
+
+__all__ = [
+    "ExternalContext",
+    "MemoryHandle",
+    "MemoryLog",
+    "MemorySink",
+    "MemorySource",
+    "MemorySplit",
+    "MemoryTransactionLog",
+    "Run",
+    "SourceConformance",
+]
+
+_KITS = {"ExternalContext": "conformance", "Run": "conformance", "SourceConformance": "conformance"}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the module has under this name
+    """A kit's class. Raises ImportError, with advice, where there is no pytest."""
+    if name not in _KITS:
+        raise AttributeError(f"module 'headrace.testing' has no attribute {name!r}")
+    from importlib import import_module
+
+    try:
+        import pytest
+    except ImportError as error:
+        raise ImportError(f"headrace.testing.{name} needs pytest: pip install 'headrace[testing]'") from error
+    module = f"headrace.testing.{_KITS[name]}"
+    if module not in sys.modules:
+        pytest.register_assert_rewrite(module)
+    return getattr(import_module(module), name)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import logging
 import time
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
@@ -21,7 +20,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from headrace.connectors.commit import JobCommitter, refuse_stale
-from headrace.connectors.sink import Attempt, HandleT, TwoPhaseSink
+from headrace.connectors.sink import Attempt, HandleT, TwoPhaseSink, one_off_job
 from headrace.enumerator.errors import FencedError, HeadraceError, UsageError
 
 log = logging.getLogger(__name__)
@@ -138,7 +137,7 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
         self._sink = sink
         self._columns = list(columns)
         self._is_repeatable = job is not None
-        self._job = job if job is not None else f"batch-{uuid.uuid4().hex}"
+        self._job = job if job is not None else one_off_job()
         self._epoch = epoch if epoch is not None else 0
         self._recorded = _Recorded(sink)
 

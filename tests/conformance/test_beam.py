@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.enumerator import Boundedness, Source, SourceReader, SplitDiscovery, SplitSerializer
-from headrace.testing.conformance import Run, SourceConformance
+from headrace.testing import Run, SourceConformance
 from headrace.testing.memory import MemorySource
 from tests.helpers.beam_rig import BeamRun
 

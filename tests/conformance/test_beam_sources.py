@@ -18,7 +18,7 @@ import apache_beam as beam
 
 from headrace.connectors.beam import BeamSource, BundleSplit
 from headrace.enumerator import Boundedness, EagerEnumerator, LazyEnumerator
-from headrace.testing.conformance import ExternalContext, SourceConformance
+from headrace.testing import ExternalContext, SourceConformance
 
 
 class TextContext(ExternalContext):

@@ -17,7 +17,7 @@ from headrace.enumerator import Boundedness, LazyEnumerator
 from headrace.enumerator.errors import UsageError
 from headrace.harness.kafka import add_partitions, create_topic, delete_topic
 from headrace.kafka import KafkaSource, KafkaSplit, Latest
-from headrace.testing.conformance import ExternalContext, SourceConformance
+from headrace.testing import ExternalContext, SourceConformance
 from tests.helpers import planted
 from tests.helpers.kafka_rig import write
 

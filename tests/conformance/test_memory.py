@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.enumerator import Boundedness, EagerEnumerator, LazyEnumerator
-from headrace.testing.conformance import ExternalContext, SourceConformance
+from headrace.testing import ExternalContext, SourceConformance
 from headrace.testing.memory import MemoryLog, MemorySource, MemorySplit
 from tests.helpers import planted
 

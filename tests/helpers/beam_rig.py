@@ -25,7 +25,7 @@ from headrace.enumerator import Source
 from headrace.runners.beam.coders import Element, RecordBatchCoder
 from headrace.runners.beam.publication import Proof
 from headrace.runners.beam.read import ReadFromSource
-from headrace.testing.conformance import Run
+from headrace.testing import Run
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import apache_beam as beam
 
-from headrace.connectors.beam import BeamSource
+from headrace.beam import BeamSource
 from headrace.spark import read_source
 
 

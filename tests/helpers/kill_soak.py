@@ -93,7 +93,7 @@ class Soak(ABC):
         self.state.mkdir()
         self.kills: Counter[str] = Counter()
         self.outages = self.zombies = self.runs = self.rounds = 0
-        sink = kafka_sink(bootstrap, name, self.told["commits"], prefix=name)
+        sink = kafka_sink(bootstrap, name, self.told["commits"], transactional_id_prefix=name)
         self._transactions, self._log, self._handles = Transactions(sink.cluster()), sink.commit_log(), sink.handles
 
     @abstractmethod

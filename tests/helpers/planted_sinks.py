@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from headrace.connectors.kafka.client.errors import BrokerError
+from headrace.connectors.kafka.write.names import JobNames
 from headrace.connectors.kafka.write.produce import BatchSender
 from headrace.connectors.kafka.write.sink import KafkaSink
 from tests.helpers.planted_commits import Planted
@@ -21,8 +22,12 @@ from tests.helpers.planted_commits import Planted
 @contextmanager
 def fresh_transactional_ids() -> Iterator[None]:
     """Every process makes up transactional ids of its own, so that none fences another, nor sweeps after it."""
-    prefix_of, run = KafkaSink.job_prefix, uuid.uuid4().hex[:8]
-    with patch.object(KafkaSink, "job_prefix", lambda self, job: f"{prefix_of(self, job)}{run}."):
+    names_of, run = KafkaSink.names, uuid.uuid4().hex[:8]
+
+    def planted(self: Any, job: str) -> JobNames:
+        return JobNames(f"{names_of(self, job).prefix}-{run}", job)
+
+    with patch.object(KafkaSink, "names", planted):
         yield
 
 

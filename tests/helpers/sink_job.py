@@ -60,7 +60,7 @@ def main(told: dict[str, Any]) -> None:
     offsets, commits = (Path(told["state"]) / name for name in ("offsets", "commits"))
     for directory in (offsets, commits):
         directory.mkdir(parents=True, exist_ok=True)
-    given = {"prefix": told["prefix"], "transaction_timeout_ms": told["timeout_ms"]}
+    given = {"transactional_id_prefix": told["prefix"], "transaction_timeout_ms": told["timeout_ms"]}
     sink = kafka_sink(told["bootstrap"], told["topic"], told["commits"], **given)
     committer = JobCommitter(JOB, sink.committer(JOB))
     first = sum(1 for _ in commits.glob("[0-9]*"))

@@ -33,9 +33,8 @@ def rows(values: Iterable[str], **columns: Sequence[Any]) -> pa.RecordBatch:
 
 
 def kafka_sink(bootstrap: str, topic: str | None, commit_topic: str, **given: Any) -> KafkaSink:
-    return KafkaSink(
-        ClientConfig(bootstrap=bootstrap, default_api_timeout_ms=20_000), topic, commit_topic=commit_topic, **given
-    )
+    properties = {"default.api.timeout.ms": "20000"}
+    return KafkaSink(bootstrap, topic=topic, properties=properties, commit_topic=commit_topic, **given)
 
 
 def prepared(sink: KafkaSink, job: str, epoch: int, *tasks: Sequence[str], number: int = 0) -> tuple[KafkaHandle, ...]:
@@ -50,7 +49,7 @@ def prepared(sink: KafkaSink, job: str, epoch: int, *tasks: Sequence[str], numbe
 
 def ongoing(sink: KafkaSink, job: str) -> list[str]:
     """The transactional ids of the job with a transaction open."""
-    return Transactions(sink.cluster()).ongoing(sink.job_prefix(job))
+    return Transactions(sink.cluster()).ongoing(sink.names(job).beginning)
 
 
 def take_over(sink: KafkaSink, handle: KafkaHandle) -> None:

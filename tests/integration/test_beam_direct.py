@@ -96,7 +96,7 @@ class TestBounded:
         writer.transaction(name, [b"yes"])
         wait_for_end(bootstrap, name, 4)
         with on_direct() as pipeline:
-            pairs = pipeline | ReadFromKafka(config, [name], stop=Latest(), isolation=isolation)
+            pairs = pipeline | ReadFromKafka(config, [name], stop=Latest(), isolation_level=isolation)
             assert_that(pairs | beam.Values(), equal_to(expected))
 
     def test_create_time_is_the_records_event_time(self, bootstrap, config, topic):

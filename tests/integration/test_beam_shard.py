@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.sink import Attempt
 from headrace.harness.kafka import BrokerCluster, create_topic
@@ -71,7 +70,7 @@ def target(broker: BrokerCluster, topic: Callable[[], str]) -> str:
 
 @pytest.fixture
 def runner(broker: BrokerCluster, target: str) -> Runner:
-    return Runner(KafkaSink(ClientConfig(bootstrap=broker.bootstrap), topic=target, transaction_timeout_ms=60_000))
+    return Runner(KafkaSink(broker.bootstrap, topic=target, transaction_timeout_ms=60_000))
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def out(broker, topic):
 def sink(broker, out):
     """With a prefix and a commit topic of its own, as the broker is shared."""
     mark = uuid.uuid4().hex[:8]
-    return kafka_sink(broker.bootstrap, out, f"commits-{mark}", prefix=f"p{mark}")
+    return kafka_sink(broker.bootstrap, out, f"commits-{mark}", transactional_id_prefix=f"p{mark}")
 
 
 @pytest.fixture

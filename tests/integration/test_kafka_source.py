@@ -176,7 +176,7 @@ def test_a_control_record_at_the_end(bootstrap, topic, is_committed):
         assert reading.run.checkpoint()
         reading.run.checkpoint_completed()
         assert reading.positions() == {(name, 0): 3}
-    assert read_all(KafkaSource(bootstrap, topics=[name], stop=Latest(), isolation="read_uncommitted")) == expected
+    assert read_all(KafkaSource(bootstrap, topics=[name], stop=Latest(), isolation_level="read_uncommitted")) == expected
 
 
 # --- which partitions ---------------------------------------------------------------------------------------------------
@@ -224,8 +224,8 @@ def test_a_partition_added_while_reading_is_read_from_its_first_record(bootstrap
         assert reading.until_rows(2) == [(timed, 2, 0, b"before discovery"), (timed, 2, 1, b"after")]
 
 
-def test_partitions_found_later_have_a_position_of_their_own(bootstrap, timed):
-    source = KafkaSource(bootstrap, topics=[timed], start=Earliest(), start_found_later=Latest())
+def test_new_partitions_have_a_position_of_their_own(bootstrap, timed):
+    source = KafkaSource(bootstrap, topics=[timed], start=Earliest(), start_of_new_partitions=Latest())
     with Reading(source) as reading:
         reading.until_rows(10)
         add_partitions(bootstrap, timed, 3)
@@ -317,7 +317,7 @@ def test_transactions_committed_aborted_interleaved_and_open(bootstrap, topic):
     name = topic()
     create_topic(bootstrap, name)
     open_one = write_interleaved(bootstrap, name)
-    uncommitted = KafkaSource(bootstrap, topics=[name], stop=Latest(), isolation="read_uncommitted")
+    uncommitted = KafkaSource(bootstrap, topics=[name], stop=Latest(), isolation_level="read_uncommitted")
     with Reading(uncommitted) as everything:
         everything.until_finished()
     order = b"c0|c1|aborted 0|aborted 1|x0|aborted y0|x1|p0|x2|open|p1".split(b"|")

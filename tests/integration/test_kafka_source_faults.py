@@ -351,7 +351,7 @@ def test_gaps_that_compaction_leaves_are_no_loss(broker, topic, eager_cleaner):
     assert offsets != list(range(offsets[0], offsets[0] + len(offsets))), "there are gaps"
     for isolation in ("read_committed", "read_uncommitted"):
         source = KafkaSource(
-            broker.bootstrap, topics=[name], stop=Latest(), isolation=isolation, properties=ONE_BATCH_PER_FETCH
+            broker.bootstrap, topics=[name], stop=Latest(), isolation_level=isolation, properties=ONE_BATCH_PER_FETCH
         )
         cuts = {}
         with Reading(source) as reading:

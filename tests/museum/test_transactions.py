@@ -47,7 +47,9 @@ def out(bootstrap, topic):
 
 @pytest.fixture
 def sink(bootstrap, out):
-    return kafka_sink(bootstrap, out, f"commits-{uuid.uuid4().hex[:8]}", prefix=f"museum-{uuid.uuid4().hex[:8]}")
+    return kafka_sink(
+        bootstrap, out, f"commits-{uuid.uuid4().hex[:8]}", transactional_id_prefix=f"museum-{uuid.uuid4().hex[:8]}"
+    )
 
 
 def recorded_and_killed(sink, handles, epoch=0):
@@ -137,7 +139,7 @@ def test_iceberg_kafka_connect_200_a_zombies_transaction_is_taken_over(sink, out
 def test_librdkafka_3575_a_fenced_writer_never_reports_success(sink):
     transaction = sink.begin(Attempt(JOB, 0, 0, 0))
     transaction.write(rows(["a"]))
-    Transactions(sink.cluster()).init(f"{sink.job_prefix(JOB)}0.0.0", 10_000)
+    Transactions(sink.cluster()).init(sink.names(JOB).task(0, 0, 0), 10_000)
     with pytest.raises(HeadraceError):
         transaction.prepare()
     transaction.abort()
@@ -161,7 +163,9 @@ def test_librdkafka_1_9_a_topic_that_goes_away_is_an_error(bootstrap, topic):
 
 
 def test_librdkafka_3297_aborting_what_has_timed_out_is_no_error(bootstrap, out):
-    sink = kafka_sink(bootstrap, out, "commits", prefix=f"museum-{uuid.uuid4().hex[:8]}", transaction_timeout_ms=3000)
+    sink = kafka_sink(
+        bootstrap, out, "commits", transactional_id_prefix=f"museum-{uuid.uuid4().hex[:8]}", transaction_timeout_ms=3000
+    )
     transaction = sink.begin(Attempt(JOB, 0, 0, 0))
     transaction.write(rows([str(number) * 1000 for number in range(6000)]))  # more than one request
     eventually(lambda: ongoing(sink, JOB), [])

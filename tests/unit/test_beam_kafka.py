@@ -64,11 +64,11 @@ def test_where_reading_starts_is_decided_in_kafkaios_order(config, arguments, st
     [
         ({}, {}, "read_uncommitted"),
         ({"isolation.level": "read_committed"}, {}, "read_committed"),
-        ({"isolation.level": "read_uncommitted"}, {"isolation": "read_committed"}, "read_committed"),
+        ({"isolation.level": "read_uncommitted"}, {"isolation_level": "read_committed"}, "read_committed"),
     ],
 )
 def test_isolation_is_the_java_clients_unless_said_otherwise(config, arguments, isolation):
-    assert source_of(config=config, **arguments).isolation == isolation
+    assert source_of(config=config, **arguments).isolation_level == isolation
 
 
 def test_other_properties_reach_the_client_and_may_be_numbers_and_booleans():

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from headrace.beam import WriteToKafka
 from headrace.beam.kafka_write import BATCH_BYTES, _ToBatches
-from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.beam.coders import RecordBatchCoder
@@ -49,7 +48,7 @@ def test_a_byte_array_serializer_by_name_is_the_default() -> None:
     WriteToKafka(CONFIG, "t", name, name)
 
 
-KAFKA = KafkaSink(ClientConfig.from_properties({"bootstrap.servers": "host:9092"}), "t")
+KAFKA = KafkaSink("host:9092", topic="t")
 
 
 def packs_of(stage: _Pack, *bundle: pa.RecordBatch) -> list[tuple[int, pa.RecordBatch]]:

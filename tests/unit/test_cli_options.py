@@ -8,10 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace import cli
-from headrace.cli import options
 from headrace.cli.broker import named_topics
 from headrace.cli.options import client_config, client_properties, parse_properties
-from headrace.connectors.kafka.write.sink import DEFAULT_COMMIT_TOPIC, DEFAULT_PREFIX, DEFAULT_TRANSACTION_TIMEOUT_MS
 from headrace.enumerator.errors import UsageError
 
 SECRET = "hunter2-hunter2"
@@ -28,11 +26,6 @@ def run(monkeypatch, capsys):
         return (ended.value.code or 0, *capsys.readouterr())
 
     return run_with
-
-
-def test_the_defaults_are_the_sinks():
-    assert (options.DEFAULT_PREFIX, options.DEFAULT_COMMIT_TOPIC) == (DEFAULT_PREFIX, DEFAULT_COMMIT_TOPIC)
-    assert options.WRITE_TIMEOUT_MS == DEFAULT_TRANSACTION_TIMEOUT_MS
 
 
 def test_the_nearest_bootstrap_wins(tmp_path):
@@ -54,7 +47,6 @@ def test_without_a_bootstrap_there_is_no_guess():
 def test_properties_make_the_configuration():
     config = client_config("host:1", ["security.protocol=SSL", "request.timeout.ms=7"], None)
     assert (config.bootstrap, config.security_protocol, config.request_timeout_ms) == ("host:1", "SSL", 7)
-    assert config.transaction_timeout_ms == DEFAULT_TRANSACTION_TIMEOUT_MS
 
 
 JAVA = r"""

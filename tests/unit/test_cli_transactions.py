@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from headrace.cli.durable_lists import DurableLists, parse_lists
 from headrace.cli.transactions import (
     Completion,
     Decision,
-    TransactionName,
     abort_one,
     description_rows,
     list_rows,
-    parse_name,
     parse_state,
     plan_abort,
     plan_commit,
     transaction_row,
 )
-from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSerializer, WrittenRange
-from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.kafka.write.transactions import Answer, Producer, TransactionDescription, TransactionProtocol
-from headrace.connectors.sink import Attempt, CommitList, CommitListSerializer
+from headrace.connectors.sink import CommitList, CommitListSerializer
 from headrace.enumerator.errors import StateError, UsageError
 
 NOW = 1_700_000_100_000
@@ -44,25 +38,6 @@ def lists(**jobs):
 
 
 RECORDED = CommitList(4, (handle("headrace.q.0.0.0"), handle("headrace.q.0.1.0")))
-
-
-JOBS = st.text("abcXYZ019-_", min_size=1, max_size=20)
-
-
-@given(JOBS, JOBS, st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
-def test_names_are_read_as_the_sink_writes_them(prefix, job, epoch, task, number):
-    sink = KafkaSink(ClientConfig(bootstrap="h:1"), "out", prefix=prefix)
-    name = parse_name(sink.begin(Attempt(job, epoch, task, number))._id)
-    assert name == TransactionName(prefix, job, "task", epoch % 2, task, number)
-    for role in ("driver", "repair"):
-        assert parse_name(sink.job_prefix(job) + role) == TransactionName(prefix, job, role)
-
-
-@pytest.mark.parametrize(
-    "other", ["", "app", "app-1", "a.b", "a.b.c", "a.b.1.2", "a.b.1.2.x", "a.b.1.2.-3", "a.b.1.2.3.4", "a.b.1.2.²"]
-)
-def test_names_of_others_are_not_ours(other):
-    assert parse_name(other) is None
 
 
 def test_states_are_kafkas_in_any_case():

@@ -77,7 +77,7 @@ def pauses(monkeypatch):
 def discovery(cluster, subscription=Topics(("t",)), **plan):  # noqa: B008 - a value
     defaults = {
         "start": Earliest(),
-        "start_found_later": Earliest(),
+        "start_of_new_partitions": Earliest(),
         "stop": None,
         "isolation": Isolation.READ_COMMITTED,
         "no_match": "latest",
@@ -199,8 +199,8 @@ def test_later_only_what_is_not_known_is_found_and_positions_are_not_looked_at(p
     assert pauses == []
 
 
-def test_partitions_found_later_have_their_own_position():
-    found = discovery(PretendedCluster({"t": (A, 1)}), start_found_later=Latest()).later({})
+def test_new_partitions_have_their_own_position():
+    found = discovery(PretendedCluster({"t": (A, 1)}), start_of_new_partitions=Latest()).later({})
     assert of(found) == {("t", 0): (9, None)}
 
 

@@ -43,11 +43,14 @@ REFUSED = {
     "starts by topic": ({"start": {"t": Earliest()}}, r"'t' is not \(topic, partition\)"),
     "stops by odd keys": ({"stop": {("t", "0"): Latest()}}, r"\('t', '0'\) is not \(topic, partition\)"),
     "a stop at the beginning": ({"stop": Earliest()}, "stop must be one of Latest, At, Timestamp, Committed"),
-    "a later start by partition": ({"start_found_later": {("t", 0): Latest()}}, "start_found_later must be one position"),
-    "a word for a later start": ({"start_found_later": "latest"}, "start_found_later must be one of"),
+    "a later start by partition": (
+        {"start_of_new_partitions": {("t", 0): Latest()}},
+        "start_of_new_partitions must be one position",
+    ),
+    "a word for a later start": ({"start_of_new_partitions": "latest"}, "start_of_new_partitions must be one of"),
     "a start of no group": ({"start": Committed()}, "Committed.. needs a group"),
     "a stop of no group": ({"stop": {("t", 0): Committed()}}, "Committed.. needs a group"),
-    "an unknown isolation": ({"isolation": "serializable"}, "isolation.level must be read_uncommitted or read_committed"),
+    "an unknown isolation": ({"isolation_level": "serializable"}, "isolation.level must be read_uncommitted or read_committed"),
     "two isolations": ({"properties": {"isolation.level": "read_uncommitted"}}, "contradicts the property isolation.level"),
     "two clusters": ({"properties": {"Bootstrap.Servers": "other:9092"}}, "contradicts the property bootstrap.servers"),
     "two groups": ({"group": "a", "properties": {"group.id": "b"}}, "group='a' contradicts the property group.id='b'"),
@@ -89,7 +92,7 @@ def test_a_group_in_the_properties_serves_committed_but_is_never_committed_to():
 def test_defaults_lose_nothing():
     source = make()
     assert source.start == Earliest()
-    assert source.start_found_later == Earliest()
+    assert source.start_of_new_partitions == Earliest()
     assert source.config.isolation is Isolation.READ_COMMITTED
     assert source.fail_on_data_loss
     assert source.boundedness is Boundedness.UNBOUNDED

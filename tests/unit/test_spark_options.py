@@ -19,7 +19,7 @@ def read(mode=Mode.STREAM, **options):
 
 def test_streaming_starts_at_latest_and_has_no_end():
     source = read().source
-    assert (source.start, source.stop, source.start_found_later) == (Latest(), None, Earliest())
+    assert (source.start, source.stop, source.start_of_new_partitions) == (Latest(), None, Earliest())
 
 
 def test_batch_reads_from_earliest_to_latest():
@@ -30,7 +30,7 @@ def test_batch_reads_from_earliest_to_latest():
 def test_defaults_are_those_of_sparks_source():
     job = read()
     assert job.source.fail_on_data_loss
-    assert job.source.isolation == "read_uncommitted"
+    assert job.source.isolation_level == "read_uncommitted"
     assert job.source.no_match == "error"
     assert job.source.group is None
     assert "headers" not in job.columns
@@ -122,7 +122,11 @@ def test_everything_else_arrives_where_it_belongs():
     assert job.predecessor == JvmCheckpoint("/ck")
     source = job.source
     assert (source.group, source.fail_on_data_loss, source.no_match) == ("g", False, "latest")
-    assert (source.start_found_later, source.isolation, source.config.client_id) == (Latest(), "read_committed", "me")
+    assert (source.start_of_new_partitions, source.isolation_level, source.config.client_id) == (
+        Latest(),
+        "read_committed",
+        "me",
+    )
 
 
 def test_the_job_can_be_pickled():

@@ -190,7 +190,7 @@ def test_no_restart_initialises_again(log):
     assert query.source.discoveries == ["later"]
 
 
-def test_a_split_found_later_is_read_from_its_first_value(log):
+def test_a_new_split_is_read_from_its_first_value(log):
     query = Query(WatchedSource(log, start="latest"))
     query.trigger()
     log.create("c")
@@ -199,7 +199,7 @@ def test_a_split_found_later_is_read_from_its_first_value(log):
     assert query.rows == ["c0"]
 
 
-def test_an_empty_split_found_later_is_made_durable_at_once(log):
+def test_an_empty_new_split_is_made_durable_at_once(log):
     query = Query(WatchedSource(log))
     query.trigger()
     log.create("c")
@@ -314,7 +314,7 @@ class TestLimits:
         query.trigger()
         assert sorted(query.rows) == all_values(log)
 
-    def test_a_split_found_later_does_not_wait(self, log):
+    def test_a_new_split_does_not_wait(self, log):
         query = Query(WatchedSource(log), limits=Limits(min_offsets=5, max_delay_s=60))
         query.trigger()
         log.create("c")

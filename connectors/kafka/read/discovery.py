@@ -62,7 +62,7 @@ class PositionPlan:
     """Where reading begins and ends, and what is done about positions that cannot be had."""
 
     start: Positions
-    start_found_later: Position
+    start_of_new_partitions: Position
     stop: Positions | None
     isolation: Isolation
     no_match: NoMatch
@@ -105,7 +105,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         found, missing = self._look_twice_for_missing(known)
         identities = {(split.topic, split.partition, split.topic_id) for split in known.values()}
         new = {tp: topic_id for tp, topic_id in found.items() if (*tp, topic_id) not in identities}
-        starts = self.resolve(dict.fromkeys(new, self._plan.start_found_later), "latest")
+        starts = self.resolve(dict.fromkeys(new, self._plan.start_of_new_partitions), "latest")
         added = [KafkaSplit(tp[0], topic_id, tp[1], starts[tp]) for tp, topic_id in new.items()]
         return Findings(added, missing=missing)
 

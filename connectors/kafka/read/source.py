@@ -12,9 +12,10 @@ from typing import Self
 import pyarrow as pa
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponential
 
+from headrace.connectors.kafka.client.arguments import client_config
 from headrace.connectors.kafka.client.cluster import shared_cluster
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Position, Timestamp
-from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
+from headrace.connectors.kafka.client.properties import ClientConfig, Isolation, SaslConfig
 from headrace.connectors.kafka.client.topology import TopicMetadata, TopicPartition
 from headrace.connectors.kafka.format.decode import ALL_COLUMNS, arrow_schema
 from headrace.connectors.kafka.read.discovery import (
@@ -58,12 +59,16 @@ class KafkaSource(LogSource[KafkaSplit]):
     ({"topic": [0, 1]}) says what is read. Arguments:
 
     - `start`: Earliest() (default), Latest(), At(offset), Timestamp(ms), Committed(group), or one per (topic, partition).
-    - `start_found_later`: for partitions discovered later; Earliest() (default), so that none of their records is lost.
+    - `start_of_new_partitions`: of those that appear after the first discovery; Earliest() (default), so that none of their
+      records is lost.
     - `stop`: None (default) reads for ever; Latest(), At, Timestamp, Committed, or a mapping, ends there, exclusively.
       It is resolved once, when reading begins, and partitions that appear later are then not read.
     - `group`: commit the positions there whenever a checkpoint completes (never otherwise). Default: none.
-    - `isolation`: "read_committed" (default) or "read_uncommitted".
-    - `properties`: the Java client's names and values ("security.protocol", ...). One that cannot be honoured is refused.
+    - `isolation_level`: "read_committed" (default) or "read_uncommitted". The Java client, Spark's format("headrace") and
+      `headrace.beam.ReadFromKafka`, which take its options, default to read_uncommitted.
+    - `properties`: the Java client's names and values ("security.protocol", ...). One that cannot be honoured, or says
+      otherwise than an argument, is refused.
+    - `sasl`: who logs in, in place of the properties; needed for OAUTHBEARER, whose tokens a Python object provides.
     - `fail_on_data_loss`: True (default) raises DataLossError when records are gone; False warns and goes on after them.
     - `columns`: of the batches; default key, value, topic, partition, offset, timestamp, timestampType. Also: headers.
     - `discovery_interval_s`: seconds between two looks for new partitions (default 300); None looks only at start and restore.
@@ -78,11 +83,12 @@ class KafkaSource(LogSource[KafkaSplit]):
     pattern: str | None = field(default=None, kw_only=True)
     partitions: Mapping[str, Sequence[int]] | None = field(default=None, kw_only=True)
     start: Positions = field(default_factory=Earliest, kw_only=True)
-    start_found_later: Position = field(default_factory=Earliest, kw_only=True)
+    start_of_new_partitions: Position = field(default_factory=Earliest, kw_only=True)
     stop: Positions | None = field(default=None, kw_only=True)
     group: str | None = field(default=None, kw_only=True)
-    isolation: str = field(default=Isolation.READ_COMMITTED, kw_only=True)
+    isolation_level: str = field(default=Isolation.READ_COMMITTED, kw_only=True)
     properties: Mapping[str, str] = field(default_factory=dict, kw_only=True, repr=False)
+    sasl: SaslConfig | None = field(default=None, kw_only=True)
     fail_on_data_loss: bool = field(default=True, kw_only=True)
     columns: Sequence[str] = field(default=ALL_COLUMNS, kw_only=True)
     discovery_interval_s: float | None = field(default=DISCOVERY_INTERVAL_S, kw_only=True)
@@ -93,16 +99,15 @@ class KafkaSource(LogSource[KafkaSplit]):
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself."""
-        self._refuse_contradicting_properties()
         _ = self.config, self.subscription, self.schema
         everywhere = (Earliest, Latest, At, Timestamp, Committed)
         validate(self.start, "start", everywhere)
-        if isinstance(self.start_found_later, Mapping):
-            raise UsageError("start_found_later must be one position for all: which partitions will be found is not known")
-        validate(self.start_found_later, "start_found_later", everywhere)
+        if isinstance(self.start_of_new_partitions, Mapping):
+            raise UsageError("start_of_new_partitions must be one position for all: which partitions will appear is not known")
+        validate(self.start_of_new_partitions, "start_of_new_partitions", everywhere)
         if self.stop is not None:
             validate(self.stop, "stop", (Latest, At, Timestamp, Committed))
-        for positions in (self.start, self.start_found_later, self.stop):
+        for positions in (self.start, self.start_of_new_partitions, self.stop):
             for position in positions.values() if isinstance(positions, Mapping) else [positions]:
                 if isinstance(position, Committed) and position.group is None and self.config.group_id is None:
                     raise UsageError("Committed() needs a group: Committed('name'), or group='name'")
@@ -113,21 +118,11 @@ class KafkaSource(LogSource[KafkaSplit]):
         if self.discovery_interval_s is not None and self.discovery_interval_s <= 0:
             raise UsageError(f"discovery_interval_s must be positive seconds or None, not {self.discovery_interval_s}")
 
-    def _refuse_contradicting_properties(self) -> None:
-        given = {name.lower(): str(value).strip() for name, value in self.properties.items()}
-        own = {"bootstrap.servers": self.bootstrap, "isolation.level": str(self.isolation), "group.id": self.group}
-        for name, value in own.items():
-            if value is not None and given.get(name, value) != value:
-                argument = name.split(".")[0]
-                raise UsageError(f"{argument}={value!r} contradicts the property {name}={given[name]!r}; give only {argument}")
-
     @functools.cached_property
     def config(self) -> ClientConfig:
-        """The client configuration that `bootstrap`, `isolation`, `group` and `properties` make."""
-        own = {"bootstrap.servers": self.bootstrap, "isolation.level": str(self.isolation)}
-        if self.group is not None:
-            own["group.id"] = self.group
-        return ClientConfig.from_properties({**self.properties, **own})
+        """The client configuration that `bootstrap`, `isolation_level`, `group`, `sasl` and `properties` make."""
+        arguments = {"isolation_level": ("isolation.level", self.isolation_level), "group": ("group.id", self.group)}
+        return client_config(self.bootstrap, self.properties, arguments, sasl=self.sasl)
 
     @functools.cached_property
     def subscription(self) -> Subscription:
@@ -167,7 +162,7 @@ class KafkaSource(LogSource[KafkaSplit]):
     def create_discovery(self) -> KafkaDiscovery:
         """A discovery over the process's connections."""
         plan = PositionPlan(
-            self.start, self.start_found_later, self.stop, self.config.isolation, self.no_match, self.fail_on_data_loss
+            self.start, self.start_of_new_partitions, self.stop, self.config.isolation, self.no_match, self.fail_on_data_loss
         )
         return KafkaDiscovery(shared_cluster(self.config), self.subscription, plan)
 

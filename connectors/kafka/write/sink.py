@@ -1,8 +1,6 @@
 """Kafka as a two-phase-commit sink: rows in transactions that any process can end, and that survive whoever wrote them.
 
-A job's transactional ids are `<prefix>.<job>.<epoch mod 2>.<task>.<attempt>`, so that memory at the coordinators is bounded
-and two attempts never share one; `<prefix>.<job>.driver` guards the durable list; `<prefix>.<job>.repair` copies. An id is
-taken over by InitProducerId before every transaction, and is used again two epochs later, when its epoch is resolved.
+Transactional ids are made in `names.py`. One is taken over by InitProducerId before every transaction.
 """
 
 from __future__ import annotations
@@ -11,17 +9,24 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.connectors.kafka.client.arguments import client_config
 from headrace.connectors.kafka.client.cluster import KafkaCluster, shared_cluster
-from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.client.properties import ClientConfig, SaslConfig
 from headrace.connectors.kafka.format.encode import Codec, EncodedBatch, RecordEncoder, check_column, key_partitions
 from headrace.connectors.kafka.write.commit_log import CommitLog, DriverLog
 from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSerializer, WrittenRange
+from headrace.connectors.kafka.write.names import (
+    DEFAULT_COMMIT_TOPIC,
+    DEFAULT_PREFIX,
+    DEFAULT_TRANSACTION_TIMEOUT_MS,
+    JobNames,
+)
 from headrace.connectors.kafka.write.produce import BatchSender, OutBatch, idempotent_sender, transactional_sender
 from headrace.connectors.kafka.write.transaction_log import BatchCopier, outcome_of
 from headrace.connectors.kafka.write.transactions import Answer, Producer, TransactionProtocol, Transactions, Verdict
@@ -38,41 +43,60 @@ from headrace.connectors.sink import (
 )
 from headrace.enumerator.errors import DeadlineExceededError, HeadraceError, StateError, UsageError
 
-__all__ = ["DEFAULT_COMMIT_TOPIC", "DEFAULT_PREFIX", "DEFAULT_TRANSACTION_TIMEOUT_MS", "AtLeastOnceKafkaSink", "KafkaSink"]
+__all__ = ["AtLeastOnceKafkaSink", "KafkaSink"]
 
 log = logging.getLogger(__name__)
 
-DEFAULT_PREFIX = "headrace"
-DEFAULT_COMMIT_TOPIC = "headrace-commits"
-DEFAULT_TRANSACTION_TIMEOUT_MS = 900_000
-"""15 minutes: the most that brokers allow unless told otherwise (`transaction.max.timeout.ms`)."""
-
 _TIME_LEFT = 0.1  # a transaction with less than this share of its time to go, and than 10 s, is not put on the durable list
 _TIME_LEFT_MS = 10_000
-_POOL = 2  # epochs whose transactional ids are distinct
 _SERIALIZER = KafkaHandleSerializer()
 _LISTS = CommitListSerializer(_SERIALIZER)
 _TOPIC_COLUMN = "topic"
+_TIMEOUT = "transaction.timeout.ms"
 
 
 @dataclass(frozen=True)
 class KafkaSink(TwoPhaseSink[KafkaHandle]):
     """Writes rows with the columns `value`, and optionally `key`, `headers`, `partition`, `timestamp`, `topic`, exactly once.
 
-    `topic` None takes each row's `topic` column. `prefix` begins all transactional ids: jobs of different applications on one
-    cluster should differ in it. `commit_topic` holds the durable lists, and is made if need be. Readers of the output have to
-    use `isolation.level=read_committed`.
+    Readers of the output have to use `isolation.level=read_committed`. Arguments, all but the first by keyword:
+
+    - `bootstrap`: `host:port`, several with commas between.
+    - `topic`: where all rows go; None (default) takes each row's column `topic`.
+    - `properties`: the Java client's names and values ("compression.type", ...). One that cannot be honoured, or says otherwise
+      than an argument, is refused.
+    - `transactional_id_prefix`: what all transactional ids begin with; letters, digits, `-` and `_`; default "headrace". Jobs
+      of different applications on one cluster should differ in it.
+    - `commit_topic`: the compacted topic of the lists of committables, made if need be; default "headrace-commits".
+    - `transaction_timeout_ms`: after so many milliseconds the broker aborts what was not committed: longer than an outage of
+      the job. Default: the property `transaction.timeout.ms`, else 15 minutes, the most that brokers allow by default.
+    - `sasl`: who logs in, in place of the properties; needed for OAUTHBEARER, whose tokens a Python object provides.
+
+    A value that is checked when made, hashable and picklable; contacts nobody. Raises UsageError for anything that contradicts
+    itself.
     """
 
-    config: ClientConfig
-    topic: str | None = None
-    prefix: str = DEFAULT_PREFIX
-    commit_topic: str = DEFAULT_COMMIT_TOPIC
-    transaction_timeout_ms: int = DEFAULT_TRANSACTION_TIMEOUT_MS
+    bootstrap: str
+    topic: str | None = field(default=None, kw_only=True)
+    properties: Mapping[str, str] = field(default_factory=dict, kw_only=True, repr=False, hash=False)
+    transactional_id_prefix: str = field(default=DEFAULT_PREFIX, kw_only=True)
+    commit_topic: str = field(default=DEFAULT_COMMIT_TOPIC, kw_only=True)
+    transaction_timeout_ms: int | None = field(default=None, kw_only=True)
+    sasl: SaslConfig | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Raises UsageError for a prefix that cannot be part of a name."""
-        check_job(self.prefix)
+        """Refuse what contradicts itself."""
+        check_job(self.transactional_id_prefix)
+        _ = self.config
+
+    @functools.cached_property
+    def config(self) -> ClientConfig:
+        """The client configuration that the arguments and `properties` make."""
+        timeout_ms = self.transaction_timeout_ms
+        if timeout_ms is None and _TIMEOUT not in map(str.lower, self.properties):
+            timeout_ms = DEFAULT_TRANSACTION_TIMEOUT_MS
+        arguments = {"transaction_timeout_ms": (_TIMEOUT, timeout_ms)}
+        return client_config(self.bootstrap, self.properties, arguments, sasl=self.sasl)
 
     @property
     def handles(self) -> KafkaHandleSerializer:
@@ -82,7 +106,7 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
     def begin(self, attempt: Attempt) -> KafkaTransaction:
         """A transaction; nothing is contacted before its first row."""
         check_job(attempt.job)
-        return KafkaTransaction(self, f"{self.job_prefix(attempt.job)}{attempt.epoch % _POOL}.{attempt.task}.{attempt.number}")
+        return KafkaTransaction(self, self.names(attempt.job).task(attempt.epoch, attempt.task, attempt.number))
 
     def committer(self, job: str) -> KafkaCommitter:
         """The one for this job's driver."""
@@ -112,9 +136,9 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
                 log.warning("%s; it is left alone", error)
         return epochs
 
-    def job_prefix(self, job: str) -> str:
-        """What all transactional ids of a job begin with. The separator keeps job `q1` apart from `q10`."""
-        return f"{self.prefix}.{job}."
+    def names(self, job: str) -> JobNames:
+        """The transactional ids of a job."""
+        return JobNames(self.transactional_id_prefix, job)
 
     def cluster(self) -> KafkaCluster:
         """The process's connections to this cluster."""
@@ -202,7 +226,7 @@ class KafkaTransaction(Transaction[KafkaHandle]):
         except BaseException:
             self.abort()
             raise
-        handle = KafkaHandle(self._producer, self._protocol, self._started_ms, self._sink.transaction_timeout_ms, ranges)
+        handle = KafkaHandle(self._producer, self._protocol, self._started_ms, self._sink.config.transaction_timeout_ms, ranges)
         self._sender.close()
         self._producer = self._sender = None
         return handle
@@ -222,7 +246,7 @@ class KafkaTransaction(Transaction[KafkaHandle]):
         if self._sender is None or self._rows is None:
             cluster = self._sink.cluster()
             self._protocol = self._transactions.protocol()
-            producer = self._producer = self._transactions.init(self._id, self._sink.transaction_timeout_ms)
+            producer = self._producer = self._transactions.init(self._id, self._sink.config.transaction_timeout_ms)
             self._started_ms = time.time_ns() // 1_000_000
             self._sender = transactional_sender(cluster, self._transactions, producer, self._protocol)
             self._rows = _Rows(cluster, self._sink.topic, lambda partitions: _encoder(self._sink.config, partitions, producer))
@@ -248,10 +272,24 @@ def _encoder(config: ClientConfig, partitions: int, producer: Producer) -> Recor
 
 @dataclass(frozen=True)
 class AtLeastOnceKafkaSink(ImmediateSink):
-    """Rows written by an idempotent producer, visible at once, and written again after a failure. Columns as `KafkaSink`."""
+    """Rows written by an idempotent producer, visible at once, and written again after a failure.
 
-    config: ClientConfig
-    topic: str | None = None
+    Columns, and the arguments `bootstrap`, `topic`, `properties` and `sasl`, as `KafkaSink`.
+    """
+
+    bootstrap: str
+    topic: str | None = field(default=None, kw_only=True)
+    properties: Mapping[str, str] = field(default_factory=dict, kw_only=True, repr=False, hash=False)
+    sasl: SaslConfig | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Refuse what contradicts itself."""
+        _ = self.config
+
+    @functools.cached_property
+    def config(self) -> ClientConfig:
+        """The client configuration that the arguments and `properties` make."""
+        return client_config(self.bootstrap, self.properties, {}, sasl=self.sasl)
 
     def begin(self, attempt: Attempt) -> _AtLeastOnceTransaction:
         """Contacts nobody before its first row."""
@@ -295,8 +333,8 @@ class KafkaCommitter(Committer[KafkaHandle]):
         self._sink, self._job = sink, job
         self._cluster = sink.cluster()
         self._transactions = Transactions(self._cluster)
-        self._driver_id = sink.job_prefix(job) + "driver"
-        self._log = DriverLog(sink.commit_log(), self._transactions, job, self._driver_id)
+        self._names = sink.names(job)
+        self._log = DriverLog(sink.commit_log(), self._transactions, job, self._names.driver)
 
     def fence(self) -> CommitList[KafkaHandle] | None:
         """Take the driver's transactional id over, then read the commit topic to its end."""
@@ -313,7 +351,7 @@ class KafkaCommitter(Committer[KafkaHandle]):
             if left_ms < min(_TIME_LEFT_MS, _TIME_LEFT * handle.timeout_ms):
                 raise DeadlineExceededError(
                     f"the transaction of {handle.transactional_id!r} has {max(0, left_ms) / 1000:.0f} s left of its "
-                    f"{handle.timeout_ms / 1000:g}: raise kafka.transaction.timeout.ms, or write less in one batch"
+                    f"{handle.timeout_ms / 1000:g}: raise transaction.timeout.ms, or write less in one batch"
                 )
             if found is None or not found.is_ongoing or found.producer != handle.producer:
                 state = "unknown to the broker" if found is None else found.state
@@ -329,7 +367,7 @@ class KafkaCommitter(Committer[KafkaHandle]):
         if spent_ms > handle.timeout_ms / 2:
             log.warning(
                 "job %s: the transaction of %s was open for %.0f s of its %.0f before it could be committed; raise "
-                "kafka.transaction.timeout.ms above the time between triggers and that of a restart",
+                "transaction.timeout.ms above the time between triggers and that of a restart",
                 self._job,
                 handle.transactional_id,
                 spent_ms / 1000,
@@ -353,9 +391,9 @@ class KafkaCommitter(Committer[KafkaHandle]):
 
     def copy(self, handles: Sequence[KafkaHandle]) -> KafkaHandle:
         """The aborted records are still in the log: read, made out to a new transaction, written again."""
-        timeout_ms = self._sink.transaction_timeout_ms
+        timeout_ms = self._sink.config.transaction_timeout_ms
         protocol = self._transactions.protocol()
-        producer = self._transactions.init(self._sink.job_prefix(self._job) + "repair", timeout_ms)
+        producer = self._transactions.init(self._names.repair, timeout_ms)
         started_ms = time.time_ns() // 1_000_000
         copier = BatchCopier(self._cluster, producer)
         sender = transactional_sender(self._cluster, self._transactions, producer, protocol)
@@ -373,7 +411,7 @@ class KafkaCommitter(Committer[KafkaHandle]):
     def sweep(self, keep: Collection[KafkaHandle]) -> None:
         """Abort what is Ongoing under the job's prefix: losing attempts, and what a dead run has left."""
         kept = {handle.producer for handle in keep}
-        names = [name for name in self._transactions.ongoing(self._sink.job_prefix(self._job)) if name != self._driver_id]
+        names = [name for name in self._transactions.ongoing(self._names.beginning) if name != self._names.driver]
         open_ones = [found for found in self._transactions.describe(names).values() if found is not None and found.is_ongoing]
         losers = [found.producer for found in open_ones if found.producer not in kept]
         if losers:

@@ -18,7 +18,7 @@ from apache_beam.io.iobase import BoundedSource, SourceBundle
 from apache_beam.io.range_trackers import OffsetRangeTracker
 from pyspark.errors import PySparkException
 
-from headrace.connectors.beam import BeamSource
+from headrace.beam import BeamSource
 from headrace.enumerator.errors import UsageError
 from headrace.spark import read_source
 from headrace.testing.memory import MemoryLog, MemorySource

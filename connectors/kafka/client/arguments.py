@@ -1,0 +1,58 @@
+"""From the arguments of a source or a sink, and its properties, to the client's configuration: one way for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from headrace.connectors.kafka.client.properties import ClientConfig, SaslConfig
+from headrace.enumerator.errors import UsageError
+
+__all__ = ["client_config"]
+
+_OF_SASL = ("sasl.mechanism", "sasl.jaas.config", "sasl.kerberos.service.name")
+
+
+def client_config(
+    bootstrap: str,
+    properties: Mapping[str, str],
+    arguments: Mapping[str, tuple[str, object]],
+    *,
+    sasl: SaslConfig | None,
+) -> ClientConfig:
+    """The configuration that `properties` (the Java client's names, any case) and the arguments make. Contacts nobody.
+
+    `arguments`: the argument's name to the property it stands for and its value; None where it was not given. `sasl` stands for
+    all properties that say who logs in. Raises UsageError for a property that says otherwise than an argument, and as
+    `ClientConfig.from_properties`.
+    """
+    unchecked: object = bootstrap
+    if not isinstance(unchecked, str):
+        raise UsageError(f"bootstrap must be a string like 'host:9092,other:9092', not {type(unchecked).__name__}")
+    given = {name.lower(): str(value).strip() for name, value in properties.items()}
+    for argument, (name, value) in {"bootstrap": ("bootstrap.servers", bootstrap), **arguments}.items():
+        if value is None:
+            continue
+        if given.get(name, str(value)) != str(value):
+            raise UsageError(
+                f"{argument}={_shown(value)} contradicts the property {name}={given[name]!r}; give only {argument}"
+            )
+        given[name] = str(value)
+    if sasl is None:
+        return ClientConfig.from_properties(given)
+    return _with_sasl(given, sasl)
+
+
+def _shown(value: object) -> str:
+    return repr(str(value)) if isinstance(value, str) else repr(value)
+
+
+def _with_sasl(given: dict[str, str], sasl: SaslConfig) -> ClientConfig:
+    for name in _OF_SASL:
+        if name in given:
+            raise UsageError(f"sasl=SaslConfig(...) contradicts the property {name}; give only sasl")
+    protocol = given.get("security.protocol", "SASL_PLAINTEXT").upper()
+    if not protocol.startswith("SASL_"):
+        raise UsageError(f"sasl=SaslConfig(...) needs security.protocol SASL_SSL or SASL_PLAINTEXT, not {protocol!r}")
+    # GSSAPI, the default of that protocol, asks for nothing more, and gives way to what was given.
+    return replace(ClientConfig.from_properties({**given, "security.protocol": protocol}), sasl=sasl)

@@ -1,0 +1,76 @@
+"""Every error that headrace raises, and `is_retriable`, the one classifier. Imports no client library and no engine.
+
+    HeadraceError
+      UsageError (also a ValueError)   the caller's fault: an option, argument or schema that cannot be honoured
+      PeerError                        a broker or a database refused, broke the protocol, or sent corrupt bytes
+        RetriableError                 a passing condition
+        DeadlineExceededError          it did not pass in time
+        AuthenticationError, CorruptDataError, TlsError
+        BrokerError                    a Kafka error code, with its `code` and `name`
+      DataLossError                    records that were promised are gone
+      FencedError                      a newer instance of ourselves has taken over
+      StateError                       a checkpoint or a list of committables cannot be used
+      ProtocolViolationError           a bug in a runner or a connector
+
+No message carries a secret. All can be pickled: they travel from workers to drivers.
+"""
+
+from headrace.connectors.commit import StaleEpochError
+from headrace.connectors.kafka.client.errors import (
+    BrokerError,
+    ConnectionLostError,
+    CorruptAtBrokerError,
+    FencedByBrokerError,
+    GroupInUseError,
+    InvalidForBrokerError,
+    LogTruncatedError,
+    OffsetOutOfRangeError,
+    RefusedByBrokerError,
+    RetriableBrokerError,
+    TlsError,
+    TopicRecreatedError,
+    UnknownTopicError,
+)
+from headrace.enumerator.errors import (
+    AuthenticationError,
+    CorruptDataError,
+    DataLossError,
+    DeadlineExceededError,
+    FencedError,
+    HeadraceError,
+    PeerError,
+    ProtocolViolationError,
+    RetriableError,
+    StateError,
+    UsageError,
+    is_retriable,
+)
+
+__all__ = [
+    "AuthenticationError",
+    "BrokerError",
+    "ConnectionLostError",
+    "CorruptAtBrokerError",
+    "CorruptDataError",
+    "DataLossError",
+    "DeadlineExceededError",
+    "FencedByBrokerError",
+    "FencedError",
+    "GroupInUseError",
+    "HeadraceError",
+    "InvalidForBrokerError",
+    "LogTruncatedError",
+    "OffsetOutOfRangeError",
+    "PeerError",
+    "ProtocolViolationError",
+    "RefusedByBrokerError",
+    "RetriableBrokerError",
+    "RetriableError",
+    "StaleEpochError",
+    "StateError",
+    "TlsError",
+    "TopicRecreatedError",
+    "UnknownTopicError",
+    "UsageError",
+    "is_retriable",
+]

@@ -1,0 +1,87 @@
+"""The public surface: what is there, under which one name, and with which arguments; a change of it is seen in review."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.surface import MODULES, names_of, surface
+
+ROOT = Path(__file__).parents[2]
+SNAPSHOT = Path(__file__).with_name("public_surface.txt")
+
+
+def test_the_public_surface_is_as_recorded():
+    """If the change is meant: python -m tests.helpers.surface > tests/unit/public_surface.txt, and a line in CHANGELOG.md."""
+    assert surface() == SNAPSHOT.read_text()
+
+
+def test_a_changed_signature_is_seen(monkeypatch):
+    import headrace.sinks
+
+    monkeypatch.setattr(headrace.sinks, "check_job", lambda job, other=None: job)
+    assert surface() != SNAPSHOT.read_text()
+
+
+def test_every_public_name_is_in_one_public_module():
+    homes: dict[str, list[str]] = {}
+    for module in MODULES:
+        for name in names_of(module):
+            homes.setdefault(name, []).append(module)
+    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_public_name_is_there_and_documented(module):
+    assert import_module(module).__doc__
+    for name in names_of(module):
+        value = getattr(import_module(module), name)
+        if isinstance(value, type) or callable(value):
+            assert value.__doc__, name
+
+
+def test_public_modules_export_all_that_they_import_of_ours():
+    """A name that a user can import from a public module, and that is ours, is public on purpose."""
+    for module in MODULES:
+        own = ast.parse(Path(import_module(module).__file__ or "").read_text())
+        imported = {
+            alias.asname or alias.name
+            for node in own.body
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("headrace")
+            for alias in node.names
+        }
+        assert imported <= set(names_of(module)), module
+
+
+def test_what_examples_and_documents_import_is_public():
+    """An example that reaches into an inner module shows that something is missing on the surface."""
+    inner = {
+        f"{path.relative_to(ROOT)}: {node.module}"
+        for path in sorted((ROOT / "examples").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("headrace.connectors", "headrace.runners"))
+    }
+    assert inner == {"examples/exactly_once/three_sinks.py: headrace.connectors.sql.url"}  # asks the database as the sink does
+
+
+def test_a_kit_without_pytest_says_what_to_install():
+    code = (
+        "import sys; sys.modules['pytest'] = None\n"
+        "from headrace.testing import MemoryLog\n"
+        "try:\n    from headrace.testing import SourceConformance\n"
+        "except ImportError as error:\n    print(error)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "headrace.testing.SourceConformance needs pytest: pip install 'headrace[testing]'"
+
+
+def test_errors_and_what_is_in_memory_import_no_client_and_no_engine():
+    unwanted = ("pytest", "kafka", "pyspark", "apache_beam", "sqlalchemy", "tenacity")
+    code = f"import sys, headrace.errors, headrace.testing; print([name for name in {unwanted} if name in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

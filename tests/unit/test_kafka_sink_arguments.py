@@ -1,0 +1,89 @@
+"""The arguments of the Kafka sinks: how they and the properties make one configuration, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.enumerator.errors import UsageError
+from headrace.kafka import AtLeastOnceKafkaSink, KafkaSink, KafkaSource, SaslConfig
+
+NOBODY = "nobody:1"
+SINKS = [KafkaSink, AtLeastOnceKafkaSink]
+
+
+class Tokens:
+    def token(self) -> str:
+        return "x"
+
+
+OAUTH = SaslConfig(mechanism="OAUTHBEARER", token_provider=Tokens())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted_ms"),
+    [
+        ({}, 900_000),
+        ({"properties": {"transaction.timeout.ms": "7000"}}, 7000),
+        ({"properties": {"Transaction.Timeout.MS": "7000"}}, 7000),
+        ({"transaction_timeout_ms": 8000}, 8000),
+        ({"transaction_timeout_ms": 8000, "properties": {"transaction.timeout.ms": "8000"}}, 8000),
+    ],
+)
+def test_the_transaction_timeout_is_the_arguments_else_the_propertys_else_15_minutes(arguments, wanted_ms):
+    assert KafkaSink(NOBODY, **arguments).config.transaction_timeout_ms == wanted_ms
+
+
+REFUSED = {
+    "two timeouts": (
+        {"transaction_timeout_ms": 1, "properties": {"transaction.timeout.ms": "2"}},
+        r"^transaction_timeout_ms=1 contradicts the property transaction.timeout.ms='2'; give only transaction_timeout_ms$",
+    ),
+    "two clusters": ({"properties": {"bootstrap.servers": "other:1"}}, "^bootstrap='nobody:1' contradicts the property"),
+    "a prefix with a dot": ({"transactional_id_prefix": "a.b"}, "letters, digits"),
+    "an unknown property": ({"properties": {"compression.typ": "zstd"}}, "did you mean 'compression.type'"),
+    "a codec of nobody": ({"properties": {"compression.type": "rar"}}, "compression.type must be one of"),
+    "a timeout of nothing": ({"transaction_timeout_ms": 0}, "transaction.timeout.ms must be a whole number from 1"),
+    "two logins": (
+        {"sasl": OAUTH, "properties": {"sasl.mechanism": "PLAIN"}},
+        "sasl=.* contradicts the property sasl.mechanism",
+    ),
+    "a login without its protocol": (
+        {"sasl": OAUTH, "properties": {"security.protocol": "SSL"}},
+        "needs security.protocol SASL",
+    ),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_contradiction_is_refused_when_it_is_made(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        KafkaSink(NOBODY, **arguments)
+
+
+@pytest.mark.parametrize("make", [*SINKS, lambda bootstrap: KafkaSource(bootstrap, topics=["t"])])
+@pytest.mark.parametrize("bootstrap", ["", "host", None, ClientConfig(bootstrap=NOBODY)])
+def test_an_address_that_is_none_is_refused(make, bootstrap):
+    with pytest.raises(UsageError, match=r"bootstrap"):
+        make(bootstrap)
+
+
+@pytest.mark.parametrize("make", [*SINKS, lambda *args, **given: KafkaSource(*args, topics=["t"], **given)])
+def test_a_token_provider_reaches_the_client(make):
+    assert make(NOBODY, sasl=OAUTH).config.security_protocol == "SASL_PLAINTEXT"
+    made = make(NOBODY, sasl=OAUTH, properties={"security.protocol": "SASL_SSL"}).config
+    assert (made.sasl, made.security_protocol) == (OAUTH, "SASL_SSL")
+
+
+@pytest.mark.parametrize("sink", SINKS)
+def test_a_sink_is_a_value_that_can_be_hashed_and_pickled_and_shows_no_secret(sink):
+    login = "org.apache.kafka.common.security.plain.PlainLoginModule required username='u' password='hidden';"
+    properties = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.jaas.config": login}
+    made = sink(NOBODY, topic="t", properties=properties)
+    assert copy.copy(made) == made == pickle.loads(pickle.dumps(made))
+    assert hash(made) == hash(pickle.loads(pickle.dumps(made)))
+    assert made != sink(NOBODY, topic="t")
+    assert "hidden" not in repr(made)

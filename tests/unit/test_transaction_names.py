@@ -1,0 +1,54 @@
+"""Transactional ids: what is made is read back, what others make is not ours, and reading them imports no client."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.connectors.kafka.write.names import JobNames, Role, TransactionName, parse_name, prefix_of
+from headrace.connectors.sink import Attempt
+from headrace.kafka import KafkaSink
+
+JOBS = st.text("abcXYZ019-_", min_size=1, max_size=20)
+
+
+@given(JOBS, JOBS, st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
+def test_names_are_read_as_the_sink_writes_them(prefix, job, epoch, task, number):
+    sink = KafkaSink("h:1", topic="out", transactional_id_prefix=prefix)
+    made = sink.begin(Attempt(job, epoch, task, number))._id
+    assert parse_name(made) == TransactionName(prefix, job, Role.TASK, epoch % 2, task, number)
+    assert prefix_of(made) == prefix
+    names = sink.names(job)
+    assert made.startswith(names.beginning)
+    assert parse_name(names.driver) == TransactionName(prefix, job, Role.DRIVER)
+    assert parse_name(names.repair) == TransactionName(prefix, job, Role.REPAIR)
+
+
+@pytest.mark.parametrize(
+    "other", ["", "app", "app-1", "a.b", "a.b.c", "a.b.1.2", "a.b.1.2.x", "a.b.1.2.-3", "a.b.1.2.3.4", "a.b.1.2.²"]
+)
+def test_names_of_others_are_not_ours(other):
+    assert parse_name(other) is None
+
+
+def test_no_job_begins_as_another_does():
+    assert not JobNames("p", "q10").task(0, 0, 0).startswith(JobNames("p", "q1").beginning)
+
+
+def test_two_epochs_in_a_row_and_two_attempts_share_no_name():
+    names = JobNames("p", "q")
+    made = {names.task(epoch, task, attempt) for epoch in (7, 8) for task in (0, 1) for attempt in (0, 1)}
+    assert len(made | {names.driver, names.repair}) == 10
+
+
+def test_reading_names_imports_no_client():
+    code = (
+        "import sys, headrace.connectors.kafka.write.names; "
+        "print([m for m in ('kafka', 'pyarrow', 'tenacity', 'headrace.connectors.sink') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
