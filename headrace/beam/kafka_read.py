@@ -119,8 +119,7 @@ class ReadFromKafka(beam.PTransform):
     ) -> None:
         """See the class."""
         super().__init__()
-        if expansion_service is not None:
-            log.warning("ReadFromKafka ignores expansion_service: no Java is used")
+        _warn_of_java(expansion_service)
         _refuse_java(key_deserializer, value_deserializer, consumer_factory_fn_class, consumer_factory_fn_params)
         _refuse_contradictions(output, with_metadata, columns)
         config = _Config.of(consumer_config, commit=commit_offset_in_finalize)
@@ -130,11 +129,11 @@ class ReadFromKafka(beam.PTransform):
             topics=topics,
             pattern=pattern,
             partitions=partitions,
-            start=start if start is not None else config.start(start_read_time),
+            start=config.start(start_read_time) if start is None else start,
             start_of_new_partitions=start_of_new_partitions,
             stop=stop,
             group=config.group,
-            isolation_level=isolation_level if isolation_level is not None else config.isolation_level,
+            isolation_level=config.isolation_level if isolation_level is None else isolation_level,
             properties=config.properties,
             sasl=sasl,
             fail_on_data_loss=fail_on_data_loss,
@@ -145,16 +144,7 @@ class ReadFromKafka(beam.PTransform):
         )
         _check_columns(source, event_time)
         limit = None if max_num_records is None and max_read_time is None else Limit(max_num_records, max_read_time)
-        every_s, publish = source.discovery_interval_s, config.commit and limit is None
-        self._read = ReadFromSource(
-            source,
-            output="arrow",
-            event_time=event_time,
-            discovery_interval_s=every_s,
-            publish=publish,
-            limit=limit,
-            read_s=read_s,
-        )
+        self._read = _read(source, event_time, limit, publish=config.commit and limit is None, read_s=read_s)
         self._event_time = event_time
         self._redistribution = beam.Reshuffle(int(redistribute_num_keys) or None) if redistribute else None
         self._output = output
@@ -185,7 +175,7 @@ class _Config:
 
     @classmethod
     def of(cls, consumer_config: Mapping[str, Any], *, commit: bool) -> _Config:
-        """Names and values as the Java consumer has them; `commit`: commit offsets, also where the configuration does not say so.
+        """Names and values as the Java consumer has them; `commit`: offsets are committed, whatever the configuration says.
 
         Raises UsageError naming what cannot be honoured.
         """
@@ -223,6 +213,23 @@ class _Config:
             return Timestamp(int(start_read_time))
         reset = Earliest() if self.reset == "earliest" else Latest()
         return reset if self.group is None else Committed(self.group, fallback=reset)
+
+
+def _read(source: KafkaSource, event_time: EventTime, limit: Limit | None, *, publish: bool, read_s: float) -> ReadFromSource:
+    return ReadFromSource(
+        source,
+        output="arrow",
+        event_time=event_time,
+        discovery_interval_s=source.discovery_interval_s,
+        publish=publish,
+        limit=limit,
+        read_s=read_s,
+    )
+
+
+def _warn_of_java(expansion_service: object) -> None:
+    if expansion_service is not None:
+        log.warning("ReadFromKafka ignores expansion_service: no Java is used")
 
 
 def _text(value: object) -> str:
