@@ -1,34 +1,167 @@
-"""The distributions: a wheel built from the sdist holds the whole package, the compiled kernel, and nothing generic."""
+"""The distributions and every way to install: what is imported, compiled, found by Spark, and what is left behind.
+
+Installed is into environments that have nothing of ours. They borrow what headrace needs from the environment that runs the
+tests: a folder of links to all that is installed there, but headrace, is on their path. That is a fair test: it is about where
+pip puts headrace, and from where headrace is then imported, and the same libraries would come from the index in minutes instead
+of seconds. What it cannot show is a requirement that is not declared, of headrace's or of its build's.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
+import venv
 import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(300)
+
 ROOT = Path(__file__).parents[2]
+OURS = ("headrace", "__editable__", "pyspark_headrace")
+IMPORT = (
+    "import headrace.kafka, headrace.spark;"
+    "from headrace.connectors.kafka.format import decode, encode; print(decode.__file__); print(encode.__file__)"
+)
+# What Spark runs in a Python process to find data sources; the answer is a count, and for each its name and the pickled class.
+LOOK_UP = """
+import io, struct
+from pyspark.sql.worker.lookup_data_sources import _main
+answer = io.BytesIO()
+_main(io.BytesIO(), answer)
+answer.seek(0)
+def read():
+    (size,) = struct.unpack("!i", answer.read(4))
+    return size
+for _ in range(read()):
+    print(answer.read(read()).decode())
+    answer.read(read())
+"""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment, and the folder of links that it borrows from."""
+
+    home: Path
+
+    @property
+    def python(self) -> Path:
+        return self.home / "bin" / "python"
+
+    @property
+    def site_packages(self) -> Path:
+        return Path(sysconfig.get_path("purelib", "venv", {"base": str(self.home), "platbase": str(self.home)}))
+
+    def install(self, *what: str | Path) -> None:
+        """As `pip install` does, but for libraries that are borrowed."""
+        command = [sys.executable, "-m", "pip", "--python", self.python, "--disable-pip-version-check", "install", "--quiet"]
+        done = run([*command, "--no-deps", "--no-build-isolation", "--no-index", *what], Path("/"))
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def run(self, code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        return run([self.python, "-c", code], cwd)
+
+
+def run(command: Sequence[str | Path], cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Without what the tests' own environment says about Python."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYSPARK", "VIRTUAL_ENV"))}
+    return subprocess.run(command, cwd=cwd, env=clean, capture_output=True, text=True, check=False)
+
+
+def environment(home: Path, without: Sequence[str] = ()) -> Environment:
+    """One that borrows all that is installed here but headrace and `without`."""
+    borrowed = home / "borrowed"
+    borrowed.mkdir(parents=True)
+    for folder in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+        for entry in Path(folder).iterdir():
+            if not entry.name.lower().startswith((*OURS, *without)) and entry.suffix != ".pth":
+                (borrowed / entry.name).symlink_to(entry)
+    venv.create(home / "environment", symlinks=True)
+    made = Environment(home / "environment")
+    (made.site_packages / "borrowed.pth").write_text(f"{borrowed}\n")
+    return made
+
+
+def clone(target: Path) -> Path:
+    """What git has of this checkout, with what is not committed yet, and nothing that was built."""
+    listed = run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], ROOT).stdout.splitlines()
+    for name in listed:
+        if (ROOT / name).is_symlink() or (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name, follow_symlinks=False)
+    assert not list(target.rglob("*.so"))
+    return target
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiler_in_a_hurry(tmp_path_factory) -> Iterator[None]:
+    """Compiles without optimisation: a fifth of the time, for modules that are imported and no more."""
+    compiler = tmp_path_factory.mktemp("compiler") / "cc"
+    compiler.write_text(f'#!/bin/sh\nexec {os.environ.get("CC") or sysconfig.get_config_var("CC")} "$@" -O0\n')
+    compiler.chmod(0o700)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CC", str(compiler))
+        yield
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    """A wheel built from an sdist built from this checkout, as `python -m build` does."""
+def distributions(tmp_path_factory) -> Path:
+    """An sdist built from a clone, and a wheel built from the sdist, as `python -m build` does."""
     out = tmp_path_factory.mktemp("dist")
-    clone = tmp_path_factory.mktemp("clone")
-    files = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+    checkout = clone(tmp_path_factory.mktemp("clone"))
+    done = run([sys.executable, "-m", "build", "--no-isolation", "--outdir", out, checkout], checkout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def wheel(distributions) -> Path:
+    (found,) = distributions.glob("*.whl")
+    return found
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What was installed from a checkout, and how."""
+
+    environment: Environment
+    checkout: Path
+    editable: bool
+
+
+@pytest.fixture(scope="module", params=["pip install .", "pip install -e ."])
+def installed(request, tmp_path_factory) -> Installed:
+    checkout, made = clone(tmp_path_factory.mktemp("clone")), environment(tmp_path_factory.mktemp("home"))
+    editable = "-e" in request.param
+    made.install(*(["--editable"] if editable else []), checkout)
+    return Installed(made, checkout, editable)
+
+
+@pytest.fixture(scope="module")
+def unbuilt(tmp_path_factory) -> Path:
+    return clone(tmp_path_factory.mktemp("unbuilt"))
+
+
+# --- what the distributions hold ----------------------------------------------------------------------------------------
+
+
+def modules() -> set[str]:
+    folders = (
+        ("", "headrace"),
+        ("headrace/", "enumerator"),
+        ("headrace/", "connectors"),
+        ("headrace/", "runners"),
+        ("", "pyspark_headrace"),
     )
-    for name in files.stdout.splitlines():
-        if (ROOT / name).is_symlink() or (ROOT / name).is_file():
-            (clone / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, clone / name, follow_symlinks=False)
-    subprocess.run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(clone)], check=True)
-    assert len(list(out.glob("*.tar.gz"))) == 1
-    (wheel,) = out.glob("*.whl")
-    return wheel
+    return {f"{prefix}{path.relative_to(ROOT)}" for prefix, folder in folders for path in (ROOT / folder).rglob("*.py")}
 
 
 def test_a_wheel_puts_two_names_into_site_packages_and_nothing_else(wheel):
@@ -38,35 +171,77 @@ def test_a_wheel_puts_two_names_into_site_packages_and_nothing_else(wheel):
 
 def test_a_wheel_holds_every_module_of_the_checkout(wheel):
     there = set(zipfile.ZipFile(wheel).namelist())
-    wanted = {
-        f"{prefix}{path.relative_to(ROOT)}"
-        for prefix, folder in (
-            ("", "headrace"),
-            ("headrace/", "enumerator"),
-            ("headrace/", "connectors"),
-            ("headrace/", "runners"),
-            ("", "pyspark_headrace"),
-        )
-        for path in (ROOT / folder).rglob("*.py")
-    }
-    assert not wanted - there
+    assert not modules() - there
     assert {"headrace/py.typed", "pyspark_headrace/py.typed"} <= there
 
 
+def test_an_sdist_holds_every_module_and_no_link_and_nothing_compiled(distributions):
+    (sdist,) = distributions.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        members = archive.getmembers()
+    names = {member.name.partition("/")[2] for member in members}
+    assert not modules() - names
+    assert not [member.name for member in members if member.issym() or member.islnk()]
+    assert not [name for name in names if name.endswith(".so")]
+
+
+# --- from where it is imported ------------------------------------------------------------------------------------------
+
+
+def kernels(environment: Environment, cwd: Path) -> list[str]:
+    done = environment.run(IMPORT, cwd)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
 def test_an_installed_wheel_runs_with_its_compiled_kernels(wheel, tmp_path):
-    site = tmp_path / "site"
-    subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(wheel)], check=True
-    )
-    code = (
-        "import headrace.kafka, headrace.testing;"
-        "from headrace.connectors.kafka.format import decode, encode; print(encode.__file__); print(decode.__file__);"
-        "print(headrace.kafka.KafkaSource('h:1', topics=['t']).schema.names)"
-    )
-    out = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path, env={"PYTHONPATH": str(site)}
-    )
-    *kernels, names = out.stdout.splitlines()
-    assert len(kernels) == 2
-    assert all(kernel.startswith(str(site)) and kernel.endswith(".so") for kernel in kernels)
-    assert "timestampType" in names
+    made = environment(tmp_path)
+    made.install(wheel)
+    found = kernels(made, Path("/"))
+    assert len(found) == 2
+    assert all(kernel.startswith(str(made.site_packages)) and kernel.endswith(".so") for kernel in found)
+
+
+def test_from_anywhere_the_installed_one_runs_compiled(installed):
+    place = installed.checkout if installed.editable else installed.environment.site_packages
+    found = kernels(installed.environment, Path("/"))
+    assert all(kernel.startswith(str(place)) and kernel.endswith(".so") for kernel in found)
+
+
+def test_from_the_checkouts_folder_the_checkout_runs_compiled(installed):
+    found = kernels(installed.environment, installed.checkout)
+    assert all(kernel.startswith(str(installed.checkout)) and kernel.endswith(".so") for kernel in found)
+
+
+@pytest.mark.parametrize("in_checkout", [False, True], ids=["from anywhere", "from the checkout's folder"])
+def test_spark_finds_the_format(installed, in_checkout):
+    done = installed.environment.run(LOOK_UP, installed.checkout if in_checkout else Path("/"))
+    assert done.stdout.split() == ["headrace"], done.stderr
+
+
+def test_no_pth_file_of_ours_and_no_tree_of_links_is_left(installed):
+    site_packages = installed.environment.site_packages
+    by_setuptools = {file.name for file in site_packages.glob("__editable__.headrace-*.pth")}
+    assert {file.name for file in site_packages.glob("*.pth")} == {"borrowed.pth"} | by_setuptools
+    assert len(by_setuptools) == installed.editable
+    for name in by_setuptools:
+        assert (site_packages / name).read_text().splitlines() == [str(installed.checkout)]
+    assert not [path for path in site_packages.rglob("*") if path.is_symlink()]
+
+
+# --- a checkout that was never built ------------------------------------------------------------------------------------
+
+
+def test_a_checkout_that_was_never_built_runs_uncompiled_where_cython_is(unbuilt, tmp_path):
+    found = kernels(environment(tmp_path), unbuilt)
+    assert found == [f"{unbuilt}/headrace/connectors/kafka/format/{name}.py" for name in ("decode", "encode")]
+
+
+@pytest.mark.parametrize("module", ["headrace.kafka", "headrace.connectors.kafka.format.encode"])
+def test_a_checkout_that_was_never_built_says_what_to_do_where_no_cython_is(unbuilt, tmp_path, module):
+    done = environment(tmp_path, without=["cython"]).run(f"import {module}", unbuilt)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ImportError: headrace's record decoder and encoder are not compiled for Python 3.")
+    assert f"{unbuilt}/headrace/connectors/kafka/format" in last
+    assert "run `pip install -e .` in the checkout" in last

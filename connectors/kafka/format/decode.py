@@ -24,12 +24,16 @@ from operator import itemgetter
 from typing import NamedTuple
 
 import cramjam
-import cython  # type: ignore[import-untyped]
 import pyarrow as pa
 from crc32c import crc32c
 
+from headrace.connectors.kafka.format import NOT_COMPILED
 from headrace.enumerator.errors import CorruptDataError, UsageError
 
+try:
+    import cython  # type: ignore[import-untyped]
+except ImportError as error:  # compiled, it is not imported
+    raise ImportError(NOT_COMPILED) from error
 if cython.compiled:
     from cython.cimports.libc.string import memcpy, memset  # type: ignore[import-untyped]
 

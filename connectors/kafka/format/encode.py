@@ -26,14 +26,18 @@ from functools import partial
 from typing import NamedTuple
 
 import cramjam
-import cython  # type: ignore[import-untyped]
 import pyarrow as pa
 import pyarrow.compute as pc
 from crc32c import crc32c
 
+from headrace.connectors.kafka.format import NOT_COMPILED
 from headrace.connectors.kafka.format.record_batch import AFTER_LENGTH, CRC_AT, CRC_FROM, HEADER, MAGIC, TRANSACTIONAL
 from headrace.enumerator.errors import UsageError
 
+try:
+    import cython  # type: ignore[import-untyped]
+except ImportError as error:  # compiled, it is not imported
+    raise ImportError(NOT_COMPILED) from error
 if cython.compiled:
     from cython.cimports.libc.string import memcpy  # type: ignore[import-untyped]
 
