@@ -5,13 +5,14 @@ A `LogRead` is made from the options that users write, for each connector; this 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol
 
 from headrace.connectors.predicates import Pruner
 from headrace.enumerator.source import LogSource
 from headrace.enumerator.split import OffsetSplitT
+from headrace.runners.spark.planning import OffsetRange, plan_tasks
 
 __all__ = ["Limits", "LogOffsets", "LogRead", "OffsetsFormat", "Predecessor"]
 
@@ -70,8 +71,8 @@ class LogRead(Generic[OffsetSplitT]):
     """A log source and how to read it. Picklable.
 
     `source` can build every column there is; `columns` are those a user gets who asks for none. `offsets` is how offsets are
-    stored. `max_task_offsets` bounds a task, `min_tasks` asks for about so many. A task that gets nothing for `poll_timeout_s`
-    seconds fails.
+    stored. `max_task_offsets` bounds a task, `min_tasks` asks for about so many; `parallelism` is how many run at once, if
+    known. A task that gets nothing for `poll_timeout_s` seconds fails.
     """
 
     source: LogSource[OffsetSplitT]
@@ -80,6 +81,13 @@ class LogRead(Generic[OffsetSplitT]):
     limits: Limits = field(default_factory=Limits)
     min_tasks: int | None = None
     max_task_offsets: int | None = None
+    parallelism: int | None = None
     poll_timeout_s: float = 120.0
     pruner: Pruner[OffsetSplitT] | None = None
     predecessor: Predecessor | None = None
+
+    def tasks_of(self, ranges: Sequence[OffsetRange]) -> list[list[OffsetRange]]:
+        """The tasks for these ranges, by the numbers above."""
+        return plan_tasks(
+            ranges, min_tasks=self.min_tasks, max_task_records=self.max_task_offsets, parallelism=self.parallelism
+        )

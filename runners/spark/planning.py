@@ -1,18 +1,33 @@
 """Which offsets an engine that plans tasks by itself reads next, and in which tasks. Pure arithmetic over offset ranges.
 
 The rules and names are those of Spark's Kafka source (KafkaMicroBatchStream.rateLimit, KafkaOffsetRangeCalculator), with
-one addition: ranges too small to be worth a task share one.
+one addition: ranges too small to be worth a task share one, as long as that leaves no core without work. What is done with a
+record may take far longer than to read it, and how large it is nobody knows before it is fetched; so where the number of cores
+is not known either, only what is nearly nothing shares a task.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 TASK_RECORDS = 65_536
-"""Ranges are packed into one task up to this many records: below it, a task costs more than what it reads."""
+"""Ranges are packed into one task up to this many records at most."""
+
+LEAST_TASK_RECORDS = 256
+"""Ranges may always be packed into one task up to this many records: a task costs more than what it saves on them."""
+
+PARALLELISM_VARIABLE = "HEADRACE_PARALLELISM"
+"""Environment variable: the tasks that the session runs at once. Set by `session_builder` where it can be known."""
+
+
+def told_parallelism() -> int | None:
+    """The tasks that the session runs at once, as this process was told; None when it was not. Reads the environment."""
+    text = os.environ.get(PARALLELISM_VARIABLE, "")
+    return int(text) if text.isascii() and text.isdigit() and int(text) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +67,25 @@ def plan_tasks(
     *,
     min_tasks: int | None = None,
     max_task_records: int | None = None,
-    pack_records: int = TASK_RECORDS,
+    parallelism: int | None = None,
 ) -> list[list[OffsetRange]]:
     """Tasks for these ranges: empty ranges dropped, large ones split, small ones packed together.
 
     `max_task_records` (Spark's maxRecordsPerPartition) bounds a task. `min_tasks` (Spark's minPartitions) splits the largest
-    ranges until there are about that many tasks, and then nothing is packed. Order within a split is kept inside a task.
+    ranges until there are about that many tasks, and then nothing is packed. `parallelism`: tasks that run at once, if known;
+    ranges are packed evenly over so many. Order within a split is kept inside a task.
     """
     pieces = [piece for item in ranges if item.size > 0 for piece in _split_by_size(item, max_task_records)]
     if min_tasks is not None:
         return [[piece] for piece in _split_to_count(pieces, min_tasks)]
-    return _pack(pieces, min(pack_records, max_task_records or pack_records))
+    room = _room(sum(piece.size for piece in pieces), parallelism)
+    return _pack(pieces, min(room, max_task_records or room))
+
+
+def _room(total: int, parallelism: int | None) -> int:
+    """How many records are packed into one task."""
+    share = LEAST_TASK_RECORDS if parallelism is None else math.ceil(total / parallelism)
+    return min(max(share, LEAST_TASK_RECORDS), TASK_RECORDS)
 
 
 def _split_by_size(item: OffsetRange, limit: int | None) -> list[OffsetRange]:

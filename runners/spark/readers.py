@@ -25,7 +25,7 @@ from headrace.enumerator.errors import UsageError
 from headrace.enumerator.split import OffsetSplitT
 from headrace.runners.spark.filters import predicate
 from headrace.runners.spark.log_read import LogRead
-from headrace.runners.spark.planning import OffsetRange, plan_tasks
+from headrace.runners.spark.planning import OffsetRange, told_parallelism
 from headrace.runners.spark.schema import wanted_columns
 from headrace.runners.spark.stream import StreamPlanner
 from headrace.runners.spark.tasks import read_splits
@@ -41,9 +41,10 @@ class SplitsPartition(InputPartition, Generic[OffsetSplitT]):
         self.splits = tuple(splits)
 
 
-def _with_columns(read: LogRead[OffsetSplitT], schema: StructType) -> LogRead[OffsetSplitT]:
+def _planned_here(read: LogRead[OffsetSplitT], schema: StructType) -> LogRead[OffsetSplitT]:
+    """The read with the columns that are wanted, and what this process knows of the session."""
     columns = wanted_columns(read, schema)
-    return replace(read, source=read.source.with_columns(columns), columns=tuple(columns))
+    return replace(read, source=read.source.with_columns(columns), columns=tuple(columns), parallelism=told_parallelism())
 
 
 def _read(read: LogRead[Any], partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -79,7 +80,7 @@ class BatchReader(DataSourceReader, Generic[OffsetSplitT]):
 
     def __init__(self, read: LogRead[OffsetSplitT], schema: StructType) -> None:
         """Contacts nobody. Raises UsageError for a schema that cannot be read."""
-        self._job = _with_columns(read, schema)
+        self._job = _planned_here(read, schema)
         self._predicates: list[Predicate] = []
         self.pushFilters = _PushFilters(read, self._predicates)  # type: ignore[method-assign]
 
@@ -94,8 +95,10 @@ class BatchReader(DataSourceReader, Generic[OffsetSplitT]):
             splits = self._job.pruner.prune(splits, self._predicates)
         by_id = {split.split_id: split for split in splits}
         ranges = [OffsetRange(split.split_id, split.next_offset, _stop(split)) for split in splits]
-        planned = plan_tasks(ranges, min_tasks=self._job.min_tasks, max_task_records=self._job.max_task_offsets)
-        return [SplitsPartition([by_id[item.split_id].between(item.start, item.stop) for item in task]) for task in planned]
+        return [
+            SplitsPartition([by_id[item.split_id].between(item.start, item.stop) for item in task])
+            for task in self._job.tasks_of(ranges)
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one task. Worker process."""
@@ -113,7 +116,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[
 
     def __init__(self, read: LogRead[OffsetSplitT], schema: StructType, clock: Callable[[], float] = time.monotonic) -> None:
         """Contacts nobody. Raises UsageError for a schema that cannot be read. `clock` gives monotonic seconds."""
-        self._job = _with_columns(read, schema)
+        self._job = _planned_here(read, schema)
         self._planner = StreamPlanner(self._job, clock)
 
     def __getstate__(self) -> dict[str, Any]:

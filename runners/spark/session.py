@@ -1,13 +1,24 @@
-"""What a Spark session needs for headrace: the right PySpark, and workers that run the right Python."""
+"""What a Spark session needs for headrace: the right PySpark, and processes that run the right Python.
+
+Spark's JVM looks data sources up, plans and commits with the Python of its own environment: PYSPARK_DRIVER_PYTHON, else
+PYSPARK_PYTHON, else `python3`. So these are set before the JVM starts. Where it runs already (spark-submit, a hosted notebook),
+they cannot be, and the data source is registered with the session instead: a registered one runs the session's own Python.
+"""
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import importlib
+import logging
 import os
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import MutableMapping
 from pathlib import Path
 
 import pyspark
@@ -15,14 +26,20 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from headrace.enumerator.errors import UsageError
+from headrace.harness.jars import cache_directory
 from headrace.runners.spark.class_archive import use_archive
+from headrace.runners.spark.planning import PARALLELISM_VARIABLE
 from headrace.runners.spark_daemon import ZYGOTE_VARIABLE
 from headrace.runners.spark_zygote import HASH_SEED, SEED
 
+log = logging.getLogger(__name__)
+
 MINIMUM = (4, 2)
+WORKERS, DRIVER, GATEWAY = "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYSPARK_GATEWAY_PORT"
+PROBE_S = 60.0
 DAEMON = "headrace.runners.spark_daemon"
 ZYGOTE = "headrace.runners.spark_zygote"
-PRELOADED = "pyspark_headrace.preload"
+HOOK, PRELOADED = "pyspark_headrace", "pyspark_headrace.preload"
 
 SETTINGS: dict[str, bool | float | int | str | None] = {
     "spark.sql.python.filterPushdown.enabled": "true",
@@ -40,28 +57,56 @@ def require_pyspark(version: str = pyspark.__version__) -> None:
         )
 
 
-def session_builder() -> SparkSession.Builder:
-    """`SparkSession.builder`, with which workers run this Python, filters reach the source, and any kill is survived.
+class HeadraceBuilder(SparkSession.Builder):
+    """Spark's own builder of sessions, for one that finds headrace; of a warm one, only where all is on one machine."""
 
-    Spark takes its workers' Python from the environment variable PYSPARK_PYTHON, and else runs the first `python3` on the path,
-    which may lack headrace: it then cannot find the data source. This sets the variable, unless it is set already. For data
-    sources PYSPARK_DRIVER_PYTHON comes first, which in a notebook may be `jupyter`: where it is set, it becomes the same. Call
-    it before the first session of the process. Raises UsageError when one is active that runs another Python.
+    def __init__(self, *, registers: bool, is_warm: bool) -> None:
+        """See `session_builder` and `warm_session_builder`. `registers`: the JVM would start a Python without headrace."""
+        super().__init__()
+        self._registers = registers
+        self._is_warm = is_warm
+
+    def getOrCreate(self) -> SparkSession:  # noqa: N802 - Spark's name
+        """The session. Raises UsageError for a warm one on a cluster, and what Spark raises."""
+        master = self._options.get("spark.master")
+        if master is not None:
+            self._check(master)
+            _tell_parallelism(os.environ, _local_cores(master))
+        session = super().getOrCreate()
+        context = SparkContext._active_spark_context
+        if context is None:
+            return session  # of Spark Connect
+        try:
+            self._check(str(context.master))
+        except UsageError:
+            session.stop()
+            raise
+        if self._registers:
+            _tell_parallelism(context.environment, context.defaultParallelism)
+            _register(session)
+        return session
+
+    def _check(self, master: str) -> None:
+        if self._is_warm and _local_cores(master) is None:
+            raise UsageError(
+                f"warm_session_builder() is for sessions on one machine (local[...]), and the master is {master}: its "
+                "Python processes would be looked for on machines that do not have them. Use session_builder()"
+            )
+
+
+def session_builder() -> SparkSession.Builder:
+    """`SparkSession.builder`, with which Spark runs a Python that has headrace, filters reach it, and any kill is survived.
+
+    Spark looks for data sources with PYSPARK_DRIVER_PYTHON, where that is not set with PYSPARK_PYTHON, and else with the first
+    `python3` on the path. What is set and can import headrace is left alone (a deployment with `--archives` has them for other
+    machines). Otherwise (in a notebook PYSPARK_DRIVER_PYTHON may be `jupyter`) the driver's processes get this Python; where
+    nothing is set, the workers do, too. Under spark-submit, whose JVM runs already, the data source is registered with the
+    session. Call it before the first session of the process. Raises UsageError when one is active whose Python has no headrace.
 
     A driver killed while it writes the first offsets of a query leaves a temporary file in the checkpoint. Spark 4.3 then takes
     the checkpoint for another query's and never starts again (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY): that check is off.
     """
-    require_pyspark()
-    python = os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    _run_in_workers(python)
-    active = SparkContext._active_spark_context
-    if active is not None and active.pythonExec != python:
-        raise UsageError(
-            f"the active Spark session runs {active.pythonExec} in its workers, and this is {python}: "
-            "stop it and set PYSPARK_PYTHON before it starts"
-        )
-    builder: SparkSession.Builder = SparkSession.builder
-    return builder.config(map=SETTINGS)
+    return _builder(is_warm=False)
 
 
 def warm_session_builder() -> SparkSession.Builder:
@@ -70,39 +115,130 @@ def warm_session_builder() -> SparkSession.Builder:
     Spark starts several Python daemons for a query, one after the other, and each imports the same modules. Here one process
     imports them while the JVM starts, and the daemons are forked from it; where that cannot be done they start as ever. That
     process ends with this one. After `headrace warm-up` the JVM starts sooner as well (class_archive.py). Call it before the
-    first session of the process. Raises UsageError as `session_builder`, and without Java.
+    first session of the process. Under spark-submit, whose JVM runs already, it is `session_builder()`. Raises UsageError as
+    `session_builder`, without Java, and from `getOrCreate()` for another master than `local`.
     """
-    builder = session_builder()
-    _run_in_workers(_warm_python())
+    if GATEWAY in os.environ:
+        log.warning(
+            "the JVM runs already, so this session starts as ever: warm_session_builder() cannot help under spark-submit"
+        )
+        return session_builder()
+    builder = _builder(is_warm=True)
+    _use_zygote()
     use_archive()
     return builder
 
 
-def _run_in_workers(python: str) -> None:
-    """Whichever variable Spark asks: this process is not started by them any more."""
-    os.environ["PYSPARK_PYTHON"] = python
-    if "PYSPARK_DRIVER_PYTHON" in os.environ:
-        os.environ["PYSPARK_DRIVER_PYTHON"] = python
+def _builder(*, is_warm: bool) -> SparkSession.Builder:
+    require_pyspark()
+    found = os.environ.get(DRIVER) or os.environ.get(WORKERS)
+    asked = found or ("python3" if GATEWAY in os.environ else sys.executable)
+    is_found = _has_headrace(asked)
+    os.environ.setdefault(WORKERS, sys.executable)
+    if not is_found:
+        os.environ[DRIVER] = sys.executable
+    active = SparkContext._active_spark_context
+    if active is not None and not _has_headrace(active.pythonExec):
+        raise UsageError(
+            f"the active Spark session runs {active.pythonExec} in its workers, which cannot import headrace: "
+            f"stop it and set PYSPARK_PYTHON, for instance to {sys.executable}, before it starts"
+        )
+    return HeadraceBuilder(registers=GATEWAY in os.environ and not is_found, is_warm=is_warm).config(map=SETTINGS)
 
 
 @functools.cache
-def _warm_python() -> str:
-    """Start the process that daemons are forked from, which ends when the pipe to it closes; what Spark shall run as Python.
+def _has_headrace(python: str) -> bool:
+    """Whether this is a Python (`jupyter` and `ipython` are none) that can import headrace. Runs it, unless it is this one."""
+    found = shutil.which(python)
+    if found is None:
+        return False
+    if Path(found).absolute() == Path(sys.executable).absolute():
+        return True
+    try:
+        done = subprocess.run(  # noqa: S603 - what Spark would run
+            [found, "-c", _PROBE], stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0 and done.stdout.strip() == b"found"
+
+
+_PROBE = """\
+import importlib.util, sys
+if sys.argv == ["-c"] and importlib.util.find_spec("headrace") and importlib.util.find_spec("pyspark_headrace"):
+    print("found")
+"""
+
+
+def _register(session: SparkSession) -> None:
+    session.dataSource.register(importlib.import_module(HOOK).DefaultSource)
+
+
+def _local_cores(master: str) -> int | None:
+    """The tasks that a `local` master runs at once; None for any other."""
+    match = re.fullmatch(r"local(?:\[\s*([0-9]+|\*)\s*(?:,\s*[0-9]+\s*)?\])?", master)
+    if match is None:
+        return None
+    return os.cpu_count() if match[1] == "*" else int(match[1] or 1)
+
+
+def _tell_parallelism(environment: MutableMapping[str, str], parallelism: int | None) -> None:
+    if parallelism is None:
+        environment.pop(PARALLELISM_VARIABLE, None)
+    else:
+        environment[PARALLELISM_VARIABLE] = str(parallelism)
+
+
+def _use_zygote() -> None:
+    """Have Spark run the launcher as its Python, here where all is on one machine."""
+    if (launcher := _warm_python()) is not None:
+        os.environ[WORKERS] = str(launcher)
+        os.environ.pop(DRIVER, None)
+
+
+@functools.cache
+def _warm_python() -> Path | None:
+    """What Spark shall run as its Python, once the process is started that daemons are forked from; None where that fails.
 
     `spark.python.daemon.module` would not do: Spark heeds it for tasks, and not where it plans, writes and commits.
     """
-    python = os.environ["PYSPARK_PYTHON"]
-    directory = Path(tempfile.mkdtemp(prefix="headrace-zygote-"))
-    address, launcher = directory / "socket", directory / "python"
-    launcher.write_text(_LAUNCHER.format(python=shlex.quote(python), daemon=DAEMON))
-    launcher.chmod(0o700)
+    python = os.environ[WORKERS] if _has_headrace(os.environ[WORKERS]) else sys.executable
+    try:
+        launcher = _launcher(python)
+        _start_zygote(python)
+    except (OSError, RuntimeError) as error:
+        log.warning("Spark's Python processes start as ever, since no process can be made that they are forked from: %s", error)
+        return None
+    return launcher
+
+
+def _launcher(python: str) -> Path:
+    """What Spark shall run as its Python. Kept in the cache, for all sessions: nothing that ends may take it away.
+
+    Raises OSError where it cannot be written, or not be run.
+    """
+    text = _LAUNCHER.format(python=shlex.quote(python), daemon=DAEMON)
+    launcher = cache_directory() / f"spark-python-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    if not launcher.is_file() or launcher.read_text() != text:
+        launcher.parent.mkdir(parents=True, exist_ok=True)
+        made = launcher.with_name(f"{launcher.name}.{os.getpid()}")
+        made.write_text(text)
+        made.chmod(0o700)
+        made.rename(launcher)
+    if not os.access(launcher, os.X_OK):
+        raise PermissionError(f"{launcher} cannot be run")
+    return launcher
+
+
+def _start_zygote(python: str) -> None:
+    """Start the process that daemons are forked from, which ends when the pipe to it closes, and name it to them."""
+    address = Path(tempfile.mkdtemp(prefix="headrace-zygote-"), "socket")
     command = [python, "-m", ZYGOTE, str(address), PRELOADED]
     environment = {**os.environ, HASH_SEED: SEED, "OMP_NUM_THREADS": "1"}  # as Spark sets them for its workers
     _alive.append(
         subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603 - our own
     )
     os.environ[ZYGOTE_VARIABLE] = str(address)
-    return str(launcher)
 
 
 _LAUNCHER = """\

@@ -19,7 +19,7 @@ from typing import Generic
 from headrace.enumerator.errors import DeadlineExceededError, StateError, is_retriable
 from headrace.enumerator.split import OffsetSplitT
 from headrace.runners.spark.log_read import LogOffsets, LogRead
-from headrace.runners.spark.planning import OffsetRange, admit, plan_tasks
+from headrace.runners.spark.planning import OffsetRange, admit
 
 log = logging.getLogger(__name__)
 
@@ -103,8 +103,10 @@ class StreamPlanner(Generic[OffsetSplitT]):
             self._source.splits_missing(gone)
         begins = self._begins(first, last)
         ranges = [OffsetRange(split_id, begins[split_id], split.next_offset) for split_id, split in last.splits.items()]
-        planned = plan_tasks(ranges, min_tasks=self._read.min_tasks, max_task_records=self._read.max_task_offsets)
-        return [tuple(last.splits[item.split_id].between(item.start, item.stop) for item in task) for task in planned]
+        return [
+            tuple(last.splits[item.split_id].between(item.start, item.stop) for item in task)
+            for task in self._read.tasks_of(ranges)
+        ]
 
     def committed(self, end: str) -> None:
         """Spark has committed the batch that ends here."""

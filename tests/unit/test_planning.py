@@ -1,10 +1,19 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.runners.spark.planning import TASK_RECORDS, OffsetRange, admit, plan_tasks
+from headrace.runners.spark.planning import (
+    PARALLELISM_VARIABLE,
+    TASK_RECORDS,
+    OffsetRange,
+    admit,
+    plan_tasks,
+    told_parallelism,
+)
 
 BACKLOGS = st.dictionaries(st.text("abcdef", min_size=1, max_size=2), st.tuples(st.integers(0, 1000), st.integers(0, 10**6)))
 RANGES = st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 200_000)), max_size=12).map(
@@ -52,9 +61,35 @@ def test_small_ranges_share_a_task():
     assert plan_tasks(ranges) == [ranges]
 
 
+@pytest.mark.parametrize("parallelism", [16, 8, 5, 2, 1])
+def test_ranges_are_packed_over_the_tasks_that_run_at_once(parallelism):
+    ranges = [OffsetRange(f"s{number:02}", 0, 4000) for number in range(16)]
+    tasks = plan_tasks(ranges, parallelism=parallelism)
+    assert len(tasks) >= parallelism
+    assert max(map(len, tasks)) <= math.ceil(16 / parallelism)
+
+
+def test_sixteen_partitions_of_4000_records_are_no_single_task_where_the_cores_are_not_known():
+    """Seen here: they were one task, where the JVM connector runs sixteen."""
+    ranges = [OffsetRange(f"s{number:02}", 0, 4000) for number in range(16)]
+    assert plan_tasks(ranges) == [[item] for item in ranges]
+
+
+@pytest.mark.parametrize("parallelism", [None, 1, 200])
+def test_a_batch_of_nearly_nothing_is_one_task_however_many_run_at_once(parallelism):
+    ranges = [OffsetRange(f"s{number:03}", 0, 2) for number in range(100)]
+    assert plan_tasks(ranges, parallelism=parallelism) == [ranges]
+
+
+@pytest.mark.parametrize(("text", "told"), [("8", 8), ("", None), ("0", None), ("-1", None), ("many", None), ("²", None)])
+def test_the_parallelism_is_what_the_environment_tells(monkeypatch, text, told):
+    monkeypatch.setenv(PARALLELISM_VARIABLE, text)
+    assert told_parallelism() == told
+
+
 def test_a_range_as_large_as_a_task_has_one_to_itself():
     large = OffsetRange("b", 0, TASK_RECORDS)
-    assert plan_tasks([OffsetRange("a", 0, 10), large, OffsetRange("c", 0, 10)]) == [
+    assert plan_tasks([OffsetRange("a", 0, 10), large, OffsetRange("c", 0, 10)], parallelism=1) == [
         [OffsetRange("a", 0, 10)],
         [large],
         [OffsetRange("c", 0, 10)],
@@ -87,9 +122,12 @@ def test_min_tasks_that_are_there_already_change_nothing(min_tasks):
     assert plan_tasks(ranges, min_tasks=min_tasks) == [[ranges[0]], [ranges[1]]]
 
 
-@given(RANGES, st.none() | st.integers(1, 50), LIMITS.map(lambda limit: limit and max(limit, 1000)))
-def test_tasks_cover_every_offset_once_and_in_order(ranges, min_tasks, max_task_records):
-    tasks = plan_tasks(ranges, min_tasks=min_tasks, max_task_records=max_task_records)
+COUNTS = st.none() | st.integers(1, 50)
+
+
+@given(RANGES, COUNTS, LIMITS.map(lambda limit: limit and max(limit, 1000)), COUNTS)
+def test_tasks_cover_every_offset_once_and_in_order(ranges, min_tasks, max_task_records, parallelism):
+    tasks = plan_tasks(ranges, min_tasks=min_tasks, max_task_records=max_task_records, parallelism=parallelism)
     assert all(task and all(piece.size > 0 for piece in task) for task in tasks)
     for item in ranges:
         pieces = [piece for task in tasks for piece in task if piece.split_id == item.split_id]

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -89,8 +90,11 @@ def test_a_daemon_ends_when_its_standard_input_closes_and_so_does_the_process_th
     wait_for(address.exists)
     daemon = processes.daemon(address)
     port_of(daemon)
+    sparks_own = processes.daemon(address.with_name("none"))
+    port_of(sparks_own)
+    sparks_own.stdin.close()
     daemon.stdin.close()
-    assert daemon.wait(PATIENCE_S) == 0
+    assert daemon.wait(PATIENCE_S) == sparks_own.wait(PATIENCE_S)
     wait_for(lambda: not children(zygote))
     assert zygote.poll() is None
 
@@ -133,3 +137,161 @@ def test_what_the_zygote_could_not_load_does_not_keep_a_daemon_from_starting(pro
     zygote = processes.zygote(address, "no_such_module")
     assert zygote.wait(PATIENCE_S) != 0
     assert port_of(processes.daemon(address)) > 0
+
+
+# --- what was seen here: a zygote in trouble takes nobody with it ---------------------------------------------------------
+
+
+@pytest.fixture
+def serving(processes, address) -> subprocess.Popen[bytes]:
+    """A zygote that has shown that it serves."""
+    zygote = processes.zygote(address, "pyspark.daemon")
+    daemon = processes.daemon(address)
+    port_of(daemon)
+    return zygote
+
+
+def connect(address: Path) -> socket.socket:
+    client = socket.socket(socket.AF_UNIX)
+    client.settimeout(PATIENCE_S)
+    client.connect(str(address))
+    return client
+
+
+def is_forked(daemon: subprocess.Popen[bytes]) -> bool:
+    """Whether another process listens at the port that it tells."""
+    return bool(port_of(daemon)) and not psutil.Process(daemon.pid).net_connections("inet")
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Modules for a daemon to run, by their text."""
+
+    def write(name: str, text: str) -> list[str]:
+        Path(tmp_path, f"{name}.py").write_text(text)
+        return [sys.executable, "-m", "headrace.runners.spark_daemon", name]
+
+    return write
+
+
+@pytest.fixture
+def run(processes, address, serving, tmp_path):
+    """Start a module by the zygote."""
+
+    def start(command: list[str]) -> subprocess.Popen[bytes]:
+        return processes.start(command, PYTHONPATH=f"{tmp_path}:{os.environ['PYTHONPATH']}", **{ZYGOTE_VARIABLE: str(address)})
+
+    return start
+
+
+def test_a_client_connects_and_closes_and_the_zygote_goes_on_serving(processes, address, serving):
+    connect(address).close()
+    daemon = processes.daemon(address)
+    assert is_forked(daemon)
+    assert serving.poll() is None
+
+
+def test_a_client_sends_no_json_and_the_zygote_goes_on_serving(processes, address, serving):
+    with connect(address) as client:
+        socket.send_fds(client, [(4).to_bytes(8)], [0, 1, 2])
+        client.sendall(b"none")
+        while client.recv(16):
+            pass
+    assert is_forked(processes.daemon(address))
+    assert serving.poll() is None
+
+
+def test_a_client_stops_in_the_middle_of_its_request_and_others_are_served(processes, address, serving):
+    with connect(address):  # and says nothing
+        assert is_forked(processes.daemon(address))
+
+
+def test_a_zygote_that_gives_up_deletes_nothing_but_its_own_socket(processes, address, tmp_path):
+    beside = tmp_path / "zygote" / "python"
+    address.parent.mkdir()
+    beside.write_text("what Spark runs as its Python")
+    zygote = processes.start([sys.executable, "-m", "headrace.runners.spark_zygote", str(address), "no_such_module"])
+    assert zygote.wait(PATIENCE_S) != 0
+    assert beside.exists()
+    assert not address.exists()
+
+
+def test_a_zygote_serves_though_its_address_is_longer_than_a_socket_may_have(processes, tmp_path):
+    address = tmp_path / ("d" * 120) / "zygote" / "socket"
+    address.parent.mkdir(parents=True)
+    zygote = processes.start([sys.executable, "-m", "headrace.runners.spark_zygote", str(address), "pyspark.daemon"])
+    wait_for(lambda: address.exists() or zygote.poll() is not None)
+    assert is_forked(processes.daemon(address))
+
+
+def test_libraries_that_start_threads_when_told_leave_spark_its_own_daemons(processes, address):
+    address.parent.mkdir()
+    command = [sys.executable, "-m", "headrace.runners.spark_zygote", str(address), "numpy"]
+    zygote = processes.start(command, OPENBLAS_NUM_THREADS="2")
+    assert zygote.wait(PATIENCE_S) != 0
+    assert b"not forking" in zygote.stderr.read()
+    assert port_of(processes.daemon(address, OPENBLAS_NUM_THREADS="2")) > 0
+
+
+def test_a_fork_fails_and_whoever_asked_sees_the_traceback_and_the_status(run, written):
+    failed = run(written("failing", "raise KeyError('planted')"))
+    assert failed.wait(PATIENCE_S) == 1
+    assert b"KeyError: 'planted'" in failed.stderr.read()
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [("", 0), ("import sys; sys.exit()", 0), ("import sys; sys.exit(7)", 7), ("import sys; sys.exit('told')", 1)],
+    ids=["ends", "exits", "with a number", "with a text"],
+)
+def test_a_forks_status_is_that_of_whoever_asked(run, written, text, status):
+    ended = run(written("ending", f"print('reached')\n{text}"))
+    assert ended.wait(PATIENCE_S) == status
+    assert ended.stdout.read() == b"reached\n"
+    assert (b"told" in ended.stderr.read()) == (status == 1)
+
+
+def test_a_fork_killed_by_a_signal_is_no_success_for_whoever_asked(run, written):
+    killed = run(written("dying", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"))
+    assert killed.wait(PATIENCE_S) == -9
+
+
+HANGING = "import os, time\nprint(os.getpid(), flush=True)\nwhile True: time.sleep(1)"
+
+
+@pytest.mark.parametrize("how", ["terminate", "kill"])
+def test_whoever_asked_is_ended_and_its_fork_does_not_outlive_it(run, written, how):
+    asked = run(written("hanging", HANGING))
+    fork = psutil.Process(int(asked.stdout.readline()))
+    getattr(asked, how)()
+    asked.wait(PATIENCE_S)
+    assert fork.wait(PATIENCE_S) is None or not fork.is_running()
+
+
+WITH_A_CHILD = """
+import os, time
+if os.fork() == 0:
+    for stream in range(3):
+        os.close(stream)
+    with open({path!r}, "w") as file:
+        file.write(str(os.getpid()))
+    time.sleep(3600)
+"""
+
+
+def test_what_a_fork_has_forked_in_its_turn_is_not_waited_for_by_whoever_asked(run, written, tmp_path):
+    path = tmp_path / "child"
+    ended = run(written("parent", WITH_A_CHILD.format(path=str(path))))
+    assert ended.wait(PATIENCE_S) == 0
+    wait_for(lambda: path.exists() and path.read_text() != "")
+    psutil.Process(int(path.read_text())).kill()
+
+
+def test_without_a_zygote_a_module_is_run_from_an_archive_as_sparks_are(processes, address, tmp_path):
+    with zipfile.ZipFile(tmp_path / "modules.zip", "w") as archive:
+        archive.writestr("archived.py", "print('reached', __name__)")
+    command = [sys.executable, "-m", "headrace.runners.spark_daemon", "archived"]
+    path = f"{tmp_path / 'modules.zip'}:{os.environ['PYTHONPATH']}"
+    ended = processes.start(command, PYTHONPATH=path, **{ZYGOTE_VARIABLE: str(address)})
+    assert ended.wait(PATIENCE_S) == 0
+    assert ended.stdout.read() == b"reached __main__\n"

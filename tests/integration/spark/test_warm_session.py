@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from headrace.harness.kafka import create_topic
@@ -70,3 +72,59 @@ def test_classes_and_python_processes_are_taken_over_and_the_answer_is_the_same(
     shared = [line for line in lines if "shared objects file (top)" in line]
     assert file.is_file()
     assert len(shared) > 0.8 * len(lines) > 0
+
+
+SMALL_JOB = """
+import json, sys
+from headrace.spark import {builder}
+settings = {{"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1"}}
+spark = {builder}().master("local[2]").config(map=settings).getOrCreate()
+reader = spark.read.format("headrace").option("kafka.bootstrap.servers", sys.argv[1]).option("subscribe", sys.argv[2])
+frame = reader.load()
+values = sorted(bytes(row.value).decode() for row in frame.select("value").collect())
+print(json.dumps({{"values": values, "tasks": frame.rdd.getNumPartitions()}}))
+"""
+
+
+@pytest.fixture
+def four(broker, topic):
+    """A topic of four partitions, 300 records each: more than share a task unless somebody says that two run at once."""
+    name = topic()
+    create_topic(broker.bootstrap, name, 4)
+    produce(broker.bootstrap, name, {partition: [b"%d" % partition] * 300 for partition in range(4)})
+    return name
+
+
+def ran(command, **environment):
+    chosen = {name: value for name, value in {**os.environ, **environment}.items() if value is not None}
+    done = subprocess.run(command, cwd=ROOT, env=chosen, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+def test_a_library_starts_a_thread_in_the_zygote_and_spark_still_finds_its_python(broker, four, tmp_path):
+    """Seen here: the zygote gave up and took Spark's Python with it, so Spark found no data source."""
+    command = [sys.executable, "-c", SMALL_JOB.format(builder="warm_session_builder"), broker.bootstrap, four]
+    found, said = ran(command, OPENBLAS_NUM_THREADS="2", XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert "not forking" in said
+    assert found == {"values": sorted(str(partition) for partition in range(4) for _ in range(300)), "tasks": 2}
+
+
+def test_under_spark_submit_the_data_source_is_found_though_the_jvms_python_lacks_it(broker, four, tmp_path):
+    """Seen here: the builder set variables for a JVM that was running already."""
+    for name in ("python3", "python"):
+        bare = tmp_path / name
+        bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+        bare.chmod(0o755)
+    job = tmp_path / "job.py"
+    job.write_text(SMALL_JOB.format(builder="session_builder"))
+    submit = str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
+    # the program itself runs in ours, as in an image whose entry point names it; the JVM's environment says nothing
+    ours = ["--conf", f"spark.pyspark.driver.python={sys.executable}"]
+    found, _ = ran(
+        [submit, "--master", "local[2]", *ours, str(job), broker.bootstrap, four],
+        PATH=f"{tmp_path}:{os.environ['PATH']}",
+        PYSPARK_PYTHON=None,
+        PYSPARK_DRIVER_PYTHON=None,
+    )
+    assert found == {"values": sorted(str(partition) for partition in range(4) for _ in range(300)), "tasks": 2}

@@ -1,0 +1,188 @@
+"""Which Python a session's processes run: what is set and usable is left alone, what is not is replaced."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from headrace.enumerator.errors import UsageError
+from headrace.runners.spark import session
+from headrace.runners.spark.planning import PARALLELISM_VARIABLE
+from headrace.runners.spark.session import session_builder, warm_session_builder
+
+WORKERS, DRIVER, GATEWAY = "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYSPARK_GATEWAY_PORT"
+
+
+@pytest.fixture(autouse=True)
+def untouched(monkeypatch):
+    """Nothing set, and what the builders set is gone after the test."""
+    for name in (WORKERS, DRIVER, GATEWAY, PARALLELISM_VARIABLE, session.ZYGOTE_VARIABLE):
+        monkeypatch.setenv(name, "to be taken back")
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def program(tmp_path):
+    """Programs with these shell scripts."""
+
+    def make(name: str, script: str) -> str:
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    return make
+
+
+@pytest.fixture
+def other_python(program):
+    """A Python at another path, with headrace."""
+    return program("python3.other", f'exec {sys.executable} "$@"')
+
+
+@pytest.fixture
+def bare_python(program):
+    """A Python without headrace."""
+    return program("python3.bare", f'exec {sys.executable} -I -S "$@"')
+
+
+@pytest.fixture
+def notebook(program):
+    """What a notebook's PYSPARK_DRIVER_PYTHON names: it can import headrace, and is no Python."""
+    return program("ipython", f'shift; echo "$1" > "$0.py"; exec {sys.executable} "$0.py"')
+
+
+def python() -> tuple[str | None, str | None]:
+    """(of the workers, of the driver's processes)."""
+    return os.environ.get(WORKERS), os.environ.get(DRIVER)
+
+
+def test_where_nothing_is_set_it_is_this_python():
+    session_builder()
+    assert python() == (sys.executable, None)
+
+
+def test_what_is_set_and_has_headrace_is_left_alone(monkeypatch, other_python):
+    monkeypatch.setenv(WORKERS, other_python)
+    session_builder()
+    assert python() == (other_python, None)
+
+
+def test_a_deployment_with_archives_keeps_the_python_of_its_executors_and_that_of_its_driver(monkeypatch):
+    """Seen here: the driver's became that of the executors, which is not there; as in Spark's guide to Python packages."""
+    monkeypatch.setenv(WORKERS, "./environment/bin/python")
+    monkeypatch.setenv(DRIVER, "python")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    session_builder()
+    assert python() == ("./environment/bin/python", "python")
+
+
+def test_the_python_of_executors_alone_is_not_used_on_the_driver(monkeypatch):
+    monkeypatch.setenv(WORKERS, "./environment/bin/python")
+    session_builder()
+    assert python() == ("./environment/bin/python", sys.executable)
+
+
+def test_a_notebooks_driver_gets_this_python(monkeypatch, notebook, other_python):
+    monkeypatch.setenv(WORKERS, other_python)
+    monkeypatch.setenv(DRIVER, notebook)
+    session_builder()
+    assert python() == (other_python, sys.executable)
+
+
+def test_a_python_without_headrace_is_not_used_on_the_driver(monkeypatch, bare_python):
+    monkeypatch.setenv(DRIVER, bare_python)
+    session_builder()
+    assert python() == (sys.executable, sys.executable)
+
+
+class TestUnderSparkSubmit:
+    """The JVM runs already: what it would start is what its environment says."""
+
+    def test_a_jvm_that_finds_headrace_is_left_to_find_it(self, monkeypatch, other_python):
+        monkeypatch.setenv(GATEWAY, "1")
+        monkeypatch.setenv(WORKERS, other_python)
+        assert not session_builder()._registers
+
+    def test_with_one_that_does_not_the_data_source_is_registered(self, monkeypatch, bare_python):
+        monkeypatch.setenv(GATEWAY, "1")
+        monkeypatch.setenv(DRIVER, bare_python)
+        assert session_builder()._registers
+
+    def test_the_first_python_of_the_path_is_what_the_jvm_starts_if_told_nothing(self, monkeypatch, bare_python, tmp_path):
+        shutil.copy(bare_python, tmp_path / "python3")
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        monkeypatch.setenv(GATEWAY, "1")
+        assert session_builder()._registers
+
+    def test_a_warm_session_is_one_as_ever(self, monkeypatch, other_python, caplog):
+        monkeypatch.setenv(GATEWAY, "1")
+        monkeypatch.setenv(WORKERS, other_python)
+        warm_session_builder()
+        assert python() == (other_python, None)
+        assert "starts as ever" in caplog.text
+
+
+class TestWarm:
+    @pytest.fixture(autouse=True)
+    def cache(self, monkeypatch, tmp_path):
+        """A cache of the test's own, and no process."""
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        monkeypatch.setattr(session, "_start_zygote", lambda _: None)
+        session._warm_python.cache_clear()
+        yield tmp_path / "cache" / "headrace"
+        session._warm_python.cache_clear()
+
+    @pytest.mark.parametrize("master", ["yarn", "spark://host:7077", "k8s://https://host", "local-cluster[2,1,1024]"])
+    def test_a_master_that_is_not_local_is_refused(self, master):
+        with pytest.raises(UsageError, match=r"one machine.*session_builder\(\)"):
+            warm_session_builder().master(master).getOrCreate()
+
+    def test_sparks_python_is_a_launcher_that_nothing_takes_away(self, cache, tmp_path):
+        warm_session_builder()
+        (launcher,) = cache.iterdir()
+        assert python() == (str(launcher), None)
+        assert os.access(launcher, os.X_OK)
+
+    def test_another_session_of_the_same_python_uses_the_same_launcher(self, cache):
+        warm_session_builder()
+        first = os.environ.pop(WORKERS)
+        session._warm_python.cache_clear()
+        warm_session_builder()
+        assert os.environ[WORKERS] == first
+        assert len(list(cache.iterdir())) == 1
+
+    def test_asked_twice_it_is_made_once(self):
+        warm_session_builder()
+        first = os.environ[WORKERS]
+        warm_session_builder()
+        assert os.environ[WORKERS] == first
+
+    def test_where_no_launcher_can_be_made_the_session_starts_as_ever(self, monkeypatch, tmp_path, caplog):
+        (tmp_path / "file").write_text("no folder")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+        warm_session_builder()
+        assert python() == (sys.executable, None)
+        assert "start as ever" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("master", "cores"),
+    [
+        ("local", 1),
+        ("local[3]", 3),
+        ("local[3, 4]", 3),
+        ("local[*]", os.cpu_count()),
+        ("yarn", None),
+        ("spark://local[3]", None),
+        ("local-cluster[2,1,1024]", None),
+    ],
+)
+def test_how_many_tasks_a_local_master_runs_at_once(master, cores):
+    assert session._local_cores(master) == cores
