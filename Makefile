@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 
-.PHONY: demo demo-beam test lint bench bench-beam bench-restore soak soak-beam clean
+.PHONY: demo demo-beam test lint bench bench-beam bench-restore soak soak-beam requirements clean
 
 demo: $(INSTALLED) ## The flights pipeline: kills, restores, new partitions, and the oracle's verdict
 	$(BIN)/python examples/flights/demo.py
@@ -43,11 +43,14 @@ soak: $(INSTALLED) ## Simulated histories of the heart, many more than in the te
 soak-beam: $(INSTALLED) ## 50 SIGKILLs of Flink's task manager under a Beam pipeline: state, output, group offsets (15 minutes)
 	$(BIN)/python -m tests.helpers.beam_soak --kills 50 --result benchmarks/results/beam-kill-soak.json
 
-$(INSTALLED): setup.cfg setup.py pyproject.toml connectors/kafka/format/decode.py connectors/kafka/format/encode.py
+requirements: $(INSTALLED) ## The newest versions of what the tests run with, into requirements/test.txt
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --upgrade --custom-compile-command 'make requirements' --output-file requirements/test.txt pyproject.toml
+
+$(INSTALLED): requirements/test.txt setup.cfg setup.py pyproject.toml connectors/kafka/format/decode.py connectors/kafka/format/encode.py
 	$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else "headrace needs Python 3.11 to 3.13, this is " + sys.version)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --editable '.[spark,connect,sql,demo,beam,dev]'
+	$(BIN)/pip install --quiet --constraint requirements/test.txt --editable '.[spark,connect,sql,demo,beam,dev]'
 	touch $@
 
 clean:
