@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -60,7 +61,7 @@ def bounded_source(transform: beam.PTransform) -> BoundedSource:
     Raises UsageError for a transform that does anything else besides.
     """
     pipeline, steps = beam.Pipeline(), _Steps()
-    pipeline | transform
+    pipeline | deepcopy(transform)  # a transform that was applied belongs to that pipeline: the caller's is left as it was
     pipeline.visit(steps)
     if len(steps.sources) == 1 and not steps.others and isinstance(steps.sources[0], BoundedSource):
         return steps.sources[0]

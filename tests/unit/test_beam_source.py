@@ -197,6 +197,10 @@ class TestSchemas:
         assert schema_of(Elements(1.5, 2.5)) == pa.schema([("value", pa.float64())])
         assert schema_of(Elements(Named(1, "a"))) == beam_files.SCHEMA
 
+    def test_a_transform_can_be_asked_for_its_schema_and_then_read(self, tmp_path):
+        orders = beam_files.avro(tmp_path / "avro")
+        assert BeamSource(orders, schema_of(orders)).schema == beam_files.SCHEMA
+
     @pytest.mark.parametrize(
         ("elements", "complaint"),
         [
