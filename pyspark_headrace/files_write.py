@@ -18,10 +18,10 @@ from pyspark_headrace.options import REPEATED_WRITE, SinkWrite, chosen, given_op
 __all__ = ["SINK_OPTIONS", "SparkFormat", "file_write"]
 
 SINK_OPTIONS: Mapping[str, str] = {
-    "path": "the folder, as `save(path)` and `start(path)` give it: a local one, or the URL of an fsspec filesystem",
+    "path": "the folder, as in `save(path)` and `start(path)`: a local one, or the URL of an fsspec filesystem",
     "fileFormat": "`parquet` (default) or `json`, one object in each line",
-    "compression": "Parquet's, such as snappy (default), zstd, gzip, none",
-    "storageOptions": "a JSON object of what fsspec is to be told about a filesystem that is not local",
+    "compression": "compression of Parquet: snappy (default), zstd, gzip, none, ...",
+    "storageOptions": "a JSON object of fsspec's options for a filesystem that is not local",
     **REPEATED_WRITE,
 }
 

@@ -25,10 +25,10 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 """What is written of a row, and the types it may have; a frame's other columns are left out, as Spark's sink does."""
 
 SINK_OPTIONS: Mapping[str, str] = {
-    "topic": "where all rows go, whatever their column `topic` says",
+    "topic": "topic of all rows; overrides the column `topic`",
     "delivery": "`exactly-once` (default) or `at-least-once`",
-    "transactionalIdPrefix": f"what the names of all transactions begin with (default `{DEFAULT_PREFIX}`)",
-    "commitTopic": f"the compacted topic of the lists of transactions, made if need be (default `{DEFAULT_COMMIT_TOPIC}`)",
+    "transactionalIdPrefix": f"prefix of all transactional ids (default `{DEFAULT_PREFIX}`)",
+    "commitTopic": f"compacted topic for the lists of committables, created if missing (default `{DEFAULT_COMMIT_TOPIC}`)",
     **REPEATED_WRITE,
 }
 _PROPERTY = "kafka."

@@ -20,8 +20,8 @@ ChoiceT = TypeVar("ChoiceT", bound=StrEnum)
 SinkT = TypeVar("SinkT", bound=TwoPhaseSink[Any])
 
 REPEATED_WRITE: Mapping[str, str] = {
-    "txnAppId": "a name for a batch write that is repeated until it succeeds, as in foreachBatch; needs txnVersion",
-    "txnVersion": "its number, as the batch id in foreachBatch: a number that was written once is not written again",
+    "txnAppId": "name of a batch write that is repeated until it succeeds, as in foreachBatch; needs txnVersion",
+    "txnVersion": "its number, such as the batch id in foreachBatch: a number that was written is not written again",
 }
 """The options of every sink, and what they are for."""
 

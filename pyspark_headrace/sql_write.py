@@ -21,13 +21,13 @@ from pyspark_headrace.options import REPEATED_WRITE, SinkWrite, chosen, given_op
 __all__ = ["SINK_OPTIONS", "SqlDelivery", "sql_write"]
 
 SINK_OPTIONS: Mapping[str, str] = {
-    "url": "the database, as SQLAlchemy has it, or `jdbc:postgresql://`, `jdbc:mysql://`, `jdbc:mariadb://`",
-    "dbtable": "the table, as `table` or `schema.table`; it must exist, and is only added to",
-    "user": "who logs in, unless the url says so",
-    "password": "their password, unless the url says so",
+    "url": "address of the database, as in SQLAlchemy, or `jdbc:postgresql://`, `jdbc:mysql://`, `jdbc:mariadb://`",
+    "dbtable": "`table` or `schema.table`; it must exist, and rows are only added",
+    "user": "user name, unless the url has it",
+    "password": "password, unless the url has it",
     "delivery": "`exactly-once` (default), or `upsert`, which also works where there is no two-phase commit",
-    "upsertKeys": "with `upsert`: the columns of a unique key of the table, with commas between",
-    "lockTimeout": "how many seconds to wait for a lock that another transaction holds (default 30)",
+    "upsertKeys": "with `upsert`: columns of a unique key of the table, separated by commas",
+    "lockTimeout": "seconds to wait for a lock that another transaction holds (default 30)",
     **REPEATED_WRITE,
 }
 _JDBC = "jdbc:"

@@ -1,0 +1,114 @@
+"""Writes the parts of the reference that are made from code: tables of options, and the command line.
+
+    python -m docs.tools.generate
+
+What is generated stands between `<!-- generated: NAME -->` and `<!-- end -->`. `tests/docs/test_generated.py` fails when it is
+not what the code says now.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+import typer
+from typer.cli import get_docs_for_click
+
+from headrace.cli import app
+from headrace.connectors.kafka.client import properties
+from pyspark_headrace import files_write, kafka_read, kafka_write, sql_write
+
+DOCS = Path(__file__).parents[1]
+PAGES = (DOCS / "reference" / "options.md", DOCS / "reference" / "client-properties.md", DOCS / "reference" / "cli.md")
+MARKED = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+def kafka_read_options() -> str:
+    """The options of `spark.read` and `spark.readStream`."""
+    return table(("option", "meaning"), [(f"`{option.name}`", option.meaning) for option in kafka_read.OPTIONS.values()])
+
+
+def write_options(options: Mapping[str, str]) -> str:
+    """The options of a sink."""
+    return table(("option", "meaning"), [(f"`{name}`", meaning) for name, meaning in options.items()])
+
+
+def client_properties() -> str:
+    """Properties that take effect, with the defaults of ClientConfig."""
+    defaults = {item.name: item.default for item in fields(properties.ClientConfig)}
+    rows = [(f"`{name}`", _default(defaults[field])) for name, (field, _) in properties._CLIENT.items()]
+    return table(("property", "default"), rows)
+
+
+def _default(value: object) -> str:
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{value}`" if isinstance(value, int | str) else "-"
+
+
+def tls_properties() -> str:
+    """Names only: what they mean is Kafka's."""
+    return ", ".join(f"`{name}`" for name in [*properties._SECURITY, *properties._TLS])
+
+
+def fixed_properties() -> str:
+    """Properties that may have some values only."""
+    rows = [(f"`{name}`", ", ".join(f"`{v}`" for v in sorted(only)), why) for name, (only, why) in properties._ONLY.items()]
+    return table(("property", "accepted", "because"), rows)
+
+
+def refused_properties() -> str:
+    """Properties that are an error."""
+    spark = [(f"`{name}`", reason.splitlines()[0]) for name, reason in properties._SPARK_REFUSES.items()]
+    return table(("property", "because"), [*spark, *((f"`{name}`", reason) for name, reason in properties._REFUSED.items())])
+
+
+def harmless_properties() -> str:
+    """Properties without effect."""
+    return ", ".join(f"`{name}`" for name in sorted(properties._HARMLESS))
+
+
+def command_line() -> str:
+    """As Typer documents it, without the lists of commands, whose texts it cuts off; usage lines are no commands to run."""
+    command = typer.main.get_command(app)
+    text = get_docs_for_click(obj=command, ctx=typer.Context(command, info_name="headrace"), name="headrace")
+    text = text.replace("```console\n$ ", '<!--- skip: next "the synopsis of a command" -->\n```text\n')
+    text = re.sub(r"\*\*Commands\*\*:\n\n(\* .*\n)+", "", text)
+    return text.removeprefix("# `headrace`\n").strip()
+
+
+GENERATED: Mapping[str, Callable[[], str]] = {
+    "kafka-read": kafka_read_options,
+    "kafka-write": lambda: write_options(kafka_write.SINK_OPTIONS),
+    "sql-write": lambda: write_options(sql_write.SINK_OPTIONS),
+    "files-write": lambda: write_options(files_write.SINK_OPTIONS),
+    "client-properties": client_properties,
+    "tls-properties": tls_properties,
+    "fixed-properties": fixed_properties,
+    "refused-properties": refused_properties,
+    "harmless-properties": harmless_properties,
+    "command-line": command_line,
+}
+
+
+def renewed(text: str) -> str:
+    """The text of a page with all that is generated made anew. Raises KeyError for a name that is not known."""
+    return MARKED.sub(lambda match: f"{match[1]}\n{GENERATED[match[2]]()}\n\n{match[3]}", text)
+
+
+def main() -> None:
+    """Renew all pages."""
+    for page in PAGES:
+        page.write_text(renewed(page.read_text()))
+
+
+if __name__ == "__main__":
+    main()
