@@ -24,8 +24,8 @@ from headrace.runners.beam.read import READ_S, ReadFromSource, to_records
 
 log = logging.getLogger(__name__)
 
-FETCH_BUDGET_BYTES = 16 << 20
-"""Bound on what is fetched ahead for one partition, in bytes: here each has a reader of its own."""
+FETCH_BUDGET_BYTES = 32 << 20
+"""Bound on what one reader holds fetched ahead, in bytes: it has many partitions, and a process has a reader for each slot."""
 
 _EARLIEST = Earliest()
 _LOG_APPEND_TIME = 1
@@ -60,7 +60,8 @@ class ReadFromKafka(beam.PTransform):
     - deserializers other than the byte-array ones, and `consumer_factory_fn_class`, are refused by name; decode in a Map.
     - `expansion_service` is ignored with a warning; `consumer_polling_timeout` and `allow_duplicates` have no effect.
     - `enable.auto.commit=true` is taken as `commit_offset_in_finalize`: an offset is committed once what was read up to it is
-      durable. On Flink that is two completed checkpoints later, since its runner finalises bundles ahead of the checkpoint.
+      durable. On Flink that is two completed checkpoints later, since its runner finalises bundles ahead of the checkpoint; so
+      there a read with an end takes two checkpoints longer, and without --checkpointing_interval it is refused.
     - a partition that appears is read from its first record, looked for every `dynamic_read_poll_interval_seconds` (default
       300).
 
@@ -70,9 +71,10 @@ class ReadFromKafka(beam.PTransform):
     - `start`: default None, what Beam's arguments say; a position overrides them all.
     - `isolation_level`: default None, the property `isolation.level`, else read_uncommitted, as for the Java client;
       `KafkaSource` itself has read_committed.
-    - `fetch_budget_bytes`: default 16 MiB, as each split has a reader of its own.
+    - `fetch_budget_bytes`: default 32 MiB, as a process has a reader for each slot.
 
-    And of our own: `output="arrow"` for record batches with `columns`; `read_s`, how long one call reads, in seconds.
+    And of our own: `output="arrow"` for record batches with `columns`; `read_s`, how long one call reads, in seconds;
+    `num_readers`, how many readers share the partitions (default: the pipeline's option --parallelism, else 4).
 
     Raises UsageError for what cannot be honoured, when the pipeline is built, in the caller's thread. Contacts nobody then.
     """
@@ -116,6 +118,7 @@ class ReadFromKafka(beam.PTransform):
         no_match: NoMatch = "latest",
         output: Literal["records", "arrow"] = "records",
         read_s: float = READ_S,
+        num_readers: int | None = None,
     ) -> None:
         """See the class."""
         super().__init__()
@@ -144,7 +147,7 @@ class ReadFromKafka(beam.PTransform):
         )
         _check_columns(source, event_time)
         limit = None if max_num_records is None and max_read_time is None else Limit(max_num_records, max_read_time)
-        self._read = _read(source, event_time, limit, publish=config.commit and limit is None, read_s=read_s)
+        self._read = _read(source, event_time, limit, publish=config.commit, read_s=read_s, num_readers=num_readers)
         self._event_time = event_time
         self._redistribution = beam.Reshuffle(int(redistribute_num_keys) or None) if redistribute else None
         self._output = output
@@ -215,7 +218,15 @@ class _Config:
         return reset if self.group is None else Committed(self.group, fallback=reset)
 
 
-def _read(source: KafkaSource, event_time: EventTime, limit: Limit | None, *, publish: bool, read_s: float) -> ReadFromSource:
+def _read(
+    source: KafkaSource,
+    event_time: EventTime,
+    limit: Limit | None,
+    *,
+    publish: bool,
+    read_s: float,
+    num_readers: int | None,
+) -> ReadFromSource:
     return ReadFromSource(
         source,
         output="arrow",
@@ -224,6 +235,7 @@ def _read(source: KafkaSource, event_time: EventTime, limit: Limit | None, *, pu
         publish=publish,
         limit=limit,
         read_s=read_s,
+        num_readers=num_readers,
     )
 
 

@@ -15,10 +15,12 @@ from headrace.enumerator.errors import StateError
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.source import Source
 from headrace.enumerator.split import SplitT
+from headrace.runners.beam.reader_restriction import ReaderRestriction
 from headrace.runners.beam.restrictions import Enumerated, Enumeration, Fresh, HandedOn
 
 _FRESH = {"format": "headrace-fresh", "version": 1}
 _HANDED_ON = {"format": "headrace-handed-on", "version": 1}
+_READER = b"headrace-reader "
 
 
 class RecordBatchCoder(Coder):
@@ -58,7 +60,7 @@ registry.register_coder(pa.RecordBatch, RecordBatchCoder)
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """What the splittable stages get: nothing yet for the enumerating one, the state of a split for the reading one.
+    """What the splittable stages get: nothing yet for the enumerating one, a reader's splits for the reading one.
 
     A type of our own, with a coder of its own, because Flink's runner names the coder of an element with its restriction after
     the element's coder alone: of two splittable DoFns in a pipeline that both took bytes, one would get the other's restriction
@@ -125,20 +127,37 @@ class EnumerationFormat(_StateFormat, Generic[SplitT]):
         return Enumerated(self._serializer.deserialize(encoded))
 
 
-class SplitStateFormat(_StateFormat, Generic[SplitT]):
-    """The reading stage's restriction: a checkpoint of one split. Also what crosses from stage to stage."""
+class ReaderFormat(_StateFormat, Generic[SplitT]):
+    """The reading stage's restriction, which is also what crosses from stage to stage.
 
-    def encode(self, value: SplitState[SplitT]) -> bytes:
+    Version 2: a line with the version, then a checkpoint; splits that are finished in it are those whose last position is not
+    published. Version 1, without the line, was a checkpoint of one split, and nothing was left of a finished one.
+    """
+
+    def encode(self, value: ReaderRestriction[SplitT]) -> bytes:
         """Newest version."""
-        return self._serializer.serialize(Checkpoint(0, (value,), exhausted=True))
+        reading = tuple(SplitState(split, finished=False) for split in value.reading)
+        unpublished = tuple(SplitState(split, finished=True) for split in value.unpublished)
+        return _READER + b"2\n" + self._serializer.serialize(Checkpoint(0, reading + unpublished, exhausted=True))
 
-    def decode(self, encoded: bytes) -> SplitState[SplitT]:
+    def decode(self, encoded: bytes) -> ReaderRestriction[SplitT]:
         """Every version ever written."""
+        if not encoded.startswith(_READER):
+            return self._decode_v1(encoded)
+        version, _, checkpoint = encoded.removeprefix(_READER).partition(b"\n")
+        if version != b"2":
+            raise StateError(
+                f"this headrace reads a reader's splits up to version 2, and these are of version {version.decode()!r}"
+            )
+        states = self._serializer.deserialize(checkpoint).splits
+        reading = tuple(state.split for state in states if not state.finished)
+        return ReaderRestriction(reading, tuple(state.split for state in states if state.finished))
+
+    def _decode_v1(self, encoded: bytes) -> ReaderRestriction[SplitT]:
         states = self._serializer.deserialize(encoded).splits
         if len(states) != 1:
             raise StateError(f"the state of a split holds {len(states)} splits")
-        state: SplitState[SplitT] = states[0]
-        return state
+        return ReaderRestriction(tuple(state.split for state in states if not state.finished))
 
 
 def _tag(encoded: bytes) -> object:

@@ -21,9 +21,10 @@ from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.source import Boundedness, Source, SplitDiscovery
 from headrace.enumerator.split import SplitT
 from headrace.runners.beam import worker as workers
-from headrace.runners.beam.coders import Element, EnumerationFormat, SplitStateFormat
+from headrace.runners.beam.coders import Element, EnumerationFormat, ReaderFormat
 from headrace.runners.beam.event_time import IDLE_LAG, SplitWatermark
 from headrace.runners.beam.pauses import pause
+from headrace.runners.beam.reader_restriction import deal
 from headrace.runners.beam.restrictions import EncodedTracker, Enumerated, Enumeration, EnumerationTracker, Fresh, HandedOn
 
 log = logging.getLogger(__name__)
@@ -91,15 +92,20 @@ def _discover(
 
 
 class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
-    """Looks for splits and emits the new ones, as states of a split that begins. Its restriction goes on with the ledger."""
+    """Looks for splits and emits the new ones, as what readers have to read. Its restriction goes on with the ledger."""
 
-    def __init__(self, source: Source[Any], transform: str, discovery_interval_s: float | None) -> None:
-        """Travels to the workers by pickle, with the source: so a changed configuration takes effect by discovery."""
+    def __init__(self, source: Source[Any], transform: str, discovery_interval_s: float | None, readers: int) -> None:
+        """Travels to the workers by pickle, with the source: so a changed configuration takes effect by discovery.
+
+        What one look finds is dealt out to so many readers: an element is what one of them has to read. Splits that are found
+        later cannot join an element that is under way, so they make new ones.
+        """
         self._source = source
         self._transform = transform
         self._interval_s = discovery_interval_s
         self._format: EnumerationFormat[Any] = EnumerationFormat(source)
-        self._splits: SplitStateFormat[Any] = SplitStateFormat(source)
+        self._restrictions: ReaderFormat[Any] = ReaderFormat(source)
+        self._readers = readers
 
     @property
     def _bounded(self) -> bool:
@@ -147,11 +153,11 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
             if not tracker.try_claim(found.checkpoint):
                 return
             self._worker.last_look = workers.LastLook(found.checkpoint.checkpoint_id, now_s)
-            for split in found.added:
-                state = Element(self._splits.encode(SplitState(split, finished=False)))
+            for restriction in deal(found.added, self._readers):
+                work = Element(self._restrictions.encode(restriction))
                 # the first splits hold the watermark back until they are read; those found later cannot
                 time_of_split = watermark.current_watermark()
-                yield state if time_of_split is None else TimestampedValue(state, time_of_split)
+                yield work if time_of_split is None else TimestampedValue(work, time_of_split)
             if found.checkpoint.exhausted:
                 return
         watermark.advance(now - IDLE_LAG)

@@ -9,12 +9,18 @@ from typing import Any
 
 import apache_beam as beam
 import pyarrow as pa
+from apache_beam.pvalue import TaggedOutput
 from apache_beam.transforms.window import TimestampedValue
 from apache_beam.utils.timestamp import Timestamp
 
 from headrace.enumerator.errors import UsageError
-from headrace.enumerator.source import Source
+from headrace.enumerator.source import LogSource, Source, SplitBatch
+from headrace.runners.beam.coders import ReaderFormat
 from headrace.runners.beam.event_time import EventTime, bounds
+from headrace.runners.beam.reader_restriction import ReaderRestriction
+
+POSITIONS = "positions"
+"""The output with where every split was left: the bytes of a `ReaderRestriction` without anything to read."""
 
 _POLL_S = 0.5
 
@@ -35,7 +41,7 @@ class Limit:
 
 
 class ReadLimited(beam.DoFn):
-    """Reads until the limit, or the source's end. Nothing is published: what is read is durable only when the whole call is."""
+    """Reads until the limit, or the source's end. Says in the end where it stands, for the reading stage to publish."""
 
     def __init__(self, source: Source[Any], limit: Limit, event_time: EventTime) -> None:
         """Travels to a worker by pickle."""
@@ -43,28 +49,58 @@ class ReadLimited(beam.DoFn):
         self._limit = limit
         self._event_time = event_time
 
-    def process(self, element: bytes) -> Iterator[TimestampedValue]:
+    def process(self, element: bytes) -> Iterator[TimestampedValue | TaggedOutput]:
         """Once."""
         discovery = self._source.create_discovery()
         try:
-            splits = discovery.initial().added
+            positions = {split.split_id: split for split in discovery.initial().added}
         finally:
             discovery.close()
-        left = self._limit.records
-        deadline_s = None if self._limit.seconds is None else time.monotonic() + self._limit.seconds
+        for batch in self._batches(positions):
+            positions[batch.split.split_id] = batch.split
+            if batch.records.num_rows:
+                yield self._timestamped(batch.records)
+        left: ReaderRestriction[Any] = ReaderRestriction((), tuple(positions.values()))
+        encoding: ReaderFormat[Any] = ReaderFormat(self._source)
+        yield TaggedOutput(POSITIONS, encoding.encode(left))
+
+    def _batches(self, positions: dict[str, Any]) -> Iterator[SplitBatch[Any]]:
+        left, deadline_s = self._limit.records, self._deadline_s()
         with self._source.create_reader() as reader:
-            reader.add_splits(splits)
-            unfinished = len(splits)
-            while unfinished and left != 0 and (deadline_s is None or time.monotonic() < deadline_s):
-                wait_s = _POLL_S if deadline_s is None else min(_POLL_S, max(0.0, deadline_s - time.monotonic()))
+            reader.add_splits(list(positions.values()))
+            unfinished = len(positions)
+            while unfinished and left != 0 and (wait_s := min(_POLL_S, deadline_s - time.monotonic())) > 0:
                 batch = reader.poll(wait_s)
                 if batch is None:
                     continue
+                if left is not None and batch.records.num_rows > left:
+                    yield from self._first(positions[batch.split.split_id], batch, left, deadline_s)
+                    return
                 unfinished -= batch.finished
-                records = batch.records if left is None else batch.records.slice(0, left)
-                left = None if left is None else left - records.num_rows
-                if records.num_rows:
-                    yield self._timestamped(records)
+                left = None if left is None else left - batch.records.num_rows
+                yield batch
+
+    def _first(self, at: Any, batch: SplitBatch[Any], left: int, deadline_s: float) -> Iterator[SplitBatch[Any]]:
+        """The first records of a batch of a split that stood there. Of a log they are read anew: only it knows the position."""
+        if not isinstance(self._source, LogSource):
+            yield SplitBatch(at, batch.records.slice(0, left))
+            return
+        stop = at.stop_offset
+        while left:  # so many offsets can be fewer records
+            with self._source.create_reader() as reader:
+                reader.add_splits([at.between(at.next_offset, at.next_offset + left)])
+                finished = False
+                while not finished:
+                    if time.monotonic() >= deadline_s:
+                        return
+                    part = reader.poll(_POLL_S)
+                    if part is not None:
+                        finished, at = part.finished, part.split.between(part.split.next_offset, stop)
+                        left -= part.records.num_rows
+                        yield SplitBatch(at, part.records)
+
+    def _deadline_s(self) -> float:
+        return float("inf") if self._limit.seconds is None else time.monotonic() + self._limit.seconds
 
     def _timestamped(self, records: pa.RecordBatch) -> TimestampedValue:
         times = self._event_time.micros(records)

@@ -5,23 +5,18 @@ finalises every bundle that has ended, those after the checkpoint's barrier too,
 what a restore goes back to. What is certain, with one checkpoint at a time, is this: a bundle that was still under way when
 another was finalised is finalised by a later checkpoint, whose barrier came after the other bundle's end. So each call notes
 which position had been finalised by then, and its own finalisation proves that one durable.
+
+The same holds on every runner, so the same is done on every runner: which one runs the pipeline is not known where it is built
+(an expansion service builds for another's). A runner that keeps Beam's promise publishes one call later than it could.
 """
 
 from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from enum import Enum
 from typing import Generic, TypeVar
 
 PositionT = TypeVar("PositionT")
-
-
-class Proof(Enum):
-    """What a runner's finalisation of a bundle proves durable."""
-
-    OWN_BUNDLE = "own bundle"  # the bundle itself, as Beam has it
-    EARLIER_BUNDLES = "earlier bundles"  # only bundles that were finalised while this one was under way or before: Flink
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,40 +43,59 @@ class Publication(Generic[PositionT]):
     known of the time before proves nothing then.
     """
 
-    def __init__(self, proof: Proof) -> None:
-        """Of a split that this process has not read yet."""
-        self._proof = proof
+    def __init__(self, most_outstanding: int | None = None) -> None:
+        """Of a split that this process has not read yet.
+
+        `most_outstanding`: so many tickets at most wait for their finalisation, as a runner keeps every bundle until then, and
+        one without checkpoints keeps it for ever. Calls beyond get no ticket; what they read is published with a later one's.
+        """
+        self._most = most_outstanding
         self._lock = threading.Lock()
         self._life = 0
         self._last: PositionT | None = None
         self._numbers = 0
         self._finalised: Mark[PositionT] | None = None
         self._published = 0
+        self._outstanding = 0
 
     def register(self, start: PositionT, end: PositionT) -> Ticket[PositionT] | None:
-        """A call has read from `start` to `end`. The ticket for `finalised`; None when nothing is owed."""
+        """A call has read from `start` to `end`. The ticket for `finalised`; None when nothing is owed, or too much is."""
         with self._lock:
             if start != self._last:
                 self._life += 1
                 self._finalised = None
                 self._published = self._numbers
+                self._outstanding = 0
             elif start == end and self._published == self._numbers:
                 return None
             if start != end or start != self._last:
                 self._numbers += 1
             self._last = end
-            proven = self._finalised if self._proof is Proof.EARLIER_BUNDLES else None
-            return Ticket(self._life, Mark(self._numbers, end), proven)
+            if self._most is not None and self._outstanding >= self._most:
+                return None
+            self._outstanding += 1
+            return Ticket(self._life, Mark(self._numbers, end), self._finalised)
 
     def finalised(self, ticket: Ticket[PositionT]) -> PositionT | None:
         """The runner has finalised the call's bundle. What to publish now, if anything: never less than before."""
         with self._lock:
             if ticket.life != self._life:
                 return None
+            self._outstanding -= 1
             if self._finalised is None or ticket.reached.number > self._finalised.number:
                 self._finalised = ticket.reached
-            durable = ticket.reached if self._proof is Proof.OWN_BUNDLE else ticket.proven
-            if durable is None or durable.number <= self._published:
+            if ticket.proven is None or ticket.proven.number <= self._published:
                 return None
-            self._published = durable.number
-            return durable.end
+            self._published = ticket.proven.number
+            return ticket.proven.end
+
+    def not_published(self, ticket: Ticket[PositionT]) -> None:
+        """What `finalised` of this ticket gave could not be published: it is owed still."""
+        with self._lock:
+            if ticket.life == self._life and ticket.proven is not None:
+                self._published = min(self._published, ticket.proven.number - 1)
+
+    def settled(self, position: PositionT) -> bool:
+        """Whether the last position is this one and was published."""
+        with self._lock:
+            return self._last == position and self._published == self._numbers

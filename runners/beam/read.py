@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Literal
 
 import apache_beam as beam
@@ -15,18 +15,21 @@ import pyarrow as pa
 from apache_beam.coders import BytesCoder
 from apache_beam.transforms.core import RestrictionProvider, WatermarkEstimatorProvider
 from apache_beam.transforms.window import TimestampedValue
-from apache_beam.utils.timestamp import Duration, Timestamp
+from apache_beam.utils.timestamp import Timestamp
 
-from headrace.enumerator.errors import DeadlineExceededError, UsageError, is_retriable
+from headrace.enumerator.errors import UsageError
 from headrace.enumerator.ledger import SplitState
-from headrace.enumerator.source import Boundedness, LogSource, Source, SourceReader
+from headrace.enumerator.source import Boundedness, LogSource, Source
 from headrace.enumerator.split import SplitT
 from headrace.runners.beam import worker as workers
-from headrace.runners.beam.coders import Element, SplitStateFormat
+from headrace.runners.beam.coders import Element, ReaderFormat
 from headrace.runners.beam.enumerate import EnumerateBounded, EnumerateUnbounded
 from headrace.runners.beam.event_time import IDLE_LAG, EventTime, ProcessingTime, SplitWatermark, bounds
-from headrace.runners.beam.limited import Limit, ReadLimited
-from headrace.runners.beam.publication import Proof
+from headrace.runners.beam.held import HeldReader
+from headrace.runners.beam.limited import POSITIONS, Limit, ReadLimited
+from headrace.runners.beam.pauses import pause
+from headrace.runners.beam.publisher import PUBLISH_PATIENCE_S, Publisher
+from headrace.runners.beam.reader_restriction import Claim, ReaderTracker
 from headrace.runners.beam.restrictions import EncodedTracker, OffsetSplitTracker, SplitTracker
 
 log = logging.getLogger(__name__)
@@ -35,16 +38,19 @@ READ_S = 1.0
 """How long one call of `process` reads, in seconds. A runner takes no checkpoint while it lasts."""
 
 WAIT_S = 0.1
-"""How long a call waits for records that are not there, in seconds. Fetching goes on between calls: waiting gains nothing."""
+"""A call that has delivered something ends when nothing more comes for so long, in seconds: what it has goes on then."""
 
-IDLE_S = 0.25
-"""Pause before a split that had no records is looked at again, in seconds."""
+PUBLISH_S = 1.0
+"""Pause between two looks whether the last positions of splits that have ended are published, in seconds."""
 
 DISCOVERY_INTERVAL_S = 300.0
 """How often new splits are looked for, in seconds: Flink's default."""
 
+DEFAULT_READERS = 4
+"""How many readers share the splits that are found, where neither `num_readers` nor the option --parallelism says."""
+
 _ONE_STAGE_AFTER_THE_OTHER = {"FnApiRunner", "BundleBasedDirectRunner"}
-_FINALISE_AS_BEAM_HAS_IT = {"DirectRunner", "SwitchingDirectRunner", "FnApiRunner", "PrismRunner", "DataflowRunner"}
+_FLINK = {"FlinkRunner", "PortableRunner"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,43 +59,47 @@ class Reading(Generic[SplitT]):
 
     source: Source[SplitT]
     transform: str
-    proof: Proof
     event_time: EventTime
     read_s: float
     publishes: bool
+    publish_patience_s: float = PUBLISH_PATIENCE_S
 
 
 class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
-    """Reads one split for a while, then hands it on where it stands. Elements and restrictions are states of splits."""
+    """Reads some splits for a while, then hands them on where they stand. Its restrictions are `ReaderRestriction`s."""
 
     def __init__(self, reading: Reading[Any]) -> None:
         """Travels to the workers by pickle."""
         self._reading = reading
-        self._format: SplitStateFormat[Any] = SplitStateFormat(reading.source)
+        self._format: ReaderFormat[Any] = ReaderFormat(reading.source)
 
     def setup(self) -> None:
         """Once per instance."""
         self._worker = workers.join(self._reading.transform)
+        self._publisher = Publisher(self._reading.source, self._worker, self._reading.publish_patience_s)
 
     def teardown(self) -> None:
         """Once per instance, unless the process is killed."""
         workers.leave(self._reading.transform)
 
     def initial_restriction(self, element: Element) -> bytes:
-        """The split as it was discovered. Once in its life."""
+        """The splits as they were discovered. Once in their life."""
         return element.state
 
     def create_tracker(self, restriction: bytes) -> EncodedTracker:
         """For one call of `process`, or to look at a restriction. Raises StateError for one that cannot be read."""
-        return EncodedTracker(self._tracker(self._format.decode(restriction)), self._format.encode)
+        inner = ReaderTracker(self._format.decode(restriction), self._tracker, publishes=self._reading.publishes)
+        return EncodedTracker(inner, self._format.encode)
 
     def _tracker(self, state: SplitState[Any]) -> SplitTracker[Any] | OffsetSplitTracker:
         source = self._reading.source
         if not isinstance(source, LogSource):
             return SplitTracker(state, bounded=source.boundedness is Boundedness.BOUNDED)
-        ends, split_id = self._worker.ends if hasattr(self, "_worker") else {}, state.split.split_id
+        end: Callable[[], int | None] = lambda: None  # noqa: E731 - the backlog is not known where no worker was joined
+        if hasattr(self, "_worker"):
+            end = partial(self._worker.ends.offset, state.split.split_id)
         # Positions of a later part must not be published while an earlier one is still being read: no parts then.
-        return OffsetSplitTracker(state, end=lambda: ends.get(split_id), divisible=not self._reading.publishes)
+        return OffsetSplitTracker(state, end=end, divisible=not self._reading.publishes)
 
     def restriction_size(self, element: Element, restriction: bytes) -> float:
         """The offsets that are left, as far as is known: the backlog."""
@@ -100,141 +110,77 @@ class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         return BytesCoder()
 
     def initial_estimator_state(self, element: Element, restriction: bytes) -> None:
-        """Everything is held back until something is known of the split."""
+        """Everything is held back until something is known of every split."""
 
     def create_watermark_estimator(self, estimator_state: Timestamp | None) -> SplitWatermark:
-        """Moves on with the records, and with the clock while the split is caught up."""
+        """Moves on with the records, and with the clock for splits that are caught up."""
         return SplitWatermark(estimator_state)
 
     def _read(self, finalizer: Any, tracker: Any, watermark: Any) -> Iterator[TimestampedValue]:
-        start = self._format.decode(tracker.current_restriction())
-        state, pause_s = start, 0.0
-        if start.finished:
-            return
-        with self._reader(start.split) as held:
-            heard_s = time.monotonic()
-            deadline_s = heard_s + self._reading.read_s
-            while not state.finished:
-                batch = held.reader.poll(WAIT_S)
-                if batch is None:
-                    # a reader may also say so between two batches, without having waited
-                    if time.monotonic() - heard_s < WAIT_S:
-                        continue
-                    pause_s = IDLE_S
-                    break
-                heard_s = time.monotonic()
-                if not tracker.try_claim(SplitState(batch.split, batch.finished)):
-                    # it reaches into what is another call's now; what is left to this one is read anew, up to there
-                    state = self._format.decode(tracker.current_restriction())
-                    held.begin(state.split)
+        begun = self._format.decode(tracker.current_restriction())
+        with HeldReader(self._reading.source.create_reader, self._worker.readers, begun.reading) as held:
+            yield from self._deliver(held, tracker)
+        self._follow(held, watermark)
+        if self._reading.publishes:
+            stands = {**held.positions, **held.ended}
+            self._publisher.note(begun, stands, tracker, finalizer)
+        # a call that found nothing has waited for it; nothing is left of one that has read all
+        tracker.defer_remainder(pause(0.0 if held.positions else PUBLISH_S))
+
+    def _deliver(self, held: HeldReader[Any], tracker: Any) -> Iterator[TimestampedValue]:
+        """Until the call's time is over; or nothing more comes after something did; or nothing is left to read.
+
+        Waiting for the first records is shared with the other readers of this process: they may be of the same thread.
+        """
+        heard_s = time.monotonic()
+        deadline_s = heard_s + self._reading.read_s
+        patience_s = max(WAIT_S, self._reading.read_s / (1 + len(self._worker.readers)))
+        while held.positions:
+            batch = held.poll(patience_s)
+            if batch is None:
+                # a reader may also say so between two batches, without having waited
+                if time.monotonic() - heard_s < patience_s:
                     continue
-                state = SplitState(batch.split, self._format.decode(tracker.current_restriction()).finished)
-                held.delivered(batch.split)
+                return
+            heard_s = time.monotonic()
+            claim = Claim(batch.split, batch.finished)
+            if tracker.try_claim(claim):
+                held.granted(batch, claim.left)
+                patience_s = WAIT_S
                 if batch.records.num_rows:
-                    yield self._timestamped(batch.records, watermark)
-                if heard_s >= deadline_s:
-                    break
-            held.end(finished=state.finished)
-        self._look_at_end(state, watermark, idle=pause_s > 0)
-        self._publish(start.split, state.split, finalizer)
-        if not state.finished:
-            tracker.defer_remainder(Duration(seconds=pause_s))
+                    yield self._timestamped(batch.records, batch.split.split_id, held)
+            else:
+                held.refused(batch, claim.left)
+            if heard_s >= deadline_s:
+                return
 
-    @contextmanager
-    def _reader(self, split: Any) -> Iterator[_Held[Any]]:
-        held = _Held(self._reading.source.create_reader, self._worker.readers, split)
-        try:
-            yield held
-        except BaseException:
-            held.reader.close()
-            raise
-
-    def _timestamped(self, records: pa.RecordBatch, watermark: Any) -> TimestampedValue:
+    def _timestamped(self, records: pa.RecordBatch, split_id: str, held: HeldReader[Any]) -> TimestampedValue:
         now = Timestamp.now()
         times = self._reading.event_time.micros(records)
-        if times is None:
-            watermark.advance(now)
-            return TimestampedValue(records, now)
-        earliest, latest = bounds(times)
-        # It counts when the call has ended, thus after this batch.
-        watermark.advance(min(latest, now))
+        earliest, latest = (now, now) if times is None else bounds(times)
+        held.happened(split_id, min(latest, now))
         return TimestampedValue(records, earliest)
 
-    def _look_at_end(self, state: SplitState[Any], watermark: Any, *, idle: bool) -> None:
-        """The backlog; and a split that is caught up, by position, holds no watermark back."""
+    def _follow(self, held: HeldReader[Any], watermark: Any) -> None:
+        """How far the slowest split has come. Counts when the call has ended, thus after its batches."""
         source, now = self._reading.source, Timestamp.now()
-        if isinstance(self._reading.event_time, ProcessingTime):
+        splits = list(held.positions.values())
+        times = [self._reached(split, held) for split in splits]
+        if isinstance(self._reading.event_time, ProcessingTime) or not splits:
             watermark.advance(now)
-        if not isinstance(source, LogSource) or state.finished:
-            return
-        try:
-            end = source.end_offsets([state.split])[state.split.split_id]
-        except Exception as error:
-            if not (is_retriable(error) or isinstance(error, DeadlineExceededError)):
-                raise
-            log.debug("where %s ends is not known now: %s", state.split, error)
-            return
-        self._worker.ends[state.split.split_id] = end
-        if idle and state.split.next_offset >= end:
-            watermark.advance(now - IDLE_LAG)
+        elif len(known := [time for time in times if time is not None]) == len(times):
+            watermark.advance(min(known))
+        if isinstance(source, LogSource):
+            self._worker.ends.ask(splits, source.end_offsets)
 
-    def _publish(self, start: Any, end: Any, finalizer: Any) -> None:
-        if not self._reading.publishes:
-            return
-        publication = self._worker.publication(end.split_id, self._reading.proof)
-        ticket = publication.register(start, end)
-        if ticket is not None:
-            finalizer.register(lambda: self._finalised(publication.finalised(ticket)))
-
-    def _finalised(self, split: Any) -> None:
-        """In a thread of the runner's choice."""
-        if split is None:
-            return
-        try:
-            self._reading.source.checkpoint_completed([split])
-        except Exception as error:
-            if not (is_retriable(error) or isinstance(error, DeadlineExceededError)):
-                raise
-            log.warning("the position of %s could not be published now, a later one will be: %s", split, error)
-
-
-class _Held(Generic[SplitT]):
-    """The reader of one call, parked or new, and where its split stands."""
-
-    def __init__(
-        self, create: Callable[[], SourceReader[SplitT]], parked: workers.ParkedReaders[SplitT], split: SplitT
-    ) -> None:
-        self._create = create
-        self._parked = parked
-        self._split = split
-        reader = parked.take(split)
-        self.reader = self._begin(split) if reader is None else reader
-
-    def begin(self, split: SplitT) -> None:
-        """Read from here instead."""
-        self.reader.close()
-        self._split = split
-        self.reader = self._begin(split)
-
-    def delivered(self, split: SplitT) -> None:
-        """It stands here now."""
-        self._split = split
-
-    def end(self, *, finished: bool) -> None:
-        """The call is over."""
-        if finished:
-            self.reader.close()
-        else:
-            self._parked.park(self.reader, self._split)
-
-    def _begin(self, split: SplitT) -> SourceReader[SplitT]:
-        reader = self._create()
-        try:
-            reader.add_splits([split])
-        except BaseException:
-            reader.close()
-            raise
-        return reader
+    def _reached(self, split: Any, held: HeldReader[Any]) -> Timestamp | None:
+        """The time of the split's latest record; or a little before the clock, where nothing came and it was caught up."""
+        latest = held.latest.get(split.split_id)
+        end = self._worker.ends.of(split.split_id) if isinstance(self._reading.source, LogSource) else None
+        if end is None or split.split_id in held.delivered or split.next_offset < end.offset:
+            return latest
+        caught_up: Timestamp = end.asked - IDLE_LAG
+        return caught_up if latest is None else max(caught_up, latest)
 
 
 class ReadBounded(_Read):
@@ -292,6 +238,15 @@ class ToRecords(beam.DoFn):
         return (TimestampedValue(row, Timestamp(micros=micros)) for row, micros in pairs)
 
 
+def _check_checkpoints(runner: str, options: Mapping[str, Any]) -> None:
+    """Flink's runner finalises bundles when a checkpoint completes; without checkpoints it keeps all of them, in memory."""
+    if runner in _FLINK and int(options.get("checkpointing_interval") or 0) <= 0:
+        raise UsageError(
+            "positions are published (commit_offset_in_finalize, enable.auto.commit) once Flink has completed a checkpoint, "
+            "and without an interval it takes none: add the options --streaming and --checkpointing_interval=10000"
+        )
+
+
 def _check_streams(runner: str) -> None:
     """A source without an end needs a runner whose stages run beside each other, or not one record comes out, in silence."""
     wanted = "read up to a stop or a limit, or use Prism (--runner=PrismRunner), Flink, or another runner that streams"
@@ -317,7 +272,9 @@ class ReadFromSource(beam.PTransform):
       restore only.
     - `publish`: tell the source which positions are durable (a Kafka source with a group commits them). Default: false.
     - `limit`: end after so many records or seconds: for tests and demos. Then it is one bounded read that nobody restores.
-    - `read_s`: how long one call reads, in seconds (default 1); no checkpoint is taken meanwhile.
+    - `read_s`: how long one call reads, or waits for a first record, in seconds (default 1); no checkpoint is taken meanwhile.
+    - `num_readers`: how many readers share the splits that one look for splits finds. Default: what the pipeline's option
+      --parallelism says, else 4. Each is an element of the pipeline: it has one reader for all of its splits.
 
     A bounded source ends by itself. A restored pipeline, from a checkpoint or a savepoint in a new submission, goes on where
     every split stood; a source that was configured otherwise meanwhile takes effect by discovery. Raises UsageError for an
@@ -336,6 +293,7 @@ class ReadFromSource(beam.PTransform):
         publish: bool = False,
         limit: Limit | None = None,
         read_s: float = READ_S,
+        num_readers: int | None = None,
     ) -> None:
         """Contacts nobody. `record_type` is the type hint of what `rows` makes."""
         super().__init__()
@@ -345,6 +303,8 @@ class ReadFromSource(beam.PTransform):
             raise UsageError(f"discovery_interval_s must be positive seconds or None, not {discovery_interval_s}")
         if read_s <= 0:
             raise UsageError(f"read_s must be positive seconds, not {read_s}")
+        if num_readers is not None and num_readers < 1:
+            raise UsageError(f"num_readers must be at least 1, not {num_readers}")
         self._source = source
         self._output = output
         self._rows = rows
@@ -354,28 +314,34 @@ class ReadFromSource(beam.PTransform):
         self._publishes = publish
         self._limit = limit
         self._read_s = read_s
+        self._readers = num_readers
 
     def expand(self, pbegin: Any) -> Any:
         """Called by Beam."""
-        batches = self._read(pbegin) if self._limit is None else self._read_limited(pbegin, self._limit)
+        options = pbegin.pipeline.options.get_all_options(retain_unknown_options=True)
+        if self._publishes:
+            _check_checkpoints(type(pbegin.pipeline.runner).__name__, options)
+        batches = self._read(pbegin, options) if self._limit is None else self._read_limited(pbegin, self._limit, options)
         if self._output == "arrow":
             return batches
         return batches | "ToRecords" >> to_records(self._rows, self._event_time, self._record_type)
 
-    def stages(self, proof: Proof) -> tuple[EnumerateBounded | EnumerateUnbounded, ReadBounded | ReadUnbounded]:
+    def stages(self, options: Mapping[str, Any]) -> tuple[EnumerateBounded | EnumerateUnbounded, ReadBounded | ReadUnbounded]:
         """The two splittable DoFns, under a name of their own: for `expand`, and for tests that do what a runner does."""
-        transform = uuid.uuid4().hex
-        reading = Reading(self._source, transform, proof, self._event_time, self._read_s, self._publishes)
+        reading, parallelism = self._reading(options), int(options.get("parallelism") or 0)
+        readers = self._readers or (parallelism if parallelism > 0 else DEFAULT_READERS)
         if self._source.boundedness is Boundedness.BOUNDED:
-            return EnumerateBounded(self._source, transform, self._interval_s), ReadBounded(reading)
-        return EnumerateUnbounded(self._source, transform, self._interval_s), ReadUnbounded(reading)
+            return EnumerateBounded(self._source, reading.transform, self._interval_s, readers), ReadBounded(reading)
+        return EnumerateUnbounded(self._source, reading.transform, self._interval_s, readers), ReadUnbounded(reading)
 
-    def _read(self, pbegin: Any) -> Any:
-        runner = type(pbegin.pipeline.runner).__name__
+    def _reading(self, options: Mapping[str, Any]) -> Reading[Any]:
+        patience_s = max(PUBLISH_PATIENCE_S, 3 * int(options.get("checkpointing_interval") or 0) / 1000)
+        return Reading(self._source, uuid.uuid4().hex, self._event_time, self._read_s, self._publishes, patience_s)
+
+    def _read(self, pbegin: Any, options: Mapping[str, Any]) -> Any:
         if self._source.boundedness is Boundedness.UNBOUNDED:
-            _check_streams(runner)
-        finalises_as_told = runner in _FINALISE_AS_BEAM_HAS_IT
-        enumerate_fn, read_fn = self.stages(Proof.OWN_BUNDLE if finalises_as_told else Proof.EARLIER_BUNDLES)
+            _check_streams(type(pbegin.pipeline.runner).__name__)
+        enumerate_fn, read_fn = self.stages(options)
         return (
             pbegin
             | "Impulse" >> beam.Impulse()
@@ -385,6 +351,11 @@ class ReadFromSource(beam.PTransform):
             | "Read" >> beam.ParDo(read_fn).with_output_types(pa.RecordBatch)
         )
 
-    def _read_limited(self, pbegin: Any, limit: Limit) -> Any:
-        read_fn = ReadLimited(self._source, limit, self._event_time)
-        return pbegin | "Impulse" >> beam.Impulse() | "ReadLimited" >> beam.ParDo(read_fn).with_output_types(pa.RecordBatch)
+    def _read_limited(self, pbegin: Any, limit: Limit, options: Mapping[str, Any]) -> Any:
+        read_fn = beam.ParDo(ReadLimited(self._source, limit, self._event_time)).with_output_types(pa.RecordBatch)
+        outputs = pbegin | "Impulse" >> beam.Impulse() | "ReadLimited" >> read_fn.with_outputs(POSITIONS, main="batches")
+        if self._publishes:
+            # as what a restored reader finds that has read all, but does not know that it was published
+            left = outputs[POSITIONS] | "Positions" >> beam.Map(Element).with_output_types(Element)
+            _ = left | "Distribute" >> beam.Reshuffle() | "Publish" >> beam.ParDo(ReadBounded(self._reading(options)))
+        return outputs["batches"]

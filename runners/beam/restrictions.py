@@ -2,8 +2,8 @@
 
 The enumerating stage's restriction is the ledger. It begins as `Fresh`, the one state that leads to the initial discovery; what
 is handed on to the next call is always `Enumerated`, so a restored pipeline cannot initialise again (Beam #31313, #34890). The
-reading stage's restriction is one split at its position. What is claimed is the split as it stands after a batch, rows or not:
-the position moves over records that yield nothing (Beam #25962).
+reading stage's restriction is made of splits at their positions (`reader_restriction`), each guarded by a tracker of here. What
+is claimed is the split as it stands after a batch, rows or not: it moves over records that yield nothing (Beam #25962).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class EncodedTracker(RestrictionTracker):
         return bool(self._inner.is_bounded())
 
 
-def _progress(completed: int, remaining: int) -> RestrictionProgress:
+def progress_of(completed: float, remaining: float) -> RestrictionProgress:
     """Of nothing, all is done: Beam divides by the sum (2.70 without asking whether it is 0)."""
     total = completed + remaining
     fraction = completed / total if total else 1.0
@@ -226,7 +226,7 @@ class OffsetSplitTracker(RestrictionTracker):
         """Offsets read by this call, and offsets left: up to the stop, or to where the split's records end now."""
         at = self._split.next_offset
         end = at if self._done else self._stop if self._stop is not None else self._end()
-        return _progress(at - self._start, max(0, (at if end is None else end) - at))
+        return progress_of(at - self._start, max(0, (at if end is None else end) - at))
 
     def is_bounded(self) -> bool:
         """True when there is a stop."""

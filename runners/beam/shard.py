@@ -35,7 +35,7 @@ from typing import Any, Generic
 from headrace.connectors.commit import Copy, End, Sweep
 from headrace.connectors.sink import HandleSerializer, HandleT, Outcome
 from headrace.enumerator.errors import StateError
-from headrace.runners.beam.publication import Proof, Publication, Ticket
+from headrace.runners.beam.publication import Publication, Ticket
 
 __all__ = ["SPARE_SLOTS", "PreparedTransaction", "Shard", "ShardState", "ShardStateSerializer", "Write"]
 
@@ -176,7 +176,7 @@ class _Life:
     """What is known to be durable since the shard was last restored."""
 
     def __init__(self) -> None:
-        self.publication: Publication[int] = Publication(Proof.EARLIER_BUNDLES)
+        self.publication: Publication[int] = Publication()
         self._lock = threading.Lock()
         self._durable = 0
 

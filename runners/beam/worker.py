@@ -1,7 +1,7 @@
 """What a worker process keeps between two calls of `process`: nothing that a restore would need.
 
 Runners make new DoFn instances as they like, so all of it belongs to the process, under the name of the transform. Readers are
-parked while their split waits for its next call: they go on fetching, and a call that comes to the very position takes its
+parked while their splits wait for the next call: they go on fetching, and a call that comes to the very positions takes its
 reader over.
 """
 
@@ -10,43 +10,59 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic
 
+from apache_beam.utils.timestamp import Timestamp
+
 from headrace.enumerator.source import SourceReader
 from headrace.enumerator.split import SplitT
-from headrace.runners.beam.publication import Proof, Publication
+from headrace.runners.beam.ends import Ends
+from headrace.runners.beam.publication import Publication
 
 PARKED_S = 10.0
-"""A parked reader that nobody takes for so long is closed, in seconds: its split is read elsewhere."""
+"""A parked reader that nobody takes for so long is closed, in seconds: its splits are read elsewhere."""
+
+TURN_S = 2.0
+"""Many readers take turns on a runner's threads: each that is parked adds so long, in seconds, to the patience with all."""
 
 MOST_PARKED = 256
 """More readers than this are not parked by one transform in one process: the oldest is closed."""
 
+MOST_OUTSTANDING = 256
+"""So many calls of a split may wait for their bundle's finalisation: a runner keeps about 100 KB for each."""
+
 
 @dataclass(frozen=True, slots=True)
-class _Parked(Generic[SplitT]):
+class Parked(Generic[SplitT]):
+    """A reader, where each of its splits stands, and the time of the latest record that each has delivered."""
+
     reader: SourceReader[SplitT]
-    split: SplitT
-    since_s: float
+    positions: Mapping[str, SplitT]
+    latest: Mapping[str, Timestamp]
 
 
 class ParkedReaders(Generic[SplitT]):
-    """Readers that wait for their split's next call. Thread-safe."""
+    """Readers that wait for their splits' next call. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """None yet. `clock` gives monotonic seconds."""
         self._clock = clock
         self._lock = threading.Lock()
-        self._parked: OrderedDict[str, _Parked[SplitT]] = OrderedDict()
+        self._parked: OrderedDict[frozenset[str], tuple[float, Parked[SplitT]]] = OrderedDict()
         self._most = MOST_PARKED
 
-    def park(self, reader: SourceReader[SplitT], split: SplitT) -> None:
-        """Keep a reader that holds this one split and has delivered up to here. Closes one that is too many."""
+    def __len__(self) -> int:
+        """How many are parked."""
+        return len(self._parked)
+
+    def park(self, parked: Parked[SplitT]) -> None:
+        """Keep a reader that holds just these splits and has delivered up to there. Closes one that is too many."""
+        key = frozenset(parked.positions)
         with self._lock:
-            closing = [self._parked.pop(split.split_id, None)]
-            self._parked[split.split_id] = _Parked(reader, split, self._clock())
+            closing = [self._parked.pop(key, None)]
+            self._parked[key] = (self._clock(), parked)
             if len(self._parked) > self._most:
                 closing.append(self._parked.popitem(last=False)[1])
         _close(closing)
@@ -56,30 +72,34 @@ class ParkedReaders(Generic[SplitT]):
         self._most = 0
         self.sweep(0.0)
 
-    def take(self, split: SplitT) -> SourceReader[SplitT] | None:
-        """The split's reader, if it stands at this very position. One that stands elsewhere is closed: a restore."""
+    def take(self, positions: Mapping[str, SplitT]) -> Parked[SplitT] | None:
+        """The splits' reader, if it stands at these very positions. One that stands elsewhere is closed: a restore."""
         with self._lock:
-            parked = self._parked.pop(split.split_id, None)
-        if parked is None or parked.split == split:
-            return parked.reader if parked is not None else None
-        parked.reader.close()
+            found = self._parked.pop(frozenset(positions), None)
+        if found is None or found[1].positions == positions:
+            return None if found is None else found[1]
+        _close([found])
         return None
 
     def sweep(self, patience_s: float) -> int:
         """Close the readers that were parked longer ago than that; how many are left."""
         oldest_s = self._clock() - patience_s
         with self._lock:
-            late = [split_id for split_id, parked in self._parked.items() if parked.since_s <= oldest_s]
-            closing = [self._parked.pop(split_id) for split_id in late]
+            late = [key for key, (since_s, _) in self._parked.items() if since_s <= oldest_s]
+            closing = [self._parked.pop(key) for key in late]
             left = len(self._parked)
         _close(closing)
         return left
 
+    def sweep_late(self) -> int:
+        """Close those whose turn should have come by now."""
+        return self.sweep(max(PARKED_S, TURN_S * len(self)))
 
-def _close(parked: list[_Parked[Any] | None] | list[_Parked[Any]]) -> None:
+
+def _close(parked: Sequence[tuple[float, Parked[Any]] | None]) -> None:
     for item in parked:
         if item is not None:
-            item.reader.close()
+            item[1].reader.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +112,27 @@ class LastLook:
 
 @dataclass(eq=False)
 class Worker(Generic[SplitT]):
-    """One transform in this process. `ends` and `last_look` are hints, overwritten at will; `reported` are missing splits."""
+    """One transform in this process. `ends` and `last_look` are hints; `reported` are missing splits.
+
+    `finalised_s`: when the runner last finalised a bundle of this transform here, in monotonic seconds; the start at first.
+    `ended_s`: since when a split's last position waits to be published.
+    """
 
     readers: ParkedReaders[SplitT] = field(default_factory=ParkedReaders)
-    ends: dict[str, int] = field(default_factory=dict)
+    ends: Ends[SplitT] = field(default_factory=Ends)
     last_look: LastLook | None = None
     reported: set[str] = field(default_factory=set)
+    finalised_s: float = field(default_factory=time.monotonic)
+    ended_s: dict[str, float] = field(default_factory=dict)
     users: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
     _publications: dict[str, Publication[SplitT]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def publication(self, split_id: str, proof: Proof) -> Publication[SplitT]:
+    def publication(self, split_id: str) -> Publication[SplitT]:
         """The split's, made when first asked for."""
         with self._lock:
-            return self._publications.setdefault(split_id, Publication(proof))
+            return self._publications.setdefault(split_id, Publication(MOST_OUTSTANDING))
 
 
 _workers: dict[str, Worker[Any]] = {}
@@ -139,4 +165,4 @@ def leave(transform: str) -> None:
 
 def _sweep_for_ever(worker: Worker[Any]) -> None:
     while not worker.ended.wait(PARKED_S / 2):
-        worker.readers.sweep(PARKED_S)
+        worker.readers.sweep_late()

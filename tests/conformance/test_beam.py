@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.enumerator import Boundedness, Source, SourceReader, SplitDiscovery, SplitSerializer
-from headrace.testing import Run, SourceConformance
+from headrace.testing import ExternalContext, Run, SourceConformance
 from headrace.testing.memory import MemorySource
 from tests.helpers.beam_rig import BeamRun
 
@@ -39,9 +39,25 @@ class Opaque(Source[Any]):
         return self._inner.create_reader()
 
 
+class WithTheNextCheckpoint(BeamRun):
+    """What a checkpoint holds is published with the next one, which proves it durable."""
+
+    def checkpoint(self) -> bytes:
+        data = super().checkpoint()
+        self.calls()
+        super().checkpoint()
+        return data
+
+
 class OnBeam(SourceConformance):
+    run = BeamRun
+
     def create_run(self, source: Source[Any], *, checkpoint: bytes | None, parallelism: int) -> Run:
-        return BeamRun(source, checkpoint)
+        return self.run(source, checkpoint)
+
+    def test_positions_are_published_when_durable(self, external: ExternalContext) -> None:
+        self.run = WithTheNextCheckpoint
+        super().test_positions_are_published_when_durable(external)
 
 
 class TestLogOfOffsets(OnBeam):

@@ -5,14 +5,21 @@ from __future__ import annotations
 import gc
 import weakref
 
+import apache_beam as beam
 import pytest
+from apache_beam.pipeline import PipelineVisitor
+from apache_beam.transforms.core import RestrictionProvider
 
+from headrace.beam import ReadFromSource
 from headrace.enumerator.ledger import SplitState
 from headrace.runners.beam import enumerate as enumerating
-from headrace.runners.beam.publication import Proof, Publication
+from headrace.runners.beam import worker
+from headrace.runners.beam.coders import Element
+from headrace.runners.beam.publication import Publication
 from headrace.runners.beam.restrictions import Fresh, OffsetSplitTracker
 from headrace.testing.memory import MemoryLog, MemorySource, MemorySplit
-from tests.helpers.beam_rig import BeamRun
+from tests.helpers.beam_rig import BeamRun, Stage
+from tests.helpers.planted_publications import Trusting
 
 
 def log_of(**splits: str) -> MemoryLog:
@@ -102,7 +109,7 @@ def test_beam_25975_every_split_goes_on_however_many_workers_there_are(runs):
 def test_beam_21742_nothing_is_published_while_no_checkpoint_succeeds(runs, monkeypatch):
     published = []
     monkeypatch.setattr(MemorySource, "checkpoint_completed", lambda self, splits: published.extend(splits))
-    run = runs(MemorySource(log_of(a="123456")), proof=Proof.EARLIER_BUNDLES)
+    run = runs(MemorySource(log_of(a="123456")))
     assert read(run) == "123456"
     assert published == []
 
@@ -110,12 +117,89 @@ def test_beam_21742_nothing_is_published_while_no_checkpoint_succeeds(runs, monk
 def test_beam_26884_what_was_read_last_is_published_though_nothing_more_comes(runs, monkeypatch):
     published = []
     monkeypatch.setattr(MemorySource, "checkpoint_completed", lambda self, splits: published.extend(splits))
-    run = runs(MemorySource(log_of(a="123456")), proof=Proof.EARLIER_BUNDLES)
+    run = runs(MemorySource(log_of(a="123456")))
     assert read(run) == "123456"
     for _ in range(2):
         run.step(0)
         run.checkpoint()
     assert [split.next_offset for split in published] == [6]
+
+
+def test_beam_26884_the_last_position_of_a_bounded_read_is_published_before_it_ends(runs, monkeypatch):
+    """On Flink no later bundle of the split would prove it; so there is one, until the position is published."""
+    published = []
+    monkeypatch.setattr(MemorySource, "checkpoint_completed", lambda self, splits: published.extend(splits))
+    run = runs(MemorySource(log_of(a="123456"), bounded=True))
+    assert read(run) == "123456"
+    for _ in range(2):
+        assert run.job.reading
+        run.checkpoint()
+        run.calls()
+    run.calls()
+    assert [split.next_offset for split in published] == [6]
+    assert not run.job.reading
+
+
+def test_beam_26884_also_of_one_that_is_restored_after_it_has_read_all(runs, monkeypatch):
+    published = []
+    monkeypatch.setattr(MemorySource, "checkpoint_completed", lambda self, splits: published.extend(splits))
+    before = runs(MemorySource(log_of(a="123456"), bounded=True))
+    assert read(before) == "123456"
+    run = runs(before.read.fn._reading.source, before.snapshot())
+    for _ in range(3):
+        run.calls()
+        run.checkpoint()
+    assert run.delivered() == []
+    assert [split.next_offset for split in published] == [6]
+    run.calls()
+    assert not run.job.reading
+
+
+def test_seen_here_a_read_that_an_expansion_service_builds_publishes_nothing_ahead_on_flink(monkeypatch):
+    """What builds it has a runner of its own, DirectRunner by default; and Flink's runs it."""
+    published = []
+    monkeypatch.setattr(MemorySource, "checkpoint_completed", lambda self, splits: published.extend(splits))
+    log = log_of(a="123456")
+    built = beam.Pipeline()
+    _ = built | ReadFromSource(MemorySource(log), publish=True, read_s=1e-9)
+    enumerate_stage, read_stage = (Stage(fn) for fn in splittable_of(built))
+    (found,) = enumerate_stage.process(enumerate_stage.begin(Element(b""))).outputs
+    bundle = read_stage.process(read_stage.begin(found.value))
+    bundle.finalizer.finalize_bundle()  # it ended after the barrier of the checkpoint that completes now
+    assert published == []
+    enumerate_stage.close()
+    read_stage.close()
+
+
+def splittable_of(pipeline):
+    found = []
+
+    class Visitor(PipelineVisitor):
+        def visit_transform(self, node):
+            fn = getattr(node.transform, "fn", None)
+            if isinstance(fn, RestrictionProvider):
+                found.append(fn)
+
+    pipeline.visit(Visitor())
+    return found
+
+
+def test_seen_here_a_runner_that_finalises_nothing_does_not_keep_a_bounded_read_from_ending(runs, caplog):
+    run = runs(MemorySource(log_of(a="123456"), bounded=True))
+    assert read(run) == "123456"
+    run.calls()
+    assert run.job.reading
+    run.read.fn._publisher._patience_s = 0.0
+    run.calls()
+    assert not run.job.reading
+    assert "last position is not published: the runner has finalised no bundle" in caplog.text
+
+
+def test_beam_27648_a_hundred_splits_are_as_many_calls_as_there_are_readers(runs):
+    """Flink's runner keeps something of every call for ever: here there is a call of a reader, and not of a split."""
+    run = runs(MemorySource(log_of(**{f"s{number}": "12" for number in range(100)})), num_readers=2)
+    assert len(run.job.reading) == 2
+    assert len(read(run)) == 200
 
 
 def test_beam_25962_the_position_moves_over_records_that_yield_nothing():
@@ -128,7 +212,7 @@ def test_beam_25962_the_position_moves_over_records_that_yield_nothing():
 def test_seen_here_flink_finalises_bundles_that_ended_after_the_checkpoints_barrier(runs, monkeypatch):
     published = []
     monkeypatch.setattr(MemorySource, "checkpoint_completed", lambda self, splits: published.extend(splits))
-    run = runs(MemorySource(log_of(a="123456")), proof=Proof.EARLIER_BUNDLES)
+    run = runs(MemorySource(log_of(a="123456")))
     run.step(0)
     run.snapshot()
     run.step(0)
@@ -140,8 +224,9 @@ def test_seen_here_flink_finalises_bundles_that_ended_after_the_checkpoints_barr
 
 def test_seen_here_the_same_shows_when_finalisation_is_trusted(runs, monkeypatch):
     published = []
+    monkeypatch.setattr(worker, "Publication", Trusting)
     monkeypatch.setattr(MemorySource, "checkpoint_completed", lambda self, splits: published.extend(splits))
-    run = runs(MemorySource(log_of(a="123456")), proof=Proof.OWN_BUNDLE)
+    run = runs(MemorySource(log_of(a="123456")))
     run.step(0)
     run.snapshot()
     run.step(0)
@@ -166,7 +251,7 @@ class Position:
 
 def test_seen_here_calls_and_checkpoints_without_end_keep_the_last_positions_only():
     """A ticket that holds the ticket that it proves holds every one since the start of the process."""
-    publication = Publication(Proof.EARLIER_BUNDLES)
+    publication = Publication()
     kept = []
     for number in range(100):
         end = Position(number + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import apache_beam as beam
 import pyarrow as pa
@@ -13,11 +14,12 @@ from hypothesis import strategies as st
 
 from headrace.connectors.kafka.format.decode import arrow_schema
 from headrace.enumerator.errors import StateError
-from headrace.runners.beam.coders import EnumerationFormat, RecordBatchCoder, SplitStateFormat
+from headrace.runners.beam.coders import EnumerationFormat, ReaderFormat, RecordBatchCoder
+from headrace.runners.beam.reader_restriction import ReaderRestriction
 from headrace.runners.beam.restrictions import Enumerated, Fresh, HandedOn
 from headrace.testing.memory import MemoryLog, MemorySource
 from tests.helpers.beam_rig import on_direct
-from tests.helpers.driving import checkpoint_of, reading
+from tests.helpers.driving import checkpoint_of, reading, split
 
 SOURCE = MemorySource(MemoryLog())
 CODER = RecordBatchCoder()
@@ -79,11 +81,14 @@ def test_a_ledger_without_splits_is_not_fresh():
     assert coder.decode(coder.encode(Enumerated(checkpoint_of()))) != Fresh()
 
 
-def test_a_split_comes_back_as_it_was():
-    coder = SplitStateFormat(SOURCE)
-    assert coder.decode(coder.encode(reading("a", 3, 9))) == reading("a", 3, 9)
+def test_what_a_reader_has_to_do_comes_back_as_it_was():
+    coder = ReaderFormat(SOURCE)
+    restriction = ReaderRestriction((split("a", 3, 9), split("b", 0)), (split("c", 7, 7),))
+    assert coder.decode(coder.encode(restriction)) == restriction
 
 
+READER = ReaderRestriction((split("a", 3, 9), split("b", 0)), (split("c", 7, 7),))
+GOLDEN_READER = Path(__file__).parent / "golden" / "beam_reader_v2.txt"
 GOLDEN_FRESH = b'{"format": "headrace-fresh", "version": 1}'
 GOLDEN_SPLIT = (
     b'{"format":"headrace-checkpoint","version":1,"crc32":1696104943,"body":"{\\"source\\":\\"memory\\",\\"checkpoint_id\\":0,'
@@ -91,12 +96,20 @@ GOLDEN_SPLIT = (
     b'{\\"id\\":\\"a\\",\\"next\\":3,\\"stop\\":9}}]}"}'
 )
 
+GOLDEN_FINISHED = (
+    b'{"format":"headrace-checkpoint","version":1,"crc32":2480911286,"body":"{\\"source\\":\\"memory\\",\\"checkpoint_id\\":0,'
+    b'\\"exhausted\\":true,\\"split_version\\":1,\\"splits\\":[{\\"finished\\":true,\\"split\\":'
+    b'{\\"id\\":\\"a\\",\\"next\\":9,\\"stop\\":9}}]}"}'
+)
+
 
 def test_what_was_written_once_is_read_for_ever():
     assert EnumerationFormat(SOURCE).decode(GOLDEN_FRESH) == Fresh()
-    assert SplitStateFormat(SOURCE).decode(GOLDEN_SPLIT) == reading("a", 3, 9)
+    assert ReaderFormat(SOURCE).decode(GOLDEN_SPLIT) == ReaderRestriction((split("a", 3, 9),))
+    assert ReaderFormat(SOURCE).decode(GOLDEN_FINISHED) == ReaderRestriction(())
+    assert ReaderFormat(SOURCE).decode(GOLDEN_READER.read_bytes()) == READER
     assert EnumerationFormat(SOURCE).encode(Fresh()) == GOLDEN_FRESH
-    assert SplitStateFormat(SOURCE).encode(reading("a", 3, 9)) == GOLDEN_SPLIT
+    assert ReaderFormat(SOURCE).encode(READER) == GOLDEN_READER.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -110,9 +123,14 @@ def test_what_was_written_once_is_read_for_ever():
     ],
 )
 def test_what_is_damaged_or_newer_is_refused(encoded, message):
-    for coder in (EnumerationFormat(SOURCE), SplitStateFormat(SOURCE)):
+    for coder in (EnumerationFormat(SOURCE), ReaderFormat(SOURCE)):
         with pytest.raises(StateError, match=message):
             coder.decode(encoded)
+
+
+def test_what_a_newer_reader_has_left_is_refused():
+    with pytest.raises(StateError, match="up to version 2, and these are of version '3'"):
+        ReaderFormat(SOURCE).decode(GOLDEN_READER.read_bytes().replace(b"headrace-reader 2", b"headrace-reader 3"))
 
 
 def test_state_of_another_source_is_refused():
@@ -120,4 +138,4 @@ def test_state_of_another_source_is_refused():
         name = "other"
 
     with pytest.raises(StateError, match="'memory' source and cannot restore a 'other' source"):
-        SplitStateFormat(Other(MemoryLog())).decode(GOLDEN_SPLIT)
+        ReaderFormat(Other(MemoryLog())).decode(GOLDEN_SPLIT)

@@ -125,7 +125,7 @@ def test_an_expansion_service_is_ignored_with_a_warning(caplog):
         ({"group.id": "g"}, {"commit_offset_in_finalize": True}, True),
         ({"group.id": "g", "enable.auto.commit": True}, {}, True),
         ({"group.id": "g", "enable.auto.commit": "false"}, {}, False),
-        ({"group.id": "g"}, {"commit_offset_in_finalize": True, "max_num_records": 5}, False),
+        ({"group.id": "g"}, {"commit_offset_in_finalize": True, "max_num_records": 5}, True),
     ],
 )
 def test_offsets_are_committed_when_asked_for_and_auto_commit_is_taken_as_that(config, arguments, publishes):

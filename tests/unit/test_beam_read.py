@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from contextlib import suppress
+import time
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 
 import apache_beam as beam
 import pyarrow as pa
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.utils.timestamp import MIN_TIMESTAMP, Timestamp
@@ -20,10 +22,10 @@ from headrace.enumerator.errors import CorruptDataError, DataLossError, Retriabl
 from headrace.runners.beam.coders import Element
 from headrace.runners.beam.enumerate import look
 from headrace.runners.beam.event_time import IDLE_LAG
-from headrace.runners.beam.publication import Proof
 from headrace.runners.beam.read import as_dicts
+from headrace.runners.beam.reader_restriction import ReaderRestriction
 from headrace.runners.beam.restrictions import Enumerated, Fresh
-from headrace.testing.memory import MemoryDiscovery, MemoryLog, MemoryReader, MemorySource
+from headrace.testing.memory import MemoryDiscovery, MemoryLog, MemoryReader, MemorySource, MemorySplit
 from tests.helpers.beam_rig import BeamRun, Stage, on_direct
 
 BEGIN = Element(b"")
@@ -42,7 +44,7 @@ def values_of(batches):
 
 
 def stages(source, **options):
-    enumerate_fn, read_fn = ReadFromSource(source, **options).stages(Proof.OWN_BUNDLE)
+    enumerate_fn, read_fn = ReadFromSource(source, **options).stages({})
     return Stage(enumerate_fn), Stage(read_fn)
 
 
@@ -217,14 +219,16 @@ def test_a_call_reads_for_so_long_and_hands_the_rest_on(opened):
     assert values_of(output.value for output in bundle.outputs) == ["1", "2"]
     assert bundle.delay_s == pytest.approx(0.0, abs=0.1)
     (rest,) = bundle.residuals
-    assert stage.decode(rest).split.next_offset == 2
+    assert stage.decode(rest) == ReaderRestriction((MemorySplit("a", 2),))
 
 
-def test_a_split_without_records_is_looked_at_again_after_a_pause(opened):
-    stage, (work,) = begin(opened, MemorySource(log_of(a="")))
+def test_seen_here_flink_drops_a_pause_of_a_quarter_second_so_a_call_without_records_waits_itself(opened):
+    """And asks for none: it is called again at once, whatever the runner makes of pauses."""
+    stage, (work,) = begin(opened, MemorySource(log_of(a="")), read_s=0.2)
+    begun_s = time.monotonic()
     bundle = stage.process(work)
-    assert bundle.outputs == []
-    assert 0.1 < bundle.delay_s <= 0.25
+    assert (bundle.outputs, bundle.delay_s) == ([], pytest.approx(0.0, abs=0.1))
+    assert time.monotonic() - begun_s >= 0.2
 
 
 def test_a_reader_that_has_nothing_just_now_is_asked_again(opened, monkeypatch):
@@ -246,6 +250,22 @@ def test_the_reader_is_kept_from_call_to_call_and_the_last_call_closes_it(opened
         bundle = stage.process(work)
         work = next(iter(bundle.residuals), None)
     assert (work, made, closed) == (None, [1], [1])
+
+
+def test_seen_here_sixteen_busy_splits_have_one_reader_for_all_calls(opened, monkeypatch):
+    """A reader for each was thrown away, with what it had fetched, before its split's next turn came."""
+    made = []
+    monkeypatch.setattr(MemorySource, "create_reader", lambda self: made.append(1) or MemoryReader(self))
+    source = MemorySource(log_of(**{f"s{number}": "12345678" for number in range(16)}), bounded=True)
+    stage, todo = begin(opened, source, read_s=1e-9, num_readers=1)
+    read, calls = [], 0
+    while todo:
+        bundle = stage.process(todo.pop())
+        todo += bundle.residuals
+        read += values_of(output.value for output in bundle.outputs)
+        calls += 1
+    assert (len(read), len(made)) == (16 * 8, 1)
+    assert calls > 16
 
 
 def test_a_call_that_fails_closes_its_reader(opened, monkeypatch):
@@ -293,6 +313,25 @@ def test_however_the_runner_divides_a_bounded_split_while_it_is_read_every_recor
     assert sorted(read, key=int) == [str(number) for number in range(40)]
 
 
+@given(splits=st.lists(st.tuples(st.integers(0, 12), st.floats(0, 0.99)), max_size=8), batch_size=st.integers(1, 5))
+def test_however_the_runner_divides_the_splits_of_a_reader_every_record_comes_once_and_in_its_splits_order(splits, batch_size):
+    """It moves whole splits, also one whose batch is under way."""
+    opened = []
+    log = log_of(**{split_id: [f"{split_id}{number:02}" for number in range(9)] for split_id in "abcde"})
+    stage, todo = begin(opened, MemorySource(log, bounded=True, batch_size=batch_size), num_readers=2)
+    asked = iter(splits)
+    read = []
+    while todo:
+        work, rest = todo.pop(0), []
+        stage.on_output = dividing(stage, work, *next(asked, (1000, 0.0)), rest)
+        bundle = stage.process(work)
+        todo += rest + bundle.residuals
+        read += values_of(output.value for output in bundle.outputs)
+    for item in opened:
+        item.close()
+    assert sorted(read) == [f"{split_id}{number:02}" for split_id in "abcde" for number in range(9)]
+
+
 def test_a_split_that_was_divided_while_it_is_read_ends_at_its_new_stop(opened):
     """Not by chance in the test above: here the batch under way reaches beyond the stop, and is read anew."""
     source = MemorySource(log_of(a=[str(number) for number in range(10)]), bounded=True, batch_size=4)
@@ -300,7 +339,7 @@ def test_a_split_that_was_divided_while_it_is_read_ends_at_its_new_stop(opened):
     rest = []
     stage.on_output = dividing(stage, work, 1, 0.3, rest)
     bundle = stage.process(work)
-    assert stage.decode(rest[0]).split.next_offset == 5
+    assert stage.decode(rest[0]) == ReaderRestriction((MemorySplit("a", 5, 10),))
     assert [output.value.num_rows for output in bundle.outputs] == [4, 1]
     assert bundle.residuals == []
 
@@ -361,11 +400,33 @@ def test_the_watermark_never_goes_back(opened):
     assert marks == [minute(7), minute(7)]
 
 
+def again(stage, work):
+    """A call when it is known where the splits end."""
+    assert stage.fn._worker.ends.wait(30)
+    return stage.process(work)
+
+
 def test_a_split_that_is_caught_up_by_position_holds_nothing_back(opened):
-    stage, (work,) = begin(opened, TimedSource(log_of(a=["3"])), event_time=ColumnTime("time"))
+    stage, (work,) = begin(opened, TimedSource(log_of(a=["3"])), event_time=ColumnTime("time"), read_s=1e-9)
     bundle = stage.process(work)
     assert values_of(output.value for output in bundle.outputs) == ["3"]
+    assert bundle.watermark == minute(3)  # it is not idle
+    bundle = again(stage, *bundle.residuals)
     assert Timestamp.now() - 20 < bundle.watermark <= Timestamp.now() - IDLE_LAG
+
+
+def test_the_watermark_of_a_reader_is_that_of_its_slowest_split_that_is_not_idle(opened):
+    log = log_of(a=["7", "7"], b=["3", "3", "5", "5"], c=[])
+    stage, (work,) = begin(opened, TimedSource(log), event_time=ColumnTime("time"), num_readers=1, read_s=1e-9)
+    bundle = stage.process(work)
+    assert bundle.watermark is None  # of b nothing is known
+    (work,) = bundle.residuals
+    bundle = again(stage, work)
+    assert bundle.watermark == minute(3)
+    bundle = again(stage, *bundle.residuals)
+    assert bundle.watermark == minute(5)
+    bundle = again(stage, *bundle.residuals)
+    assert bundle.watermark > minute(10)  # all are idle
 
 
 def test_a_split_that_is_silent_but_not_caught_up_does_hold_back(opened, monkeypatch):
@@ -379,7 +440,9 @@ def test_a_split_that_is_silent_but_not_caught_up_does_hold_back(opened, monkeyp
 def test_an_empty_split_holds_nothing_back_and_one_not_read_yet_everything(opened):
     stage, works = begin(opened, TimedSource(log_of(a=[], b=["1", "2", "3"])), event_time=ColumnTime("time"), read_s=1e-9)
     assert stage._state_coder.decode(works[1].estimator_state) is None
-    assert stage.process(works[0]).watermark > minute(10)
+    bundle = stage.process(works[0])
+    assert bundle.watermark is None
+    assert again(stage, *bundle.residuals).watermark > minute(10)
 
 
 def test_event_times_in_the_future_do_not_take_the_watermark_there(opened):
@@ -422,7 +485,7 @@ def test_nothing_is_published_unless_asked_for(opened, monkeypatch):
 
 def test_on_flink_a_position_is_published_once_a_later_checkpoint_proves_it(opened, monkeypatch):
     found = published(monkeypatch)
-    run = BeamRun(MemorySource(log_of(a="123456")), None, proof=Proof.EARLIER_BUNDLES)
+    run = BeamRun(MemorySource(log_of(a="123456")), None)
     opened.append(run)
     run.step(0)
     run.snapshot()
@@ -447,7 +510,7 @@ def test_a_position_that_cannot_be_published_now_is_published_later(opened, monk
     monkeypatch.setattr(MemorySource, "checkpoint_completed", completed)
     run = BeamRun(MemorySource(log_of(a="1234")), None)
     opened.append(run)
-    for _ in range(2):
+    for _ in range(4):
         run.step(0)
         run.checkpoint()
     assert "coordinator moved" in caplog.text
@@ -484,6 +547,49 @@ def test_elements_with_one_coder_have_restrictions_with_one_coder():
 # --- limits and arguments -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("count", "positions"), [(3, {"a": 2, "b": 1}), (4, {"a": 2, "b": 2}), (100, {"a": 3, "b": 3})])
+def test_seen_here_a_limited_read_publishes_where_it_has_stopped_to_the_record(monkeypatch, count, positions):
+    """It was asked to, and did not."""
+    found = {}
+
+    def completed(self, splits):
+        found.update((split.split_id, split.next_offset) for split in splits)
+
+    monkeypatch.setattr(MemorySource, "checkpoint_completed", completed)
+    source = MemorySource(log_of(a="123", b="456"), bounded=True)
+    with on_direct() as pipeline:
+        rows = pipeline | ReadFromSource(source, limit=Limit(count, None), publish=True)
+        assert_that(rows | beam.combiners.Count.Globally(), equal_to([min(count, 6)]))
+    assert found == positions
+
+
+@pytest.mark.parametrize("limit", [None, Limit(5, None)])
+@pytest.mark.parametrize(("runner", "refused"), [("FlinkRunner", True), ("PortableRunner", True), ("DirectRunner", False)])
+def test_seen_here_publishing_on_flink_without_a_checkpoint_interval_is_refused(runner, refused, limit):
+    """Never a position is published, and every call's bundle is kept until memory ends."""
+
+    def read():
+        return ReadFromSource(source, publish=True, limit=limit)
+
+    source = MemorySource(log_of(a="123"))
+    for interval in ([], ["--checkpointing_interval=-1"]):
+        pipeline = beam.Pipeline(runner, PipelineOptions(["--streaming", *interval]))
+        with pytest.raises(UsageError, match="--checkpointing_interval=10000") if refused else nullcontext():
+            _ = pipeline | read()
+    _ = beam.Pipeline(runner, PipelineOptions(["--streaming", "--checkpointing_interval=5000"])) | read()
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "readers"), [(None, [], 4), (None, ["--parallelism=7"], 7), (3, ["--parallelism=7"], 3)]
+)
+def test_how_many_readers_there_are_is_said_or_is_the_pipelines_parallelism(opened, given, options, readers):
+    source = MemorySource(log_of(**dict.fromkeys("abcdefghij", "1")))
+    parsed = PipelineOptions(options).get_all_options()
+    enumerate_stage = Stage(ReadFromSource(source, num_readers=given).stages(parsed)[0])
+    opened.append(enumerate_stage)
+    assert len(enumerate_stage.process(enumerate_stage.begin(BEGIN)).outputs) == readers
+
+
 @pytest.mark.parametrize(("count", "expected"), [(3, 3), (100, 6)])
 def test_a_limit_of_records_is_exact(count, expected):
     source = MemorySource(log_of(a="123", b="456"), bounded=True)
@@ -504,6 +610,7 @@ def test_a_limit_of_time_ends_an_unbounded_source():
         ({"output": "pandas"}, 'output must be "records" or "arrow"'),
         ({"discovery_interval_s": 0}, "discovery_interval_s must be positive"),
         ({"read_s": 0}, "read_s must be positive"),
+        ({"num_readers": 0}, "num_readers must be at least 1"),
     ],
 )
 def test_what_cannot_be_is_refused(arguments, message):
@@ -528,7 +635,7 @@ def test_a_limit_limits(limit):
 
 
 def test_the_stages_are_picklable_with_their_source():
-    enumerate_fn, read_fn = ReadFromSource(MemorySource(log := log_of(a="1"))).stages(Proof.OWN_BUNDLE)
+    enumerate_fn, read_fn = ReadFromSource(MemorySource(log := log_of(a="1"))).stages({})
     assert pickle.loads(pickle.dumps(enumerate_fn))._source.log is log
     assert pickle.loads(pickle.dumps(read_fn))._reading.source.log is log
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.enumerator.errors import ProtocolViolationError
 from headrace.enumerator.ledger import SplitState
+from headrace.runners.beam.reader_restriction import Claim, Published, ReaderRestriction, ReaderTracker, deal
 from headrace.runners.beam.restrictions import (
     Enumerated,
     EnumerationTracker,
@@ -167,3 +168,87 @@ def test_however_a_range_is_claimed_and_divided_every_offset_is_read_once(start,
                 read += range(at, stop)
         tracker.check_done()
     assert sorted(read) == list(range(start, start + length))
+
+
+def tracker_of(state):
+    return OffsetSplitTracker(state)
+
+
+def reader_tracker(*splits, unpublished=(), publishes=False):
+    return ReaderTracker(ReaderRestriction(splits, tuple(unpublished)), tracker_of, publishes=publishes)
+
+
+def claim(split_id, at, stop=None, *, done=False):
+    return Claim(split(split_id, at, stop), done)
+
+
+class TestReader:
+    def test_splits_move_on_by_themselves_and_are_handed_on_together(self):
+        tracker = reader_tracker(split("a", 0), split("b", 5))
+        assert tracker.try_claim(claim("b", 8))
+        assert tracker.try_split(0) == (ReaderRestriction(()), ReaderRestriction((split("a", 0), split("b", 8))))
+        assert tracker.check_done()
+        late = claim("a", 3)
+        assert not tracker.try_claim(late)
+        assert late.left is None
+
+    def test_whole_splits_are_moved_and_the_batch_under_way_of_one_is_refused(self):
+        tracker = reader_tracker(split("a", 0), split("b", 0), split("c", 0), split("d", 0))
+        kept, moved = tracker.try_split(0.5)
+        assert kept == ReaderRestriction((split("a", 0), split("b", 0)))
+        assert moved == ReaderRestriction((split("c", 0), split("d", 0)))
+        late = claim("d", 3)
+        assert not tracker.try_claim(late)
+        assert late.left is None
+        assert tracker.try_claim(claim("a", 3))
+
+    def test_at_least_one_split_stays_and_of_one_a_range_is_cut_off(self):
+        tracker = reader_tracker(split("a", 0, 100), split("b", 0, 100))
+        assert tracker.try_split(0.0001) == (ReaderRestriction((split("a", 0, 100),)), ReaderRestriction((split("b", 0, 100),)))
+        assert tracker.try_split(0.5) == (ReaderRestriction((split("a", 0, 50),)), ReaderRestriction((split("a", 50, 100),)))
+        cut = claim("a", 60, 100)
+        assert not tracker.try_claim(cut)
+        assert cut.left == split("a", 0, 50)
+
+    def test_splits_without_an_end_are_moved_but_not_divided(self):
+        tracker = reader_tracker(split("a", 0), split("b", 0))
+        assert tracker.try_split(0.5) is not None
+        assert tracker.try_split(0.5) is None
+
+    def test_a_split_read_to_its_end_is_gone(self):
+        tracker = reader_tracker(split("a", 0, 4), split("b", 0, 4))
+        last = claim("a", 4, 4, done=True)
+        assert tracker.try_claim(last)
+        assert last.left is None
+        assert tracker.current_restriction() == ReaderRestriction((split("b", 0, 4),))
+        with pytest.raises(ValueError, match="neither read to its end nor handed on"):
+            tracker.check_done()
+
+    def test_but_stays_until_its_last_position_is_published_where_positions_are(self):
+        tracker = reader_tracker(split("a", 0, 4), publishes=True)
+        assert tracker.try_claim(claim("a", 4, 4, done=True))
+        assert tracker.current_restriction() == ReaderRestriction((), (split("a", 4, 4),))
+        with pytest.raises(ValueError, match=r"last positions of .'a'. were neither published nor handed on"):
+            tracker.check_done()
+        assert tracker.try_claim(Published("a"))
+        assert tracker.check_done()
+        assert tracker.try_split(0) is None
+
+    def test_last_positions_are_handed_on_and_not_moved(self):
+        tracker = reader_tracker(split("a", 0), split("b", 0), unpublished=[split("c", 4, 4)], publishes=True)
+        kept, moved = tracker.try_split(0.5)
+        assert (kept.unpublished, moved.unpublished) == ((split("c", 4, 4),), ())
+        assert tracker.try_split(0)[1] == ReaderRestriction((split("a", 0),), (split("c", 4, 4),))
+
+    def test_progress_is_the_sum(self):
+        tracker = reader_tracker(split("a", 0, 10), split("b", 0, 20))
+        tracker.try_claim(claim("a", 10, 10, done=True))
+        tracker.try_claim(claim("b", 5, 20))
+        progress = tracker.current_progress()
+        assert (progress.completed_work, progress.remaining_work) == (15, 15)
+
+    def test_splits_are_dealt_out(self):
+        splits = [split(name, 0) for name in "abcde"]
+        assert [[s.split_id for s in part.reading] for part in deal(splits, 2)] == [["a", "c", "e"], ["b", "d"]]
+        assert len(deal(splits, 9)) == 5
+        assert deal([], 4) == []

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
+
 import pytest
 
+from headrace.enumerator.errors import CorruptDataError, RetriableError
 from headrace.runners.beam import worker
-from headrace.runners.beam.worker import ParkedReaders
+from headrace.runners.beam.ends import Ends
+from headrace.runners.beam.worker import MOST_PARKED, Parked, ParkedReaders
 from tests.helpers.driving import split
 
 
@@ -14,6 +20,14 @@ class FakeReader:
 
     def close(self):
         self.closed = True
+
+
+def positions(*splits):
+    return {item.split_id: item for item in splits}
+
+
+def standing(reader, *splits):
+    return Parked(reader, positions(*splits), {})
 
 
 @pytest.fixture
@@ -28,39 +42,74 @@ def parked(now):
 
 def test_a_reader_is_taken_over_at_the_position_where_it_stands(parked):
     reader = FakeReader()
-    parked.park(reader, split("a", 5))
-    assert parked.take(split("a", 5)) is reader
-    assert parked.take(split("a", 5)) is None
+    parked.park(standing(reader, split("a", 5)))
+    assert parked.take(positions(split("a", 5))).reader is reader
+    assert parked.take(positions(split("a", 5))) is None
     assert not reader.closed
 
 
 def test_a_reader_that_stands_elsewhere_is_closed(parked):
     reader = FakeReader()
-    parked.park(reader, split("a", 5))
-    assert parked.take(split("a", 3)) is None
+    parked.park(standing(reader, split("a", 5)))
+    assert parked.take(positions(split("a", 3))) is None
     assert reader.closed
 
 
 def test_a_reader_with_another_stop_is_closed(parked):
     reader = FakeReader()
-    parked.park(reader, split("a", 5))
-    assert parked.take(split("a", 5, 9)) is None
+    parked.park(standing(reader, split("a", 5)))
+    assert parked.take(positions(split("a", 5, 9))) is None
     assert reader.closed
 
 
 def test_a_second_reader_of_a_split_takes_the_place_of_the_first(parked):
     first, second = FakeReader(), FakeReader()
-    parked.park(first, split("a", 5))
-    parked.park(second, split("a", 5))
+    parked.park(standing(first, split("a", 5)))
+    parked.park(standing(second, split("a", 5)))
     assert first.closed
-    assert parked.take(split("a", 5)) is second
+    assert parked.take(positions(split("a", 5))).reader is second
+
+
+def test_a_reader_of_many_splits_is_taken_over_when_all_of_them_stand_where_it_left_them(parked):
+    first, second = FakeReader(), FakeReader()
+    parked.park(standing(first, split("a", 5), split("b", 7)))
+    parked.park(standing(second, split("b", 7)))
+    assert parked.take(positions(split("b", 7), split("a", 5))).reader is first
+    assert parked.take(positions(split("a", 5))) is None
+    parked.park(standing(first, split("a", 5), split("b", 7)))
+    assert parked.take(positions(split("a", 5), split("b", 8))) is None
+    assert (first.closed, second.closed) == (True, False)
+
+
+def test_seen_here_many_busy_readers_take_turns_and_each_is_there_when_its_turn_comes(parked, now):
+    """16 splits, each with a call of one second on one thread: a patience of 10 seconds threw every reader away, each round."""
+    readers = [FakeReader() for _ in range(40)]
+    for number, reader in enumerate(readers):
+        parked.park(standing(reader, split(str(number))))
+        now[0] += 1.0
+        parked.sweep_late()
+    assert [reader.closed for reader in readers] == [False] * 40
+    now[0] += 2.0 * 40
+    assert parked.sweep_late() == 0
+
+
+def test_over_many_calls_with_changing_splits_so_many_readers_are_kept_and_no_more(parked, now):
+    kept = []
+    for number in range(3000):
+        reader = FakeReader()
+        kept.append(weakref.ref(reader))
+        parked.park(standing(reader, split(str(number % 500), number), split("always", number)))
+        now[0] += 0.01
+        del reader
+    gc.collect()
+    assert len([1 for reader in kept if reader() is not None]) == len(parked) == MOST_PARKED
 
 
 def test_readers_that_nobody_takes_are_closed(parked, now):
     old, young = FakeReader(), FakeReader()
-    parked.park(old, split("a", 5))
+    parked.park(standing(old, split("a", 5)))
     now[0] = 8.0
-    parked.park(young, split("b", 5))
+    parked.park(standing(young, split("b", 5)))
     now[0] = 11.0
     assert parked.sweep(10.0) == 1
     assert (old.closed, young.closed) == (True, False)
@@ -70,7 +119,7 @@ def test_so_many_are_parked_and_then_the_oldest_is_closed(parked, monkeypatch):
     monkeypatch.setattr(parked, "_most", 2)
     readers = [FakeReader() for _ in range(3)]
     for number, reader in enumerate(readers):
-        parked.park(reader, split(str(number)))
+        parked.park(standing(reader, split(str(number))))
     assert [reader.closed for reader in readers] == [True, False, False]
 
 
@@ -78,7 +127,7 @@ def test_the_last_user_of_a_transform_closes_what_is_parked():
     first, second = worker.join("t"), worker.join("t")
     assert first is second
     reader = FakeReader()
-    first.readers.park(reader, split("a"))
+    first.readers.park(standing(reader, split("a")))
     worker.leave("t")
     assert not reader.closed
     worker.leave("t")
@@ -90,7 +139,7 @@ def test_a_call_that_outlives_its_transform_leaves_no_reader_behind():
     orphaned = worker.join("t")
     worker.leave("t")
     reader = FakeReader()
-    orphaned.readers.park(reader, split("a"))
+    orphaned.readers.park(standing(reader, split("a")))
     assert reader.closed
 
 
@@ -99,3 +148,51 @@ def test_transforms_do_not_share():
     assert one is not other
     worker.leave("one")
     worker.leave("other")
+
+
+class TestEnds:
+    def test_seen_here_a_call_does_not_wait_for_what_is_only_a_hint(self):
+        """The look-up of where splits end rides out an outage of 60 s, and a call stood still for it."""
+        ends, may_answer = Ends(), threading.Event()
+
+        def look(splits):
+            may_answer.wait(60)
+            return {item.split_id: 9 for item in splits}
+
+        ends.ask([split("a", 5)], look)
+        assert ends.of("a") is None
+        assert not may_answer.is_set()
+        may_answer.set()
+        assert ends.wait(30)
+        assert ends.of("a").offset == 9
+
+    def test_what_is_asked_while_a_question_is_out_is_asked_together_afterwards(self):
+        ends, out, may_answer, asked = Ends(), threading.Event(), threading.Event(), []
+
+        def look(splits):
+            asked.append(sorted(item.split_id for item in splits))
+            out.set()
+            may_answer.wait(60)
+            return {}
+
+        ends.ask([split("a", 5)], look)
+        assert out.wait(30)
+        for split_id in "bcb":
+            ends.ask([split(split_id, 5)], look)
+        may_answer.set()
+        assert ends.wait(30)
+        assert asked == [["a"], ["b", "c"]]
+
+    @pytest.mark.parametrize(("error", "raised"), [(RetriableError("no leader"), False), (CorruptDataError("rubbish"), True)])
+    def test_only_what_cannot_pass_is_raised_and_once(self, error, raised):
+        ends = Ends()
+
+        def look(splits):
+            raise error
+
+        ends.ask([split("a", 5)], look)
+        assert ends.wait(30)
+        if raised:
+            with pytest.raises(CorruptDataError):
+                ends.of("a")
+        assert ends.of("a") is None
