@@ -91,7 +91,7 @@ def installed(bundle: Bundle) -> Path:
     jars = cache_directory() / bundle.folder
     if not jars.is_dir():
         java, ivy = find_java(bundle.name), find_ivy(bundle)
-        with _lock(_beside(jars, "lock")):
+        with locked(beside(jars, "lock")):
             if not jars.is_dir():
                 _download(java, ivy, bundle, jars)
     return jars
@@ -99,7 +99,7 @@ def installed(bundle: Bundle) -> Path:
 
 def _download(java: Path, ivy: Path, bundle: Bundle, jars: Path) -> None:
     # The name is fixed, and Ivy's cache inside it: an interrupted download is continued, not begun again.
-    partial = _beside(jars, "partial")
+    partial = beside(jars, "partial")
     partial.mkdir(exist_ok=True)
     ivy_file = partial / "ivy.xml"
     dependencies = [DEPENDENCY.format(*module.split(":")) for module in bundle.modules]
@@ -135,12 +135,14 @@ def _run_ivy(command: list[str | Path], bundle: Bundle) -> tuple[int, list[str]]
     return ivy.returncode, lines
 
 
-def _beside(jars: Path, suffix: str) -> Path:
-    return jars.with_name(f"{jars.name}.{suffix}")
+def beside(path: Path, suffix: str) -> Path:
+    """The path with a suffix: what belongs to it, in the same folder."""
+    return path.with_name(f"{path.name}.{suffix}")
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Hold this file's lock, and wait for it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # the kernel releases it when we die, so no stale lock can remain

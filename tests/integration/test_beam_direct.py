@@ -1,8 +1,8 @@
 """The Beam transform on Beam's own local runners, with a real broker.
 
 DirectRunner is two runners: Prism, a program that Beam downloads, and where it cannot be had one in Python that runs one stage
-after the other and so can read only what ends. What streams is tested on Prism: HEADRACE_PRISM names the program, else Beam
-fetches it.
+after the other and so can read only what ends. What streams is tested on Prism: HEADRACE_PRISM names the program, else Go
+builds it, once per user (`headrace.harness.prism`); without Go these tests are skipped, or fail with HEADRACE_REQUIRE_PRISM.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms.window import FixedWindows
 
 from headrace.beam import KafkaHeader, KafkaRecord, ReadFromKafka
+from headrace.enumerator.errors import UsageError
 from headrace.harness.kafka import add_partitions, create_topic
+from headrace.harness.prism import prism_program
 from headrace.kafka import KafkaSource, Latest
 from headrace.runners.beam import worker
 from tests.helpers.beam_rig import BeamRun, collect, collected, on_direct
@@ -147,33 +149,32 @@ class TestBounded:
             assert_that(pairs | beam.combiners.Count.Globally(), equal_to([7]))
 
 
-def prism_options() -> PipelineOptions:
-    location = os.environ.get("HEADRACE_PRISM")
+@pytest.fixture(scope="session")
+def prism() -> PipelineOptions:
+    """The options of a pipeline on Prism."""
+    try:
+        program = prism_program(beam.__version__)
+    except UsageError as error:
+        if os.environ.get("HEADRACE_REQUIRE_PRISM"):
+            raise
+        pytest.skip(str(error))
     # the server that an earlier pipeline of this process may have failed to start is not to be used again
     options = ["--streaming", "--experiments=disable_prism_server_singleton"]
-    return PipelineOptions([*options, *([f"--prism_location={location}"] if location else [])])
+    return PipelineOptions([*options, f"--prism_location={program}"])
 
 
 class TestStreaming:
     """On Prism."""
 
     @pytest.fixture
-    def run(self, monkeypatch):
+    def run(self, monkeypatch, prism):
         """Runs a pipeline until the test ends."""
         monkeypatch.setattr(worker, "PARKED_S", 1.0)
-        from apache_beam.runners.portability.prism_runner import PrismJobServer
-
-        try:
-            PrismJobServer(prism_options()).subprocess_cmd_and_endpoint()
-        except Exception as error:
-            if os.environ.get("HEADRACE_REQUIRE_PRISM"):
-                raise
-            pytest.skip(f"Prism cannot be had here: {error}")
         results = []
 
         def start(transform):
             name = uuid.uuid4().hex
-            pipeline = beam.Pipeline("PrismRunner", prism_options())
+            pipeline = beam.Pipeline("PrismRunner", prism)
             _ = pipeline | transform | beam.Map(collect, name)
             results.append(pipeline.run())
             return collected.setdefault(name, [])
