@@ -45,7 +45,8 @@ class WriteToKafka(beam.PTransform):
 
     - delivery: "at-least-once" (default): a bundle that fails is written again. Every runner. "exactly-once": readers with
       `isolation.level=read_committed` see each record once, two to three checkpoints after it was read. Flink only, with the
-      options --checkpointing_interval and --finish_bundle_before_checkpointing.
+      options --checkpointing_interval, --min_pause_between_checkpoints (at least 500, in milliseconds) and
+      --finish_bundle_before_checkpointing; others that break the promise are refused by name.
     - transactional_id_prefix: what all transactional ids begin with, with exactly-once; default "headrace".
     - transaction_timeout_ms: after so many milliseconds the broker aborts what was not committed, with exactly-once: longer
       than an outage of the job. Default: transaction.timeout.ms of producer_config, else 15 minutes.

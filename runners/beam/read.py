@@ -21,10 +21,12 @@ from headrace.enumerator.errors import UsageError
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.source import Boundedness, LogSource, Source
 from headrace.enumerator.split import SplitT
+from headrace.runners.beam import flink_options
 from headrace.runners.beam import worker as workers
 from headrace.runners.beam.coders import Element, ReaderFormat
 from headrace.runners.beam.enumerate import EnumerateBounded, EnumerateUnbounded
 from headrace.runners.beam.event_time import IDLE_LAG, EventTime, ProcessingTime, SplitWatermark, bounds
+from headrace.runners.beam.flink_options import Promise
 from headrace.runners.beam.held import HeldReader
 from headrace.runners.beam.limited import POSITIONS, Limit, ReadLimited
 from headrace.runners.beam.pauses import pause
@@ -50,7 +52,6 @@ DEFAULT_READERS = 4
 """How many readers share the splits that are found, where neither `num_readers` nor the option --parallelism says."""
 
 _ONE_STAGE_AFTER_THE_OTHER = {"FnApiRunner", "BundleBasedDirectRunner"}
-_FLINK = {"FlinkRunner", "PortableRunner"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,15 +239,6 @@ class ToRecords(beam.DoFn):
         return (TimestampedValue(row, Timestamp(micros=micros)) for row, micros in pairs)
 
 
-def _check_checkpoints(runner: str, options: Mapping[str, Any]) -> None:
-    """Flink's runner finalises bundles when a checkpoint completes; without checkpoints it keeps all of them, in memory."""
-    if runner in _FLINK and int(options.get("checkpointing_interval") or 0) <= 0:
-        raise UsageError(
-            "positions are published (commit_offset_in_finalize, enable.auto.commit) once Flink has completed a checkpoint, "
-            "and without an interval it takes none: add the options --streaming and --checkpointing_interval=10000"
-        )
-
-
 def _check_streams(runner: str) -> None:
     """A source without an end needs a runner whose stages run beside each other, or not one record comes out, in silence."""
     wanted = "read up to a stop or a limit, or use Prism (--runner=PrismRunner), Flink, or another runner that streams"
@@ -319,8 +311,9 @@ class ReadFromSource(beam.PTransform):
     def expand(self, pbegin: Any) -> Any:
         """Called by Beam."""
         options = pbegin.pipeline.options.get_all_options(retain_unknown_options=True)
-        if self._publishes:
-            _check_checkpoints(type(pbegin.pipeline.runner).__name__, options)
+        if self._publishes and type(pbegin.pipeline.runner).__name__ in flink_options.ON_FLINK:
+            unbounded = self._source.boundedness is Boundedness.UNBOUNDED and self._limit is None
+            flink_options.refuse(Promise.OFFSETS, options, unbounded=unbounded)
         batches = self._read(pbegin, options) if self._limit is None else self._read_limited(pbegin, self._limit, options)
         if self._output == "arrow":
             return batches

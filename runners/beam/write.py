@@ -34,6 +34,7 @@ from headrace.connectors.commit import Copy, End, Sweep
 from headrace.connectors.sink import Attempt, Committer, ImmediateSink, Transaction, TwoPhaseSink
 from headrace.enumerator.errors import ProtocolViolationError, UsageError
 from headrace.runners.beam.coders import RecordBatchCoder
+from headrace.runners.beam.flink_options import ON_FLINK, Promise, refuse
 from headrace.runners.beam.pauses import pause
 from headrace.runners.beam.shard import Shard, ShardState, ShardStateSerializer, Write
 
@@ -49,8 +50,6 @@ PACK_BYTES = 4 << 20
 _FOR_EVER = 1 << 62
 _CODER = RecordBatchCoder()
 _BEAT = b""
-# Flink's runner alone takes checkpoints that a sink can follow. By name, as its job server is reached by a PortableRunner.
-_RUNNERS_WITH_CHECKPOINTS = frozenset({"FlinkRunner", "PortableRunner"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,19 +161,12 @@ def _constant(value: Shards) -> Callable[[Any], Shards]:
 
 def _check_runner(pipeline: Any) -> None:
     name = type(pipeline.runner).__name__
-    if name not in _RUNNERS_WITH_CHECKPOINTS:
+    if name not in ON_FLINK:
         raise UsageError(
             f"delivery='exactly-once' needs Flink's checkpoints, and {name} takes none that a sink can follow: "
             "run on Flink (headrace beam starts one), or take delivery='at-least-once'"
         )
-    options = pipeline.options.get_all_options(retain_unknown_options=True)
-    if int(options.get("checkpointing_interval") or 0) <= 0:
-        raise UsageError("delivery='exactly-once' needs Flink's checkpoints: add the option --checkpointing_interval=10000")
-    if not options.get("finish_bundle_before_checkpointing"):
-        raise UsageError(
-            "delivery='exactly-once' needs the option --finish_bundle_before_checkpointing: without it a checkpoint can hold "
-            "half of a bundle, and a job with splittable DoFns stalls"
-        )
+    refuse(Promise.WRITE, pipeline.options.get_all_options(retain_unknown_options=True), unbounded=True)
 
 
 class _Waiting:

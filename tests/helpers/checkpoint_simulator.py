@@ -1,7 +1,8 @@
 """A runner with checkpoints, in one thread and at random: what it may do to a writing shard, and what must be true then.
 
-As Flink's runner it finalises all bundles that have ended when a checkpoint completes, those after its barrier too. Any attempt
-may die between two commands of a call, and its call may go on later all the same; transactions time out at any moment.
+As Flink's runner it finalises all bundles that have ended when a task hears of a completed checkpoint, those after its barrier
+too. Any attempt may die between two commands of a call, and its call may go on later all the same; transactions time out at any
+moment. What the options of the job let it do is an `Engine`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,32 @@ class BrokenPromiseError(AssertionError):
     """What must never be true is true."""
 
 
+@dataclass(frozen=True)
+class Engine:
+    """What the options of a job let Flink do; as it stands, what `headrace.runners.beam.flink_options` accepts.
+
+    concurrent: so many checkpoints may be under way. pause: a task hears of a completed checkpoint before the next one's
+    barrier comes. savepoints: somebody takes them while the job runs; they ask neither for the others' end nor for a pause, no
+    task hears of their completion, and a failed job does not go back to them (Flink since 1.15). aligned: a task takes no rows
+    from behind the barrier before its own snapshot. sticky: all calls of a shard are made in one process.
+    """
+
+    concurrent: int = 1
+    pause: bool = True
+    savepoints: bool = True
+    aligned: bool = True
+    sticky: bool = True
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A checkpoint: where the source stood, and the shard's state."""
+
+    position: int
+    state: ShardState[Any]
+    is_savepoint: bool = False
+
+
 @dataclass
 class Process:
     """A worker process: what it knows of the shard, and the number that is part of its transactions' names."""
@@ -53,13 +80,15 @@ class World:
 
     random: random.Random
     make_shard: Callable[[], Shard[Any]] = Shard
+    engine: Engine = Engine()
     log: MemoryTransactionLog = field(default_factory=MemoryTransactionLog)
     now_s: float = 1000.0
     position: int = 0
     state: ShardState[Any] = field(default_factory=lambda: ShardState(RUN))
-    completed: tuple[int, ShardState[Any]] = field(default_factory=lambda: (0, ShardState(RUN)))
-    under_way: tuple[int, ShardState[Any]] | None = None
-    notify: bool = False
+    completed: Snapshot = field(default_factory=lambda: Snapshot(0, ShardState(RUN)))
+    under_way: list[Snapshot] = field(default_factory=list)
+    to_be_told: int = 0
+    source_barrier: int | None = None
     outstanding: list[Callable[[], None]] = field(default_factory=list)
     zombies: list[Call] = field(default_factory=list)
     happened: dict[str, int] = field(default_factory=dict)
@@ -67,14 +96,18 @@ class World:
     def __post_init__(self) -> None:
         self.nonces = count()
         self.sink = MemorySink(self.log)
-        self.process = Process(self.make_shard(), next(self.nonces))
+        self.processes = self.started()
+
+    def started(self) -> list[Process]:
+        """The worker processes of a new attempt."""
+        return [Process(self.make_shard(), next(self.nonces)) for _ in range(1 if self.engine.sticky else 2)]
 
     # --- what may happen ----------------------------------------------------------------------------------------------
 
     def step(self) -> None:
         """One random thing."""
         actions = 3 * [self.write, self.beat, self.barrier, self.complete, self.notification]
-        actions += [self.crash, self.zombie, self.zombie, self.expire, self.time]
+        actions += [self.savepoint, self.abort, self.crash, self.zombie, self.zombie, self.expire, self.time]
         self.random.choice(actions)()
         self.check()
 
@@ -86,17 +119,49 @@ class World:
         self.run([], may_die=True)
 
     def barrier(self) -> None:
-        if self.under_way is None and not self.notify:
-            self.under_way = (self.position, self.state)
+        """The barrier of a checkpoint comes, when the options let it."""
+        if sum(not snapshot.is_savepoint for snapshot in self.under_way) >= self.engine.concurrent:
+            return
+        if self.engine.pause and self.to_be_told:
+            return
+        if self.engine.aligned:
+            self.under_way.append(Snapshot(self.position, self.state))
+        elif self.source_barrier is None:
+            self.source_barrier = self.position
+        else:
+            self.under_way.append(Snapshot(self.source_barrier, self.state))
+            self.source_barrier = None
+
+    def savepoint(self) -> None:
+        """Somebody asks for one, while nobody else does."""
+        if self.engine.savepoints and not any(snapshot.is_savepoint for snapshot in self.under_way):
+            self.under_way.append(Snapshot(self.position, self.state, is_savepoint=True))
 
     def complete(self) -> None:
-        if self.under_way is not None:
-            self.completed, self.under_way, self.notify = self.under_way, None, True
-            self.count("checkpoint")
+        """One of them is complete; one that is no savepoint takes the place of those before it."""
+        if not self.under_way:
+            return
+        done = self.random.choice(self.under_way)
+        before = self.under_way[: self.under_way.index(done)]
+        self.under_way.remove(done)
+        if done.is_savepoint:
+            self.count("savepoint")
+            return
+        self.completed = done
+        self.to_be_told += 1
+        self.under_way = [snapshot for snapshot in self.under_way if snapshot.is_savepoint or snapshot not in before]
+        self.count("checkpoint")
+
+    def abort(self) -> None:
+        """One of them comes to nothing."""
+        if self.under_way and self.random.random() < 0.3:
+            self.under_way.remove(self.random.choice(self.under_way))
+            self.count("aborted checkpoint")
 
     def notification(self) -> None:
-        if self.notify:
-            self.notify = False
+        """The task hears of the completion."""
+        if self.to_be_told:
+            self.to_be_told -= 1
             callbacks, self.outstanding = self.outstanding, []
             for callback in callbacks:
                 callback()
@@ -127,8 +192,9 @@ class World:
 
     def run(self, rows: list[int], *, may_die: bool) -> None:
         """One call of the live attempt, which may die in the middle of it."""
-        steps = self.process.shard.call(self.state, self.now_s, has_rows=bool(rows))
-        call = Call(self.process, rows, steps, None)
+        process = self.random.choice(self.processes)
+        steps = process.shard.call(self.state, self.now_s, has_rows=bool(rows))
+        call = Call(process, rows, steps, None)
         while True:
             try:
                 going_on = self.advance(call)
@@ -192,10 +258,10 @@ class World:
 
     def restore(self) -> None:
         """The attempt is over; the next one begins from the last checkpoint, in this process or in another."""
-        self.position, self.state = self.completed
-        self.under_way, self.notify, self.outstanding = None, False, []
+        self.position, self.state = self.completed.position, self.completed.state
+        self.under_way, self.to_be_told, self.outstanding, self.source_barrier = [], 0, [], None
         if self.random.random() < 0.7:
-            self.process = Process(self.make_shard(), next(self.nonces))
+            self.processes = self.started()
         self.count("restore")
 
     def count(self, what: str) -> None:
@@ -208,7 +274,7 @@ class World:
         rows = [row["row"] for row in self.log.rows()]
         if len(rows) != len(set(rows)):
             raise BrokenPromiseError(f"seen twice: {sorted(row for row in set(rows) if rows.count(row) > 1)}")
-        if early := [row for row in rows if row >= self.completed[0]]:
+        if early := [row for row in rows if row >= self.completed.position]:
             raise BrokenPromiseError(f"seen before a checkpoint covers them: {early}")
 
     def finish(self) -> None:
@@ -218,9 +284,12 @@ class World:
         for _ in range(CALM_ROUNDS):
             self.now_s += SWEEP_SECONDS
             self.run([], may_die=False)
-            self.barrier()
-            self.complete()
-            self.notification()
+            for _ in range(2):  # one that is not aligned comes in two steps
+                self.barrier()
+            while self.under_way:
+                self.complete()
+            while self.to_be_told:
+                self.notification()
             self.check()
         self.run([], may_die=False)
         rows = sorted(row["row"] for row in self.log.rows())
@@ -234,9 +303,11 @@ def _batch(rows: list[int]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([{"row": row} for row in rows])
 
 
-def history(seed: int, make_shard: Callable[[], Shard[Any]] = Shard, steps: int = 60) -> dict[str, int]:
+def history(
+    seed: int, make_shard: Callable[[], Shard[Any]] = Shard, steps: int = 60, engine: Engine | None = None
+) -> dict[str, int]:
     """Play one; what happened, by how often. Raises BrokenPromiseError."""
-    world = World(random.Random(seed), make_shard)
+    world = World(random.Random(seed), make_shard, engine or Engine())
     for _ in range(steps):
         world.step()
     world.finish()

@@ -162,7 +162,7 @@ def test_the_command_gives_options_says_that_workers_do_not_start_and_leaves_not
     (broken / "sitecustomize.py").write_text(BROKEN_WORKER)
     with command(temporary, PYTHONPATH=str(broken)) as process:
         assert process.stdout is not None
-        flags = [process.stdout.readline().strip() for _ in range(10)]
+        flags = [process.stdout.readline().strip() for _ in range(11)]
         assert flags[0] == "--runner=PortableRunner"
         assert all(flag.startswith("--") for flag in flags)
         pipeline = beam.Pipeline(options=PipelineOptions(flags))

@@ -576,7 +576,12 @@ def test_seen_here_publishing_on_flink_without_a_checkpoint_interval_is_refused(
         pipeline = beam.Pipeline(runner, PipelineOptions(["--streaming", *interval]))
         with pytest.raises(UsageError, match="--checkpointing_interval=10000") if refused else nullcontext():
             _ = pipeline | read()
-    _ = beam.Pipeline(runner, PipelineOptions(["--streaming", "--checkpointing_interval=5000"])) | read()
+    _ = (
+        beam.Pipeline(
+            runner, PipelineOptions(["--streaming", "--checkpointing_interval=5000", "--min_pause_between_checkpoints=500"])
+        )
+        | read()
+    )
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,7 @@ def exactly_once(options: list[str], runner: str | None = None) -> None:
 FLINK = ["--runner=FlinkRunner", "--streaming"]
 CHECKPOINTS = "--checkpointing_interval=1000"
 FINISH = "--finish_bundle_before_checkpointing"
+PAUSE = "--min_pause_between_checkpoints=500"
 
 
 DATAFLOW = ["--project=project", "--region=region", "--temp_location=gs://bucket/t", "--staging_location=gs://bucket/s"]
@@ -143,14 +144,17 @@ def test_exactly_once_names_the_runner_that_cannot(runner: str) -> None:
         exactly_once([CHECKPOINTS, FINISH, *DATAFLOW], runner)
 
 
-@pytest.mark.parametrize(("options", "named"), [([FINISH], "--checkpointing_interval"), ([CHECKPOINTS], FINISH)])
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [([FINISH, PAUSE], "--checkpointing_interval"), ([CHECKPOINTS, PAUSE], FINISH), ([CHECKPOINTS, FINISH], PAUSE)],
+)
 def test_exactly_once_names_the_option_that_is_missing(options: list[str], named: str) -> None:
     with pytest.raises(UsageError, match=named):
         exactly_once([*FLINK, *options])
 
 
 def test_exactly_once_is_taken_by_flink_with_its_options() -> None:
-    exactly_once([*FLINK, CHECKPOINTS, FINISH])
+    exactly_once([*FLINK, CHECKPOINTS, FINISH, PAUSE])
 
 
 @pytest.mark.parametrize(

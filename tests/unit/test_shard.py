@@ -13,6 +13,7 @@ from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSeri
 from headrace.connectors.kafka.write.transactions import Producer, TransactionProtocol
 from headrace.connectors.sink import Outcome
 from headrace.enumerator.errors import StateError
+from headrace.runners.beam.flink_options import RULES
 from headrace.runners.beam.shard import (
     SPARE_SLOTS,
     SWEEP_SECONDS,
@@ -24,7 +25,7 @@ from headrace.runners.beam.shard import (
     Write,
 )
 from headrace.testing.memory_sink import MemoryHandle, MemoryHandleSerializer
-from tests.helpers.checkpoint_simulator import BrokenPromiseError, history
+from tests.helpers.checkpoint_simulator import BrokenPromiseError, Engine, history
 from tests.helpers.planted_shards import PLANTED
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -49,6 +50,8 @@ TROUBLES = (
     "expired open",
     "copy",
     "checkpoint",
+    "aborted checkpoint",
+    "savepoint",
 )
 
 
@@ -221,6 +224,40 @@ def test_the_checker_finds(planted: type[Shard[Any]]) -> None:
 
     with pytest.raises(BrokenPromiseError):
         play()
+
+
+REFUSED = {
+    "min_pause_between_checkpoints": Engine(pause=False),
+    "num_concurrent_checkpoints": Engine(concurrent=2),
+    "checkpointing_mode": Engine(aligned=False),
+}
+
+
+@pytest.mark.parametrize("option", REFUSED)
+def test_seen_here_under_an_option_that_is_refused_the_promise_is_broken(option: str) -> None:
+    assert option in {rule.option for rule in RULES}
+
+    def play() -> None:
+        for seed in range(2000):
+            history(seed, engine=REFUSED[option])
+
+    with pytest.raises(BrokenPromiseError):
+        play()
+
+
+def test_seen_here_a_shard_whose_calls_are_spread_over_processes_never_commits() -> None:
+    """Flink's --load_balance_bundles: none of them hears of two checkpoints in a row without a call in the other."""
+    shards: list[Shard[MemoryHandle]] = [Shard(), Shard()]
+    caller, callbacks = Caller(), []
+    for number in range(100):
+        caller.shard = shards[number % 2]
+        _, callback = caller.call(has_rows=True)
+        if callback is not None:
+            callbacks.append(callback)
+        while callbacks:
+            callbacks.pop()()
+    assert len(caller.state.entries) == 100
+    assert "load_balance_bundles" in {rule.option for rule in RULES}
 
 
 def test_a_state_survives_its_serialisation() -> None:

@@ -70,6 +70,8 @@ class FlinkCluster:
             "--streaming",
             f"--parallelism={parallelism or self._slots}",
             f"--checkpointing_interval={checkpoint_ms}",
+            # So that every task hears of a checkpoint's completion before the next barrier.
+            "--min_pause_between_checkpoints=500",
             # Without it a checkpoint inside the first bundle stalls the job for ever.
             "--finish_bundle_before_checkpointing",
             "--externalized_checkpoints_enabled",
