@@ -157,6 +157,13 @@ class LogSource(Source[OffsetSplitT]):
         Never behind a split's `next_offset`: a source that has gone back is data loss, which this reports as such.
         """
 
+    def retired(self, splits: Sequence[OffsetSplitT]) -> frozenset[str]:
+        """Ids of those of these vanished splits that can never come back, by proof: their state may be forgotten.
+
+        Asked for splits that `splits_missing` has let pass. Default: none, as what has vanished may only be out of sight.
+        """
+        return frozenset()
+
     @abstractmethod
     def with_columns(self, columns: Sequence[str]) -> Self:
         """The same source, building only these columns of its schema, in this order."""

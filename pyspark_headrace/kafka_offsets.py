@@ -73,7 +73,7 @@ class KafkaOffsets:
         return json.dumps(document, separators=(",", ":"))
 
     def _taken_over(self, positions: Mapping[tuple[str, int], int]) -> LogOffsets[KafkaSplit]:
-        identities = self.source.create_discovery().topic_ids()
+        identities = self.source.create_discovery().topic_ids(positions)
         gone = sorted(f"{topic}-{partition}" for topic, partition in positions.keys() - identities.keys())
         if gone and self.source.fail_on_data_loss:
             raise DataLossError(

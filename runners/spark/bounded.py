@@ -5,9 +5,10 @@ A task that fails is tried again from the split's start, and Spark forgets what 
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Iterator, MutableMapping
+import hashlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 from pyspark import cloudpickle
@@ -37,9 +38,16 @@ def read_source(spark: SparkSession, source: Source[Any]) -> DataFrame:
     if source.boundedness is not Boundedness.BOUNDED:
         raise UsageError(f"source {source.name!r} has no end: only a bounded source can be read as a frame")
     _spark_types(source)
-    spark.dataSource.register(BoundedSourceFormat)
-    pickled = base64.b64encode(_pickled(source)).decode()
-    return spark.read.format(BoundedSourceFormat.name()).option(BoundedSourceFormat.OPTION, pickled).load()
+    registered = format_of(source)
+    known = _registered.setdefault(spark, set())
+    if registered.name() not in known:
+        spark.dataSource.register(registered)
+        known.add(registered.name())
+    return spark.read.format(registered.name()).load()
+
+
+_registered: WeakKeyDictionary[SparkSession, set[str]] = WeakKeyDictionary()
+"""The formats of each session: registering one again would warn that it replaces another."""
 
 
 def _spark_types(source: Source[Any]) -> StructType:
@@ -56,18 +64,18 @@ def _pickled(source: Source[Any]) -> bytes:
 
 
 class BoundedSourceFormat(DataSource):
-    """The format that `read_source` registers. Made in a Python process beside the driver; holds the pickled source only."""
+    """The base of the formats that `read_source` registers. Made in a Python process beside the driver.
 
-    OPTION = "source"
+    Each source has a format of its own, a class that holds it pickled. Spark pickles the classes that are registered with a
+    session, which only its owner does. An option of a frame would not do: many may set those, and to unpickle is to run code.
+    """
 
-    def __init__(self, options: MutableMapping[str, str]) -> None:
-        """Called by Spark."""
-        super().__init__(options)
+    PICKLED: bytes
 
     @classmethod
     def name(cls) -> str:
-        """What it is registered as."""
-        return "headrace_source"
+        """What it is registered as: another name for another source."""
+        return f"headrace_source_{hashlib.sha256(cls.PICKLED).hexdigest()[:16]}"
 
     def schema(self) -> StructType:
         """The source's columns."""
@@ -78,7 +86,12 @@ class BoundedSourceFormat(DataSource):
         return BoundedReader(self._source(), to_arrow_schema(schema, timezone="UTC"))
 
     def _source(self) -> Source[Any]:
-        return cast("Source[Any]", cloudpickle.loads(base64.b64decode(self.options[self.OPTION])))
+        return cast("Source[Any]", cloudpickle.loads(self.PICKLED))
+
+
+def format_of(source: Source[Any]) -> type[BoundedSourceFormat]:
+    """The source's own format. Travels by value, as the module does not hold it."""
+    return type("RegisteredSourceFormat", (BoundedSourceFormat,), {"PICKLED": _pickled(source)})
 
 
 class SplitPartition(InputPartition):

@@ -23,7 +23,8 @@ class LogOffsets(Generic[OffsetSplitT]):
 
     `began` holds, for every split, the offset that its first batch started from. An engine that asks for initial offsets again
     when it replays its first batch (Spark does) plans the replay from there, and never from a new answer (I2).
-    `initial` marks offsets that come from `SplitDiscovery.initial`, so that they differ from every batch's end.
+    `initial` marks the start of a query that has no checkpoint. It holds no splits: `SplitDiscovery.initial` is asked when the
+    end of the first batch is planned.
     """
 
     splits: Mapping[str, OffsetSplitT]

@@ -124,7 +124,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[
         return {"_job": self._job}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Where a query without a checkpoint starts. Driver; Spark calls it for every run of batch 0."""
+        """The mark of a query without a checkpoint, and no position. Driver; Spark calls it for every run of batch 0."""
         return _offset(self._planner.initial_offsets())
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name

@@ -2,10 +2,14 @@
 
 Spark's own protocol has two gaps, and this is where they are closed:
 
-- Spark asks for initial offsets twice in batch 0, and again when batch 0 is replayed; it stores none of them. So the end
-  of every batch carries where each split began, and a replay is planned from that, never from a new answer (I2).
-- Initial offsets are marked, so they differ from every end. Spark therefore runs batch 0 at once, data or not, and where
-  the query started is durable before anything else happens (azure-event-hubs-spark #532).
+- Spark asks for initial offsets twice in batch 0, and again when batch 0 is replayed; it stores none of them. So the answer is
+  a mark without a position. Positions are looked up when the end of batch 0 is, which happens once and is stored, and the end
+  of every batch carries where each split began: a replay is planned from that, and asks for nothing anew (I2).
+- The mark differs from every end. Spark therefore runs batch 0 at once, data or not, and where the query started is durable
+  before anything else happens (azure-event-hubs-spark #532).
+
+A split that has vanished keeps its place in the offsets, since metadata flaps (FLINK-39837). It leaves them once the source has
+let the loss pass and proves that it cannot come back.
 """
 
 from __future__ import annotations
@@ -13,10 +17,10 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic
 
-from headrace.enumerator.errors import DeadlineExceededError, StateError, is_retriable
+from headrace.enumerator.errors import HeadraceError, StateError
 from headrace.enumerator.split import OffsetSplitT
 from headrace.runners.spark.log_read import LogOffsets, LogRead
 from headrace.runners.spark.planning import OffsetRange, admit
@@ -42,7 +46,7 @@ class Backlog(Generic[OffsetSplitT]):
 class StreamPlanner(Generic[OffsetSplitT]):
     """Plans the batches of one run of a query. Lives in the driver's Python process; called by one thread, as Spark does.
 
-    Offsets go in and out as JSON text. Only `initial_offsets` ever initialises.
+    Offsets go in and out as JSON text. Only the end of batch 0, planned for the first time, ever initialises.
     """
 
     def __init__(self, read: LogRead[OffsetSplitT], clock: Callable[[], float]) -> None:
@@ -52,9 +56,11 @@ class StreamPlanner(Generic[OffsetSplitT]):
         self._format = read.offsets
         self._clock = clock
         self._discovery = read.source.create_discovery()
-        self._initial: str | None = None
+        self._initial: Mapping[str, OffsetSplitT] | None = None
         self._parsed: OrderedDict[str, LogOffsets[OffsetSplitT]] = OrderedDict()
         self._missing: frozenset[str] = frozenset()
+        self._retired: dict[str, OffsetSplitT] = {}
+        self._publishing_fails = False
         self._published: dict[str, int] = {}
         self._last_batch_at: float | None = None
         self._pins_end = False
@@ -62,22 +68,16 @@ class StreamPlanner(Generic[OffsetSplitT]):
         self._seen: Backlog[OffsetSplitT] | None = None
 
     def initial_offsets(self) -> str:
-        """Where a query without a checkpoint starts; the same answer however often Spark asks.
-
-        Raises what discovery raises, and StateError when a predecessor's offsets cannot be read.
-        """
-        if self._initial is None:
-            splits = self._initial_splits()
-            began = {split_id: split.next_offset for split_id, split in splits.items()}
-            self._initial = self._format.to_json(LogOffsets(splits, began, initial=True))
-        return self._initial
+        """The mark of a query without a checkpoint; the same text however often Spark asks. Contacts nobody."""
+        return self._format.to_json(LogOffsets({}, {}, initial=True))
 
     def next_offsets(self, start: str, max_offsets: int | None, min_offsets: int | None) -> str:
         """Where the batch that starts at `start` ends: `start` itself when nothing is to be read now.
 
-        Also publishes `start`, whose batch Spark has committed by now. Raises DataLossError as the source sees fit.
+        Also publishes `start`, whose batch Spark has committed by now. Raises DataLossError as the source sees fit, for the
+        first batch what the initial discovery raises, and StateError when a predecessor's offsets cannot be read.
         """
-        offsets = self._parse(start)
+        offsets = self._started(self._parse(start))
         self._seen = backlog = self._look(offsets)
         self._publish(offsets)
         if self._waits_for_more(backlog, offsets, min_offsets):
@@ -85,10 +85,12 @@ class StreamPlanner(Generic[OffsetSplitT]):
         starts = {split_id: split.next_offset for split_id, split in backlog.splits.items()}
         ends = admit(starts, backlog.ends, max_offsets)
         found = backlog.splits.keys() - offsets.splits.keys()
-        if ends == starts and not found and not offsets.initial:
+        gone = self._retired.keys() & offsets.splits.keys()
+        if ends == starts and not found and not gone and not offsets.initial:
             return start
-        known = {**offsets.splits, **backlog.splits}
-        began = {**{split_id: split.next_offset for split_id, split in known.items()}, **offsets.began}
+        kept = {split_id: split for split_id, split in offsets.splits.items() if split_id not in gone}
+        known = {**kept, **backlog.splits}
+        began = {split_id: offsets.began.get(split_id, split.next_offset) for split_id, split in known.items()}
         moved = {split_id: split.between(ends.get(split_id, split.next_offset), None) for split_id, split in known.items()}
         return self._format.to_json(LogOffsets(moved, began))
 
@@ -99,7 +101,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
         """
         first, last = self._parse(start), self._parse(end)
         gone = [split for split_id, split in first.splits.items() if split_id not in last.splits]
-        if gone and not first.initial:
+        if gone and not _is_complete(last):  # what leaves our own offsets was let pass before they were stored
             self._source.splits_missing(gone)
         begins = self._begins(first, last)
         ranges = [OffsetRange(split_id, begins[split_id], split.next_offset) for split_id, split in last.splits.items()]
@@ -124,10 +126,19 @@ class StreamPlanner(Generic[OffsetSplitT]):
         """Release connections. Nothing depends on its being called."""
         self._discovery.close()
 
-    def _initial_splits(self) -> Mapping[str, OffsetSplitT]:
-        if self._read.predecessor is not None:
-            return self._format.from_json(self._read.predecessor.initial_offsets()).splits
-        return {split.split_id: split for split in self._discovery.initial().added}
+    def _started(self, offsets: LogOffsets[OffsetSplitT]) -> LogOffsets[OffsetSplitT]:
+        """The offsets, and for the mark of a query without a checkpoint the positions that it starts from."""
+        if not offsets.initial:
+            return offsets
+        if self._initial is None:
+            before = self._predecessors()
+            self._initial = {s.split_id: s for s in self._discovery.initial().added} if before is None else before
+        return replace(offsets, splits=self._initial)
+
+    def _predecessors(self) -> Mapping[str, OffsetSplitT] | None:
+        if self._read.predecessor is None:
+            return None
+        return self._format.from_json(self._read.predecessor.initial_offsets()).splits
 
     def _parse(self, text: str) -> LogOffsets[OffsetSplitT]:
         if text not in self._parsed:
@@ -151,33 +162,48 @@ class StreamPlanner(Generic[OffsetSplitT]):
         """Known and new splits without those that are gone. These stay in the offsets, where they were (FLINK-39837)."""
         watched = {split_id: split for split_id, split in offsets.splits.items() if split_id not in self._missing}
         findings = self._discovery.later(watched)
-        added = {split.split_id: split for split in findings.added}
+        # one that was retired in this run and is back all the same was never gone
+        added = {split.split_id: self._retired.pop(split.split_id, split) for split in findings.added}
         lost = [split for split_id, split in watched.items() if split_id in findings.missing]
         if lost:
             self._source.splits_missing(lost)
         self._missing = (self._missing | findings.missing) - added.keys()
+        self._retire(offsets)
         present = {split_id: split for split_id, split in offsets.splits.items() if split_id not in self._missing}
         return {**added, **present}
+
+    def _retire(self, offsets: LogOffsets[OffsetSplitT]) -> None:
+        """Of the missing splits those that cannot come back are to leave the offsets."""
+        missing = [split for split_id, split in offsets.splits.items() if split_id in self._missing]
+        unproven = [split for split in missing if split.split_id not in self._retired]
+        if unproven:
+            proven = self._source.retired(unproven)
+            self._retired |= {split.split_id: split for split in unproven if split.split_id in proven}
 
     def _waits_for_more(
         self, backlog: Backlog[OffsetSplitT], offsets: LogOffsets[OffsetSplitT], min_offsets: int | None
     ) -> bool:
         now = self._clock()
         overdue = self._last_batch_at is None or now - self._last_batch_at >= self._read.limits.max_delay_s
-        found = backlog.splits.keys() - offsets.splits.keys()  # where these begin must become durable: no waiting
-        if min_offsets is None or self._pins_end or overdue or found or backlog.size >= min_offsets:
+        # what comes and what leaves must become durable: no waiting
+        changed = backlog.splits.keys() - offsets.splits.keys() or self._retired.keys() & offsets.splits.keys()
+        if min_offsets is None or self._pins_end or overdue or changed or backlog.size >= min_offsets:
             self._last_batch_at = now
             return False
         return True
 
     def _begins(self, first: LogOffsets[OffsetSplitT], last: LogOffsets[OffsetSplitT]) -> Mapping[str, int]:
-        if first.initial and last.began.keys() >= last.splits.keys():
+        if first.initial and _is_complete(last):
             return last.began
-        if first.initial and self._read.predecessor is None:
-            raise StateError(
-                "this checkpoint's batch 0 was planned by another connector and never committed; where it started is not among "
-                "what Spark hands over. Name the checkpoint directory with the option jvmCheckpoint, so that it is read there"
-            )
+        if first.initial:
+            started = self._predecessors()
+            if started is None:
+                raise StateError(
+                    "this checkpoint's batch 0 was planned by another connector and never committed; where it started is not "
+                    "among what Spark hands over. Name the checkpoint directory with the option jvmCheckpoint, so that it is "
+                    "read there"
+                )
+            first = replace(first, splits=started)
         known = {split_id: split.next_offset for split_id, split in first.splits.items()}
         begins = {**last.began, **known}
         unknown = [split for split_id, split in last.splits.items() if split_id not in begins]
@@ -191,7 +217,8 @@ class StreamPlanner(Generic[OffsetSplitT]):
         return {split.split_id: min(added.get(split.split_id, split.next_offset), split.next_offset) for split in splits}
 
     def _publish(self, offsets: LogOffsets[OffsetSplitT]) -> None:
-        """Positions are durable now. Never goes back; a failure that can pass is made good with the next batch.
+        """Positions are durable now. Never goes back. For others to look at: no failure stops the query, the next batch is
+        another try, and the log says when it begins and when it ends.
 
         Splits that are gone are left out: another may bear the same name by now.
         """
@@ -203,9 +230,17 @@ class StreamPlanner(Generic[OffsetSplitT]):
             return
         try:
             self._source.checkpoint_completed(ahead)
-        except Exception as error:
-            if not (is_retriable(error) or isinstance(error, DeadlineExceededError)):
-                raise
-            log.warning("positions could not be published now and will be with the next batch: %s", error)
+        except (HeadraceError, OSError) as error:
+            if not self._publishing_fails:
+                log.warning("the query goes on, but its positions are not published until this is mended: %s", error)
+            self._publishing_fails = True
             return
+        if self._publishing_fails:
+            log.warning("positions are published again")
+        self._publishing_fails = False
         self._published |= {split.split_id: split.next_offset for split in ahead}
+
+
+def _is_complete(offsets: LogOffsets[OffsetSplitT]) -> bool:
+    """False for another connector's offsets, which do not hold where each split began."""
+    return offsets.began.keys() >= offsets.splits.keys()

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import pytest
 
+from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.errors import UnknownTopicError
 from headrace.connectors.kafka.client.groups import CommittedOffset
 from headrace.connectors.kafka.client.offsets import OffsetAnswer
@@ -16,7 +17,7 @@ from headrace.connectors.kafka.client.topology import PartitionMetadata, TopicMe
 from headrace.connectors.kafka.read.discovery import KafkaDiscovery, Partitions, Pattern, PositionPlan, Topics
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import DataLossError, RetriableError, UsageError
-from headrace.kafka import At, Committed, Earliest, Latest, Timestamp
+from headrace.kafka import At, Committed, Earliest, KafkaSource, Latest, Timestamp
 
 A, B = UUID(int=1), UUID(int=2)
 
@@ -30,6 +31,7 @@ class PretendedCluster:
     groups: dict[str, dict[tuple[str, int], int]] = field(default_factory=dict)
     asked: list[tuple[object, Isolation | None]] = field(default_factory=list)
     looks: int = 0
+    pauses: list[int] = field(default_factory=list)
 
     def topics(self, wanted):
         if hasattr(wanted, "fullmatch"):
@@ -42,6 +44,13 @@ class PretendedCluster:
     def find_topics(self, names):
         self.looks += 1
         return {name: self._topic(name) if name in self.there else None for name in names}
+
+    def find_topics_everywhere(self, names):
+        """As by two brokers, both of which know all there is."""
+        return [self.find_topics(names), self.find_topics(names)]
+
+    def back_off(self, attempt):
+        self.pauses.append(attempt)
 
     def list_offsets(self, positions, isolation=None):
         self.asked += [(position, isolation) for position in positions.values()]
@@ -250,5 +259,76 @@ def test_a_passing_error_while_looking_is_passed_on_as_such():
 
 def test_the_ids_of_what_is_selected():
     cluster = PretendedCluster({"t": (A, 2)})
-    assert discovery(cluster, Topics(("t", "gone"))).topic_ids() == {("t", 0): A, ("t", 1): A}
-    assert discovery(cluster, Partitions((("t", 1), ("t", 9)))).topic_ids() == {("t", 1): A}
+    assert discovery(cluster, Topics(("t", "gone"))).topic_ids({("t", 0)}) == {("t", 0): A, ("t", 1): A}
+    assert discovery(cluster, Partitions((("t", 1),))).topic_ids(()) == {("t", 1): A}
+    assert cluster.pauses == []
+
+
+class OneForgets(PretendedCluster):
+    """The first answers of one broker are as if these were not there."""
+
+    forgets = frozenset({"t"})
+    forgetful_answers = 1
+
+    def find_topics(self, names):
+        found = super().find_topics(names)
+        if self.looks <= self.forgetful_answers:
+            found |= dict.fromkeys(self.forgets & found.keys())
+        return found
+
+    def topics(self, wanted):
+        return {name: topic for name, topic in super().topics(wanted).items() if name not in self.forgets}
+
+
+@pytest.mark.parametrize("subscription", [Topics(("t", "u")), Pattern("[tu]"), Partitions((("t", 0), ("t", 1), ("u", 0)))])
+@pytest.mark.parametrize("forgetful_answers", [1, 2, 3])
+def test_one_look_that_misses_what_a_checkpoint_names_is_no_proof_that_it_is_gone(subscription, forgetful_answers):
+    """Seen here: a checkpoint of the JVM connector was taken over, and one broker's look lacked a topic that it names."""
+    cluster = OneForgets({"t": (A, 2), "u": (B, 1)})
+    cluster.forgetful_answers = forgetful_answers
+    found = discovery(cluster, subscription).topic_ids({("t", 0), ("t", 1), ("u", 0)})
+    assert found == {("t", 0): A, ("t", 1): A, ("u", 0): B}
+
+
+def test_what_no_broker_knows_for_long_is_gone_and_what_is_not_selected_is_not_asked_for():
+    cluster = PretendedCluster({"t": (A, 2), "u": (B, 1)})
+    assert discovery(cluster, Topics(("t",))).topic_ids({("t", 0), ("t", 7), ("u", 0)}) == {("t", 0): A, ("t", 1): A}
+    assert cluster.pauses == [1, 2, 3]
+
+
+# --- what can never come back -------------------------------------------------------------------------------------------
+
+
+def retired(cluster, *splits, subscription=Topics(("t",))):  # noqa: B008 - a value
+    found = discovery(cluster, subscription).retired(splits)
+    return {str(split) for split in splits if split.split_id in found}
+
+
+def test_a_partition_of_a_deleted_or_recreated_topic_is_gone_for_good():
+    there, recreated, deleted = KafkaSplit("t", A, 0, 1), KafkaSplit("t", B, 1, 1), KafkaSplit("u", B, 0, 1)
+    assert retired(PretendedCluster({"t": (A, 2)}), there, recreated, deleted) == {"t-1", "u-0"}
+
+
+def test_a_partition_that_one_broker_still_knows_is_not():
+    cluster = OneForgets({"t": (A, 1)})
+    assert retired(cluster, KafkaSplit("t", A, 0, 1)) == set()
+    assert cluster.looks == 2
+
+
+@pytest.mark.parametrize("subscription", [Topics(("u",)), Pattern("u.*"), Partitions((("t", 1),))])
+def test_a_partition_that_the_subscription_leaves_out_is(subscription):
+    assert retired(PretendedCluster({"t": (A, 2)}), KafkaSplit("t", A, 0, 1), subscription=subscription) == {"t-0"}
+
+
+def test_a_partition_without_an_id_is_while_no_topic_bears_its_name():
+    assert retired(PretendedCluster({"t": (A, 1)}), KafkaSplit("t", None, 0, 1), KafkaSplit("u", None, 0, 1)) == {"u-0"}
+
+
+def test_nothing_is_while_a_broker_cannot_be_asked(monkeypatch, caplog):
+    def down(self, names):
+        raise RetriableError("broker 2 is away")
+
+    monkeypatch.setattr(KafkaCluster, "find_topics_everywhere", down)
+    source = KafkaSource("127.0.0.1:1", topics=["t"], fail_on_data_loss=False)
+    assert source.retired([KafkaSplit("t", A, 0, 1)]) == frozenset()
+    assert "not known yet: broker 2 is away" in caplog.text

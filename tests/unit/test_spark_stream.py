@@ -6,7 +6,14 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 import pytest
 
-from headrace.enumerator.errors import DataLossError, DeadlineExceededError, RetriableError, StateError
+from headrace.enumerator.errors import (
+    AuthenticationError,
+    DataLossError,
+    DeadlineExceededError,
+    RetriableError,
+    StateError,
+    UsageError,
+)
 from headrace.runners.spark.log_read import Limits, LogOffsets, LogRead
 from headrace.runners.spark.stream import StreamPlanner
 from headrace.runners.spark.tasks import LARGE_BATCH_BYTES, SMALL_BATCH_BYTES, read_splits, well_sized
@@ -23,9 +30,15 @@ class WatchedSource(MemorySource):
         self.missing = []
         self.publish_error = None
         self.discoveries = []
+        self.initial_answer = None
+        self.gone_for_good = frozenset()
+
+    def retired(self, splits):
+        return frozenset(split.split_id for split in splits if split.split_id in self.gone_for_good)
 
     def create_discovery(self):
         discovery = super().create_discovery()
+        discovery.initial = self.initial_answer or discovery.initial
         for name in ("initial", "later"):
             setattr(discovery, name, self._counted(name, getattr(discovery, name)))
         return discovery
@@ -137,13 +150,15 @@ def test_a_query_reads_everything_once_and_then_what_comes(log):
     assert sorted(query.rows) == all_values(log)
 
 
-def test_the_initial_answer_is_asked_once_and_differs_from_every_end(log):
+def test_positions_are_looked_up_once_and_the_mark_of_a_new_query_differs_from_every_end(log):
     query = Query(WatchedSource(log, start="latest"))
     initial = query.planner.initial_offsets()
+    assert query.source.discoveries == []
+    end = query.planner.next_offsets(initial, None, None)
     log.append("a", ["a10"])
-    assert query.planner.initial_offsets() == initial
-    assert query.source.discoveries == ["initial"]
-    assert query.planner.next_offsets(initial, None, None) != initial
+    assert query.planner.initial_offsets() == initial != end
+    query.planner.next_offsets(initial, None, None)
+    assert query.source.discoveries.count("initial") == 1
 
 
 def test_batch_0_runs_without_data_so_that_the_start_is_durable(log):
@@ -159,14 +174,43 @@ def test_batch_0_runs_without_data_so_that_the_start_is_durable(log):
 
 def test_a_killed_batch_0_is_replayed_from_where_it_began_not_from_a_new_latest(log):
     query = Query(WatchedSource(log, start="latest"))
-    start = query.planner.initial_offsets()
+    assert query.log_offsets()  # "latest" is here
     log.append("a", ["one", "two"])
-    assert query.log_offsets()
-    log.append("b", ["three"])
-    query.run()  # killed: Spark asks for initial offsets again, and "latest" is another place now
-    assert query.planner.initial_offsets() != start
+    query.limits = Limits(max_offsets=1)
+    query.run()  # killed: Spark asks for initial offsets again, and "latest" would be another place now
+    while query.trigger():
+        pass
+    assert query.rows == ["one", "two"]
+    assert query.source.discoveries.count("initial") == 1
+
+
+def test_a_killed_batch_0_is_replayed_though_a_split_appeared_that_the_start_does_not_name(log):
+    """Seen here: startingOffsets names partitions, one is added while the query is down, and no start fits all of them."""
+    query = Query(WatchedSource(log))
+    query.log_offsets()
+    log.create("c")
+    log.append("c", ["c0"])
+
+    def refused():
+        raise UsageError("start positions by partition must name every partition and no other: missing [c]")
+
+    query.source.initial_answer = refused
+    query.run()
     query.trigger()
-    assert sorted(query.rows) == ["one", "three", "two"]
+    assert sorted(query.rows) == all_values(log)
+    assert query.planner.initial_offsets() == Query(WatchedSource(log)).planner.initial_offsets()
+
+
+def test_a_new_query_says_what_is_wrong_with_its_start(log):
+    query = Query(WatchedSource(log))
+
+    def refused():
+        raise UsageError("no such topic")
+
+    query.source.initial_answer = refused
+    query.run()
+    with pytest.raises(UsageError, match="no such topic"):
+        query.trigger()
 
 
 def test_a_killed_later_batch_is_replayed_with_the_same_ranges(log):
@@ -262,6 +306,83 @@ class TestMissingSplits:
         query.source.splits_missing = refuse
         with pytest.raises(DataLossError, match="gone: a"):
             query.trigger()
+
+
+class TestRetiredSplits:
+    """Missing, let pass by the source, and gone by proof."""
+
+    @pytest.fixture
+    def query(self, log):
+        query = Query(WatchedSource(log))
+        query.trigger()
+        log.hide("a")
+        return query
+
+    def known(self, query):
+        return set(MemoryOffsets().from_json(query.offset_log[-1]).splits)
+
+    def test_leave_the_offsets_at_once_and_with_them_the_reason_to_fail(self, query, log):
+        query.source.gone_for_good = {"a"}
+        assert query.trigger()
+        assert self.known(query) == {"b"}
+
+        def refuse(splits):
+            raise DataLossError(f"gone: {splits[0].split_id}")
+
+        query.source.splits_missing = refuse
+        query.run()
+        log.append("b", ["b10"])
+        query.trigger()
+        assert query.rows[-1] == "b10"
+
+    def test_are_asked_for_until_there_is_a_proof(self, query):
+        assert not query.trigger()
+        assert self.known(query) == {"a", "b"}
+        query.source.gone_for_good = {"a"}
+        assert query.trigger()
+        assert self.known(query) == {"b"}
+        assert query.source.missing == [["a"]], "reported once"
+
+    def test_a_batch_that_was_killed_while_one_left_is_replayed_without_asking_again(self, query):
+        query.source.gone_for_good = {"a"}
+        query.log_offsets()
+
+        def refuse(splits):
+            raise DataLossError(f"gone: {splits[0].split_id}")
+
+        query.source.splits_missing = refuse
+        query.run()
+        assert query.committed == 2
+
+    def test_one_that_is_back_after_all_goes_on_where_it_was(self, query, log):
+        query.source.gone_for_good = {"a"}
+        query.trigger()
+        log.show("a")
+        log.append("a", ["a10"])
+        query.trigger()
+        query.trigger()
+        assert sorted(query.rows) == all_values(log)
+
+    def test_topics_that_live_for_a_batch_do_not_make_the_offsets_grow(self, query, log):
+        sizes = []
+        for number in range(20):
+            name = f"short-lived-{number}"
+            log.create(name)
+            log.append(name, ["x"])
+            query.trigger()
+            log.hide(name)
+            query.source.gone_for_good |= {name}
+            query.trigger()
+            sizes.append(len(self.known(query)))
+        assert max(sizes) == 2
+
+    def test_the_minimum_of_a_batch_does_not_hold_it_back(self, log):
+        query = Query(WatchedSource(log), limits=Limits(min_offsets=5, max_delay_s=60))
+        query.trigger()
+        log.hide("a")
+        query.source.gone_for_good = {"a"}
+        assert query.trigger()
+        assert self.known(query) == {"b"}
 
 
 class TestLimits:
@@ -402,22 +523,36 @@ class TestPublishedPositions:
         query.planner.next_offsets(query.planner.initial_offsets(), None, None)
         assert query.source.published == []
 
-    @pytest.mark.parametrize("error", [RetriableError("busy"), ConnectionError("lost"), DeadlineExceededError("late")])
-    def test_a_passing_failure_warns_and_is_made_good_later(self, log, error, caplog):
+    @pytest.mark.parametrize(
+        "error",
+        [
+            RetriableError("busy"),
+            ConnectionError("lost"),
+            DeadlineExceededError("late"),
+            AuthenticationError("Read was revoked"),
+        ],
+    )
+    def test_a_failure_to_publish_is_said_once_does_not_stop_the_query_and_is_made_good_later(self, log, error, caplog):
         query = Query(WatchedSource(log))
         query.trigger()
         query.source.publish_error = error
-        query.trigger()
-        assert "could not be published" in caplog.text
+        for _ in range(3):
+            log.append("a", ["x"])
+            query.trigger()
+        assert len(query.rows) == 23
+        assert [record.message for record in caplog.records].count(
+            f"the query goes on, but its positions are not published until this is mended: {error}"
+        ) == 1
         query.source.publish_error = None
         query.trigger()
-        assert query.source.published == [{"a": 10, "b": 10}]
+        assert "published again" in caplog.text
+        assert query.source.published == [{"a": 13, "b": 10}]
 
-    def test_a_lasting_failure_stops_the_query(self, log):
+    def test_a_bug_in_publishing_is_not_hidden(self, log):
         query = Query(WatchedSource(log))
         query.trigger()
-        query.source.publish_error = StateError("refused")
-        with pytest.raises(StateError, match="refused"):
+        query.source.publish_error = TypeError("a bug")
+        with pytest.raises(TypeError, match="a bug"):
             query.trigger()
 
 

@@ -84,6 +84,13 @@ class KafkaCluster:
         """The named topics as one broker knows them now; None for one that it does not know. No grace for new topics."""
         return self._metadata.find_topics(names)
 
+    def find_topics_everywhere(self, names: Collection[str]) -> list[dict[str, TopicMetadata | None]]:
+        """`find_topics`, by every live broker for itself: what none of them knows is gone, and not just unknown to one.
+
+        One try; raises as `call` when one of them cannot be asked.
+        """
+        return self._metadata.find_topics_everywhere(names)
+
     def leader(self, topic: str, partition: int) -> Leader:
         """The partition's leader, from the cache unless it is older than `metadata.max.age.ms` or invalidated.
 

@@ -57,6 +57,11 @@ class Metadata:
         """See `KafkaCluster.find_topics`."""
         return self._retries.run("looking up topics", lambda: self._refresh(names))
 
+    def find_topics_everywhere(self, names: Collection[str]) -> list[dict[str, TopicMetadata | None]]:
+        """See `KafkaCluster.find_topics_everywhere`."""
+        self._refresh(())
+        return [_answer(names, self._calls.call(broker, _request(names))) for broker in self._calls.brokers]
+
     def brokers(self) -> tuple[Broker, ...]:
         """See `KafkaCluster.brokers`."""
         self._retries.run("listing brokers", lambda: self._refresh(()))
@@ -102,14 +107,8 @@ class Metadata:
 
     def _refresh(self, names: Collection[str] | None) -> dict[str, TopicMetadata | None]:
         """One Metadata request for these topics, or all; the answer is also cached."""
-        topics = None if names is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
-        response = self._calls.call_any(MetadataRequest(topics=topics, allow_auto_topic_creation=False, min_version=4))
-        answer: dict[str, TopicMetadata | None] = dict.fromkeys(names or ())
-        for item in response.topics:
-            if item.error_code in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
-                answer[item.name] = _topic_metadata(item)
-            elif item.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                raise broker_error(item.error_code, f"looking up topic {item.name!r}")
+        response = self._calls.call_any(_request(names))
+        answer = _answer(names, response)
         if response.brokers:
             self._calls.learn(Broker(b.node_id, b.host, b.port, b.rack) for b in response.brokers)
         return self._keep(answer)
@@ -125,6 +124,21 @@ class Metadata:
                     newest = kept[name] = _newest(old.topic if old else None, topic)
                     self._topics[name] = _Cached(newest, time.monotonic() + self._max_age_s)
         return kept
+
+
+def _request(names: Collection[str] | None) -> Message:
+    topics = None if names is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
+    return MetadataRequest(topics=topics, allow_auto_topic_creation=False, min_version=4)
+
+
+def _answer(names: Collection[str] | None, response: Message) -> dict[str, TopicMetadata | None]:
+    answer: dict[str, TopicMetadata | None] = dict.fromkeys(names or ())
+    for item in response.topics:
+        if item.error_code in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
+            answer[item.name] = _topic_metadata(item)
+        elif item.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise broker_error(item.error_code, f"looking up topic {item.name!r}")
+    return answer
 
 
 def _all_known(answer: Mapping[str, TopicMetadata | None]) -> dict[str, TopicMetadata]:

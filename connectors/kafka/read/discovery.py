@@ -109,9 +109,34 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         added = [KafkaSplit(tp[0], topic_id, tp[1], starts[tp]) for tp, topic_id in new.items()]
         return Findings(added, missing=missing)
 
-    def topic_ids(self) -> Mapping[TopicPartition, UUID | None]:
-        """Every partition that the subscription selects now, with its topic's id."""
-        return self._select(self._known_topics)
+    def topic_ids(self, expected: Collection[TopicPartition]) -> Mapping[TopicPartition, UUID | None]:
+        """Every partition that the subscription selects now, with its topic's id.
+
+        One that is expected is missing in the answer only after several looks, each but the first at every broker.
+        """
+        found = self._select(self._known_topics)
+        for attempt in range(1, MISSING_LOOKS):
+            absent = set(expected) - found.keys()
+            if not absent:
+                break
+            self._cluster.back_off(attempt)
+            for topics in self._cluster.find_topics_everywhere({topic for topic, _ in absent}):
+                there = _partitions(topic for topic in topics.values() if topic is not None)
+                found |= {tp: topic_id for tp, topic_id in there.items() if tp in absent and self._selects(tp)}
+        return found
+
+    def retired(self, splits: Sequence[KafkaSplit]) -> frozenset[str]:
+        """Ids of those that are gone for good: no broker knows the topic under its id, or the subscription leaves it out."""
+        answers = self._cluster.find_topics_everywhere({split.topic for split in splits})
+        known = {(name, topic.topic_id) for answer in answers for name, topic in answer.items() if topic is not None}
+        named = {name for name, _ in known}
+
+        def is_there(split: KafkaSplit) -> bool:
+            # a split without an id comes from brokers that had none: any topic of its name may be its own
+            there = split.topic in named if split.topic_id is None else (split.topic, split.topic_id) in known
+            return there and self._selects((split.topic, split.partition))
+
+        return frozenset(split.split_id for split in splits if not is_there(split))
 
     def close(self) -> None:
         """Nothing to do: connections belong to the process, see `shared_cluster`."""
@@ -125,6 +150,15 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
             case Partitions(wanted):
                 there = _partitions(named(sorted({topic for topic, _ in wanted})))
                 return {tp: there[tp] for tp in wanted if tp in there}
+
+    def _selects(self, tp: TopicPartition) -> bool:
+        match self._subscription:
+            case Topics(names):
+                return tp[0] in names
+            case Pattern(regex):
+                return java_pattern(regex).fullmatch(tp[0]) is not None
+            case Partitions(wanted):
+                return tp in wanted
 
     def _known_topics(self, names: Collection[str]) -> list[TopicMetadata]:
         """Those of the topics that exist: a topic that is gone is a finding here, not an error."""

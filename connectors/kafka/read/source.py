@@ -33,7 +33,7 @@ from headrace.connectors.kafka.read.discovery import (
 from headrace.connectors.kafka.read.reader import ALLOW_LOSS, KafkaReader
 from headrace.connectors.kafka.read.split import KafkaSplit, KafkaSplitSerializer
 from headrace.enumerator.embedded import EmbeddedRun
-from headrace.enumerator.errors import DataLossError, UsageError
+from headrace.enumerator.errors import DataLossError, RetriableError, UsageError
 from headrace.enumerator.source import Boundedness, LogSource, SourceReader
 
 log = logging.getLogger(__name__)
@@ -235,6 +235,14 @@ class KafkaSource(LogSource[KafkaSplit]):
         if self.fail_on_data_loss:
             raise DataLossError(f"{message}. {ALLOW_LOSS}")
         log.warning("%s; going on without them", message)
+
+    def retired(self, splits: Sequence[KafkaSplit]) -> frozenset[str]:
+        """Ids of those whose topic no broker knows under its id, or that are selected no more; none while a broker is away."""
+        try:
+            return self.create_discovery().retired(splits)
+        except RetriableError as error:
+            log.warning("whether %s are gone for good is not known yet: %s", ", ".join(map(str, splits)), error)
+            return frozenset()
 
     def checkpoint_completed(self, splits: Sequence[KafkaSplit]) -> None:
         """Commit these positions to the group, if there is one."""

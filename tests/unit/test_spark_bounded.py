@@ -1,0 +1,54 @@
+"""A bounded source as a format of Spark: what travels, and by which way it never does."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark import cloudpickle
+
+from headrace.runners.spark.bounded import BoundedSourceFormat, format_of
+from headrace.testing.memory import MemoryLog, MemorySource
+
+
+@pytest.fixture
+def source():
+    log = MemoryLog()
+    log.create("a")
+    log.append("a", ["one", "two", "three"])
+    return MemorySource(log, bounded=True)
+
+
+class Planted:
+    """Unpickling it would show."""
+
+    unpickled = False
+
+    def __reduce__(self):
+        return setattr, (Planted, "unpickled", True)
+
+
+@pytest.mark.parametrize("option", ["source", "SOURCE", "pickled", "PICKLED"])
+def test_no_option_is_ever_unpickled(source, option):
+    """Seen here: the source was an option, so whoever could set one ran code in the driver and in the workers."""
+    planted = base64.b64encode(pickle.dumps(Planted())).decode()
+    made = format_of(source)({option: planted})
+    assert made.schema().names == ["split", "offset", "value"]
+    assert not Planted.unpickled
+
+
+def test_the_format_travels_with_its_source_and_reads_it(source):
+    made = cloudpickle.loads(cloudpickle.dumps(format_of(source)))({})
+    assert isinstance(made, BoundedSourceFormat)
+    reader = made.reader(made.schema())
+    rows = [value for split in reader.partitions() for batch in reader.read(split) for value in batch["value"].to_pylist()]
+    assert rows == ["one", "two", "three"]
+
+
+def test_another_source_has_another_name_and_the_same_the_same(source):
+    assert format_of(source).name() == format_of(source).name()
+    assert format_of(source).name() != format_of(source.with_columns(["value"])).name()
