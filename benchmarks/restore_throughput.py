@@ -55,7 +55,7 @@ class Share(Enum):
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be run. `rate`: records per second; None: 70 % of what was measured to be borne, by `share`."""
+    """What is to be run. `rate`: records per second; None: 70 % of the measured sustained throughput, by `share`."""
 
     systems: Sequence[System]
     sizes: Sequence[int]
@@ -165,8 +165,10 @@ def main(
     only: Annotated[str, typer.Option(help="Only these systems, comma-separated.")] = "",
     kills: Annotated[int | None, typer.Option(min=1, help="Kills of each system; default 10, quick 1.")] = None,
     size: Annotated[list[int] | None, typer.Option(help="Record sizes in bytes; default 100 and 1024, quick 100.")] = None,
-    load: Annotated[Share, typer.Option(help="70 % of what all engines bear, or of what each system bears.")] = Share.COMMON,
-    rate: Annotated[float | None, typer.Option(min=1, help="Records/s, whatever anybody bears.")] = None,
+    load: Annotated[
+        Share, typer.Option(help="70 % of the lowest sustained throughput of all engines, or of each system's own.")
+    ] = Share.COMMON,
+    rate: Annotated[float | None, typer.Option(min=1, help="Records/s, whatever the sustained throughput.")] = None,
     report_only: Annotated[bool, typer.Option(help="Run nothing; make tables and plots anew.")] = False,  # noqa: FBT002
 ) -> None:
     """Run what has not been run yet, then write tables and plots."""

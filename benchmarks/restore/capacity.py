@@ -1,4 +1,4 @@
-"""What a system bears: how many records per second, load and probe beside it, and whose processor time that takes."""
+"""The sustained throughput of a system in records per second, with load and probe running, and its processor time."""
 
 from __future__ import annotations
 

@@ -70,7 +70,9 @@ def summary(documents: Sequence[Document]) -> Table:
 
 
 def _title(load: str, value_bytes: int) -> str:
-    common = "70 % of what the weakest of Spark's connector, Flink and ours bears, or of what a system bears, if that is less"
+    common = (
+        "70 % of the lowest sustained throughput among Spark's connector, Flink and ours, or of a system's own, if that is less"
+    )
     loads = {"own-load": "each system at 70 % of its capacity", "common-load": common}
     rate = load.split("-")[0]
     return f"Records of {_size(value_bytes)}, {loads.get(load, f'all at {rate} records/s')}"
@@ -153,16 +155,16 @@ def _typical(runs: Sequence[Document]) -> Document:
 
 
 def _capacities(found: Sequence[Document]) -> Iterator[str]:
-    """What each system bears, and what of it each process costs: with all processors busy it is what bounds the load."""
+    """The sustained throughput of each system, and the cost of a record in each process, which bounds the load."""
     if not found:
         return
     parties = list(dict.fromkeys(name for document in found for name in document["processors_us"]))
     yield ""
-    yield "### What each bears"
+    yield "### Sustained throughput"
     yield ""
     yield (
-        "Records per second that come out when the load goes on only as they do, and microseconds of processor time for each "
-        "record, by whose processes they are. Load and probe are the benchmark's own."
+        "Records per second delivered when the load continues only as fast as records come out, and microseconds of processor "
+        "time per record, by whose processes they are. Load and probe are the benchmark's own."
     )
     yield ""
     yield "| | records/s | " + " | ".join(f"{name}, µs" for name in parties) + " |"

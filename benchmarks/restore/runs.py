@@ -37,7 +37,7 @@ class Runs:
 
 
 class Capacities:
-    """A file with a line for each system and size of records: how many records per second it bears."""
+    """A file with a line for each system and size of records: its sustained throughput in records per second."""
 
     def __init__(self, file: Path) -> None:
         """The file is made with the first capacity."""
