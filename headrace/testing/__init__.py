@@ -1,9 +1,11 @@
-"""For tests: the kits that show a connector, a sink and a runner to be right, and sources and sinks in memory.
+"""For tests: the kits that show a connector, a sink and a runner to be right, sources and sinks in memory, and a Kafka cluster.
 
-The kits need pytest (`pip install 'headrace[testing]'`), what is in memory does not: a kit is imported when it is asked for.
+The kits need pytest (`pip install 'headrace[testing]'`), the rest does not. A kit is imported when it is asked for, and so is
+`FakeKafka`, a Kafka cluster in this process.
 """
 
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from headrace.testing.memory import MemoryLog, MemorySource, MemorySplit
@@ -11,9 +13,11 @@ from headrace.testing.memory_sink import MemoryHandle, MemorySink, MemoryTransac
 
 if TYPE_CHECKING:
     from headrace.testing.conformance import ExternalContext, Run, SourceConformance
+    from headrace.testing.fake_kafka import FakeKafka
 
 __all__ = [
     "ExternalContext",
+    "FakeKafka",
     "MemoryHandle",
     "MemoryLog",
     "MemorySink",
@@ -28,11 +32,11 @@ _KITS = {"ExternalContext": "conformance", "Run": "conformance", "SourceConforma
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the module has under this name
-    """A kit's class. Raises ImportError, with advice, where there is no pytest."""
+    """The fake, or a kit's class. Raises ImportError, with advice, for a kit where there is no pytest."""
+    if name == "FakeKafka":
+        return import_module("headrace.testing.fake_kafka").FakeKafka
     if name not in _KITS:
         raise AttributeError(f"module 'headrace.testing' has no attribute {name!r}")
-    from importlib import import_module
-
     try:
         import pytest
     except ImportError as error:

@@ -1,0 +1,1 @@
+"""Topics, partitions, settings, quotas, features."""

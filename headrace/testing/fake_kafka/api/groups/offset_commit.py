@@ -1,0 +1,57 @@
+"""API key 8, OffsetCommit: KIP-320 (leader epochs), KIP-345, KIP-848 (topic ids, version 10)."""
+
+from __future__ import annotations
+
+from headrace.testing.fake_kafka.api.groups.committing import MAX_METADATA, check_committer
+from headrace.testing.fake_kafka.calls import Api, Call
+from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
+from headrace.testing.fake_kafka.protocol import Message, OffsetCommitResponse
+from headrace.testing.fake_kafka.state.offsets import Committed
+
+_TopicAnswer = OffsetCommitResponse.OffsetCommitResponseTopic
+_PartitionAnswer = _TopicAnswer.OffsetCommitResponsePartition
+
+
+def handle(call: Call) -> Message:
+    """Where a group stands."""
+    code = ErrorCode.NONE
+    try:
+        _check(call)
+    except RefusedError as error:
+        code = error.code
+    topics = []
+    for topic in call.request.topics:
+        items = [
+            _PartitionAnswer(partition_index=item.partition_index, error_code=code or _commit(call, topic, item))
+            for item in topic.partitions
+        ]
+        topics.append(_TopicAnswer(name=topic.name, topic_id=topic.topic_id, partitions=items))
+    return OffsetCommitResponse(topics=topics)
+
+
+def _check(call: Call) -> None:
+    request = call.request
+    call.state.check_coordinator(call.broker, request.group_id)
+    group = call.state.groups.get_or_create(request.group_id)
+    check_committer(group, request.generation_id_or_member_epoch, request.member_id, request.group_instance_id)
+    if request.member_id in group.members:
+        group.members[request.member_id].seen_ms = call.now_ms
+        if group.state.value == "CompletingRebalance":
+            raise RefusedError(ErrorCode.REBALANCE_IN_PROGRESS)
+
+
+def _commit(call: Call, topic: Message, item: Message) -> ErrorCode:
+    try:
+        name = call.topic(topic.name, topic.topic_id).name
+        call.partition(name, item.partition_index)
+        metadata = item.committed_metadata or ""
+        if len(metadata) > int(call.state.config[MAX_METADATA]):
+            raise RefusedError(ErrorCode.OFFSET_METADATA_TOO_LARGE)
+    except RefusedError as error:
+        return error.code
+    committed = Committed(item.committed_offset, item.committed_leader_epoch, metadata)
+    call.state.groups.get_or_create(call.request.group_id).offsets.commit({(name, item.partition_index): committed})
+    return ErrorCode.NONE
+
+
+API = Api(8, "OffsetCommit", 2, 10, OffsetCommitResponse, handle)

@@ -1,0 +1,86 @@
+"""API key 3, Metadata: KIP-4, KIP-112 (offline replicas), KIP-320 (epochs), KIP-516 (topic ids)."""
+
+from __future__ import annotations
+
+from headrace.testing.fake_kafka.calls import Api, Call
+from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
+from headrace.testing.fake_kafka.protocol import Message, MetadataResponse
+from headrace.testing.fake_kafka.state.brokers import HOST
+from headrace.testing.fake_kafka.state.topics import NO_LEADER, Partition, Topic
+
+_TopicAnswer = MetadataResponse.MetadataResponseTopic
+_PartitionAnswer = _TopicAnswer.MetadataResponsePartition
+_FIRST_WITH_EMPTY = 1  # before it, an empty list asks for all topics
+
+
+def handle(call: Call) -> Message:
+    """As the broker that is asked sees the cluster."""
+    request = call.request
+    wants_all = request.topics is None or (call.version < _FIRST_WITH_EMPTY and not request.topics)
+    topics = [_described(call, topic) for topic in call.state.topics_at(call.broker)] if wants_all else []
+    topics += [_wanted(call, item) for item in (request.topics or ())]
+    return MetadataResponse(
+        brokers=[
+            MetadataResponse.MetadataResponseBroker(node_id=broker.id, host=HOST, port=broker.port, rack=None)
+            for broker in call.state.brokers_at(call.broker)
+        ],
+        cluster_id=call.state.id,
+        controller_id=call.state.controller,
+        topics=topics,
+        error_code=ErrorCode.NONE,
+    )
+
+
+def _wanted(call: Call, item: Message) -> Message:
+    try:
+        call.admit(item.name)
+        by_id = item.topic_id if item.topic_id is not None and item.topic_id.int else None
+        return _described(call, call.topic(item.name, by_id))
+    except RefusedError as error:
+        if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            return _created(call, item)
+        return _refused(item, error.code)
+
+
+def _created(call: Call, item: Message) -> Message:
+    """KIP-487: a client may ask for the topics that it writes to, where the broker's auto.create.topics.enable allows."""
+    state = call.state
+    if not call.request.allow_auto_topic_creation or state.config["auto.create.topics.enable"] != "true":
+        return _refused(item, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    try:
+        count, replicas = int(state.config["num.partitions"]), int(state.config["default.replication.factor"])
+        partitions = state.place(item.name, 0, count, replicas)
+        return _described(call, state.create_topic(Topic(item.name, partitions, {})))
+    except RefusedError as error:
+        return _refused(item, error.code)
+
+
+def _refused(item: Message, code: ErrorCode) -> Message:
+    return _TopicAnswer(error_code=code, name=item.name, topic_id=item.topic_id, is_internal=False, partitions=[])
+
+
+def _described(call: Call, topic: Topic) -> Message:
+    return _TopicAnswer(
+        error_code=ErrorCode.NONE,
+        name=topic.name,
+        topic_id=topic.id,
+        is_internal=topic.is_internal,
+        partitions=[_partition(call, partition) for partition in topic.partitions],
+    )
+
+
+def _partition(call: Call, partition: Partition) -> Message:
+    present = {broker.id for broker in call.state.brokers_at(call.broker)}
+    lost = partition.leader == NO_LEADER
+    return _PartitionAnswer(
+        error_code=ErrorCode.LEADER_NOT_AVAILABLE if lost else ErrorCode.NONE,
+        partition_index=partition.index,
+        leader_id=partition.leader,
+        leader_epoch=partition.epoch,
+        replica_nodes=list(partition.replicas),
+        isr_nodes=list(partition.isr),
+        offline_replicas=[replica for replica in partition.replicas if replica not in present],
+    )
+
+
+API = Api(3, "Metadata", 0, 13, MetadataResponse, handle)

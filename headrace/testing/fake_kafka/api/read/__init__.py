@@ -1,0 +1,1 @@
+"""What consumers ask of logs."""

@@ -1,0 +1,97 @@
+"""API key 2, ListOffsets: KIP-79 (by timestamp), KIP-98 (isolation), KIP-320 (epochs), KIP-405, KIP-734 (max timestamp)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from headrace.testing.fake_kafka.calls import Api, Call
+from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
+from headrace.testing.fake_kafka.protocol import ListOffsetsResponse, Message
+from headrace.testing.fake_kafka.state.cleaning import spans
+from headrace.testing.fake_kafka.state.log import Log
+
+_TopicAnswer = ListOffsetsResponse.ListOffsetsTopicResponse
+_PartitionAnswer = _TopicAnswer.ListOffsetsPartitionResponse
+_READ_COMMITTED = 1
+_LATEST, _EARLIEST, _MAX_TIMESTAMP, _EARLIEST_LOCAL, _LATEST_TIERED = -1, -2, -3, -4, -5
+_OLDEST_WITH = {_MAX_TIMESTAMP: 7, _EARLIEST_LOCAL: 8, _LATEST_TIERED: 9}
+
+
+class _Found(NamedTuple):
+    timestamp: int
+    offset: int
+    epoch: int
+
+
+_NOTHING = _Found(-1, -1, -1)
+
+
+def handle(call: Call) -> Message:
+    """Of the leader only; a timestamp after every record's answers -1."""
+    topics = []
+    for topic in call.request.topics:
+        items = [_answer(call, topic.name, item) for item in topic.partitions]
+        topics.append(_TopicAnswer(name=topic.name, partitions=items))
+    return ListOffsetsResponse(topics=topics)
+
+
+def _answer(call: Call, topic: str, item: Message) -> Message:
+    code = ErrorCode.NONE
+    found = _NOTHING
+    try:
+        partition = call.led_partition(topic, item.partition_index)
+        partition.check_epoch(item.current_leader_epoch)
+        if item.timestamp < 0 and call.version < _OLDEST_WITH.get(item.timestamp, 0):
+            raise RefusedError(ErrorCode.UNSUPPORTED_VERSION)
+        committed = call.request.isolation_level == _READ_COMMITTED
+        until = partition.log.last_stable_offset if committed else partition.log.high_watermark
+        found = _find(partition.log, item.timestamp, until)
+    except RefusedError as error:
+        code = error.code
+    return _PartitionAnswer(
+        partition_index=item.partition_index,
+        error_code=code,
+        timestamp=found.timestamp,
+        offset=found.offset,
+        leader_epoch=found.epoch,
+    )
+
+
+def _find(log: Log, timestamp: int, until: int) -> _Found:
+    if timestamp == _LATEST:
+        return _Found(-1, until, log.epochs.latest)
+    if timestamp in (_EARLIEST, _EARLIEST_LOCAL):
+        return _Found(-1, log.start_offset, log.epochs.at(log.start_offset))
+    if timestamp == _LATEST_TIERED:
+        return _NOTHING
+    if timestamp == _MAX_TIMESTAMP:
+        return _greatest(log)
+    if timestamp < 0:
+        raise RefusedError(ErrorCode.UNSUPPORTED_VERSION)
+    return _first_from(log, timestamp, until)
+
+
+def _greatest(log: Log) -> _Found:
+    batch = max(log.batches, key=lambda batch: batch.max_timestamp_ms, default=None)
+    if batch is None:
+        return _NOTHING
+    if batch.is_control:
+        return _Found(batch.max_timestamp_ms, batch.base_offset, batch.leader_epoch)
+    found = next(span for span in spans(batch) if span.timestamp_ms == batch.max_timestamp_ms)
+    return _Found(found.timestamp_ms, found.offset, batch.leader_epoch)
+
+
+def _first_from(log: Log, timestamp: int, until: int) -> _Found:
+    for batch in log.batches:
+        if batch.max_timestamp_ms < timestamp:
+            continue
+        if batch.is_control:
+            found = _Found(batch.max_timestamp_ms, batch.base_offset, batch.leader_epoch)
+            return found if found.offset < until else _NOTHING
+        for span in spans(batch):
+            if span.timestamp_ms >= timestamp and span.offset >= log.start_offset:
+                return _Found(span.timestamp_ms, span.offset, batch.leader_epoch) if span.offset < until else _NOTHING
+    return _NOTHING
+
+
+API = Api(2, "ListOffsets", 1, 10, ListOffsetsResponse, handle)

@@ -1,0 +1,34 @@
+"""API key 36, SaslAuthenticate: KIP-152, KIP-368 (no session lifetime here)."""
+
+from __future__ import annotations
+
+from headrace.testing.fake_kafka.calls import Api, Call
+from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
+from headrace.testing.fake_kafka.protocol import Message, SaslAuthenticateResponse
+
+
+def handle(call: Call) -> Message:
+    """One message of the exchange that the handshake has begun."""
+    try:
+        call.admit()
+        exchange = call.peer.exchange
+        if exchange is None:
+            raise RefusedError(ErrorCode.ILLEGAL_SASL_STATE)
+        said = _answer(call, call.request.auth_bytes)
+    except RefusedError as error:
+        return SaslAuthenticateResponse(error_code=error.code, error_message=error.message, auth_bytes=b"")
+    if exchange.user is not None:
+        call.peer.user, call.peer.is_authenticated, call.peer.exchange = exchange.user, True, None
+    return SaslAuthenticateResponse(error_code=ErrorCode.NONE, error_message=None, auth_bytes=said, session_lifetime_ms=0)
+
+
+def _answer(call: Call, message: bytes) -> bytes:
+    exchange = call.peer.exchange
+    assert exchange is not None
+    try:
+        return exchange.answer(bytes(message))
+    except (ValueError, KeyError, IndexError) as error:  # not of the mechanism's form
+        raise exchange.refuse() from error
+
+
+API = Api(36, "SaslAuthenticate", 0, 2, SaslAuthenticateResponse, handle)

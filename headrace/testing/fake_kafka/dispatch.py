@@ -1,0 +1,216 @@
+"""From a request's bytes to an answer's: the handlers, the script of faults, and the waiting. Shared by all connections.
+
+One condition guards the cluster's whole state; whoever waits for something to change (a Fetch without data, a JoinGroup)
+waits on it in its connection's own thread, as a real broker serves one request of a connection at a time.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace.testing.fake_kafka.api import APIS
+from headrace.testing.fake_kafka.api.metadata.api_versions import versions
+from headrace.testing.fake_kafka.calls import Api, Call, Later, Peer, Refusal
+from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
+from headrace.testing.fake_kafka.faults import (
+    Before,
+    Between,
+    CutAfter,
+    CutBefore,
+    Delay,
+    Fail,
+    Fault,
+    LoseAnswer,
+    Repeat,
+    Rewrite,
+    Script,
+    Throttle,
+)
+from headrace.testing.fake_kafka.protocol import (
+    ApiVersionsResponse,
+    Header,
+    Message,
+    decode_request,
+    encode_response,
+    parse_header,
+)
+from headrace.testing.fake_kafka.state.brokers import Broker
+from headrace.testing.fake_kafka.state.cluster import ClusterState
+
+__all__ = ["Delivery", "Dispatcher", "HangUpError", "Life"]
+
+_API_VERSIONS = 18
+_UNAUTHENTICATED = frozenset({17, _API_VERSIONS, 36})
+_CHANGE_NOTHING = frozenset({1, 2, 3, 9, 10, 15, 16, _API_VERSIONS, 23, 32, 48, 60, 61, 65, 66})
+_SHORTEST_WAIT_S = 0.001
+
+
+class HangUpError(Exception):
+    """The connection ends here: bytes that are no request, a version that was not offered, or a fault."""
+
+
+class Life(Protocol):
+    """One run of a broker, from its start to its stop."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whoever waits gives up then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What goes back to a client. After the first half of `data` each of `between` is called; then comes the rest."""
+
+    data: bytes | bytearray
+    between: tuple[Callable[[], object], ...] = ()
+    mute_ms: int = 0
+
+
+class Dispatcher:
+    """Answers requests for the brokers of one cluster. Called by every connection's thread."""
+
+    def __init__(self, state: ClusterState, script: Script) -> None:
+        """`changed` guards both."""
+        self.state = state
+        self.script = script
+        self.changed = threading.Condition(threading.RLock())
+
+    def answer(self, frame: memoryview, peer: Peer, broker: Broker, life: Life) -> Delivery | None:
+        """Serve one request, waiting if need be; None where no answer is due. Raises HangUpError."""
+        header, api = _recognise(frame, peer)
+        if api is None:
+            return Delivery(_unsupported(header))
+        try:
+            request = decode_request(header, frame)
+        except (ValueError, IndexError, struct.error, TypeError) as error:
+            raise HangUpError(f"not a {api.name} request") from error
+        call = Call(self.state, broker, peer, header, request)
+        with self.changed:
+            self.state.tick()
+            faults = self.script.choose(call)
+        self._suffer_before(faults, call, life)
+        response = self._handle(api, call, life)
+        if _find(faults, Repeat):
+            response = self._handle(api, call, life)
+        return self._deliver(response, faults, call)
+
+    # --- what happens to a request --------------------------------------------------------------------------------------
+
+    def _suffer_before(self, faults: list[Fault], call: Call, life: Life) -> None:
+        for fault in faults:
+            action = fault.action
+            if isinstance(action, Fail):
+                call.refusals.append(Refusal(ErrorCode(action.code), action.topic, action.partition, fault.count))
+                continue
+            if isinstance(action, Delay):
+                fault.count()
+                self.pause(action.seconds, life)
+            elif isinstance(action, Before):
+                fault.count()
+                action.do()
+            elif isinstance(action, CutBefore):
+                fault.count()
+                raise HangUpError("a scripted cut before the request took effect")
+
+    def pause(self, seconds: float, life: Life) -> None:
+        """Wait so long in real time, or until the broker stops."""
+        end = time.monotonic() + seconds
+        with self.changed:
+            while not life.is_over and time.monotonic() < end:
+                self.changed.wait(max(end - time.monotonic(), _SHORTEST_WAIT_S))
+
+    def _handle(self, api: Api, call: Call, life: Life) -> Message | None:
+        with self.changed:
+            try:
+                found = api.handle(call)
+            except RefusedError as error:
+                found = api.response(error_code=error.code)
+            if api.key not in _CHANGE_NOTHING:
+                self.changed.notify_all()
+            return self._await(found, life) if isinstance(found, Later) else found
+
+    def _await(self, later: Later, life: Life) -> Message:
+        patience = None if later.wait_ms is None else time.monotonic() + later.wait_ms / 1000
+        while True:
+            if self.state.tick():
+                self.changed.notify_all()
+            is_last = patience is not None and time.monotonic() >= patience
+            response = later.again(is_last)
+            if response is not None:
+                return response
+            if life.is_over:
+                raise HangUpError("the broker stops")
+            self.changed.wait(self._until(patience))
+
+    def _until(self, patience: float | None) -> float | None:
+        due_ms = self.state.due_ms()
+        waits = [] if patience is None else [patience - time.monotonic()]
+        if due_ms is not None:
+            waits.append((due_ms - self.state.clock.now_ms()) / 1000)
+        return max(min(waits), _SHORTEST_WAIT_S) if waits else None
+
+    # --- what happens to an answer --------------------------------------------------------------------------------------
+
+    def _deliver(self, response: Message | None, faults: list[Fault], call: Call) -> Delivery | None:
+        for fault in _find(faults, Repeat):
+            fault.count()
+        for fault in _find(faults, CutAfter):
+            fault.count()
+            raise HangUpError("a scripted cut after the request took effect")
+        lost = _find(faults, LoseAnswer)
+        for fault in lost:
+            fault.count()
+        if response is None or lost:
+            return None
+        for fault in _find(faults, Rewrite):
+            assert isinstance(fault.action, Rewrite)
+            fault.action.change(response)
+            fault.count()
+        for fault in _find(faults, Throttle):
+            assert isinstance(fault.action, Throttle)
+            response.throttle_time_ms = fault.action.milliseconds
+            fault.count()
+        data = encode_response(response, call.version, call.header.correlation_id)
+        return Delivery(data, _between(faults), getattr(response, "throttle_time_ms", 0))
+
+
+def _recognise(frame: memoryview, peer: Peer) -> tuple[Header, Api | None]:
+    """The header and the API; None for a version of ApiVersions that the broker lacks, which it answers all the same."""
+    try:
+        header = parse_header(frame)
+    except (struct.error, UnicodeDecodeError) as error:
+        raise HangUpError("not a request") from error
+    api = APIS.get(header.key)
+    if api is None or (not peer.is_authenticated and api.key not in _UNAUTHENTICATED):
+        raise HangUpError(f"API key {header.key} is not served here")
+    if api.oldest <= header.version <= api.newest:
+        return header, api
+    if api.key == _API_VERSIONS:
+        return header, None
+    raise HangUpError(f"version {header.version} of {api.name} was not offered")
+
+
+def _unsupported(header: Header) -> bytearray:
+    """KIP-511: in version 0, with the versions that there are."""
+    response = ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=versions(APIS))
+    return encode_response(response, 0, header.correlation_id)
+
+
+def _find(faults: list[Fault], kind: type) -> list[Fault]:
+    return [fault for fault in faults if isinstance(fault.action, kind)]
+
+
+def _between(faults: list[Fault]) -> tuple[Callable[[], object], ...]:
+    def counted(fault: Fault, action: Between) -> Callable[[], object]:
+        def do() -> None:
+            fault.count()
+            action.do()
+
+        return do
+
+    return tuple(counted(fault, fault.action) for fault in faults if isinstance(fault.action, Between))

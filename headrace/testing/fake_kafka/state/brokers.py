@@ -1,0 +1,67 @@
+"""The brokers of the cluster: where they listen, whether they run, and what one that is cut off believes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace.testing.fake_kafka.state.sessions import FetchSessions
+from headrace.testing.fake_kafka.state.topics import NO_LEADER, Partition, Topics
+
+__all__ = ["HOST", "Broker", "Isolation", "coordinator_partition", "elect", "java_hash"]
+
+HOST = "127.0.0.1"
+_COORDINATOR_PARTITIONS = 50  # of __consumer_offsets and of __transaction_state
+
+
+@dataclass(slots=True)
+class Isolation:
+    """What a broker that is cut off from the others goes on believing: topics, leaders, and its own copies of the logs."""
+
+    topics: Topics
+    brokers: tuple[Broker, ...]
+
+
+@dataclass(slots=True)
+class Broker:
+    """One broker; `port` is 0 until it listens, and stays the same over restarts."""
+
+    id: int
+    port: int = 0
+    is_running: bool = True
+    isolation: Isolation | None = None
+    sessions: FetchSessions = field(default_factory=FetchSessions)
+
+    @property
+    def is_member(self) -> bool:
+        """Whether the controller sees it."""
+        return self.is_running and self.isolation is None
+
+
+def elect(partition: Partition, members: set[int]) -> None:
+    """What the controller does for a partition when brokers come or go: ISR, and a leader out of it (clean election)."""
+    present = [broker for broker in partition.isr if broker in members]
+    if present:
+        partition.isr = present
+    if partition.leader in members:
+        partition.isr += [each for each in partition.replicas if each in members and each not in partition.isr]
+        return
+    candidates = [broker for broker in partition.replicas if broker in present]
+    if candidates:
+        partition.lead(candidates[0])
+        partition.isr += [each for each in partition.replicas if each in members and each not in partition.isr]
+    elif partition.leader != NO_LEADER:
+        partition.lead(NO_LEADER)
+
+
+def coordinator_partition(key: str) -> int:
+    """The partition of the internal topic that a group or transactional id belongs to, as Kafka computes it."""
+    return (java_hash(key) & 0x7FFFFFFF) % _COORDINATOR_PARTITIONS
+
+
+def java_hash(text: str) -> int:
+    """Java's String.hashCode, of UTF-16 units."""
+    number = 0
+    data = text.encode("utf-16-be")
+    for at in range(0, len(data), 2):
+        number = (31 * number + int.from_bytes(data[at : at + 2], "big")) & 0xFFFFFFFF
+    return number - (1 << 32) if number >= 1 << 31 else number

@@ -1,0 +1,201 @@
+"""The whole cluster's state and what the controller does: sans-IO, one thread at a time."""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from collections.abc import Mapping, Sequence
+
+from headrace.enumerator.errors import UsageError
+from headrace.testing.fake_kafka.clock import Clock
+from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
+from headrace.testing.fake_kafka.state import configs
+from headrace.testing.fake_kafka.state.brokers import Broker, Isolation, coordinator_partition, elect
+from headrace.testing.fake_kafka.state.cleaning import apply_retention
+from headrace.testing.fake_kafka.state.groups import Groups
+from headrace.testing.fake_kafka.state.quotas import Quotas
+from headrace.testing.fake_kafka.state.topics import Partition, Topic, Topics, placed
+from headrace.testing.fake_kafka.state.transactions import ProducerIdentity, Transaction, Transactions
+
+__all__ = ["OFFSETS_TOPIC", "ClusterState"]
+
+OFFSETS_TOPIC = "__consumer_offsets"
+TRANSACTION_VERSION = "transaction.version"
+_FEATURES = {TRANSACTION_VERSION: (0, 2), "group.version": (0, 1), "metadata.version": (7, 27)}
+
+
+class ClusterState:
+    """Brokers, topics, transactions, groups; every method that refuses raises RefusedError."""
+
+    def __init__(self, brokers: int, clock: Clock, config: Mapping[str, str], users: Mapping[str, str]) -> None:
+        """`brokers` of them, ids from 1. Raises UsageError for an unknown setting."""
+        unknown = sorted(set(config) - set(configs.BROKER_DEFAULTS))
+        if unknown:
+            raise UsageError(
+                f"the fake broker has no setting {', '.join(unknown)}; it has {', '.join(configs.BROKER_DEFAULTS)}"
+            )
+        self.id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        self.clock = clock
+        self.config = {**configs.BROKER_DEFAULTS, **config}
+        self.users = dict(users)
+        self.brokers = {number: Broker(number) for number in range(1, brokers + 1)}
+        self.topics = Topics()
+        self.groups = Groups()
+        self.quotas = Quotas()
+        self.features = {TRANSACTION_VERSION: 2, "group.version": 1, "metadata.version": 27}
+        self.transactions = Transactions(self)
+        self.transactions.max_timeout_ms = int(self.config["transaction.max.timeout.ms"])
+        self.transactions.id_expiration_ms = int(self.config["transactional.id.expiration.ms"])
+        self._retention_checked_ms = clock.now_ms()
+
+    # --- brokers --------------------------------------------------------------------------------------------------------
+
+    def broker(self, number: int) -> Broker:
+        """Raises UsageError for one that there is not."""
+        if number not in self.brokers:
+            raise UsageError(f"there is no broker {number}; there are {', '.join(map(str, self.brokers))}")
+        return self.brokers[number]
+
+    def members(self) -> list[Broker]:
+        """The brokers that the controller sees."""
+        return [broker for broker in self.brokers.values() if broker.is_member]
+
+    @property
+    def controller(self) -> int:
+        """The broker that clients are told is the controller; any may be asked."""
+        return next((broker.id for broker in self.members()), -1)
+
+    def topics_at(self, broker: Broker) -> Topics:
+        """As this broker sees them."""
+        return self.topics if broker.isolation is None else broker.isolation.topics
+
+    def brokers_at(self, broker: Broker) -> Sequence[Broker]:
+        """The brokers that this one tells clients of."""
+        return self.members() if broker.isolation is None else broker.isolation.brokers
+
+    def isolate(self, broker: Broker) -> None:
+        """Cut a broker off from the others, not from its clients: it goes on with what it knew."""
+        broker.isolation = Isolation(self.topics.copy(), tuple(self.members()))
+        for partition in broker.isolation.topics.partitions():
+            partition.log.hold_high_watermark()
+        self.elect()
+
+    def rejoin(self, broker: Broker) -> None:
+        """Undo `isolate`: what it took meanwhile is lost, as in a truncation to the leader's log."""
+        broker.isolation = None
+        self.elect()
+
+    def elect(self) -> None:
+        """Leaders and in-sync replicas by the brokers that are there."""
+        members = {broker.id for broker in self.members()}
+        for partition in self.topics.partitions():
+            elect(partition, members)
+
+    def check_coordinator(self, broker: Broker, key: str) -> None:
+        """Raise NOT_COORDINATOR, or for a broker that is cut off COORDINATOR_NOT_AVAILABLE."""
+        if not broker.is_member:
+            raise RefusedError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        if self.coordinator(key).id != broker.id:
+            raise RefusedError(ErrorCode.NOT_COORDINATOR)
+
+    def coordinator(self, key: str) -> Broker:
+        """Of a group or transactional id: by its hash, as Kafka places it. Raises COORDINATOR_NOT_AVAILABLE."""
+        everyone = list(self.brokers.values())
+        number = coordinator_partition(key)
+        candidates = [everyone[(number + step) % len(everyone)] for step in range(len(everyone))]
+        found = next((broker for broker in candidates if broker.is_member), None)
+        if found is None:
+            raise RefusedError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        return found
+
+    # --- topics ---------------------------------------------------------------------------------------------------------
+
+    def create_topic(self, topic: Topic) -> Topic:
+        """Raises for a name that is taken or illegal, and for settings that no topic has."""
+        for name, value in topic.configs.items():
+            configs.check_topic_config(name, value)
+        self.topics.add(topic)
+        return topic
+
+    def place(self, topic: str, first: int, count: int, replicas: int) -> list[Partition]:
+        """New partitions, numbers from `first`. Raises INVALID_PARTITIONS or INVALID_REPLICATION_FACTOR."""
+        brokers = [broker.id for broker in self.members()]
+        if count < 1:
+            raise RefusedError(ErrorCode.INVALID_PARTITIONS, "Number of partitions must be larger than 0.")
+        if not 1 <= replicas <= len(brokers):
+            said = f"Unable to replicate the partition {replicas} time(s): only {len(brokers)} broker(s) are registered."
+            raise RefusedError(ErrorCode.INVALID_REPLICATION_FACTOR, said)
+        return [placed(topic, index, brokers, replicas) for index in range(first, first + count)]
+
+    def delete_topic(self, topic: Topic) -> None:
+        """With its records, and what groups have committed of it."""
+        del self.topics.by_name[topic.name]
+        for group in self.groups.by_id.values():
+            for index in range(len(topic.partitions)):
+                group.offsets.forget((topic.name, index))
+
+    def setting(self, name: str, topic: str) -> str:
+        """The setting in force for a topic. Raises UNKNOWN_TOPIC_OR_PARTITION."""
+        return configs.topic_setting(name, self.topics.named(topic).configs, self.config)
+
+    # --- features -------------------------------------------------------------------------------------------------------
+
+    def update_feature(self, name: str, level: int) -> None:
+        """UpdateFeatures (57). Raises INVALID_UPDATE_VERSION for what this broker cannot."""
+        low, high = _FEATURES.get(name, (0, -1))
+        if not low <= level <= high:
+            said = f"Could not apply finalized feature update: the feature {name} does not support level {level}."
+            raise RefusedError(ErrorCode.INVALID_UPDATE_VERSION, said)
+        self.features[name] = level
+        if name == TRANSACTION_VERSION:
+            self.transactions.server_version = level
+
+    def supported_features(self) -> Mapping[str, tuple[int, int]]:
+        """Each with its lowest and highest level."""
+        return _FEATURES
+
+    # --- the end of transactions ----------------------------------------------------------------------------------------
+
+    def write(self, transaction: Transaction, producer: ProducerIdentity, *, commit: bool) -> None:
+        """Write the markers of a decided transaction (WriteTxnMarkers, 27)."""
+        for name, index in sorted(transaction.partitions):
+            if name == OFFSETS_TOPIC:
+                self._end_offsets(index, producer.id, commit=commit)
+                continue
+            topic = self.topics.by_name.get(name)
+            if topic is not None:  # else it was deleted, and its marker is of no use
+                log = topic.partitions[index].log
+                log.append_marker(producer.id, producer.epoch, commit=commit, now_ms=self.clock.now_ms())
+
+    def _end_offsets(self, partition: int, producer_id: int, *, commit: bool) -> None:
+        for group in self.groups.by_id.values():
+            if coordinator_partition(group.id) == partition:
+                group.offsets.end(producer_id, commit=commit)
+
+    # --- time -----------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> bool:
+        """Do what is due by the clock; whether anything was done."""
+        now = self.clock.now_ms()
+        expired = self.transactions.expire(now)
+        moved = self.groups.expire(now)
+        if now - self._retention_checked_ms >= int(self.config["log.retention.check.interval.ms"]):
+            self.apply_retention()
+            return True
+        return expired or moved
+
+    def due_ms(self) -> int | None:
+        """When `tick` will have something to do, but for retention."""
+        groups = (due for group in self.groups.by_id.values() for due in group.due_ms())
+        return min((*self.transactions.due_ms(), *groups), default=None)
+
+    def apply_retention(self) -> None:
+        """By each topic's retention.ms and retention.bytes, as brokers do every five minutes."""
+        self._retention_checked_ms = self.clock.now_ms()
+        for topic in self.topics:
+            if "delete" not in self.setting("cleanup.policy", topic.name):
+                continue
+            limits = (int(self.setting(name, topic.name)) for name in ("retention.ms", "retention.bytes"))
+            age, size = limits
+            for partition in topic.partitions:
+                apply_retention(partition.log, age, size, self._retention_checked_ms)

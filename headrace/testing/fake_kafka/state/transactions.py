@@ -1,0 +1,311 @@
+"""The transaction coordinator (KIP-98, KIP-360, KIP-890): as Kafka's TransactionCoordinator, without its log.
+
+Both versions of the protocol: in version 2 every EndTxn moves the producer to the next epoch, so that a late EndTxn or write
+of the transaction before cannot hit the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
+
+__all__ = ["Markers", "ProducerIdentity", "Transaction", "TransactionState", "Transactions"]
+
+NO_PRODUCER_ID = -1
+NO_EPOCH = -1
+_EXHAUSTED_EPOCH = 0x7FFF - 1
+
+TopicPartition = tuple[str, int]
+
+
+class TransactionState(Enum):
+    """By the names that DescribeTransactions gives them."""
+
+    EMPTY = "Empty"
+    ONGOING = "Ongoing"
+    PREPARE_COMMIT = "PrepareCommit"
+    PREPARE_ABORT = "PrepareAbort"
+    COMPLETE_COMMIT = "CompleteCommit"
+    COMPLETE_ABORT = "CompleteAbort"
+
+
+_PREPARED = (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
+_COMPLETE = {
+    TransactionState.PREPARE_COMMIT: TransactionState.COMPLETE_COMMIT,
+    TransactionState.PREPARE_ABORT: TransactionState.COMPLETE_ABORT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIdentity:
+    """A producer id and its epoch."""
+
+    id: int
+    epoch: int
+
+
+@dataclass(slots=True)
+class Transaction:
+    """What the coordinator knows of one transactional id. `version` is the protocol's that its client last used."""
+
+    transactional_id: str
+    producer: ProducerIdentity
+    timeout_ms: int
+    updated_ms: int
+    state: TransactionState = TransactionState.EMPTY
+    version: int = 0
+    previous_producer_id: int = NO_PRODUCER_ID
+    last_epoch: int = NO_EPOCH
+    next_producer_id: int = NO_PRODUCER_ID
+    started_ms: int = -1
+    partitions: set[TopicPartition] = field(default_factory=set)
+    marked_by: ProducerIdentity | None = None
+
+    @property
+    def bumps_epochs(self) -> bool:
+        """Whether it is in version 2 of the protocol."""
+        return self.version >= 2
+
+
+class Markers(Protocol):
+    """Who writes what a decision means: markers into partitions, and by the partitions of __consumer_offsets into groups."""
+
+    def write(self, transaction: Transaction, producer: ProducerIdentity, *, commit: bool) -> None:
+        """Called once for each decided transaction, with its partitions still in it."""
+
+
+class Transactions:
+    """All transactional ids of the cluster. Every method that refuses raises RefusedError."""
+
+    def __init__(self, markers: Markers) -> None:
+        """None yet; `markers` are written at once unless they are held."""
+        self.by_id: dict[str, Transaction] = {}
+        self.max_timeout_ms = 900_000
+        self.id_expiration_ms = 604_800_000
+        self.server_version = 2
+        self._markers = markers
+        self._next_producer_id = 0
+        self._held = False
+
+    # --- producer ids ---------------------------------------------------------------------------------------------------
+
+    def new_producer_id(self) -> int:
+        """One that nobody had."""
+        self._next_producer_id += 1
+        return self._next_producer_id - 1
+
+    def init(self, transactional_id: str, timeout_ms: int, expected: ProducerIdentity | None, now_ms: int) -> ProducerIdentity:
+        """InitProducerId (22). `expected` is set by a producer that wants its own epoch bumped (KIP-360)."""
+        if not transactional_id:
+            raise RefusedError(ErrorCode.INVALID_REQUEST)
+        if not 0 < timeout_ms <= self.max_timeout_ms:
+            raise RefusedError(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
+        known = self.by_id.get(transactional_id)
+        if known is None:
+            fresh = ProducerIdentity(self.new_producer_id(), NO_EPOCH)
+            known = self.by_id[transactional_id] = Transaction(transactional_id, fresh, timeout_ms, now_ms)
+        elif expected is not None and not _may_go_on(known, expected):
+            raise RefusedError(ErrorCode.PRODUCER_FENCED)
+        if known.state in _PREPARED:
+            raise RefusedError(ErrorCode.CONCURRENT_TRANSACTIONS)
+        if known.state is TransactionState.ONGOING:
+            self._fence(known, now_ms)
+            raise RefusedError(ErrorCode.CONCURRENT_TRANSACTIONS)  # the client asks again, and gets the next epoch
+        self._bump(known, expected)
+        known.state, known.timeout_ms, known.started_ms, known.updated_ms = TransactionState.EMPTY, timeout_ms, -1, now_ms
+        known.partitions.clear()
+        return known.producer
+
+    def _bump(self, known: Transaction, expected: ProducerIdentity | None) -> None:
+        current = known.producer
+        if current.epoch >= _EXHAUSTED_EPOCH and (expected is None or expected.epoch == current.epoch):
+            known.previous_producer_id = current.id
+            known.last_epoch = NO_EPOCH if expected is None else current.epoch
+            known.producer = ProducerIdentity(self.new_producer_id(), 0)
+        elif expected is None:
+            known.producer, known.last_epoch = ProducerIdentity(current.id, current.epoch + 1), NO_EPOCH
+        elif current.epoch in (NO_EPOCH, expected.epoch):
+            known.producer, known.last_epoch = ProducerIdentity(current.id, current.epoch + 1), current.epoch
+        elif expected.epoch != known.last_epoch:  # else it is the same request again
+            raise RefusedError(ErrorCode.PRODUCER_FENCED)
+
+    # --- what belongs to a transaction ----------------------------------------------------------------------------------
+
+    def add(self, transactional_id: str, producer: ProducerIdentity, partitions: Iterable[TopicPartition], now_ms: int,
+            version: int = 0) -> None:  # fmt: skip
+        """AddPartitionsToTxn (24), or under version 2 what a write to a new partition does by itself."""
+        known = self._current(transactional_id, producer)
+        if known.state in _PREPARED:
+            raise RefusedError(ErrorCode.CONCURRENT_TRANSACTIONS)
+        if known.state is not TransactionState.ONGOING:
+            known.state, known.started_ms = TransactionState.ONGOING, now_ms
+            known.partitions.clear()
+        known.version, known.updated_ms = version, now_ms
+        known.partitions.update(partitions)
+
+    def verify(self, transactional_id: str, producer: ProducerIdentity, partition: TopicPartition) -> None:
+        """KIP-890, part 1: a write under version 1 belongs to a partition that was added."""
+        known = self._current(transactional_id, producer)
+        if known.state in _PREPARED:
+            raise RefusedError(ErrorCode.CONCURRENT_TRANSACTIONS)
+        if known.state is not TransactionState.ONGOING or partition not in known.partitions:
+            raise RefusedError(ErrorCode.TRANSACTION_ABORTABLE)
+
+    def _current(self, transactional_id: str, producer: ProducerIdentity) -> Transaction:
+        if not transactional_id:
+            raise RefusedError(ErrorCode.INVALID_REQUEST)
+        known = self.by_id.get(transactional_id)
+        if known is None or known.producer.id != producer.id:
+            raise RefusedError(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+        if known.producer.epoch != producer.epoch:
+            raise RefusedError(ErrorCode.PRODUCER_FENCED)
+        return known
+
+    # --- the end --------------------------------------------------------------------------------------------------------
+
+    def end(
+        self, transactional_id: str, producer: ProducerIdentity, version: int, now_ms: int, *, commit: bool
+    ) -> ProducerIdentity:
+        """EndTxn (26), in version 1 or 2 of the protocol. Returns the producer to go on with."""
+        if not transactional_id:
+            raise RefusedError(ErrorCode.INVALID_REQUEST)
+        known = self.by_id.get(transactional_id)
+        if known is None:
+            raise RefusedError(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+        retry = _is_retry(known, producer)
+        if known.producer.id != producer.id and not _is_retry_over_rotation(known, producer):
+            raise RefusedError(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+        if not _is_valid_end(known, producer, retry):
+            raise RefusedError(ErrorCode.PRODUCER_FENCED)
+        if known.state is TransactionState.ONGOING:
+            self._decide(known, version, now_ms, commit=commit)
+        elif not retry and not commit and version >= 2 and known.state not in _PREPARED:
+            self._abort_nothing(known, version, now_ms)
+        else:
+            _answer_again(known, retry=retry, commit=commit)
+        return known.producer
+
+    def _abort_nothing(self, known: Transaction, version: int, now_ms: int) -> None:
+        """Version 2 lets a producer abort what it never began: it may have, without having heard of it."""
+        known.partitions.clear()
+        self._decide(known, version, now_ms, commit=False)
+
+    def _decide(self, known: Transaction, version: int, now_ms: int, *, commit: bool) -> None:
+        known.state = TransactionState.PREPARE_COMMIT if commit else TransactionState.PREPARE_ABORT
+        known.version, known.updated_ms = version, now_ms
+        known.marked_by = known.producer
+        if known.bumps_epochs:
+            if known.producer.epoch >= _EXHAUSTED_EPOCH:
+                known.next_producer_id = self.new_producer_id()
+            known.last_epoch = known.producer.epoch
+            known.producer = ProducerIdentity(known.producer.id, known.producer.epoch + 1)
+            known.marked_by = known.producer
+        self._complete(known)
+
+    def _fence(self, known: Transaction, now_ms: int) -> None:
+        """Abort a transaction over its producer's head, whose epoch is the past from here on."""
+        known.state = TransactionState.PREPARE_ABORT
+        known.version, known.updated_ms = self.server_version, now_ms
+        known.producer = ProducerIdentity(known.producer.id, known.producer.epoch + 1)
+        known.last_epoch = NO_EPOCH
+        known.marked_by = known.producer
+        self._complete(known)
+
+    def _complete(self, known: Transaction) -> None:
+        if self._held or known.marked_by is None:
+            return
+        self._markers.write(known, known.marked_by, commit=known.state is TransactionState.PREPARE_COMMIT)
+        known.state = _COMPLETE[known.state]
+        known.partitions.clear()
+        if known.next_producer_id != NO_PRODUCER_ID:
+            known.previous_producer_id, known.last_epoch = known.producer.id, known.producer.epoch
+            known.producer = ProducerIdentity(known.next_producer_id, 0)
+            known.next_producer_id = NO_PRODUCER_ID
+
+    # --- markers that come late -----------------------------------------------------------------------------------------
+
+    def hold_markers(self) -> None:
+        """From now on decided transactions stay prepared: not yet visible, and their ids busy (CONCURRENT_TRANSACTIONS)."""
+        self._held = True
+
+    def release_markers(self) -> None:
+        """Write the markers that were held."""
+        self._held = False
+        for known in self.by_id.values():
+            if known.state in _PREPARED:
+                self._complete(known)
+
+    # --- time -----------------------------------------------------------------------------------------------------------
+
+    def expire(self, now_ms: int) -> bool:
+        """Abort what is past its timeout, forget ids unused for long. Whether anything was done."""
+        late = [
+            each
+            for each in self.by_id.values()
+            if each.state is TransactionState.ONGOING and now_ms >= each.started_ms + each.timeout_ms
+        ]
+        for known in late:
+            self._fence(known, now_ms)
+        unused = [each for each in self.by_id.values() if _is_idle(each) and now_ms >= each.updated_ms + self.id_expiration_ms]
+        for known in unused:
+            del self.by_id[known.transactional_id]
+        return bool(late or unused)
+
+    def due_ms(self) -> Iterator[int]:
+        """When `expire` will have something to do."""
+        return (known.started_ms + known.timeout_ms for known in self.by_id.values() if known.state is TransactionState.ONGOING)
+
+
+def _is_idle(known: Transaction) -> bool:
+    return known.state is not TransactionState.ONGOING and known.state not in _PREPARED
+
+
+def _may_go_on(known: Transaction, expected: ProducerIdentity) -> bool:
+    return (
+        known.producer.epoch == NO_EPOCH
+        or expected.id == known.producer.id
+        or (expected.id == known.previous_producer_id and expected.epoch >= _EXHAUSTED_EPOCH)
+    )
+
+
+def _is_retry(known: Transaction, producer: ProducerIdentity) -> bool:
+    """Version 2: the same EndTxn again, whose answer (the next epoch) was lost."""
+    if not known.bumps_epochs:
+        return False
+    return known.producer.epoch == producer.epoch + 1 or _is_retry_over_rotation(known, producer)
+
+
+def _is_retry_over_rotation(known: Transaction, producer: ProducerIdentity) -> bool:
+    return (
+        known.bumps_epochs
+        and known.previous_producer_id == producer.id
+        and producer.epoch == _EXHAUSTED_EPOCH
+        and known.producer.epoch == 0
+    )
+
+
+def _is_valid_end(known: Transaction, producer: ProducerIdentity, retry: bool) -> bool:  # noqa: FBT001
+    current = producer.epoch == known.producer.epoch
+    if not known.bumps_epochs or known.state in (TransactionState.ONGOING, TransactionState.EMPTY):
+        return current
+    return retry if known.state in _PREPARED else retry or current
+
+
+def _answer_again(known: Transaction, *, retry: bool, commit: bool) -> None:
+    """What is said of a transaction that has ended: nothing where it ended so, else why not."""
+    if known.bumps_epochs and not retry:
+        raise RefusedError(ErrorCode.INVALID_TXN_STATE)
+    ended_so = {
+        TransactionState.PREPARE_COMMIT: True,
+        TransactionState.COMPLETE_COMMIT: True,
+        TransactionState.PREPARE_ABORT: False,
+        TransactionState.COMPLETE_ABORT: False,
+    }
+    if known.state not in ended_so or ended_so[known.state] is not commit:
+        raise RefusedError(ErrorCode.INVALID_TXN_STATE)
+    if known.state in _PREPARED:
+        raise RefusedError(ErrorCode.CONCURRENT_TRANSACTIONS)

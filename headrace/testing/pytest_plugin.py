@@ -1,0 +1,22 @@
+"""Fixtures for users' own tests; pytest finds them by itself once the package is installed (entry point `pytest11`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from headrace.testing.fake_kafka import FakeKafka
+
+__all__ = ["fake_kafka"]
+
+
+@pytest.fixture
+def fake_kafka() -> Iterator[FakeKafka]:
+    """A Kafka cluster of one broker for one test; see `headrace.testing.FakeKafka`."""
+    from headrace.testing.fake_kafka import FakeKafka
+
+    with FakeKafka() as kafka:
+        yield kafka
