@@ -10,7 +10,7 @@ from kafka import KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as PythonTopicPartition
 
 from headrace.kafka import Earliest, KafkaSource, Latest
-from headrace.testing.fake_kafka import FakeKafka, Record
+from headrace.testing.fake_kafka import FakeKafka, NewRecord
 from tests.helpers.kafka_rig import read_all
 from tests.helpers.sink_rig import committer, kafka_sink, ongoing, prepared
 
@@ -183,7 +183,7 @@ def test_users_log_in_by_their_password_and_nobody_else_does(mechanism):
 
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
 def test_our_source_reads_what_lies_there(kafka, isolation):
-    kafka.append("in", *[Record(b"%d" % number, key=b"k") for number in range(100)])
+    kafka.append("in", *[NewRecord(b"%d" % number, key=b"k") for number in range(100)])
     producer = rdkafka(kafka, **{"transactional.id": "writer"})
     producer.init_transactions(SECONDS)
     producer.begin_transaction()

@@ -19,16 +19,16 @@ from headrace.testing.fake_kafka.faults import (
     CutAfter,
     CutBefore,
     Delay,
-    Fail,
     Fault,
     LoseAnswer,
+    Refuse,
     Repeat,
     Rewrite,
     Throttle,
     UnfiredFaultError,
 )
 from headrace.testing.fake_kafka.kafka import FakeKafka, ReadRecord
-from headrace.testing.fake_kafka.state.batches import Record
+from headrace.testing.fake_kafka.state.batches import NewRecord
 
 __all__ = [
     "Action",
@@ -39,12 +39,12 @@ __all__ = [
     "CutBefore",
     "Delay",
     "ErrorCode",
-    "Fail",
     "FakeKafka",
     "Fault",
     "LoseAnswer",
+    "NewRecord",
     "ReadRecord",
-    "Record",
+    "Refuse",
     "Repeat",
     "Rewrite",
     "StoppedClock",

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import Header, Message
-from headrace.testing.fake_kafka.state.brokers import Broker
+from headrace.testing.fake_kafka.state.brokers import BrokerState
 from headrace.testing.fake_kafka.state.cluster import ClusterState
 from headrace.testing.fake_kafka.state.topics import Partition, Topic
 from headrace.testing.fake_kafka.state.users import SaslExchange
@@ -46,7 +46,7 @@ class Call:
     """A decoded request at one broker. `admit` is asked at each place where a real broker may refuse."""
 
     state: ClusterState
-    broker: Broker
+    broker: BrokerState
     peer: Peer
     header: Header
     request: Message

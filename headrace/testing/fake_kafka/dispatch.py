@@ -23,9 +23,9 @@ from headrace.testing.fake_kafka.faults import (
     CutAfter,
     CutBefore,
     Delay,
-    Fail,
     Fault,
     LoseAnswer,
+    Refuse,
     Repeat,
     Rewrite,
     Script,
@@ -39,10 +39,10 @@ from headrace.testing.fake_kafka.protocol import (
     encode_response,
     parse_header,
 )
-from headrace.testing.fake_kafka.state.brokers import Broker
+from headrace.testing.fake_kafka.state.brokers import BrokerState
 from headrace.testing.fake_kafka.state.cluster import ClusterState
 
-__all__ = ["Delivery", "Dispatcher", "HangUpError", "Life"]
+__all__ = ["Dispatcher", "HangUpError", "Life", "Outgoing"]
 
 _API_VERSIONS = 18
 _UNAUTHENTICATED = frozenset({17, _API_VERSIONS, 36})
@@ -63,7 +63,7 @@ class Life(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class Outgoing:
     """What goes back to a client. After the first half of `data` each of `between` is called; then comes the rest."""
 
     data: bytes | bytearray
@@ -80,11 +80,11 @@ class Dispatcher:
         self.script = script
         self.changed = threading.Condition(threading.RLock())
 
-    def answer(self, frame: memoryview, peer: Peer, broker: Broker, life: Life) -> Delivery | None:
+    def answer(self, frame: memoryview, peer: Peer, broker: BrokerState, life: Life) -> Outgoing | None:
         """Serve one request, waiting if need be; None where no answer is due. Raises HangUpError."""
         header, api = _recognise(frame, peer)
         if api is None:
-            return Delivery(_unsupported(header))
+            return Outgoing(_unsupported(header))
         try:
             request = decode_request(header, frame)
         except (ValueError, IndexError, struct.error, TypeError) as error:
@@ -104,7 +104,7 @@ class Dispatcher:
     def _suffer_before(self, faults: list[Fault], call: Call, life: Life) -> None:
         for fault in faults:
             action = fault.action
-            if isinstance(action, Fail):
+            if isinstance(action, Refuse):
                 call.refusals.append(Refusal(ErrorCode(action.code), action.topic, action.partition, fault.count))
                 continue
             if isinstance(action, Delay):
@@ -156,7 +156,7 @@ class Dispatcher:
 
     # --- what happens to an answer --------------------------------------------------------------------------------------
 
-    def _deliver(self, response: Message | None, faults: list[Fault], call: Call) -> Delivery | None:
+    def _deliver(self, response: Message | None, faults: list[Fault], call: Call) -> Outgoing | None:
         for fault in _find(faults, Repeat):
             fault.count()
         for fault in _find(faults, CutAfter):
@@ -176,7 +176,7 @@ class Dispatcher:
             response.throttle_time_ms = fault.action.milliseconds
             fault.count()
         data = encode_response(response, call.version, call.header.correlation_id)
-        return Delivery(data, _between(faults), getattr(response, "throttle_time_ms", 0))
+        return Outgoing(data, _between(faults), getattr(response, "throttle_time_ms", 0))
 
 
 def _recognise(frame: memoryview, peer: Peer) -> tuple[Header, Api | None]:

@@ -18,9 +18,9 @@ __all__ = [
     "CutAfter",
     "CutBefore",
     "Delay",
-    "Fail",
     "Fault",
     "LoseAnswer",
+    "Refuse",
     "Repeat",
     "Rewrite",
     "Script",
@@ -31,7 +31,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Fail:
+class Refuse:
     """The broker refuses: this error code, for one topic or partition where given, and does nothing else."""
 
     code: int
@@ -94,7 +94,7 @@ class Rewrite:
     change: Callable[[Message], object]
 
 
-Action = Fail | Delay | CutBefore | CutAfter | LoseAnswer | Repeat | Throttle | Before | Between | Rewrite
+Action = Refuse | Delay | CutBefore | CutAfter | LoseAnswer | Repeat | Throttle | Before | Between | Rewrite
 
 
 class UnfiredFaultError(HeadraceError):
@@ -149,7 +149,7 @@ class Script:
         """Raises UsageError for numbers that make no sense."""
         if fault.nth < 1 or (fault.times is not None and fault.times < 1):
             raise UsageError(f"a fault's nth and times count from 1, got nth={fault.nth}, times={fault.times}")
-        if isinstance(fault.action, Fail):
+        if isinstance(fault.action, Refuse):
             ErrorCode(fault.action.code)
         self.faults.append(fault)
         return fault

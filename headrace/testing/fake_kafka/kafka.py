@@ -15,7 +15,7 @@ from headrace.testing.fake_kafka.dispatch import Dispatcher
 from headrace.testing.fake_kafka.faults import Action, Fault, Rewrite, Script, key_of
 from headrace.testing.fake_kafka.protocol import Message
 from headrace.testing.fake_kafka.server import BrokerServer
-from headrace.testing.fake_kafka.state.batches import Record, read_batch, record_batch
+from headrace.testing.fake_kafka.state.batches import NewRecord, read_batch, record_batch
 from headrace.testing.fake_kafka.state.cleaning import compact, spans
 from headrace.testing.fake_kafka.state.cluster import ClusterState
 from headrace.testing.fake_kafka.state.log import Log
@@ -140,12 +140,12 @@ class FakeKafka:
             have = len(found.partitions)
             found.partitions += self._state.place(topic, have, count - have, len(found.partitions[0].replicas))
 
-    def append(self, topic: str, *records: bytes | Record, partition: int = 0) -> int:
-        """Write one batch of records, values or whole `Record`s, as a producer without idempotence would.
+    def append(self, topic: str, *records: bytes | NewRecord, partition: int = 0) -> int:
+        """Write one batch of records, values or whole `NewRecord`s, as a producer without idempotence would.
 
         Returns the first one's offset.
         """
-        whole = [record if isinstance(record, Record) else Record(record) for record in records]
+        whole = [record if isinstance(record, NewRecord) else NewRecord(record) for record in records]
         if not whole:
             raise UsageError("append needs at least one record")
         with self._changing():

@@ -7,8 +7,8 @@ import threading
 from contextlib import suppress
 
 from headrace.testing.fake_kafka.calls import Peer
-from headrace.testing.fake_kafka.dispatch import Delivery, Dispatcher, HangUpError
-from headrace.testing.fake_kafka.state.brokers import HOST, Broker
+from headrace.testing.fake_kafka.dispatch import Dispatcher, HangUpError, Outgoing
+from headrace.testing.fake_kafka.state.brokers import HOST, BrokerState
 
 __all__ = ["BrokerServer"]
 
@@ -19,7 +19,7 @@ _LENGTH = 4
 class BrokerServer:
     """One run of a broker: listens from its making to `stop`."""
 
-    def __init__(self, broker: Broker, dispatcher: Dispatcher) -> None:
+    def __init__(self, broker: BrokerState, dispatcher: Dispatcher) -> None:
         """Listen on the broker's port, which the caller has reserved; serve in threads of its own."""
         self._broker = broker
         self._dispatcher = dispatcher
@@ -71,7 +71,7 @@ class BrokerServer:
             with self._lock:
                 self._connections.discard(connection)
 
-    def _send(self, connection: socket.socket, delivery: Delivery) -> None:
+    def _send(self, connection: socket.socket, delivery: Outgoing) -> None:
         data = memoryview(delivery.data)
         if delivery.between:
             half = len(data) // 2

@@ -1,4 +1,4 @@
-"""Record batches (message format 2, KIP-98): how the broker checks, stamps and writes them. Records stay bytes.
+"""NewRecord batches (message format 2, KIP-98): how the broker checks, stamps and writes them. Records stay bytes.
 
 https://kafka.apache.org/documentation/#recordbatch
 """
@@ -28,7 +28,7 @@ from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 
 __all__ = [
     "BatchShape",
-    "Record",
+    "NewRecord",
     "Span",
     "check_batch",
     "control_batch",
@@ -45,7 +45,7 @@ _MARKER_KEY = struct.Struct(">hh")
 _MARKER_VALUE = struct.Struct(">hi")
 
 
-class Record(NamedTuple):
+class NewRecord(NamedTuple):
     """One record; `timestamp_ms` None: the time of writing."""
 
     value: bytes | None
@@ -59,7 +59,7 @@ class Span(NamedTuple):
 
     offset: int
     timestamp_ms: int
-    record: Record
+    record: NewRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def stamped(batch: StoredBatch, base_offset: int, leader_epoch: int, append_time
     return read_batch(data)
 
 
-def record_batch(records: Sequence[Record], now_ms: int, shape: BatchShape | None = None) -> bytearray:
+def record_batch(records: Sequence[NewRecord], now_ms: int, shape: BatchShape | None = None) -> bytearray:
     """An uncompressed batch of these records, its base offset 0."""
     times = [now_ms if record.timestamp_ms is None else record.timestamp_ms for record in records]
     spans = [Span(at, time, record) for at, (time, record) in enumerate(zip(times, records, strict=True))]
@@ -130,7 +130,7 @@ def rewritten_batch(spans: Sequence[Span], base_offset: int, last_offset: int, s
 
 def control_batch(now_ms: int, shape: BatchShape, commit: int, coordinator_epoch: int = 0) -> bytearray:
     """The marker that ends a transaction in one partition; `commit` is 1 or, for an abort, 0 (KIP-98)."""
-    record = Record(_MARKER_VALUE.pack(0, coordinator_epoch), _MARKER_KEY.pack(0, commit), (), now_ms)
+    record = NewRecord(_MARKER_VALUE.pack(0, coordinator_epoch), _MARKER_KEY.pack(0, commit), (), now_ms)
     marked = BatchShape(CONTROL | TRANSACTIONAL, shape.producer_id, shape.producer_epoch, -1, shape.leader_epoch)
     return record_batch([record], now_ms, marked)
 
@@ -147,7 +147,7 @@ def _sealed(body: bytes, count: int, base: int, last: int, times: tuple[int, int
     return data
 
 
-def _record(offset_delta: int, time_delta: int, record: Record) -> bytes:
+def _record(offset_delta: int, time_delta: int, record: NewRecord) -> bytes:
     parts = [b"\x00", _varint(time_delta), _varint(offset_delta), *_blob(record.key), *_blob(record.value)]
     parts.append(_varint(len(record.headers)))
     for name, value in record.headers:

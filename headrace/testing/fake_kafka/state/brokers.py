@@ -5,30 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headrace.testing.fake_kafka.state.sessions import FetchSessions
-from headrace.testing.fake_kafka.state.topics import NO_LEADER, Partition, Topics
+from headrace.testing.fake_kafka.state.topics import NO_LEADER, Partition, TopicTable
 
-__all__ = ["HOST", "Broker", "Isolation", "coordinator_partition", "elect", "java_hash"]
+__all__ = ["HOST", "BrokerState", "IsolatedView", "coordinator_partition", "elect", "java_hash"]
 
 HOST = "127.0.0.1"
 _COORDINATOR_PARTITIONS = 50  # of __consumer_offsets and of __transaction_state
 
 
 @dataclass(slots=True)
-class Isolation:
+class IsolatedView:
     """What a broker that is cut off from the others goes on believing: topics, leaders, and its own copies of the logs."""
 
-    topics: Topics
-    brokers: tuple[Broker, ...]
+    topics: TopicTable
+    brokers: tuple[BrokerState, ...]
 
 
 @dataclass(slots=True)
-class Broker:
+class BrokerState:
     """One broker; `port` is 0 until it listens, and stays the same over restarts."""
 
     id: int
     port: int = 0
     is_running: bool = True
-    isolation: Isolation | None = None
+    isolation: IsolatedView | None = None
     sessions: FetchSessions = field(default_factory=FetchSessions)
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.connectors.kafka.format.decode import decode
 from headrace.connectors.kafka.format.record_batch import StoredBatch
-from headrace.testing.fake_kafka.state.batches import BatchShape, Record, Span, read_batch, rewritten_batch
+from headrace.testing.fake_kafka.state.batches import BatchShape, NewRecord, Span, read_batch, rewritten_batch
 from headrace.testing.fake_kafka.state.log import Log
 
 __all__ = ["apply_retention", "compact", "spans"]
@@ -87,5 +87,5 @@ def _rows(records: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401  pyarrow ha
 
 def _span(row: dict[str, Any]) -> Span:
     headers = tuple((header["key"], header["value"]) for header in row["headers"] or ())
-    record = Record(row["value"], row["key"], headers, row["timestamp"])
+    record = NewRecord(row["value"], row["key"], headers, row["timestamp"])
     return Span(row["offset"], row["timestamp"], record)

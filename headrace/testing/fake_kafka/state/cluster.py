@@ -10,12 +10,12 @@ from headrace.enumerator.errors import UsageError
 from headrace.testing.fake_kafka.clock import Clock
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.state import configs
-from headrace.testing.fake_kafka.state.brokers import Broker, Isolation, coordinator_partition, elect
+from headrace.testing.fake_kafka.state.brokers import BrokerState, IsolatedView, coordinator_partition, elect
 from headrace.testing.fake_kafka.state.cleaning import apply_retention
-from headrace.testing.fake_kafka.state.groups import Groups
+from headrace.testing.fake_kafka.state.groups import GroupCoordinator
 from headrace.testing.fake_kafka.state.quotas import Quotas
-from headrace.testing.fake_kafka.state.topics import Partition, Topic, Topics, placed
-from headrace.testing.fake_kafka.state.transactions import ProducerIdentity, Transaction, Transactions
+from headrace.testing.fake_kafka.state.topics import Partition, Topic, TopicTable, placed
+from headrace.testing.fake_kafka.state.transactions import ProducerIdentity, TransactionCoordinator, TransactionMetadata
 
 __all__ = ["OFFSETS_TOPIC", "ClusterState"]
 
@@ -38,25 +38,25 @@ class ClusterState:
         self.clock = clock
         self.config = {**configs.BROKER_DEFAULTS, **config}
         self.users = dict(users)
-        self.brokers = {number: Broker(number) for number in range(1, brokers + 1)}
-        self.topics = Topics()
-        self.groups = Groups()
+        self.brokers = {number: BrokerState(number) for number in range(1, brokers + 1)}
+        self.topics = TopicTable()
+        self.groups = GroupCoordinator()
         self.quotas = Quotas()
         self.features = {TRANSACTION_VERSION: 2, "group.version": 1, "metadata.version": 27}
-        self.transactions = Transactions(self)
+        self.transactions = TransactionCoordinator(self)
         self.transactions.max_timeout_ms = int(self.config["transaction.max.timeout.ms"])
         self.transactions.id_expiration_ms = int(self.config["transactional.id.expiration.ms"])
         self._retention_checked_ms = clock.now_ms()
 
     # --- brokers --------------------------------------------------------------------------------------------------------
 
-    def broker(self, number: int) -> Broker:
+    def broker(self, number: int) -> BrokerState:
         """Raises UsageError for one that there is not."""
         if number not in self.brokers:
             raise UsageError(f"there is no broker {number}; there are {', '.join(map(str, self.brokers))}")
         return self.brokers[number]
 
-    def members(self) -> list[Broker]:
+    def members(self) -> list[BrokerState]:
         """The brokers that the controller sees."""
         return [broker for broker in self.brokers.values() if broker.is_member]
 
@@ -65,22 +65,22 @@ class ClusterState:
         """The broker that clients are told is the controller; any may be asked."""
         return next((broker.id for broker in self.members()), -1)
 
-    def topics_at(self, broker: Broker) -> Topics:
+    def topics_at(self, broker: BrokerState) -> TopicTable:
         """As this broker sees them."""
         return self.topics if broker.isolation is None else broker.isolation.topics
 
-    def brokers_at(self, broker: Broker) -> Sequence[Broker]:
+    def brokers_at(self, broker: BrokerState) -> Sequence[BrokerState]:
         """The brokers that this one tells clients of."""
         return self.members() if broker.isolation is None else broker.isolation.brokers
 
-    def isolate(self, broker: Broker) -> None:
+    def isolate(self, broker: BrokerState) -> None:
         """Cut a broker off from the others, not from its clients: it goes on with what it knew."""
-        broker.isolation = Isolation(self.topics.copy(), tuple(self.members()))
+        broker.isolation = IsolatedView(self.topics.copy(), tuple(self.members()))
         for partition in broker.isolation.topics.partitions():
             partition.log.hold_high_watermark()
         self.elect()
 
-    def rejoin(self, broker: Broker) -> None:
+    def rejoin(self, broker: BrokerState) -> None:
         """Undo `isolate`: what it took meanwhile is lost, as in a truncation to the leader's log."""
         broker.isolation = None
         self.elect()
@@ -91,14 +91,14 @@ class ClusterState:
         for partition in self.topics.partitions():
             elect(partition, members)
 
-    def check_coordinator(self, broker: Broker, key: str) -> None:
+    def check_coordinator(self, broker: BrokerState, key: str) -> None:
         """Raise NOT_COORDINATOR, or for a broker that is cut off COORDINATOR_NOT_AVAILABLE."""
         if not broker.is_member:
             raise RefusedError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         if self.coordinator(key).id != broker.id:
             raise RefusedError(ErrorCode.NOT_COORDINATOR)
 
-    def coordinator(self, key: str) -> Broker:
+    def coordinator(self, key: str) -> BrokerState:
         """Of a group or transactional id: by its hash, as Kafka places it. Raises COORDINATOR_NOT_AVAILABLE."""
         everyone = list(self.brokers.values())
         number = coordinator_partition(key)
@@ -156,7 +156,7 @@ class ClusterState:
 
     # --- the end of transactions ----------------------------------------------------------------------------------------
 
-    def write(self, transaction: Transaction, producer: ProducerIdentity, *, commit: bool) -> None:
+    def write(self, transaction: TransactionMetadata, producer: ProducerIdentity, *, commit: bool) -> None:
         """Write the markers of a decided transaction (WriteTxnMarkers, 27)."""
         for name, index in sorted(transaction.partitions):
             if name == OFFSETS_TOPIC:

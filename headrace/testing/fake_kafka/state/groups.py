@@ -14,7 +14,7 @@ from enum import Enum
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.state.offsets import GroupOffsets
 
-__all__ = ["Group", "GroupState", "Groups", "Joining", "Member"]
+__all__ = ["Group", "GroupCoordinator", "GroupState", "Joining", "Member"]
 
 
 class GroupState(Enum):
@@ -293,7 +293,7 @@ def _topics_of(subscription: bytes) -> Iterator[str]:
         at += 2 + size
 
 
-class Groups:
+class GroupCoordinator:
     """All groups of the cluster."""
 
     def __init__(self) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Committed", "GroupOffsets"]
+__all__ = ["GroupOffsets", "OffsetAndMetadata"]
 
 TopicPartition = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class OffsetAndMetadata:
     """The next offset to read, its leader epoch (-1: not known), and what the client wrote beside it."""
 
     offset: int
@@ -24,14 +24,14 @@ class GroupOffsets:
 
     def __init__(self) -> None:
         """None."""
-        self.committed: dict[TopicPartition, Committed] = {}
-        self._pending: dict[int, dict[TopicPartition, Committed]] = {}
+        self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
+        self._pending: dict[int, dict[TopicPartition, OffsetAndMetadata]] = {}
 
-    def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
+    def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         """At once."""
         self.committed.update(offsets)
 
-    def commit_in_transaction(self, producer_id: int, offsets: Mapping[TopicPartition, Committed]) -> None:
+    def commit_in_transaction(self, producer_id: int, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         """With the producer's transaction."""
         self._pending.setdefault(producer_id, {}).update(offsets)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.state.log import Log
 
-__all__ = ["NO_LEADER", "Partition", "Topic", "Topics", "check_name", "placed"]
+__all__ = ["NO_LEADER", "Partition", "Topic", "TopicTable", "check_name", "placed"]
 
 NO_LEADER = -1
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
@@ -59,7 +59,7 @@ class Topic:
         return self.name in {"__consumer_offsets", "__transaction_state"}
 
 
-class Topics:
+class TopicTable:
     """All topics, by name and by id."""
 
     def __init__(self) -> None:
@@ -102,9 +102,9 @@ class Topics:
             raise RefusedError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         return partitions[index]
 
-    def copy(self) -> Topics:
+    def copy(self) -> TopicTable:
         """As a broker that is cut off goes on seeing them: its logs have a future of their own."""
-        twin = Topics()
+        twin = TopicTable()
         for topic in self:
             partitions = [copy.copy(partition) for partition in topic.partitions]
             for partition in partitions:

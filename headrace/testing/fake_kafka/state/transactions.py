@@ -13,7 +13,7 @@ from typing import Protocol
 
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 
-__all__ = ["Markers", "ProducerIdentity", "Transaction", "TransactionState", "Transactions"]
+__all__ = ["Markers", "ProducerIdentity", "TransactionCoordinator", "TransactionMetadata", "TransactionState"]
 
 NO_PRODUCER_ID = -1
 NO_EPOCH = -1
@@ -49,7 +49,7 @@ class ProducerIdentity:
 
 
 @dataclass(slots=True)
-class Transaction:
+class TransactionMetadata:
     """What the coordinator knows of one transactional id. `version` is the protocol's that its client last used."""
 
     transactional_id: str
@@ -74,16 +74,16 @@ class Transaction:
 class Markers(Protocol):
     """Who writes what a decision means: markers into partitions, and by the partitions of __consumer_offsets into groups."""
 
-    def write(self, transaction: Transaction, producer: ProducerIdentity, *, commit: bool) -> None:
+    def write(self, transaction: TransactionMetadata, producer: ProducerIdentity, *, commit: bool) -> None:
         """Called once for each decided transaction, with its partitions still in it."""
 
 
-class Transactions:
+class TransactionCoordinator:
     """All transactional ids of the cluster. Every method that refuses raises RefusedError."""
 
     def __init__(self, markers: Markers) -> None:
         """None yet; `markers` are written at once unless they are held."""
-        self.by_id: dict[str, Transaction] = {}
+        self.by_id: dict[str, TransactionMetadata] = {}
         self.max_timeout_ms = 900_000
         self.id_expiration_ms = 604_800_000
         self.server_version = 2
@@ -107,7 +107,7 @@ class Transactions:
         known = self.by_id.get(transactional_id)
         if known is None:
             fresh = ProducerIdentity(self.new_producer_id(), NO_EPOCH)
-            known = self.by_id[transactional_id] = Transaction(transactional_id, fresh, timeout_ms, now_ms)
+            known = self.by_id[transactional_id] = TransactionMetadata(transactional_id, fresh, timeout_ms, now_ms)
         elif expected is not None and not _may_go_on(known, expected):
             raise RefusedError(ErrorCode.PRODUCER_FENCED)
         if known.state in _PREPARED:
@@ -120,7 +120,7 @@ class Transactions:
         known.partitions.clear()
         return known.producer
 
-    def _bump(self, known: Transaction, expected: ProducerIdentity | None) -> None:
+    def _bump(self, known: TransactionMetadata, expected: ProducerIdentity | None) -> None:
         current = known.producer
         if current.epoch >= _EXHAUSTED_EPOCH and (expected is None or expected.epoch == current.epoch):
             known.previous_producer_id = current.id
@@ -155,7 +155,7 @@ class Transactions:
         if known.state is not TransactionState.ONGOING or partition not in known.partitions:
             raise RefusedError(ErrorCode.TRANSACTION_ABORTABLE)
 
-    def _current(self, transactional_id: str, producer: ProducerIdentity) -> Transaction:
+    def _current(self, transactional_id: str, producer: ProducerIdentity) -> TransactionMetadata:
         if not transactional_id:
             raise RefusedError(ErrorCode.INVALID_REQUEST)
         known = self.by_id.get(transactional_id)
@@ -189,12 +189,12 @@ class Transactions:
             _answer_again(known, retry=retry, commit=commit)
         return known.producer
 
-    def _abort_nothing(self, known: Transaction, version: int, now_ms: int) -> None:
+    def _abort_nothing(self, known: TransactionMetadata, version: int, now_ms: int) -> None:
         """Version 2 lets a producer abort what it never began: it may have, without having heard of it."""
         known.partitions.clear()
         self._decide(known, version, now_ms, commit=False)
 
-    def _decide(self, known: Transaction, version: int, now_ms: int, *, commit: bool) -> None:
+    def _decide(self, known: TransactionMetadata, version: int, now_ms: int, *, commit: bool) -> None:
         known.state = TransactionState.PREPARE_COMMIT if commit else TransactionState.PREPARE_ABORT
         known.version, known.updated_ms = version, now_ms
         known.marked_by = known.producer
@@ -206,7 +206,7 @@ class Transactions:
             known.marked_by = known.producer
         self._complete(known)
 
-    def _fence(self, known: Transaction, now_ms: int) -> None:
+    def _fence(self, known: TransactionMetadata, now_ms: int) -> None:
         """Abort a transaction over its producer's head, whose epoch is the past from here on."""
         known.state = TransactionState.PREPARE_ABORT
         known.version, known.updated_ms = self.server_version, now_ms
@@ -215,7 +215,7 @@ class Transactions:
         known.marked_by = known.producer
         self._complete(known)
 
-    def _complete(self, known: Transaction) -> None:
+    def _complete(self, known: TransactionMetadata) -> None:
         if self._held or known.marked_by is None:
             return
         self._markers.write(known, known.marked_by, commit=known.state is TransactionState.PREPARE_COMMIT)
@@ -260,11 +260,11 @@ class Transactions:
         return (known.started_ms + known.timeout_ms for known in self.by_id.values() if known.state is TransactionState.ONGOING)
 
 
-def _is_idle(known: Transaction) -> bool:
+def _is_idle(known: TransactionMetadata) -> bool:
     return known.state is not TransactionState.ONGOING and known.state not in _PREPARED
 
 
-def _may_go_on(known: Transaction, expected: ProducerIdentity) -> bool:
+def _may_go_on(known: TransactionMetadata, expected: ProducerIdentity) -> bool:
     return (
         known.producer.epoch == NO_EPOCH
         or expected.id == known.producer.id
@@ -272,14 +272,14 @@ def _may_go_on(known: Transaction, expected: ProducerIdentity) -> bool:
     )
 
 
-def _is_retry(known: Transaction, producer: ProducerIdentity) -> bool:
+def _is_retry(known: TransactionMetadata, producer: ProducerIdentity) -> bool:
     """Version 2: the same EndTxn again, whose answer (the next epoch) was lost."""
     if not known.bumps_epochs:
         return False
     return known.producer.epoch == producer.epoch + 1 or _is_retry_over_rotation(known, producer)
 
 
-def _is_retry_over_rotation(known: Transaction, producer: ProducerIdentity) -> bool:
+def _is_retry_over_rotation(known: TransactionMetadata, producer: ProducerIdentity) -> bool:
     return (
         known.bumps_epochs
         and known.previous_producer_id == producer.id
@@ -288,14 +288,14 @@ def _is_retry_over_rotation(known: Transaction, producer: ProducerIdentity) -> b
     )
 
 
-def _is_valid_end(known: Transaction, producer: ProducerIdentity, retry: bool) -> bool:  # noqa: FBT001
+def _is_valid_end(known: TransactionMetadata, producer: ProducerIdentity, retry: bool) -> bool:  # noqa: FBT001
     current = producer.epoch == known.producer.epoch
     if not known.bumps_epochs or known.state in (TransactionState.ONGOING, TransactionState.EMPTY):
         return current
     return retry if known.state in _PREPARED else retry or current
 
 
-def _answer_again(known: Transaction, *, retry: bool, commit: bool) -> None:
+def _answer_again(known: TransactionMetadata, *, retry: bool, commit: bool) -> None:
     """What is said of a transaction that has ended: nothing where it ended so, else why not."""
     if known.bumps_epochs and not retry:
         raise RefusedError(ErrorCode.INVALID_TXN_STATE)

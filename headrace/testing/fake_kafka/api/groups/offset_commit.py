@@ -6,7 +6,7 @@ from headrace.testing.fake_kafka.api.groups.committing import MAX_METADATA, chec
 from headrace.testing.fake_kafka.calls import Api, Call
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import Message, OffsetCommitResponse
-from headrace.testing.fake_kafka.state.offsets import Committed
+from headrace.testing.fake_kafka.state.offsets import OffsetAndMetadata
 
 _TopicAnswer = OffsetCommitResponse.OffsetCommitResponseTopic
 _PartitionAnswer = _TopicAnswer.OffsetCommitResponsePartition
@@ -49,7 +49,7 @@ def _commit(call: Call, topic: Message, item: Message) -> ErrorCode:
             raise RefusedError(ErrorCode.OFFSET_METADATA_TOO_LARGE)
     except RefusedError as error:
         return error.code
-    committed = Committed(item.committed_offset, item.committed_leader_epoch, metadata)
+    committed = OffsetAndMetadata(item.committed_offset, item.committed_leader_epoch, metadata)
     call.state.groups.get_or_create(call.request.group_id).offsets.commit({(name, item.partition_index): committed})
     return ErrorCode.NONE
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 from headrace.testing.fake_kafka.calls import Api, Call
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import Message, OffsetFetchResponse
-from headrace.testing.fake_kafka.state.offsets import Committed, GroupOffsets
+from headrace.testing.fake_kafka.state.offsets import GroupOffsets, OffsetAndMetadata
 
 _MANY = 8
 _BY_ID = 10
-_NOTHING = Committed(-1, -1, "")
+_NOTHING = OffsetAndMetadata(-1, -1, "")
 
 
 class _Wanted(NamedTuple):
@@ -63,7 +63,7 @@ def _group(call: Call, group: Message) -> Message:
 
 def _find(
     call: Call, group_id: str, topics: Iterable[_Wanted] | None
-) -> list[tuple[_Wanted, list[tuple[int, Committed, ErrorCode]]]]:
+) -> list[tuple[_Wanted, list[tuple[int, OffsetAndMetadata, ErrorCode]]]]:
     call.admit()
     call.state.check_coordinator(call.broker, group_id)
     group = call.state.groups.by_id.get(group_id)
@@ -81,7 +81,7 @@ def _all(call: Call, offsets: GroupOffsets) -> list[_Wanted]:
     return [_Wanted(name, call.topic(name).id, indexes) for name, indexes in topics.items()]
 
 
-def _one(call: Call, offsets: GroupOffsets, wanted: _Wanted, index: int) -> tuple[int, Committed, ErrorCode]:
+def _one(call: Call, offsets: GroupOffsets, wanted: _Wanted, index: int) -> tuple[int, OffsetAndMetadata, ErrorCode]:
     try:
         name = call.topic(wanted.name, wanted.topic_id).name if call.version >= _BY_ID else wanted.name
     except RefusedError as error:
@@ -91,7 +91,7 @@ def _one(call: Call, offsets: GroupOffsets, wanted: _Wanted, index: int) -> tupl
     return index, offsets.committed.get((name, index), _NOTHING), ErrorCode.NONE
 
 
-def _partition(kind: Message, index: int, committed: Committed, code: ErrorCode) -> Message:
+def _partition(kind: Message, index: int, committed: OffsetAndMetadata, code: ErrorCode) -> Message:
     return kind(
         partition_index=index,
         committed_offset=committed.offset,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.testing.fake_kafka.calls import Api, Call
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import DescribeTransactionsResponse, Message
-from headrace.testing.fake_kafka.state.transactions import Transaction
+from headrace.testing.fake_kafka.state.transactions import TransactionMetadata
 
 _Answer = DescribeTransactionsResponse.TransactionState
 
@@ -29,7 +29,7 @@ def _answer(call: Call, transactional_id: str) -> Message:
     return _described(known)
 
 
-def _described(known: Transaction) -> Message:
+def _described(known: TransactionMetadata) -> Message:
     topics: dict[str, list[int]] = {}
     for name, index in sorted(known.partitions):
         topics.setdefault(name, []).append(index)

@@ -7,7 +7,7 @@ import re
 from headrace.testing.fake_kafka.calls import Api, Call
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import ListTransactionsResponse, Message
-from headrace.testing.fake_kafka.state.transactions import Transaction, TransactionState
+from headrace.testing.fake_kafka.state.transactions import TransactionMetadata, TransactionState
 
 
 def handle(call: Call) -> Message:
@@ -33,7 +33,7 @@ def handle(call: Call) -> Message:
     )
 
 
-def _is_wanted(call: Call, known: Transaction) -> bool:
+def _is_wanted(call: Call, known: TransactionMetadata) -> bool:
     request = call.request
     running_ms = call.now_ms - known.started_ms if known.state is TransactionState.ONGOING else 0
     return (

@@ -8,7 +8,7 @@ from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import Message, TxnOffsetCommitResponse
 from headrace.testing.fake_kafka.state.brokers import coordinator_partition
 from headrace.testing.fake_kafka.state.cluster import OFFSETS_TOPIC
-from headrace.testing.fake_kafka.state.offsets import Committed
+from headrace.testing.fake_kafka.state.offsets import OffsetAndMetadata
 from headrace.testing.fake_kafka.state.transactions import ProducerIdentity
 
 _TopicAnswer = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic
@@ -59,7 +59,7 @@ def _commit(call: Call, topic: str, item: Message) -> ErrorCode:
             raise RefusedError(ErrorCode.OFFSET_METADATA_TOO_LARGE)
     except RefusedError as error:
         return error.code
-    committed = Committed(item.committed_offset, item.committed_leader_epoch, metadata)
+    committed = OffsetAndMetadata(item.committed_offset, item.committed_leader_epoch, metadata)
     offsets = call.state.groups.get_or_create(call.request.group_id).offsets
     offsets.commit_in_transaction(call.request.producer_id, {(topic, item.partition_index): committed})
     return ErrorCode.NONE
