@@ -190,7 +190,7 @@ def test_our_source_reads_what_lies_there(kafka, isolation):
     producer.produce("in", b"aborted", partition=0)
     assert producer.flush(SECONDS) == 0
     producer.abort_transaction(SECONDS)
-    source = KafkaSource(kafka.bootstrap, topics=["in"], start=Earliest(), stop=Latest(), isolation=isolation)
+    source = KafkaSource(kafka.bootstrap, topics=["in"], start=Earliest(), stop=Latest(), isolation_level=isolation)
     aborted = [] if isolation == "read_committed" else [("in", 0, 100, b"aborted")]
     assert sorted(read_all(source)) == sorted([*(("in", 0, n, b"%d" % n) for n in range(100)), *aborted])
 
