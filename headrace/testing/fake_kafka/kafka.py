@@ -152,18 +152,18 @@ class FakeKafka:
             batch = read_batch(record_batch(whole, self.clock.now_ms()))
             return self._log(topic, partition).append(batch)
 
-    def records(self, topic: str, partition: int | None = None, *, isolation: str = "read_committed") -> list[ReadRecord]:
+    def records(self, topic: str, partition: int | None = None, *, isolation_level: str = "read_committed") -> list[ReadRecord]:
         """What a consumer would read by now, of one partition or of all, one after the other.
 
-        isolation: `read_committed` (default) or `read_uncommitted`.
+        isolation_level: `read_committed` (default) or `read_uncommitted`.
         """
-        if isolation not in {"read_committed", "read_uncommitted"}:
-            raise UsageError(f"isolation is read_committed or read_uncommitted, got {isolation!r}")
+        if isolation_level not in {"read_committed", "read_uncommitted"}:
+            raise UsageError(f"isolation_level is read_committed or read_uncommitted, got {isolation_level!r}")
         with self._changing():
             chosen = [
                 each for each in self._state.topics.named(topic).partitions if partition is None or each.index == partition
             ]
-            return [record for each in chosen for record in _read(each, committed=isolation == "read_committed")]
+            return [record for each in chosen for record in _read(each, committed=isolation_level == "read_committed")]
 
     def offsets(self, topic: str, partition: int = 0) -> tuple[int, int, int]:
         """(log start offset, last stable offset, high watermark)."""

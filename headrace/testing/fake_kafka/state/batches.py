@@ -80,15 +80,13 @@ def check_batch(data: memoryview) -> StoredBatch:
     except CorruptDataError as error:
         raise RefusedError(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
     if not batches or sum(len(batch.data) for batch in batches) != len(data):
-        raise RefusedError(ErrorCode.CORRUPT_MESSAGE, "the record batch is cut off")
+        raise RefusedError(ErrorCode.INVALID_RECORD, "there is no whole record batch")
     if len(batches) > 1:
         raise RefusedError(ErrorCode.INVALID_RECORD, "a produce request has exactly one record batch for a partition")
     batch = batches[0]
     (claimed,) = struct.unpack_from(">I", data, CRC_AT)
     if crc32c(data[_COVERED_AT:]) != claimed:
         raise RefusedError(ErrorCode.CORRUPT_MESSAGE, "the record batch's CRC does not match")
-    if batch.is_control:
-        raise RefusedError(ErrorCode.INVALID_RECORD, "clients may not write control records")
     if batch.attributes & _CODEC_BITS >= len(CODECS):
         raise RefusedError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
     if batch.records < 1 or batch.last_offset - batch.base_offset + 1 != batch.records:
@@ -109,7 +107,11 @@ def stamped(batch: StoredBatch, base_offset: int, leader_epoch: int, append_time
     if append_time_ms is not None:
         struct.pack_into(">h", data, _COVERED_AT, batch.attributes | LOG_APPEND_TIME)
         struct.pack_into(">q", data, _COVERED_AT + 14, append_time_ms)
-        struct.pack_into(">I", data, CRC_AT, crc32c(memoryview(data)[_COVERED_AT:]))
+    elif batch.attributes & LOG_APPEND_TIME:
+        struct.pack_into(">h", data, _COVERED_AT, batch.attributes & ~LOG_APPEND_TIME)
+    else:
+        return read_batch(data)
+    struct.pack_into(">I", data, CRC_AT, crc32c(memoryview(data)[_COVERED_AT:]))
     return read_batch(data)
 
 

@@ -106,24 +106,22 @@ class Log:
         at = max(bisect_right(self.batches, offset, key=_base_offset) - 1, 0)
         return at + 1 if at < len(self.batches) and self.batches[at].last_offset < offset else at
 
-    def read(self, offset: int, limit: ReadLimit) -> tuple[bytes, int]:
-        """Batches from the one that holds `offset`, the last one cut off at the limit as brokers do; and the next offset."""
+    def read(self, offset: int, limit: ReadLimit) -> bytes:
+        """Batches from the one that holds `offset`, the last one cut off at the limit as brokers do."""
         parts: list[memoryview] = []
         room = limit.bytes
-        next_offset = offset
         for at in range(self.index_at(offset), len(self.batches)):
             batch = self.batches[at]
             if batch.base_offset >= limit.until:
                 break
             size = len(batch.data)
             if not parts and size > room:  # an incomplete first batch is of no use to anybody
-                return (bytes(batch.data), batch.last_offset + 1) if limit.at_least_one else (b"", offset)
+                return bytes(batch.data) if limit.at_least_one else b""
             parts.append(batch.data[:room])
-            next_offset = batch.last_offset + 1
             room -= size
             if room <= 0:
                 break
-        return b"".join(parts), next_offset
+        return b"".join(parts)
 
     def readable(self, offset: int, until: int, most: int) -> int:
         """Bytes that a read from `offset` could give, counted up to `most`."""

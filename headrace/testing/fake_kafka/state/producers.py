@@ -106,9 +106,9 @@ class Producers:
         state.coordinator_epoch = 0
         state.last_timestamp_ms = marker.max_timestamp_ms
 
-    def aborted_in(self, start: int, end: int) -> list[AbortedTransaction]:
-        """What a read_committed Fetch of the offsets from `start` to `end` (exclusive) is told of aborted transactions."""
-        return [each for each in self.aborted if each.last_offset >= start and each.first_offset < end]
+    def aborted_since(self, start: int) -> list[AbortedTransaction]:
+        """What a read_committed Fetch from `start` is told: a broker's index is sparse, so it lists what lies beyond, too."""
+        return [each for each in self.aborted if each.last_offset >= start]
 
 
 def _plus(sequence: int, count: int) -> int:

@@ -39,23 +39,21 @@ def _alter_topic(call: Call, item: Message) -> None:
     changed = dict(topic.configs)
     for config in item.configs:
         name = config.name
+        if config.config_operation == _DELETE:
+            changed.pop(name, None)
+            continue
         if name not in TOPIC_CONFIGS:
             check_topic_config(name, config.value)
         value = _changed(config, topic_setting(name, changed, call.state.config), TOPIC_CONFIGS[name].type)
-        if value is None:
-            changed.pop(name, None)
-        else:
-            check_topic_config(name, value)
-            changed[name] = value
+        check_topic_config(name, value)
+        changed[name] = value
     if not call.request.validate_only:
         topic.configs = changed
 
 
-def _changed(config: Message, current: str, kind: int) -> str | None:
+def _changed(config: Message, current: str, kind: int) -> str:
     if config.config_operation == _SET:
         return str(config.value)
-    if config.config_operation == _DELETE:
-        return None
     if kind != _LIST:
         raise RefusedError(ErrorCode.INVALID_CONFIG, f"Can't append or subtract: {config.name} is not a list.")
     have = [part for part in current.split(",") if part]

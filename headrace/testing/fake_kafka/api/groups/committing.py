@@ -1,4 +1,4 @@
-"""Who may commit offsets for a group: shared by OffsetCommit (8) and TxnOffsetCommit (28)."""
+"""Who may commit offsets for a group (OffsetCommit, 8), and how much may be written beside them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ MAX_METADATA = "offset.metadata.max.bytes"
 
 
 def check_committer(group: Group, generation: int, member_id: str, instance_id: str | None) -> None:
-    """A member in its generation; or anybody, without both, while the group has no members. Raises RefusedError."""
-    if generation < 0 and not member_id and instance_id is None and group.state is GroupState.EMPTY:
+    """A member in its generation; or anybody, without a generation, while the group has no members. Raises RefusedError."""
+    if generation < 0 and group.state is GroupState.EMPTY:
         return
     if generation < 0 and not member_id and instance_id is None:
         raise RefusedError(ErrorCode.UNKNOWN_MEMBER_ID)
-    if not group.members and group.generation == 0:
-        raise RefusedError(ErrorCode.ILLEGAL_GENERATION)
     group.check(member_id, instance_id, generation)
+    if group.state is GroupState.COMPLETING:
+        raise RefusedError(ErrorCode.REBALANCE_IN_PROGRESS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.testing.fake_kafka.calls import Api, Call, Later
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import JoinGroupResponse, Message
-from headrace.testing.fake_kafka.state.groups import Group, Joining, Member
+from headrace.testing.fake_kafka.state.groups import Group, GroupState, Joining, Member
 
 _NEEDS_KNOWN_ID = 4
 _NULLABLE_NAME = 7
@@ -64,6 +64,7 @@ def _answer(call: Call, group: Group, member: Member) -> Message:
         protocol_type=group.protocol_type,
         protocol_name=group.protocol_name,
         leader=group.leader,
+        skip_assignment=group.state is GroupState.STABLE and group.leader == member.id,  # a static leader that is back
         member_id=member.id,
         members=[
             JoinGroupResponse.JoinGroupResponseMember(

@@ -11,6 +11,8 @@ from headrace.testing.fake_kafka.state.offsets import OffsetAndMetadata
 _TopicAnswer = OffsetCommitResponse.OffsetCommitResponseTopic
 _PartitionAnswer = _TopicAnswer.OffsetCommitResponsePartition
 
+_SAYS_NOT_FOUND = 9
+
 
 def handle(call: Call) -> Message:
     """Where a group stands."""
@@ -32,12 +34,13 @@ def handle(call: Call) -> Message:
 def _check(call: Call) -> None:
     request = call.request
     call.state.check_coordinator(call.broker, request.group_id)
+    generation = request.generation_id_or_member_epoch
+    if generation >= 0 and request.group_id not in call.state.groups.by_id:
+        raise RefusedError(ErrorCode.GROUP_ID_NOT_FOUND if call.version >= _SAYS_NOT_FOUND else ErrorCode.ILLEGAL_GENERATION)
     group = call.state.groups.get_or_create(request.group_id)
-    check_committer(group, request.generation_id_or_member_epoch, request.member_id, request.group_instance_id)
+    check_committer(group, generation, request.member_id, request.group_instance_id)
     if request.member_id in group.members:
         group.members[request.member_id].seen_ms = call.now_ms
-        if group.state.value == "CompletingRebalance":
-            raise RefusedError(ErrorCode.REBALANCE_IN_PROGRESS)
 
 
 def _commit(call: Call, topic: Message, item: Message) -> ErrorCode:

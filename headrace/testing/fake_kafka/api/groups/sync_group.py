@@ -7,6 +7,8 @@ from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import Message, SyncGroupResponse
 from headrace.testing.fake_kafka.state.groups import Group, Member
 
+_NAMES_PROTOCOL = 5
+
 
 def handle(call: Call) -> Message | Later:
     """Answered once the leader has sent its own."""
@@ -17,7 +19,8 @@ def handle(call: Call) -> Message | Later:
         group = call.state.groups.by_id.get(request.group_id)
         if group is None:
             raise RefusedError(ErrorCode.UNKNOWN_MEMBER_ID)
-        _check_protocol(group, request)
+        if call.version >= _NAMES_PROTOCOL:
+            _check_protocol(group, request)
         assignments = {each.member_id: bytes(each.assignment) for each in request.assignments}
         member = group.sync(request.member_id, request.group_instance_id, request.generation_id, assignments, call.now_ms)
     except RefusedError as error:
@@ -39,7 +42,7 @@ def handle(call: Call) -> Message | Later:
 def _check_protocol(group: Group, request: Message) -> None:
     """KIP-559."""
     for given, chosen in ((request.protocol_type, group.protocol_type), (request.protocol_name, group.protocol_name)):
-        if given is not None and given != chosen:
+        if given != chosen:
             raise RefusedError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
 
 

@@ -6,7 +6,7 @@ from headrace.testing.fake_kafka.calls import Api, Call
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import Message, MetadataResponse
 from headrace.testing.fake_kafka.state.brokers import HOST
-from headrace.testing.fake_kafka.state.topics import NO_LEADER, Partition, Topic
+from headrace.testing.fake_kafka.state.topics import NO_LEADER, Partition, Topic, check_name
 
 _TopicAnswer = MetadataResponse.MetadataResponseTopic
 _PartitionAnswer = _TopicAnswer.MetadataResponsePartition
@@ -35,6 +35,8 @@ def _wanted(call: Call, item: Message) -> Message:
     try:
         call.admit(item.name)
         by_id = item.topic_id if item.topic_id is not None and item.topic_id.int else None
+        if by_id is None:
+            check_name(item.name)
         return _described(call, call.topic(item.name, by_id))
     except RefusedError as error:
         if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:

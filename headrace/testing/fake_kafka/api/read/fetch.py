@@ -126,7 +126,7 @@ def _read(call: Call, item: _Item, limit: ReadLimit) -> _Answer:
             high_watermark=-1,
             last_stable_offset=-1,
             log_start_offset=-1,
-            aborted_transactions=[] if call.request.isolation_level == _READ_COMMITTED else None,
+            aborted_transactions=[] if error.code in _UNKNOWN else None,
             records=b"",
         )
         if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER and partition is not None and partition.leader != NO_LEADER:
@@ -158,9 +158,9 @@ def _read_log(call: Call, item: _Item, partition: Partition, limit: ReadLimit) -
     committed = call.request.isolation_level == _READ_COMMITTED
     until = log.last_stable_offset if committed else log.high_watermark
     log.check_offset(offset, log.end_offset)
-    data.records, next_offset = log.read(offset, ReadLimit(until, limit.bytes, limit.at_least_one))
+    data.records = log.read(offset, ReadLimit(until, limit.bytes, limit.at_least_one))
     if committed:
-        aborted = log.producers.aborted_in(offset, next_offset) if data.records else []
+        aborted = log.producers.aborted_since(offset) if data.records else []
         data.aborted_transactions = [
             _PartitionAnswer.AbortedTransaction(producer_id=each.producer_id, first_offset=each.first_offset)
             for each in aborted

@@ -65,7 +65,8 @@ def _find(log: Log, timestamp: int, until: int) -> _Found:
     if timestamp == _LATEST_TIERED:
         return _NOTHING
     if timestamp == _MAX_TIMESTAMP:
-        return _greatest(log)
+        greatest = _greatest(log)
+        return greatest if greatest.offset < until else _NOTHING
     if timestamp < 0:
         raise RefusedError(ErrorCode.UNSUPPORTED_VERSION)
     return _first_from(log, timestamp, until)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.testing.fake_kafka.api.groups.committing import MAX_METADATA, check_committer
+from headrace.testing.fake_kafka.api.groups.committing import MAX_METADATA
 from headrace.testing.fake_kafka.calls import Api, Call
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import Message, TxnOffsetCommitResponse
@@ -14,6 +14,10 @@ from headrace.testing.fake_kafka.state.transactions import ProducerIdentity
 _TopicAnswer = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic
 _PartitionAnswer = _TopicAnswer.TxnOffsetCommitResponsePartition
 _IMPLICIT_ADDITION = 5
+_AS_SAID_HERE = {
+    ErrorCode.TRANSACTION_ABORTABLE: ErrorCode.INVALID_TXN_STATE,
+    ErrorCode.PRODUCER_FENCED: ErrorCode.INVALID_PRODUCER_EPOCH,
+}
 
 
 def handle(call: Call) -> Message:
@@ -37,7 +41,8 @@ def _join(call: Call) -> None:
     request = call.request
     call.state.check_coordinator(call.broker, request.group_id)
     group = call.state.groups.get_or_create(request.group_id)
-    check_committer(group, request.generation_id, request.member_id, request.group_instance_id)
+    if request.generation_id >= 0 or request.member_id or request.group_instance_id is not None:
+        group.check(request.member_id, request.group_instance_id, request.generation_id)
     producer = ProducerIdentity(request.producer_id, request.producer_epoch)
     partition = (OFFSETS_TOPIC, coordinator_partition(request.group_id))
     transactions = call.state.transactions
@@ -47,8 +52,7 @@ def _join(call: Call) -> None:
         else:
             transactions.verify(request.transactional_id, producer, partition)
     except RefusedError as error:
-        is_old = error.code is ErrorCode.TRANSACTION_ABORTABLE
-        raise RefusedError(ErrorCode.INVALID_TXN_STATE if is_old else error.code) from None
+        raise RefusedError(_AS_SAID_HERE.get(error.code, error.code)) from None
 
 
 def _commit(call: Call, topic: str, item: Message) -> ErrorCode:

@@ -10,6 +10,13 @@ from headrace.testing.fake_kafka.state.transactions import NO_EPOCH, NO_PRODUCER
 
 def handle(call: Call) -> Message:
     """A new producer id, or the transactional id's with its next epoch."""
+    try:
+        return _init(call)
+    except RefusedError as error:
+        return InitProducerIdResponse(error_code=error.code, producer_id=NO_PRODUCER_ID, producer_epoch=NO_EPOCH)
+
+
+def _init(call: Call) -> Message:
     call.admit()
     request = call.request
     transactions = call.state.transactions

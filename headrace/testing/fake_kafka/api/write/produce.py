@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.connectors.kafka.format.record_batch import LOG_APPEND_TIME, StoredBatch
+from headrace.connectors.kafka.format.record_batch import StoredBatch
 from headrace.testing.fake_kafka.api.describing import node_endpoints
 from headrace.testing.fake_kafka.calls import Api, Call, Later
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
@@ -51,7 +51,10 @@ def _answer(call: Call, wanted: Message, item: Message) -> Message:
     except RefusedError as error:
         return _refused(item.index, error)
     try:
-        return _append(call, topic, partition, item.records)
+        batch = _checked(call, topic, partition, item.records)
+        return _append(call, topic, partition, batch)
+    except _ContentError as error:
+        return _refused(item.index, error, partition.log.start_offset)
     except RefusedError as error:
         answer = _refused(item.index, error)
         if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER and partition.leader != NO_LEADER:
@@ -60,19 +63,23 @@ def _answer(call: Call, wanted: Message, item: Message) -> Message:
         return answer
 
 
-def _refused(index: int, error: RefusedError) -> Message:
+def _refused(index: int, error: RefusedError, log_start_offset: int = -1) -> Message:
     return _PartitionAnswer(
         index=index,
         error_code=error.code,
         base_offset=-1,
         log_append_time_ms=-1,
-        log_start_offset=-1,
+        log_start_offset=log_start_offset,
         record_errors=[],
         error_message=error.message,
     )
 
 
-def _append(call: Call, topic: Topic, partition: Partition, records: bytes | None) -> Message:
+class _ContentError(RefusedError):
+    """What the log itself refuses: such an answer tells where the log starts."""
+
+
+def _checked(call: Call, topic: Topic, partition: Partition, records: bytes | None) -> StoredBatch:
     if call.request.acks not in (_ALL_ACKS, 0, 1):
         raise RefusedError(ErrorCode.INVALID_REQUIRED_ACKS)
     if partition.leader != call.broker.id:
@@ -83,10 +90,21 @@ def _append(call: Call, topic: Topic, partition: Partition, records: bytes | Non
     batch = check_batch(memoryview(records or b""))
     if len(batch.data) > int(settings["max.message.bytes"]):
         raise RefusedError(ErrorCode.MESSAGE_TOO_LARGE)
-    _check_kind(call, topic, batch)
+    if batch.attributes & _COMPRESSION == _ZSTD and call.version < _FIRST_WITH_ZSTD:
+        raise RefusedError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
+    if batch.is_transactional and not call.request.transactional_id:
+        raise RefusedError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     _check_transaction(call, topic.name, partition.index, batch)
+    return batch
+
+
+def _append(call: Call, topic: Topic, partition: Partition, batch: StoredBatch) -> Message:
     append_time = call.now_ms if call.state.setting("message.timestamp.type", topic.name) == "LogAppendTime" else None
-    base_offset = partition.log.append(batch, append_time)
+    try:
+        _check_content(call, topic, batch)
+        base_offset = partition.log.append(batch, append_time)
+    except RefusedError as error:
+        raise _ContentError(error.code, error.message) from error
     if call.broker.isolation is not None and call.request.acks == _ALL_ACKS:
         raise RefusedError(ErrorCode.REQUEST_TIMED_OUT)
     return _PartitionAnswer(
@@ -99,13 +117,9 @@ def _append(call: Call, topic: Topic, partition: Partition, records: bytes | Non
     )
 
 
-def _check_kind(call: Call, topic: Topic, batch: StoredBatch) -> None:
-    if batch.attributes & _COMPRESSION == _ZSTD and call.version < _FIRST_WITH_ZSTD:
-        raise RefusedError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
-    if batch.attributes & LOG_APPEND_TIME:
-        raise RefusedError(ErrorCode.INVALID_TIMESTAMP, "clients may not write batches with LogAppendTime")
-    if batch.is_transactional and not call.request.transactional_id:
-        raise RefusedError(ErrorCode.INVALID_REQUEST)
+def _check_content(call: Call, topic: Topic, batch: StoredBatch) -> None:
+    if batch.is_control:
+        raise RefusedError(ErrorCode.INVALID_RECORD, "clients may not write control records")
     compacted = "compact" in call.state.setting("cleanup.policy", topic.name)
     if compacted and any(span.record.key is None for span in spans(batch)):
         said = "Compacted topic cannot accept message without key in topic partition."

@@ -1,0 +1,31 @@
+"""The fake broker is held to the real one: the same requests to both, and the answers are the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.harness.kafka import start_broker
+from headrace.testing.fake_kafka import FakeKafka
+from tests.helpers.kafka_scenarios import SCENARIOS, World
+from tests.helpers.raw_kafka import RawKafka
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def real():
+    """One of its own: scenarios move the cluster's transaction.version."""
+    config = {
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "100",
+        "group.initial.rebalance.delay.ms": "0",
+    }
+    with start_broker(config=config) as cluster:
+        yield cluster.bootstrap
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_both_answer_the_same(real, name):
+    with RawKafka(real) as raw:
+        expected = SCENARIOS[name](World(raw))
+    with FakeKafka() as kafka, RawKafka(kafka.bootstrap) as raw:
+        assert SCENARIOS[name](World(raw)) == expected
