@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from headrace.testing.fake_kafka.state.sessions import FetchSessions
 from headrace.testing.fake_kafka.state.topics import NO_LEADER, Partition, TopicTable
 
-__all__ = ["HOST", "BrokerState", "IsolatedView", "coordinator_partition", "elect", "java_hash"]
+__all__ = ["COORDINATOR_PARTITIONS", "HOST", "BrokerState", "IsolatedView", "coordinator_partition", "elect", "java_hash"]
 
 HOST = "127.0.0.1"
-_COORDINATOR_PARTITIONS = 50  # of __consumer_offsets and of __transaction_state
+COORDINATOR_PARTITIONS = 50  # of __consumer_offsets and of __transaction_state
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ def elect(partition: Partition, members: set[int]) -> None:
 
 def coordinator_partition(key: str) -> int:
     """The partition of the internal topic that a group or transactional id belongs to, as Kafka computes it."""
-    return (java_hash(key) & 0x7FFFFFFF) % _COORDINATOR_PARTITIONS
+    return (java_hash(key) & 0x7FFFFFFF) % COORDINATOR_PARTITIONS
 
 
 def java_hash(text: str) -> int:

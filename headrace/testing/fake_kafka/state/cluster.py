@@ -6,13 +6,22 @@ import base64
 import uuid
 from collections.abc import Mapping, Sequence
 
+from headrace.connectors.kafka.client.coordinators import CoordinatorKind
 from headrace.enumerator.errors import UsageError
 from headrace.testing.fake_kafka.clock import Clock
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.state import configs
-from headrace.testing.fake_kafka.state.brokers import BrokerState, IsolatedView, coordinator_partition, elect
+from headrace.testing.fake_kafka.state.batches import read_batch, record_batch
+from headrace.testing.fake_kafka.state.brokers import (
+    COORDINATOR_PARTITIONS,
+    BrokerState,
+    IsolatedView,
+    coordinator_partition,
+    elect,
+)
 from headrace.testing.fake_kafka.state.cleaning import apply_retention
 from headrace.testing.fake_kafka.state.groups import GroupCoordinator
+from headrace.testing.fake_kafka.state.offsets import OffsetAndMetadata, offset_record
 from headrace.testing.fake_kafka.state.quotas import Quotas
 from headrace.testing.fake_kafka.state.topics import Partition, Topic, TopicTable, placed
 from headrace.testing.fake_kafka.state.transactions import ProducerIdentity, TransactionCoordinator, TransactionMetadata
@@ -20,6 +29,7 @@ from headrace.testing.fake_kafka.state.transactions import ProducerIdentity, Tra
 __all__ = ["OFFSETS_TOPIC", "ClusterState"]
 
 OFFSETS_TOPIC = "__consumer_offsets"
+_INTERNAL = {CoordinatorKind.GROUP: OFFSETS_TOPIC, CoordinatorKind.TRANSACTION: "__transaction_state"}
 TRANSACTION_VERSION = "transaction.version"
 _FEATURES = {TRANSACTION_VERSION: (0, 2), "group.version": (0, 1), "metadata.version": (7, 27)}
 
@@ -91,22 +101,34 @@ class ClusterState:
         for partition in self.topics.partitions():
             elect(partition, members)
 
-    def check_coordinator(self, broker: BrokerState, key: str) -> None:
+    def check_coordinator(self, broker: BrokerState, kind: CoordinatorKind, key: str) -> None:
         """Raise NOT_COORDINATOR, or for a broker that is cut off COORDINATOR_NOT_AVAILABLE."""
         if not broker.is_member:
             raise RefusedError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        if self.coordinator(key).id != broker.id:
+        if self.coordinator(kind, key).id != broker.id:
             raise RefusedError(ErrorCode.NOT_COORDINATOR)
 
-    def coordinator(self, key: str) -> BrokerState:
-        """Of a group or transactional id: by its hash, as Kafka places it. Raises COORDINATOR_NOT_AVAILABLE."""
-        everyone = list(self.brokers.values())
-        number = coordinator_partition(key)
-        candidates = [everyone[(number + step) % len(everyone)] for step in range(len(everyone))]
-        found = next((broker for broker in candidates if broker.is_member), None)
-        if found is None:
+    def coordinator(self, kind: CoordinatorKind, key: str) -> BrokerState:
+        """The leader of the partition that the group or transactional id belongs to. Raises COORDINATOR_NOT_AVAILABLE."""
+        leader = self._internal_partition(_INTERNAL[kind], key).leader
+        if leader not in self.brokers:
             raise RefusedError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        return found
+        return self.brokers[leader]
+
+    def _internal_partition(self, topic: str, key: str) -> Partition:
+        """Of an internal topic, which is made when it is first asked for."""
+        if topic not in self.topics.by_name:
+            partitions = self.place(topic, 0, COORDINATOR_PARTITIONS, min(len(self.members()), 3))
+            self.topics.add(Topic(topic, partitions, {"cleanup.policy": "compact"}))
+        return self.topics.partition(topic, coordinator_partition(key))
+
+    def commit_offsets(self, group_id: str, offsets: Mapping[tuple[str, int], OffsetAndMetadata]) -> None:
+        """At once, and kept in __consumer_offsets for who reads that."""
+        self.groups.get_or_create(group_id).offsets.commit(offsets)
+        if offsets:
+            now = self.clock.now_ms()
+            records = [offset_record(group_id, partition, committed, now) for partition, committed in offsets.items()]
+            self._internal_partition(OFFSETS_TOPIC, group_id).log.append(read_batch(record_batch(records, now)))
 
     # --- topics ---------------------------------------------------------------------------------------------------------
 
@@ -170,7 +192,8 @@ class ClusterState:
     def _end_offsets(self, partition: int, producer_id: int, *, commit: bool) -> None:
         for group in self.groups.by_id.values():
             if coordinator_partition(group.id) == partition:
-                group.offsets.end(producer_id, commit=commit)
+                pending = group.offsets.take_pending(producer_id)
+                self.commit_offsets(group.id, pending if commit else {})
 
     # --- time -----------------------------------------------------------------------------------------------------------
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["GroupOffsets", "OffsetAndMetadata"]
+from headrace.testing.fake_kafka.state.batches import NewRecord
+
+__all__ = ["GroupOffsets", "OffsetAndMetadata", "offset_record"]
 
 TopicPartition = tuple[str, int]
 
@@ -35,11 +38,9 @@ class GroupOffsets:
         """With the producer's transaction."""
         self._pending.setdefault(producer_id, {}).update(offsets)
 
-    def end(self, producer_id: int, *, commit: bool) -> None:
-        """The producer's transaction has ended."""
-        pending = self._pending.pop(producer_id, {})
-        if commit:
-            self.committed.update(pending)
+    def take_pending(self, producer_id: int) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What waited for the end of the producer's transaction, and waits no longer."""
+        return self._pending.pop(producer_id, {})
 
     def is_unstable(self, partition: TopicPartition) -> bool:
         """True while an open transaction has offsets for it: its outcome decides where to go on."""
@@ -48,3 +49,16 @@ class GroupOffsets:
     def forget(self, partition: TopicPartition) -> None:
         """OffsetDelete, or the topic is gone."""
         self.committed.pop(partition, None)
+
+
+def offset_record(group: str, partition: TopicPartition, committed: OffsetAndMetadata, now_ms: int) -> NewRecord:
+    """As __consumer_offsets has it (OffsetCommitKey version 1, OffsetCommitValue version 3)."""
+    topic, index = partition
+    key = struct.pack(">h", 1) + _text(group) + _text(topic) + struct.pack(">i", index)
+    value = struct.pack(">hqi", 3, committed.offset, committed.leader_epoch) + _text(committed.metadata)
+    return NewRecord(value + struct.pack(">q", now_ms), key, (), now_ms)
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack(">h", len(data)) + data

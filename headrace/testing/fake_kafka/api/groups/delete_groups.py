@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.connectors.kafka.client.coordinators import CoordinatorKind
 from headrace.testing.fake_kafka.calls import Api, Call
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import DeleteGroupsResponse, Message
@@ -22,7 +23,7 @@ def handle(call: Call) -> Message:
 
 def _delete(call: Call, group_id: str) -> None:
     call.admit()
-    call.state.check_coordinator(call.broker, group_id)
+    call.state.check_coordinator(call.broker, CoordinatorKind.GROUP, group_id)
     if call.state.groups.known(group_id).members:
         raise RefusedError(ErrorCode.NON_EMPTY_GROUP)
     del call.state.groups.by_id[group_id]

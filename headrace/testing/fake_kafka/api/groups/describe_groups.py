@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.connectors.kafka.client.coordinators import CoordinatorKind
 from headrace.testing.fake_kafka.calls import Api, Call
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import DescribeGroupsResponse, Message
@@ -19,7 +20,7 @@ def handle(call: Call) -> Message:
 def _answer(call: Call, group_id: str) -> Message:
     try:
         call.admit()
-        call.state.check_coordinator(call.broker, group_id)
+        call.state.check_coordinator(call.broker, CoordinatorKind.GROUP, group_id)
         group = call.state.groups.known(group_id)
     except RefusedError as error:
         gone = error.code is ErrorCode.GROUP_ID_NOT_FOUND

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.connectors.kafka.client.coordinators import CoordinatorKind
 from headrace.testing.fake_kafka.calls import Api, Call
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import HeartbeatResponse, Message
@@ -11,7 +12,7 @@ def handle(call: Call) -> Message:
     """A sign of life; the answer says when a rebalance is on."""
     call.admit()
     request = call.request
-    call.state.check_coordinator(call.broker, request.group_id)
+    call.state.check_coordinator(call.broker, CoordinatorKind.GROUP, request.group_id)
     group = call.state.groups.by_id.get(request.group_id)
     if group is None:
         raise RefusedError(ErrorCode.UNKNOWN_MEMBER_ID)

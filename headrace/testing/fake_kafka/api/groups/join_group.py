@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.connectors.kafka.client.coordinators import CoordinatorKind
 from headrace.testing.fake_kafka.calls import Api, Call, Later
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import JoinGroupResponse, Message
@@ -28,7 +29,7 @@ def handle(call: Call) -> Message | Later:
 def _join(call: Call) -> Member:
     call.admit()
     request = call.request
-    call.state.check_coordinator(call.broker, request.group_id)
+    call.state.check_coordinator(call.broker, CoordinatorKind.GROUP, request.group_id)
     config = call.state.config
     least, most = int(config["group.min.session.timeout.ms"]), int(config["group.max.session.timeout.ms"])
     if not least <= request.session_timeout_ms <= most:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.connectors.kafka.client.coordinators import CoordinatorKind
 from headrace.testing.fake_kafka.calls import Api, Call
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import LeaveGroupResponse, Message
@@ -13,7 +14,7 @@ def handle(call: Call) -> Message:
     """Members that go."""
     call.admit()
     request = call.request
-    call.state.check_coordinator(call.broker, request.group_id)
+    call.state.check_coordinator(call.broker, CoordinatorKind.GROUP, request.group_id)
     if call.version < _MANY:
         _leave(call, request.member_id, None)
         return LeaveGroupResponse(error_code=ErrorCode.NONE, members=[])

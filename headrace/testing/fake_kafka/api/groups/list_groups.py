@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.connectors.kafka.client.coordinators import CoordinatorKind
 from headrace.testing.fake_kafka.calls import Api, Call
 from headrace.testing.fake_kafka.codes import ErrorCode
 from headrace.testing.fake_kafka.protocol import ListGroupsResponse, Message
@@ -14,7 +15,11 @@ def handle(call: Call) -> Message:
     call.admit()
     states = {state.lower() for state in call.request.states_filter or ()}
     types = {kind.lower() for kind in call.request.types_filter or ()}
-    mine = [group for group in call.state.groups.by_id.values() if call.state.coordinator(group.id) is call.broker]
+    mine = [
+        group
+        for group in call.state.groups.by_id.values()
+        if call.state.coordinator(CoordinatorKind.GROUP, group.id) is call.broker
+    ]
     return ListGroupsResponse(
         error_code=ErrorCode.NONE,
         groups=[

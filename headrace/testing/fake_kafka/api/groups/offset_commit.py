@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.connectors.kafka.client.coordinators import CoordinatorKind
 from headrace.testing.fake_kafka.api.groups.committing import MAX_METADATA, check_committer
 from headrace.testing.fake_kafka.calls import Api, Call
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
@@ -33,7 +34,7 @@ def handle(call: Call) -> Message:
 
 def _check(call: Call) -> None:
     request = call.request
-    call.state.check_coordinator(call.broker, request.group_id)
+    call.state.check_coordinator(call.broker, CoordinatorKind.GROUP, request.group_id)
     generation = request.generation_id_or_member_epoch
     if generation >= 0 and request.group_id not in call.state.groups.by_id:
         raise RefusedError(ErrorCode.GROUP_ID_NOT_FOUND if call.version >= _SAYS_NOT_FOUND else ErrorCode.ILLEGAL_GENERATION)
@@ -53,7 +54,7 @@ def _commit(call: Call, topic: Message, item: Message) -> ErrorCode:
     except RefusedError as error:
         return error.code
     committed = OffsetAndMetadata(item.committed_offset, item.committed_leader_epoch, metadata)
-    call.state.groups.get_or_create(call.request.group_id).offsets.commit({(name, item.partition_index): committed})
+    call.state.commit_offsets(call.request.group_id, {(name, item.partition_index): committed})
     return ErrorCode.NONE
 
 

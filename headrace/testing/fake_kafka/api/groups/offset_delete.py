@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.connectors.kafka.client.coordinators import CoordinatorKind
 from headrace.testing.fake_kafka.calls import Api, Call
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import Message, OffsetDeleteResponse
@@ -14,7 +15,7 @@ _PartitionAnswer = _TopicAnswer.OffsetDeleteResponsePartition
 def handle(call: Call) -> Message:
     """Not of topics that the group's members are subscribed to."""
     call.admit()
-    call.state.check_coordinator(call.broker, call.request.group_id)
+    call.state.check_coordinator(call.broker, CoordinatorKind.GROUP, call.request.group_id)
     group = call.state.groups.known(call.request.group_id)
     if group.members and group.protocol_type != "consumer":
         raise RefusedError(ErrorCode.NON_EMPTY_GROUP)

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from headrace.connectors.kafka.client.coordinators import CoordinatorKind
 from headrace.testing.fake_kafka.calls import Api, Call
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import Message, OffsetFetchResponse
@@ -65,7 +66,7 @@ def _find(
     call: Call, group_id: str, topics: Iterable[_Wanted] | None
 ) -> list[tuple[_Wanted, list[tuple[int, OffsetAndMetadata, ErrorCode]]]]:
     call.admit()
-    call.state.check_coordinator(call.broker, group_id)
+    call.state.check_coordinator(call.broker, CoordinatorKind.GROUP, group_id)
     group = call.state.groups.by_id.get(group_id)
     offsets = GroupOffsets() if group is None else group.offsets
     found = []

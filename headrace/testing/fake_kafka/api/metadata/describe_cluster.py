@@ -22,4 +22,4 @@ def handle(call: Call) -> Message:
     )
 
 
-API = Api(60, "DescribeCluster", 0, 1, DescribeClusterResponse, handle)
+API = Api(60, "DescribeCluster", 0, 2, DescribeClusterResponse, handle)

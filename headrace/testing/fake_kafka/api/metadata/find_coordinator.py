@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.connectors.kafka.client.coordinators import CoordinatorKind
 from headrace.testing.fake_kafka.calls import Api, Call
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import FindCoordinatorResponse, Message
@@ -26,7 +27,7 @@ def _answer(call: Call, key: str) -> Message:
             raise RefusedError(ErrorCode.INVALID_REQUEST)
         if call.broker.isolation is not None:
             raise RefusedError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        broker = call.state.coordinator(key)
+        broker = call.state.coordinator(CoordinatorKind(call.request.key_type), key)
     except RefusedError as error:
         said = {"error_code": error.code, "error_message": error.message}
         return FindCoordinatorResponse.Coordinator(key=key, node_id=-1, host="", port=-1, **said)

@@ -226,4 +226,4 @@ def _by_topic(answers: list[_Answer]) -> Iterator[Message]:
         yield _TopicAnswer(topic=name, topic_id=topic_id, partitions=items)
 
 
-API = Api(1, "Fetch", 4, 17, FetchResponse, handle)
+API = Api(1, "Fetch", 4, 18, FetchResponse, handle)

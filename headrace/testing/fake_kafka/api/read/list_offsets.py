@@ -95,4 +95,4 @@ def _first_from(log: Log, timestamp: int, until: int) -> _Found:
     return _NOTHING
 
 
-API = Api(2, "ListOffsets", 1, 10, ListOffsetsResponse, handle)
+API = Api(2, "ListOffsets", 1, 11, ListOffsetsResponse, handle)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.connectors.kafka.client.coordinators import CoordinatorKind
 from headrace.testing.fake_kafka.calls import Api, Call
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import AddPartitionsToTxnResponse, Message
@@ -36,7 +37,7 @@ def _codes(call: Call, wanted: list[tuple[str, int]]) -> dict[tuple[str, int], i
         for topic, index in wanted:
             call.admit(topic, index)
         transactional_id = request.v3_and_below_transactional_id
-        call.state.check_coordinator(call.broker, transactional_id)
+        call.state.check_coordinator(call.broker, CoordinatorKind.TRANSACTION, transactional_id)
         call.state.transactions.add(transactional_id, producer, wanted, call.now_ms)
     except RefusedError as error:
         return dict.fromkeys(wanted, int(error.code))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.connectors.kafka.client.coordinators import CoordinatorKind
 from headrace.testing.fake_kafka.calls import Api, Call
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import DescribeTransactionsResponse, Message
@@ -20,7 +21,7 @@ def _answer(call: Call, transactional_id: str) -> Message:
         call.admit()
         if not transactional_id:
             raise RefusedError(ErrorCode.INVALID_REQUEST)
-        call.state.check_coordinator(call.broker, transactional_id)
+        call.state.check_coordinator(call.broker, CoordinatorKind.TRANSACTION, transactional_id)
         known = call.state.transactions.by_id.get(transactional_id)
         if known is None:
             raise RefusedError(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)

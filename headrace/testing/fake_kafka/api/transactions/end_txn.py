@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.connectors.kafka.client.coordinators import CoordinatorKind
 from headrace.testing.fake_kafka.calls import Api, Call
 from headrace.testing.fake_kafka.codes import ErrorCode
 from headrace.testing.fake_kafka.protocol import EndTxnResponse, Message
@@ -14,7 +15,7 @@ def handle(call: Call) -> Message:
     """Commit or abort."""
     call.admit()
     request = call.request
-    call.state.check_coordinator(call.broker, request.transactional_id)
+    call.state.check_coordinator(call.broker, CoordinatorKind.TRANSACTION, request.transactional_id)
     producer = ProducerIdentity(request.producer_id, request.producer_epoch)
     version = 2 if call.version >= _SECOND_PROTOCOL else 0
     found = call.state.transactions.end(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from headrace.connectors.kafka.client.coordinators import CoordinatorKind
 from headrace.testing.fake_kafka.calls import Api, Call
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import ListTransactionsResponse, Message
@@ -18,7 +19,9 @@ def handle(call: Call) -> Message:
         raise RefusedError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
     names = {state.value for state in TransactionState}
     mine = [
-        each for each in call.state.transactions.by_id.values() if call.state.coordinator(each.transactional_id) is call.broker
+        each
+        for each in call.state.transactions.by_id.values()
+        if call.state.coordinator(CoordinatorKind.TRANSACTION, each.transactional_id) is call.broker
     ]
     return ListTransactionsResponse(
         error_code=ErrorCode.NONE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.connectors.kafka.client.coordinators import CoordinatorKind
 from headrace.testing.fake_kafka.api.groups.committing import MAX_METADATA
 from headrace.testing.fake_kafka.calls import Api, Call
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
@@ -39,7 +40,7 @@ def handle(call: Call) -> Message:
 
 def _join(call: Call) -> None:
     request = call.request
-    call.state.check_coordinator(call.broker, request.group_id)
+    call.state.check_coordinator(call.broker, CoordinatorKind.GROUP, request.group_id)
     group = call.state.groups.get_or_create(request.group_id)
     if request.generation_id >= 0 or request.member_id or request.group_instance_id is not None:
         group.check(request.member_id, request.group_instance_id, request.generation_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.connectors.kafka.client.coordinators import CoordinatorKind
 from headrace.testing.fake_kafka.calls import Api, Call
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import InitProducerIdResponse, Message
@@ -24,7 +25,7 @@ def _init(call: Call) -> Message:
         return InitProducerIdResponse(error_code=ErrorCode.NONE, producer_id=transactions.new_producer_id(), producer_epoch=0)
     if (request.producer_id == NO_PRODUCER_ID) != (request.producer_epoch == NO_EPOCH):
         raise RefusedError(ErrorCode.INVALID_REQUEST)
-    call.state.check_coordinator(call.broker, request.transactional_id)
+    call.state.check_coordinator(call.broker, CoordinatorKind.TRANSACTION, request.transactional_id)
     expected = None
     if request.producer_id != NO_PRODUCER_ID:
         expected = ProducerIdentity(request.producer_id, request.producer_epoch)

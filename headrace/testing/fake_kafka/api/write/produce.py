@@ -152,4 +152,4 @@ def _as_produce_says(code: ErrorCode, version: int) -> ErrorCode:
     return code
 
 
-API = Api(0, "Produce", 3, 13, ProduceResponse, handle)
+API = Api(0, "Produce", 0, 13, ProduceResponse, handle)
