@@ -274,6 +274,22 @@ def end_txn(world: World, version: int) -> Facts:
     return told
 
 
+@_both_versions
+def versions_of_end_txn_mixed(world: World, version: int) -> Facts:
+    topic = world.topic()
+    told: Facts = []
+    for first, then in ((4, 5), (5, 4)):
+        for commit in (True, False):
+            producer = Producer(world, f"{first} {then} {commit}", version)
+            producer.init()
+            told.append([first, then, commit, producer.write(topic), producer.end(commit, version=first)])
+            for again in (commit, not commit):
+                for epoch in (0, 1):
+                    told.append([again, epoch, producer.end(again, producer.epoch + epoch, version=then)])
+            told.append(producer.settled())
+    return told
+
+
 def _other(producer: Producer) -> int:
     other = Producer(producer.world, "", producer.version)
     other.id = producer.id
@@ -348,7 +364,9 @@ def timed_out(world: World, version: int) -> Facts:
     producer.init()
     told: Facts = [producer.write(topic)]
     world.until(lambda: producer.describe().transaction_state == "CompleteAbort")
-    told += [producer.end(True), producer.end(False), producer.write_only(topic), world.facts(producer.describe())]
+    for api in (4, 5):
+        told += [[api, producer.end(True, version=api), producer.end(False, version=api)]]
+    told += [producer.write_only(topic), world.facts(producer.describe())]
     return told
 
 

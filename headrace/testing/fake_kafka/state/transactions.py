@@ -17,6 +17,9 @@ __all__ = ["Markers", "ProducerIdentity", "TransactionCoordinator", "Transaction
 
 NO_PRODUCER_ID = -1
 NO_EPOCH = -1
+SECOND_PROTOCOL = 2
+"""KIP-890's, as `transaction.version` numbers it."""
+
 _EXHAUSTED_EPOCH = 0x7FFF - 1
 
 TopicPartition = tuple[str, int]
@@ -68,7 +71,7 @@ class TransactionMetadata:
     @property
     def bumps_epochs(self) -> bool:
         """Whether it is in version 2 of the protocol."""
-        return self.version >= 2
+        return self.version >= SECOND_PROTOCOL
 
 
 class Markers(Protocol):
@@ -176,17 +179,21 @@ class TransactionCoordinator:
         known = self.by_id.get(transactional_id)
         if known is None:
             raise RefusedError(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
-        retry = _is_retry(known, producer)
-        if known.producer.id != producer.id and not _is_retry_over_rotation(known, producer):
+        second = version >= SECOND_PROTOCOL
+        over_rotation = second and _is_retry_over_rotation(known, producer)
+        retry = over_rotation or (second and known.producer.epoch == producer.epoch + 1)
+        if known.producer.id != producer.id and not over_rotation:
             raise RefusedError(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
-        if not _is_valid_end(known, producer, retry):
+        if not (_allows_retry(known, producer, retry) if second else producer.epoch == known.producer.epoch):
             raise RefusedError(ErrorCode.PRODUCER_FENCED)
         if known.state is TransactionState.ONGOING:
             self._decide(known, version, now_ms, commit=commit)
-        elif not retry and not commit and version >= 2 and known.state not in _PREPARED:
+        elif second and not retry and not commit and known.state not in _PREPARED:
             self._abort_nothing(known, version, now_ms)
+        elif second and not retry:
+            raise RefusedError(ErrorCode.INVALID_TXN_STATE)
         else:
-            _answer_again(known, retry=retry, commit=commit)
+            _answer_again(known, commit=commit)
         return known.producer
 
     def _abort_nothing(self, known: TransactionMetadata, version: int, now_ms: int) -> None:
@@ -272,33 +279,21 @@ def _may_go_on(known: TransactionMetadata, expected: ProducerIdentity) -> bool:
     )
 
 
-def _is_retry(known: TransactionMetadata, producer: ProducerIdentity) -> bool:
-    """Version 2: the same EndTxn again, whose answer (the next epoch) was lost."""
-    if not known.bumps_epochs:
-        return False
-    return known.producer.epoch == producer.epoch + 1 or _is_retry_over_rotation(known, producer)
-
-
 def _is_retry_over_rotation(known: TransactionMetadata, producer: ProducerIdentity) -> bool:
-    return (
-        known.bumps_epochs
-        and known.previous_producer_id == producer.id
-        and producer.epoch == _EXHAUSTED_EPOCH
-        and known.producer.epoch == 0
-    )
+    """The same EndTxn again, after which the producer's epochs were used up, and it has another id."""
+    return known.previous_producer_id == producer.id and producer.epoch == _EXHAUSTED_EPOCH and known.producer.epoch == 0
 
 
-def _is_valid_end(known: TransactionMetadata, producer: ProducerIdentity, retry: bool) -> bool:  # noqa: FBT001
+def _allows_retry(known: TransactionMetadata, producer: ProducerIdentity, retry: bool) -> bool:  # noqa: FBT001
+    """Version 2: the current epoch, or the one before it where its EndTxn may have lost its answer."""
     current = producer.epoch == known.producer.epoch
-    if not known.bumps_epochs or known.state in (TransactionState.ONGOING, TransactionState.EMPTY):
+    if known.state in (TransactionState.ONGOING, TransactionState.EMPTY):
         return current
     return retry if known.state in _PREPARED else retry or current
 
 
-def _answer_again(known: TransactionMetadata, *, retry: bool, commit: bool) -> None:
+def _answer_again(known: TransactionMetadata, *, commit: bool) -> None:
     """What is said of a transaction that has ended: nothing where it ended so, else why not."""
-    if known.bumps_epochs and not retry:
-        raise RefusedError(ErrorCode.INVALID_TXN_STATE)
     ended_so = {
         TransactionState.PREPARE_COMMIT: True,
         TransactionState.COMPLETE_COMMIT: True,
