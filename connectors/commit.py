@@ -1,12 +1,15 @@
 """How an epoch is committed and recovered: events in, commands out, for every two-phase-commit sink and every runner.
 
-    fence -> read the list -> complete it (commit; copy what was aborted after it was durable) -> sweep -> ready
-    ready -> check -> record the list -> commit each -> sweep the losers -> record that it is completed -> ready
+A *committable* is the handle of a prepared transaction. The committables of an epoch are recorded, durably, before any of them
+is committed (`CommitList`).
+
+    fence -> read the committables -> end them (commit; copy what was aborted after they were recorded) -> sweep -> ready
+    ready -> check -> record the committables -> commit each -> sweep the losers -> record that it is completed -> ready
     ready -> (an epoch without rows, or a replay) record that it is completed -> sweep -> ready
 
-Two rules carry it (I6). Nothing is committed that is not on the durable list; and what is on it is committed whatever happens,
-so that a replayed epoch is completed and never written again. A transaction that was aborted after its list was durable (an
-outage longer than its timeout) is copied into a new one, which takes its place on the list before it is committed.
+Two rules carry it (I6). Nothing is committed that is not a recorded committable. Every recorded committable is committed,
+whatever happens, so that a replayed epoch is completed and never written again. A transaction that was aborted after it was
+recorded (an outage longer than its timeout) is copied into a new one, which is recorded in its place before it is committed.
 
 `CommitCore` does no input or output; `JobCommitter` performs its commands with a `Committer`, and may be killed at any point.
 """
@@ -14,13 +17,13 @@ outage longer than its timeout) is copied into a new one, which takes its place 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import Any, Generic
+from typing import Generic, assert_never
 
 from headrace.connectors.sink import CommitList, Committer, HandleT, Outcome
-from headrace.enumerator.errors import ProtocolViolationError, StateError
+from headrace.enumerator.errors import StateError
+from headrace.enumerator.transitions import Transitions, allowed_after
 
 __all__ = ["COMMIT_TRANSITIONS", "CommitCore", "CommitPhase", "JobCommitter", "StaleEpochError", "refuse_stale"]
 
@@ -29,12 +32,12 @@ class StaleEpochError(StateError):
     """An epoch below the last recorded one is to be written: the checkpoint is older than what the sink has committed."""
 
 
-# --- events: what has happened ----------------------------------------------------------------------------------------
+# --- events: requests, and answers to commands ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryRequested:
-    """Complete what the durable list names, and abort everything else of the job."""
+    """Complete the recorded epoch, and abort everything else of the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +50,24 @@ class CommitRequested(Generic[HandleT]):
 
 @dataclass(frozen=True, slots=True)
 class Fenced(Generic[HandleT]):
-    """Other drivers are shut out; this is the durable list."""
+    """Answer to Fence: other drivers are shut out, and this is recorded; None when nothing is."""
 
     commits: CommitList[HandleT] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """All are prepared, with time left."""
+    """Answer to Check: all are prepared, with time left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The list is durable."""
+    """Answer to Record: it is durable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended(Generic[HandleT]):
-    """One transaction of the list has ended."""
+    """Answer to End."""
 
     handle: HandleT
     outcome: Outcome
@@ -72,41 +75,52 @@ class Ended(Generic[HandleT]):
 
 @dataclass(frozen=True, slots=True)
 class Copied(Generic[HandleT]):
-    """The aborted ones are prepared once more, in this one."""
+    """Answer to Copy: the rows are prepared once more, in this transaction."""
 
     handle: HandleT
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """Nothing else of the job is open."""
+    """Answer to Sweep: no other transaction of the job is open."""
 
 
-# --- commands: what is to be done; each is answered by the event of its name ---------------------------------------------
+CommitEvent = (
+    RecoveryRequested
+    | CommitRequested[HandleT]
+    | Fenced[HandleT]
+    | Checked
+    | Recorded
+    | Ended[HandleT]
+    | Copied[HandleT]
+    | Swept
+)
+
+# --- commands: each is answered by the event of its name --------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Shut out other drivers and read the durable list."""
+    """Shut out other drivers and read what is recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check(Generic[HandleT]):
-    """Are these prepared, with time left?"""
+    """Fail unless these are prepared, with time left."""
 
     handles: tuple[HandleT, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Record(Generic[HandleT]):
-    """Make this the durable list."""
+    """Record these committables durably, in place of those before."""
 
     commits: CommitList[HandleT]
 
 
 @dataclass(frozen=True, slots=True)
 class End(Generic[HandleT]):
-    """Commit this, or find out what became of it."""
+    """Commit this, or find out its outcome."""
 
     handle: HandleT
 
@@ -123,6 +137,9 @@ class Sweep(Generic[HandleT]):
     """Abort all open transactions of the job but these."""
 
     keep: tuple[HandleT, ...]
+
+
+CommitCommand = Fence | Check[HandleT] | Record[HandleT] | End[HandleT] | Copy[HandleT] | Sweep[HandleT]
 
 
 class CommitPhase(Enum):
@@ -162,38 +179,50 @@ class CommitCore(Generic[HandleT]):
         self._waiting: list[HandleT] = []
         self._aborted: list[HandleT] = []
 
-    def handle(self, event: Any) -> list[Any]:  # noqa: ANN401 - one of the events above; the table says which
+    def handle(self, event: CommitEvent[HandleT]) -> list[CommitCommand[HandleT]]:
         """Take one event, return what is to be done, in this order.
 
         Raises ProtocolViolationError for an event that COMMIT_TRANSITIONS does not allow now, StaleEpochError for an epoch
         below the recorded one.
         """
-        handler = COMMIT_TRANSITIONS.get((self.phase, type(event)))
-        if handler is None:
-            raise ProtocolViolationError(f"the commit of job {self.job!r} is {self.phase.name}: {event} is not possible now")
-        commands: list[Any] = handler(self, event)
+        following = allowed_after(COMMIT_TRANSITIONS, self.phase, event, f"the commit of job {self.job!r}")
+        commands = self._apply(event)
+        assert self.phase in following, f"{event} has led to {self.phase.name}, which is not in the table"
         return commands
+
+    def _apply(self, event: CommitEvent[HandleT]) -> list[CommitCommand[HandleT]]:
+        match event:
+            case RecoveryRequested():
+                return self._fence() if self.phase is CommitPhase.CREATED else self._sweep()
+            case CommitRequested():
+                self._asked = event
+                return self._fence() if self.phase is CommitPhase.CREATED else self._commit(event)
+            case Fenced():
+                return self._fenced(event)
+            case Checked():
+                return self._checked()
+            case Recorded():
+                return self._recorded()
+            case Ended():
+                return self._ended(event)
+            case Copied():
+                return self._copied(event)
+            case Swept():
+                return self._swept()
+            case _:
+                assert_never(event)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def _recover(self, _: RecoveryRequested) -> list[Any]:
+    def _fence(self) -> list[CommitCommand[HandleT]]:
         self.phase = CommitPhase.FENCING
         return [Fence()]
 
-    def _commit_first(self, event: CommitRequested[HandleT]) -> list[Any]:
-        self._asked = event
-        self.phase = CommitPhase.FENCING
-        return [Fence()]
-
-    def _recover_again(self, _: RecoveryRequested) -> list[Any]:
-        return self._sweep()
-
-    def _commit(self, event: CommitRequested[HandleT]) -> list[Any]:
-        self._asked = event
+    def _commit(self, event: CommitRequested[HandleT]) -> list[CommitCommand[HandleT]]:
         if event.handles and event.epoch > self._recorded_epoch:
             return self._take_up()
-        # Nothing of it will be committed, so no commit is followed by a sweep, and what its tasks have prepared goes now. First
-        # the list is written, though it may be the same: a driver that was replaced is fenced there, and sweeps nothing.
+        # Nothing of it will be committed, so no sweep follows a commit, and what its tasks have prepared is aborted now. First
+        # the epoch is recorded, though it may be already: a driver that was replaced is fenced there, and sweeps nothing.
         if self.commits is None or event.epoch > self.commits.epoch:
             self.commits = CommitList(event.epoch, (), completed=True)
         self.phase = CommitPhase.CONFIRMING
@@ -201,19 +230,21 @@ class CommitCore(Generic[HandleT]):
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def _fenced(self, event: Fenced[HandleT]) -> list[Any]:
+    def _fenced(self, event: Fenced[HandleT]) -> list[CommitCommand[HandleT]]:
         self.commits = event.commits
         return self._sweep() if event.commits is None or event.commits.completed else self._end_all()
 
-    def _checked(self, _: Checked) -> list[Any]:
+    def _checked(self) -> list[CommitCommand[HandleT]]:
         assert self._asked is not None
         self.commits = CommitList(self._asked.epoch, self._asked.handles)
         return self._record()
 
-    def _recorded(self, _: Recorded) -> list[Any]:
-        return self._end_all()
+    def _recorded(self) -> list[CommitCommand[HandleT]]:
+        if self.phase is CommitPhase.RECORDING:
+            return self._end_all()
+        return self._sweep() if self.phase is CommitPhase.CONFIRMING else self._take_up()
 
-    def _ended(self, event: Ended[HandleT]) -> list[Any]:
+    def _ended(self, event: Ended[HandleT]) -> list[CommitCommand[HandleT]]:
         self._waiting.remove(event.handle)
         if event.outcome is Outcome.ABORTED:
             self._aborted.append(event.handle)
@@ -224,28 +255,22 @@ class CommitCore(Generic[HandleT]):
         self.phase = CommitPhase.COPYING
         return [Copy(tuple(self._aborted))]
 
-    def _copied(self, event: Copied[HandleT]) -> list[Any]:
+    def _copied(self, event: Copied[HandleT]) -> list[CommitCommand[HandleT]]:
         assert self.commits is not None
         self.commits = replace(self.commits, handles=(event.handle,))  # the others are committed
         return self._record()
 
-    def _swept(self, _: Swept) -> list[Any]:
+    def _swept(self) -> list[CommitCommand[HandleT]]:
         if self.commits is None or self.commits.completed:
             return self._take_up()
         self.phase = CommitPhase.COMPLETING
         self.commits = CommitList(self.commits.epoch, (), completed=True)
         return [Record(self.commits)]
 
-    def _confirmed(self, _: Recorded) -> list[Any]:
-        return self._sweep()
-
-    def _completed(self, _: Recorded) -> list[Any]:
-        return self._take_up()
-
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    def _take_up(self) -> list[Any]:
-        """Go on with what was asked, or be ready."""
+    def _take_up(self) -> list[CommitCommand[HandleT]]:
+        """Go on with the request, or be ready."""
         asked = self._asked
         if asked is not None and self.commits is not None:
             refuse_stale(self.job, asked.epoch, self.commits.epoch)
@@ -260,42 +285,45 @@ class CommitCore(Generic[HandleT]):
         self.commits = CommitList(asked.epoch, (), completed=True)
         return [Record(self.commits)]
 
-    def _record(self) -> list[Any]:
+    def _record(self) -> list[CommitCommand[HandleT]]:
         assert self.commits is not None
         self.phase = CommitPhase.RECORDING
         return [Record(self.commits)]
 
-    def _end_all(self) -> list[Any]:
+    def _end_all(self) -> list[CommitCommand[HandleT]]:
         assert self.commits is not None
         self.phase = CommitPhase.ENDING
         self._waiting, self._aborted = list(self.commits.handles), []
         return [End(handle) for handle in self._waiting]
 
-    def _sweep(self) -> list[Any]:
-        """Abort what nobody names. What was asked for is kept, unless its epoch is recorded, and so is made up of others."""
+    def _sweep(self) -> list[CommitCommand[HandleT]]:
+        """Abort all other transactions. Those of the request are kept, unless its epoch is recorded with other committables."""
         self.phase = CommitPhase.SWEEPING
         asked = self._asked
         return [Sweep(asked.handles if asked is not None and asked.epoch > self._recorded_epoch else ())]
 
     @property
     def _recorded_epoch(self) -> int:
-        """The last epoch on a durable list; -1 if there is none."""
+        """The last epoch whose committables are recorded; -1 if there is none."""
         return -1 if self.commits is None else self.commits.epoch
 
 
-COMMIT_TRANSITIONS: dict[tuple[CommitPhase, type[Any]], Callable[[CommitCore[Any], Any], list[Any]]] = {
-    (CommitPhase.CREATED, RecoveryRequested): CommitCore._recover,
-    (CommitPhase.CREATED, CommitRequested): CommitCore._commit_first,
-    (CommitPhase.READY, RecoveryRequested): CommitCore._recover_again,
-    (CommitPhase.READY, CommitRequested): CommitCore._commit,
-    (CommitPhase.FENCING, Fenced): CommitCore._fenced,
-    (CommitPhase.CHECKING, Checked): CommitCore._checked,
-    (CommitPhase.RECORDING, Recorded): CommitCore._recorded,
-    (CommitPhase.ENDING, Ended): CommitCore._ended,
-    (CommitPhase.COPYING, Copied): CommitCore._copied,
-    (CommitPhase.SWEEPING, Swept): CommitCore._swept,
-    (CommitPhase.COMPLETING, Recorded): CommitCore._completed,
-    (CommitPhase.CONFIRMING, Recorded): CommitCore._confirmed,
+COMMIT_TRANSITIONS: Transitions[CommitPhase] = {
+    (CommitPhase.CREATED, RecoveryRequested): (CommitPhase.FENCING,),
+    (CommitPhase.CREATED, CommitRequested): (CommitPhase.FENCING,),
+    (CommitPhase.READY, RecoveryRequested): (CommitPhase.SWEEPING,),
+    # CONFIRMING: the epoch has no rows, or is a replay
+    (CommitPhase.READY, CommitRequested): (CommitPhase.CHECKING, CommitPhase.CONFIRMING),
+    (CommitPhase.FENCING, Fenced): (CommitPhase.ENDING, CommitPhase.SWEEPING),
+    (CommitPhase.CHECKING, Checked): (CommitPhase.RECORDING,),
+    (CommitPhase.RECORDING, Recorded): (CommitPhase.ENDING,),
+    (CommitPhase.ENDING, Ended): (CommitPhase.ENDING, CommitPhase.COPYING, CommitPhase.SWEEPING),
+    (CommitPhase.COPYING, Copied): (CommitPhase.RECORDING,),
+    # COMPLETING: the committables are committed, or the epoch that was asked for has none; CHECKING: it has some
+    (CommitPhase.SWEEPING, Swept): (CommitPhase.COMPLETING, CommitPhase.CHECKING, CommitPhase.READY),
+    # COMPLETING again, or CHECKING: recovery has completed an earlier epoch than the one that was asked for
+    (CommitPhase.COMPLETING, Recorded): (CommitPhase.READY, CommitPhase.CHECKING, CommitPhase.COMPLETING),
+    (CommitPhase.CONFIRMING, Recorded): (CommitPhase.SWEEPING,),
 }
 
 
@@ -308,7 +336,7 @@ class JobCommitter(Generic[HandleT]):
         self._committer = committer
 
     def recover(self) -> None:
-        """Shut out other drivers of this job, complete what its durable list names, abort everything else of it."""
+        """Shut out other drivers of this job, complete its recorded epoch, abort every other transaction of it."""
         self._run(RecoveryRequested())
 
     def commit(self, epoch: int, handles: tuple[HandleT, ...]) -> None:
@@ -320,19 +348,19 @@ class JobCommitter(Generic[HandleT]):
         self._run(CommitRequested(epoch, handles))
 
     def forget(self) -> None:
-        """The job is over for good: drop its durable list."""
+        """The job is over for good: drop what is recorded of it."""
         self._committer.forget()
 
     def close(self) -> None:
         """Give connections back."""
         self._committer.close()
 
-    def _run(self, event: Any) -> None:  # noqa: ANN401 - a request
-        commands = deque(self._core.handle(event))
+    def _run(self, request: RecoveryRequested | CommitRequested[HandleT]) -> None:
+        commands = deque(self._core.handle(request))
         while commands:
             commands.extend(self._core.handle(self._perform(commands.popleft())))
 
-    def _perform(self, command: Any) -> Any:  # noqa: ANN401 - a command; the event that answers it
+    def _perform(self, command: CommitCommand[HandleT]) -> CommitEvent[HandleT]:
         match command:
             case Fence():
                 return Fenced(self._committer.fence())
@@ -350,4 +378,4 @@ class JobCommitter(Generic[HandleT]):
                 self._committer.sweep(keep)
                 return Swept()
             case _:
-                raise ProtocolViolationError(f"no such command: {command}")
+                assert_never(command)

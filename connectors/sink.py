@@ -4,13 +4,13 @@ One *job* (a streaming query, one batch write) writes *epochs* (Spark's batch id
 
 - In a task: `TwoPhaseSink.begin` gives a `Transaction`; its `write` takes Arrow batches, its `prepare` (the pre-commit) returns
   a *handle* once everything is acknowledged. A task without rows begins nothing and has no handle.
-- On the driver: a `Committer` ends what the handles name. First the list of an epoch's handles is made durable
-  (`Committer.record`), only then is any of them committed. What a restart finds in the list is committed, or repaired;
-  what it does not find there is aborted. `headrace.connectors.commit` decides in which order; it is the same for all sinks.
+- On the driver: a `Committer` ends what the handles name. First an epoch's handles are recorded durably, as its *committables*
+  (`Committer.record`), only then is any of them committed. Those that a restart finds recorded are committed, or copied if
+  they were aborted; every other transaction is aborted. `headrace.connectors.commit` decides the order, for all sinks.
 
 Handles outlive the process that wrote them: they are serialized with a version, and any process may end them. Every method
 of `Committer` may be called again after a crash in the middle of it. Modelled on Flink's two-phase-commit sinks (FLIP-143,
-FLIP-191), where the framework's checkpoint is the durable list.
+FLIP-191), where the framework's checkpoint records the committables.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _ONE_OFF = "batch-"
 
 
 class Outcome(Enum):
-    """What became of a transaction."""
+    """How a transaction has ended."""
 
     COMMITTED = "committed"
     ABORTED = "aborted"  # by its timeout, or by somebody; nothing of it will ever be visible
@@ -74,7 +74,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class CommitList(Generic[HandleT]):
-    """The transactions that make up an epoch. `completed`: all of them are committed, and are not named any more."""
+    """An epoch's committables. `completed`: all of them are committed, and `handles` names them no more."""
 
     epoch: int
     handles: tuple[HandleT, ...]
@@ -128,7 +128,7 @@ class Committer(ABC, Generic[HandleT]):
 
     @abstractmethod
     def fence(self) -> CommitList[HandleT] | None:
-        """Shut out any other driver of this job, then read its durable list; None when there is none. Called first, once.
+        """Shut out any other driver of this job, then read its recorded committables; None without any. Called first, once.
 
         From here on `record` of an older driver raises FencedError there.
         """
@@ -139,18 +139,18 @@ class Committer(ABC, Generic[HandleT]):
 
     @abstractmethod
     def record(self, commits: CommitList[HandleT]) -> None:
-        """Make this the job's durable list. Raises FencedError when another driver has taken over."""
+        """Record these durably, in place of what was recorded. Raises FencedError when another driver has taken over."""
 
     @abstractmethod
     def end(self, handle: HandleT) -> Outcome:
-        """Commit what is on the durable list, and say what became of it, however often it is called and whoever did it before.
+        """Commit a recorded committable and return its outcome, however often it is called and whoever committed it before.
 
         Raises DataLossError when it can no longer be known.
         """
 
     @abstractmethod
     def copy(self, handles: Sequence[HandleT]) -> HandleT:
-        """The rows of these aborted transactions, which are on the durable list, prepared once more in a transaction of ours.
+        """Prepare the rows of these recorded committables, which were aborted, once more in one new transaction.
 
         Raises DataLossError naming what is gone.
         """
@@ -161,7 +161,7 @@ class Committer(ABC, Generic[HandleT]):
 
     @abstractmethod
     def forget(self) -> None:
-        """Remove the job's durable list: it will not run again."""
+        """Remove what is recorded of the job: it will not run again."""
 
     @abstractmethod
     def close(self) -> None:
@@ -185,15 +185,15 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
         """The one that ends this job's transactions. Called on the driver."""
 
     def shards_of(self, rows: pa.RecordBatch, shards: int) -> pa.Int32Array:
-        """Of so many transactions that are written beside each other, the one that has to take each row to keep its order.
+        """Which of `shards` concurrent transactions has to take each row, so that rows keep their order.
 
-        Null for a row that any may take: unless a sink knows better, all of them. Called in tasks.
+        Null for a row that any of them may take: by default, every row. Called in tasks.
         """
         return pa.nulls(rows.num_rows, pa.int32())
 
     @abstractmethod
     def recorded_epochs(self) -> Mapping[str, int]:
-        """Job to the last epoch that is on its durable list, of all jobs that share the place where lists are kept.
+        """Job to its last recorded epoch, of all jobs that share the place where committables are recorded.
 
         Called before an epoch's tasks start, and shipped to them: they must not write again what is durable.
         """
@@ -256,14 +256,14 @@ class ImmediateSink(TwoPhaseSink[Any]):
 
 
 class CommitListSerializer(Generic[HandleT]):
-    """A durable list as JSON in UTF-8: the newest version written, every version ever written read, newer ones refused."""
+    """An epoch's committables as JSON in UTF-8. Writes the newest version, reads every version, refuses newer ones."""
 
     def __init__(self, handles: HandleSerializer[HandleT]) -> None:
-        """For lists of such handles."""
+        """`handles` is the sink's."""
         self._handles = handles
 
     def serialize(self, commits: CommitList[HandleT]) -> bytes:
-        """The list in the newest version."""
+        """In the newest version."""
         value = {
             "format": FORMAT,
             "version": VERSION,

@@ -8,10 +8,9 @@ go on depends on whether the checkpoint becomes durable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, Generic
+from typing import Generic, assert_never
 
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.enumerator import SplitEnumerator
@@ -40,6 +39,7 @@ from headrace.enumerator.events import (
 )
 from headrace.enumerator.ledger import Finished, FinishedBy, SplitState
 from headrace.enumerator.split import SplitT
+from headrace.enumerator.transitions import Transitions, allowed_after
 
 
 class CheckpointPhase(Enum):
@@ -78,26 +78,45 @@ class Coordinator(Generic[SplitT]):
 
         Raises ProtocolViolationError for an event that CHECKPOINT_TRANSITIONS does not allow now; nothing is changed then.
         """
-        handler = CHECKPOINT_TRANSITIONS.get((self.phase, type(event)))
-        if handler is None:
-            raise ProtocolViolationError(f"the coordinator is {self.phase.name}: {event} is not possible now")
-        commands: list[Command[SplitT]] = handler(self, event)
-        return commands + self._assign() + self._signals()
+        following = allowed_after(CHECKPOINT_TRANSITIONS, self.phase, event, "the coordinator")
+        commands = self._apply(event) + self._assign() + self._signals()
+        assert self.phase in following, f"{event} has led to {self.phase.name}, which is not in the table"
+        return commands
 
-    # --- discovery and readers ----------------------------------------------------------------------------------------
+    def _apply(self, event: Event[SplitT]) -> list[Command[SplitT]]:
+        match event:
+            case Started():
+                return self._started()
+            case SplitsDiscovered():
+                return self.enumerator.discovered(event.findings)
+            case DiscoveryFailed():
+                return self.enumerator.discovery_failed(event.error)
+            case DiscoveryDue():
+                return self.enumerator.discovery_due()
+            case ReaderRegistered():
+                return self._registered(event)
+            case ReaderLost():
+                return self._lost(event)
+            case SplitRequested():
+                return self._requested(event)
+            case SplitFinished():
+                return self._finished(event)
+            case CheckpointTriggered():
+                return self._triggered(event)
+            case ReaderSnapshotted():
+                return self._snapshotted(event)
+            case CheckpointCompleted():
+                return self._completed(event)
+            case CheckpointAborted():
+                return self._aborted(event)
+            case _:
+                assert_never(event)
 
-    def _started(self, _: Started) -> list[Command[SplitT]]:
+    # --- readers ------------------------------------------------------------------------------------------------------
+
+    def _started(self) -> list[Command[SplitT]]:
         self.phase = CheckpointPhase.RUNNING
         return self.enumerator.start()
-
-    def _discovered(self, event: SplitsDiscovered[SplitT]) -> list[Command[SplitT]]:
-        return self.enumerator.discovered(event.findings)
-
-    def _discovery_failed(self, event: DiscoveryFailed) -> list[Command[SplitT]]:
-        return self.enumerator.discovery_failed(event.error)
-
-    def _discovery_due(self, _: DiscoveryDue) -> list[Command[SplitT]]:
-        return self.enumerator.discovery_due()
 
     def _registered(self, event: ReaderRegistered) -> list[Command[SplitT]]:
         if not 0 <= event.reader < self.enumerator.parallelism:
@@ -134,6 +153,8 @@ class Coordinator(Generic[SplitT]):
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def _triggered(self, event: CheckpointTriggered) -> list[Command[SplitT]]:
+        if self._pending is not None:
+            return [DeclineCheckpoint(event.checkpoint_id, f"checkpoint {self._pending.checkpoint_id} is still under way")]
         if not self.enumerator.initialised:
             return [DeclineCheckpoint(event.checkpoint_id, "the initial discovery has not answered yet")]
         ledger = self.enumerator.ledger
@@ -141,14 +162,9 @@ class Coordinator(Generic[SplitT]):
         self.phase = CheckpointPhase.COLLECTING
         return [SnapshotReader(reader, event.checkpoint_id) for reader in self._readers] + self._persist_if_complete()
 
-    def _declined(self, event: CheckpointTriggered) -> list[Command[SplitT]]:
-        assert self._pending is not None
-        return [DeclineCheckpoint(event.checkpoint_id, f"checkpoint {self._pending.checkpoint_id} is still under way")]
-
     def _snapshotted(self, event: ReaderSnapshotted[SplitT]) -> list[Command[SplitT]]:
         pending = self._pending
-        assert pending is not None
-        if event.checkpoint_id != pending.checkpoint_id or event.reader not in pending.waiting_for:
+        if pending is None or event.checkpoint_id != pending.checkpoint_id or event.reader not in pending.waiting_for:
             return []  # late answer to a checkpoint that was given up
         self._check_snapshot(event, pending.waiting_for[event.reader])
         del pending.waiting_for[event.reader]
@@ -171,8 +187,8 @@ class Coordinator(Generic[SplitT]):
         return [PublishPositions(tuple(entry.durable for entry in self.enumerator.ledger))]
 
     def _aborted(self, event: CheckpointAborted) -> list[Command[SplitT]]:
-        if self._pending is not None and event.checkpoint_id < self._pending.checkpoint_id:
-            return self._late(event)
+        if self._pending is None or event.checkpoint_id < self._pending.checkpoint_id:
+            return []  # of a checkpoint that was given up
         self._expect_pending(event.checkpoint_id)
         self._pending, self.phase = None, CheckpointPhase.RUNNING
         return []
@@ -182,9 +198,6 @@ class Coordinator(Generic[SplitT]):
         checkpoint_id = self._pending.checkpoint_id
         self._pending, self.phase = None, CheckpointPhase.RUNNING
         return [DeclineCheckpoint(checkpoint_id, reason)]
-
-    def _late(self, _: ReaderSnapshotted[SplitT] | CheckpointAborted) -> list[Command[SplitT]]:
-        return []  # of a checkpoint that was given up
 
     # --- what follows from the state ----------------------------------------------------------------------------------
 
@@ -238,35 +251,32 @@ class Coordinator(Generic[SplitT]):
                 raise ProtocolViolationError(f"reader {event.reader} and its SplitFinished events disagree on {split_id}")
 
 
-Handler = Callable[[Coordinator[Any], Any], list[Command[Any]]]
+_STARTED = (CheckpointPhase.RUNNING, CheckpointPhase.COLLECTING, CheckpointPhase.PERSISTING)
 
-_ALWAYS: Mapping[type, Handler] = {
-    SplitsDiscovered: Coordinator._discovered,
-    DiscoveryFailed: Coordinator._discovery_failed,
-    DiscoveryDue: Coordinator._discovery_due,
-    ReaderRegistered: Coordinator._registered,
-    ReaderLost: Coordinator._lost,
-    SplitRequested: Coordinator._requested,
-    SplitFinished: Coordinator._finished,
-}
-
-# (phase, event) -> handler. What is not here is refused.
-CHECKPOINT_TRANSITIONS: Mapping[tuple[CheckpointPhase, type], Handler] = {
-    (CheckpointPhase.CREATED, Started): Coordinator._started,
+CHECKPOINT_TRANSITIONS: Transitions[CheckpointPhase] = {
+    (CheckpointPhase.CREATED, Started): (CheckpointPhase.RUNNING,),
     **{
-        (phase, event): handler
-        for phase in CheckpointPhase
-        if phase is not CheckpointPhase.CREATED
-        for event, handler in _ALWAYS.items()
+        (phase, event): (phase,)
+        for phase in _STARTED
+        for event in (SplitsDiscovered, DiscoveryFailed, DiscoveryDue, SplitRequested, SplitFinished)
     },
-    (CheckpointPhase.RUNNING, CheckpointTriggered): Coordinator._triggered,
-    (CheckpointPhase.RUNNING, ReaderSnapshotted): Coordinator._late,
-    (CheckpointPhase.RUNNING, CheckpointAborted): Coordinator._late,
-    (CheckpointPhase.COLLECTING, CheckpointTriggered): Coordinator._declined,
-    (CheckpointPhase.COLLECTING, ReaderSnapshotted): Coordinator._snapshotted,
-    (CheckpointPhase.COLLECTING, CheckpointAborted): Coordinator._aborted,
-    (CheckpointPhase.PERSISTING, ReaderSnapshotted): Coordinator._late,
-    (CheckpointPhase.PERSISTING, CheckpointTriggered): Coordinator._declined,
-    (CheckpointPhase.PERSISTING, CheckpointCompleted): Coordinator._completed,
-    (CheckpointPhase.PERSISTING, CheckpointAborted): Coordinator._aborted,
+    (CheckpointPhase.RUNNING, ReaderRegistered): (CheckpointPhase.RUNNING,),
+    (CheckpointPhase.RUNNING, ReaderLost): (CheckpointPhase.RUNNING,),
+    # RUNNING: declined, as there is nothing to store yet; PERSISTING: there is no reader to wait for
+    (CheckpointPhase.RUNNING, CheckpointTriggered): _STARTED,
+    (CheckpointPhase.RUNNING, ReaderSnapshotted): (CheckpointPhase.RUNNING,),
+    (CheckpointPhase.RUNNING, CheckpointAborted): (CheckpointPhase.RUNNING,),
+    # RUNNING: a reader was lost, and so is the checkpoint
+    (CheckpointPhase.COLLECTING, ReaderRegistered): (CheckpointPhase.COLLECTING, CheckpointPhase.RUNNING),
+    (CheckpointPhase.COLLECTING, ReaderLost): (CheckpointPhase.COLLECTING, CheckpointPhase.RUNNING),
+    (CheckpointPhase.COLLECTING, CheckpointTriggered): (CheckpointPhase.COLLECTING,),
+    (CheckpointPhase.COLLECTING, ReaderSnapshotted): (CheckpointPhase.COLLECTING, CheckpointPhase.PERSISTING),
+    # the same phase: of an earlier checkpoint, that was given up
+    (CheckpointPhase.COLLECTING, CheckpointAborted): (CheckpointPhase.COLLECTING, CheckpointPhase.RUNNING),
+    (CheckpointPhase.PERSISTING, ReaderRegistered): (CheckpointPhase.PERSISTING,),
+    (CheckpointPhase.PERSISTING, ReaderLost): (CheckpointPhase.PERSISTING,),
+    (CheckpointPhase.PERSISTING, CheckpointTriggered): (CheckpointPhase.PERSISTING,),
+    (CheckpointPhase.PERSISTING, ReaderSnapshotted): (CheckpointPhase.PERSISTING,),
+    (CheckpointPhase.PERSISTING, CheckpointCompleted): (CheckpointPhase.RUNNING,),
+    (CheckpointPhase.PERSISTING, CheckpointAborted): (CheckpointPhase.PERSISTING, CheckpointPhase.RUNNING),
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Generic, Self
+from typing import Generic, Self, assert_never
 
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.coordinator import Coordinator
@@ -232,6 +232,8 @@ class EmbeddedRun(Generic[SplitT]):
                 raise error
             case NoMoreSplits() | SourceFinished():
                 pass  # readers here are polled until the whole source has `finished`, which is read off the ledger
+            case _:
+                assert_never(command)
         return None
 
     def _discover(self, find: Callable[[], Findings[SplitT]]) -> Event[SplitT]:

@@ -39,8 +39,8 @@ class Discovery(Enum):
     NEW = auto()  # fresh, not started
     RESTORED = auto()  # from a checkpoint, not started
     INITIALISING = auto()  # the initial discovery is under way
-    LOOKING = auto()  # a later discovery is under way
-    IDLE = auto()  # between two discoveries, or done looking for this run
+    DISCOVERING = auto()  # a later discovery is under way
+    IDLE = auto()  # between two discovery rounds, or after the only one of this run
     EXHAUSTED = auto()  # no split will ever be added
 
 
@@ -59,16 +59,16 @@ DISCOVERY_TRANSITIONS: Mapping[tuple[Discovery, Trigger], Discovery] = {
     (Discovery.NEW, Trigger.START): Discovery.INITIALISING,
     (Discovery.INITIALISING, Trigger.ANSWER): Discovery.IDLE,
     (Discovery.INITIALISING, Trigger.LAST_ANSWER): Discovery.EXHAUSTED,
-    (Discovery.RESTORED, Trigger.START): Discovery.LOOKING,
-    (Discovery.LOOKING, Trigger.ANSWER): Discovery.IDLE,
-    (Discovery.LOOKING, Trigger.LAST_ANSWER): Discovery.EXHAUSTED,
-    (Discovery.LOOKING, Trigger.FAILURE): Discovery.IDLE,
-    (Discovery.IDLE, Trigger.DUE): Discovery.LOOKING,
+    (Discovery.RESTORED, Trigger.START): Discovery.DISCOVERING,
+    (Discovery.DISCOVERING, Trigger.ANSWER): Discovery.IDLE,
+    (Discovery.DISCOVERING, Trigger.LAST_ANSWER): Discovery.EXHAUSTED,
+    (Discovery.DISCOVERING, Trigger.FAILURE): Discovery.IDLE,
+    (Discovery.IDLE, Trigger.DUE): Discovery.DISCOVERING,
     (Discovery.EXHAUSTED, Trigger.START): Discovery.EXHAUSTED,
 }
 
 DISCOVERY_RETRY_S = 1.0
-"""Pause after a failed look for new splits when the user asked for no periodic discovery, in seconds."""
+"""Pause after a failed discovery round where no periodic discovery is configured, in seconds."""
 
 
 class SplitEnumerator(ABC, Generic[SplitT]):
@@ -121,7 +121,7 @@ class SplitEnumerator(ABC, Generic[SplitT]):
 
     def discovery_failed(self, error: Exception) -> list[Command[SplitT]]:
         """A discovery has raised. A first one must succeed; a later one may be tried again when the error can pass."""
-        if self._discovery is not Discovery.LOOKING or not is_retriable(error):
+        if self._discovery is not Discovery.DISCOVERING or not is_retriable(error):
             return [Fail(error)]
         self._move(Trigger.FAILURE)
         return [ReportDiscoveryFailure(error), ScheduleDiscovery(self._interval_s or DISCOVERY_RETRY_S)]
@@ -152,7 +152,7 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         match self._discovery:
             case Discovery.INITIALISING:
                 return [DiscoverInitial()]
-            case Discovery.LOOKING:
+            case Discovery.DISCOVERING:
                 return [DiscoverLater(self.ledger.known())]
             case _:
                 return []
@@ -256,7 +256,7 @@ def create_enumerator(
     """A fresh enumerator, which will discover its splits initially. For a job that has no checkpoint.
 
     `assignment` is EagerEnumerator or LazyEnumerator; `parallelism` the number of reader slots; with
-    `discovery_interval_s` it looks for new splits that often, in seconds; None (default) looks once.
+    `discovery_interval_s` the seconds between two discovery rounds; None (default) for a single round.
     """
     return assignment(Ledger(), Discovery.NEW, parallelism, discovery_interval_s)
 
@@ -270,7 +270,7 @@ def restore_enumerator(
 ) -> SplitEnumerator[SplitT]:
     """An enumerator that goes on from a checkpoint, at the same or another parallelism. It cannot initialise.
 
-    Looks for splits that appeared meanwhile, at once, unless discovery had already said that there will be none.
+    Discovers splits that appeared meanwhile, at once, unless discovery had already said that there will be none.
     Arguments as for `create_enumerator`.
     """
     discovery = Discovery.EXHAUSTED if checkpoint.exhausted else Discovery.RESTORED

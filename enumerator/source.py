@@ -52,7 +52,7 @@ class SplitDiscovery(ABC, Generic[SplitT]):
 
     @abstractmethod
     def later(self, known: Mapping[str, SplitT]) -> Findings[SplitT]:
-        """Splits that are not in `known` (id -> split at its last durable position), at the position for splits found later."""
+        """Splits not in `known` (id -> split at its last durable position), at the position for splits discovered later."""
 
     def close(self) -> None:
         """Release connections. Called once, by the thread that made the discovery."""

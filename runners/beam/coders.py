@@ -23,7 +23,21 @@ _HANDED_ON = {"format": "headrace-handed-on", "version": 1}
 _READER = b"headrace-reader "
 
 
-class RecordBatchCoder(Coder):
+class FixedCoder(Coder):
+    """A coder without parameters: all of its class are equal, and encode equal values to the same bytes."""
+
+    def is_deterministic(self) -> bool:
+        """Yes: a runner may compare encoded values."""
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+
+class RecordBatchCoder(FixedCoder):
     """An Arrow record batch as one Arrow IPC stream, uncompressed. The same bytes for the same batch."""
 
     def encode(self, value: pa.RecordBatch) -> bytes:
@@ -38,21 +52,9 @@ class RecordBatchCoder(Coder):
         with pa.ipc.open_stream(encoded) as reader:
             return reader.read_next_batch()
 
-    def is_deterministic(self) -> bool:
-        """A runner may compare what it encodes."""
-        return True
-
     def to_type_hint(self) -> type:
         """What pipelines name in their type hints."""
         return pa.RecordBatch  # type: ignore[no-any-return]
-
-    def __eq__(self, other: object) -> bool:
-        """All are alike."""
-        return type(self) is type(other)
-
-    def __hash__(self) -> int:
-        """All are alike."""
-        return hash(type(self))
 
 
 registry.register_coder(pa.RecordBatch, RecordBatchCoder)
@@ -70,7 +72,7 @@ class Element:
     state: bytes
 
 
-class ElementCoder(Coder):
+class ElementCoder(FixedCoder):
     """The bytes themselves."""
 
     def encode(self, value: Element) -> bytes:
@@ -80,18 +82,6 @@ class ElementCoder(Coder):
     def decode(self, encoded: bytes) -> Element:
         """As they are."""
         return Element(encoded)
-
-    def is_deterministic(self) -> bool:
-        """Yes."""
-        return True
-
-    def __eq__(self, other: object) -> bool:
-        """All are alike."""
-        return type(self) is type(other)
-
-    def __hash__(self) -> int:
-        """All are alike."""
-        return hash(type(self))
 
 
 registry.register_coder(Element, ElementCoder)

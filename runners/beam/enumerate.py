@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, Generic
 
 import apache_beam as beam
@@ -191,19 +192,15 @@ class EnumerateBounded(_Enumerate):
         tracker: Any = beam.DoFn.RestrictionParam(),  # noqa: B008 - Beam's way to ask for it
         watermark: Any = beam.DoFn.WatermarkEstimatorParam(),  # noqa: B008 - Beam's way to ask for it
     ) -> Iterator[Any]:
-        """One look."""
+        """One discovery round."""
         return self._enumerate(tracker, watermark)
 
 
-class EnumerateUnbounded(_Enumerate):
+class EnumerateUnbounded(EnumerateBounded):
     """Of a source without an end."""
 
     @beam.DoFn.unbounded_per_element()
-    def process(
-        self,
-        element: Element,
-        tracker: Any = beam.DoFn.RestrictionParam(),  # noqa: B008 - Beam's way to ask for it
-        watermark: Any = beam.DoFn.WatermarkEstimatorParam(),  # noqa: B008 - Beam's way to ask for it
-    ) -> Iterator[Any]:
-        """One look."""
-        return self._enumerate(tracker, watermark)
+    @wraps(EnumerateBounded.process)  # Beam reads the parameters from the signature
+    def process(self, *given: Any, **named: Any) -> Iterator[Any]:
+        """One discovery round."""
+        return super().process(*given, **named)

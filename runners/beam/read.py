@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import Any, Generic, Literal
 
 import apache_beam as beam
@@ -198,19 +198,14 @@ class ReadBounded(_Read):
         return self._read(finalizer, tracker, watermark)
 
 
-class ReadUnbounded(_Read):
+class ReadUnbounded(ReadBounded):
     """Of a source without an end."""
 
     @beam.DoFn.unbounded_per_element()
-    def process(
-        self,
-        element: Element,
-        finalizer: Any = beam.DoFn.BundleFinalizerParam,
-        tracker: Any = beam.DoFn.RestrictionParam(),  # noqa: B008 - Beam's way to ask for it
-        watermark: Any = beam.DoFn.WatermarkEstimatorParam(),  # noqa: B008 - Beam's way to ask for it
-    ) -> Iterator[Any]:
+    @wraps(ReadBounded.process)  # Beam reads the parameters from the signature
+    def process(self, *given: Any, **named: Any) -> Iterator[Any]:
         """Read for a while."""
-        return self._read(finalizer, tracker, watermark)
+        return super().process(*given, **named)
 
 
 Rows = Callable[[pa.RecordBatch], Iterable[Any]]

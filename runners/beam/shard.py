@@ -6,17 +6,17 @@ Rows are written in shards, each with a small state that is part of the runner's
     -> write the rows in a transaction and prepare it -> put its handle into the state
 
 A handle in the state is *durable* once a completed checkpoint covers it: then its rows are never written again, and it is
-committed, whatever happens. Before, nothing of it is committed: a crash goes back to a state without the handle, the rows come
-again, and the sweep aborts what nobody names any more. Which handles are durable is `Publication`'s knowledge; this process
-may lose it at any time, and then learns it anew from the next checkpoints.
+committed, whatever happens. Before, nothing of it is committed: a crash goes back to a state without the handle, the rows are
+written again, and the sweep aborts the transaction that no state names. Which handles are durable is `Publication`'s knowledge;
+this process may lose it at any time, and then learns it anew from the next checkpoints.
 
 Each crash:
 
 - between prepare and checkpoint: the state that is restored has no such handle. The sweep aborts the transaction.
 - between checkpoint and commit: the state has the handle, so it is committed later.
 - after the commit, before a checkpoint without the handle: it is committed again, which a committer answers as before.
-- a dead attempt's worker goes on for a moment: it can commit only what is durable; what it begins has a name of its own and is
-  swept by the next look; what it aborts by a late sweep, or what timed out, is still in the log and is copied.
+- a zombie worker goes on for a moment: it can commit only what is durable; what it begins has a name of its own and is
+  aborted by the next sweep; what its own late sweep aborts, or what timed out, is still in the log and is copied.
 
 A restore from an older savepoint than the last checkpoint goes back behind what is committed: those rows come twice, as with
 every two-phase-commit sink whose commits cannot be taken back.
@@ -25,19 +25,27 @@ every two-phase-commit sink whose commits cannot be taken back.
 from __future__ import annotations
 
 import json
-import threading
 from collections import deque
-from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Generic
+from enum import Enum, auto
+from typing import Generic, assert_never
 
-from headrace.connectors.commit import Copy, End, Sweep
+from headrace.connectors.commit import Copied, Copy, End, Ended, Sweep, Swept
 from headrace.connectors.sink import HandleSerializer, HandleT, Outcome
 from headrace.enumerator.errors import StateError
+from headrace.enumerator.transitions import Transitions, allowed_after
 from headrace.runners.beam.publication import Publication, Ticket
 
-__all__ = ["SPARE_SLOTS", "PreparedTransaction", "Shard", "ShardState", "ShardStateSerializer", "Write"]
+__all__ = [
+    "SHARD_TRANSITIONS",
+    "SPARE_SLOTS",
+    "PreparedTransaction",
+    "Shard",
+    "ShardCall",
+    "ShardPhase",
+    "ShardState",
+    "ShardStateSerializer",
+]
 
 FORMAT = "headrace-prepared"
 VERSION = 1
@@ -46,7 +54,7 @@ SPARE_SLOTS = 8
 partition, and who asks earlier waits out `retry.backoff.ms`. A call may commit some and then write at once."""
 
 SWEEP_SECONDS = 30.0
-"""How often a shard looks for transactions that nobody names: those of a worker that did not know it was dead."""
+"""How often a shard sweeps, in seconds: for transactions that no state names, of a zombie worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +89,39 @@ class ShardState(Generic[HandleT]):
         return replace(self, entries=tuple(entry for entry in self.entries if entry not in gone))
 
 
+# --- events: what has happened to a call; Swept, Ended and Copied are those of `headrace.connectors.commit` ---------------
+
+
+@dataclass(frozen=True, slots=True)
+class CallStarted:
+    """The runner calls for the shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowsWritten(Generic[HandleT]):
+    """Answer to Write: the transaction is prepared; None when there was no row after all."""
+
+    handle: HandleT | None
+
+
+@dataclass(frozen=True, slots=True)
+class CallFailed:
+    """A command failed, or will never be carried out: the call is over, and its bundle has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class BundleFinalised:
+    """The runner has finalised the bundle of a call that has returned."""
+
+
+ShardEvent = CallStarted | Swept | Ended[HandleT] | Copied[HandleT] | RowsWritten[HandleT] | CallFailed | BundleFinalised
+
+# --- commands; Sweep, End and Copy are those of `headrace.connectors.commit` ----------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Write the call's rows in a transaction of this slot, and prepare it; answered by the handle, None for no rows.
+    """Write the call's rows in a transaction of this slot, and prepare it. Answered by RowsWritten.
 
     No two transactions of one process that have not ended are of one slot: what is begun under a name aborts what it had.
     """
@@ -91,83 +129,55 @@ class Write:
     slot: int
 
 
-class Shard(Generic[HandleT]):
-    """What one process knows of a shard, and a restore does not need. Thread-safe, but for calls of one shard at a time."""
+@dataclass(frozen=True, slots=True)
+class Return(Generic[HandleT]):
+    """The call is done, and this is the shard's state. `awaits_finalisation`: BundleFinalised is to be sent when it happens."""
+
+    state: ShardState[HandleT]
+    awaits_finalisation: bool
+
+
+ShardCommand = Sweep[HandleT] | End[HandleT] | Copy[HandleT] | Write | Return[HandleT]
+
+
+class ShardPhase(Enum):
+    """What a call waits for."""
+
+    CREATED = auto()
+    SWEEPING = auto()
+    ENDING = auto()
+    COPYING = auto()
+    WRITING = auto()
+    RETURNED = auto()  # for its bundle's finalisation
+    FAILED = auto()
+
+
+class _Slots:
+    """Numbers for the names of a process's transactions."""
 
     def __init__(self) -> None:
-        """Nothing: the shard may have been restored, or be new."""
-        self._lock = threading.Lock()
-        self._life = _Life()
-        self._count: int | None = None
-        self._swept_s = 0.0
         self._made = 0
         self._free: deque[int] = deque()
-        self._slots: dict[int, int] = {}
+        self._occupied: dict[int, int] = {}
 
-    def call(
-        self, state: ShardState[HandleT], now_s: float, *, has_rows: bool
-    ) -> Generator[Any, Any, tuple[ShardState[HandleT], Callable[[], None] | None]]:
-        """One call: gives commands (Sweep, End, Copy, Write), is sent their answers, returns the new state and a callback.
-
-        The callback, if any, is for the runner to call, in any thread, once it has finalised the bundle. `now_s` is of a
-        monotonic clock. A call that is left in the middle has failed, and so has its bundle.
-        """
-        known, self._count = self._count, None
-        if known != state.count:  # restored, or elsewhere meanwhile: what was known proves nothing now
-            self._life = _Life()
-        life = self._life
-        if known != state.count or now_s - self._swept_s >= SWEEP_SECONDS:
-            yield Sweep(state.handles)
-            self._swept_s = now_s
-        before = state.count
-        state = yield from self._commit(state, life.durable)
-        if has_rows:
-            state = yield from self._write(state)
-        self._count = state.count
-        ticket = life.publication.register(before, state.count)
-        return state, None if ticket is None else partial(life.finalised, ticket)
-
-    def _commit(self, state: ShardState[HandleT], durable: int) -> Generator[Any, Any, ShardState[HandleT]]:
-        aborted = []
-        for entry in state.entries:
-            if entry.number > durable:
-                continue
-            outcome = yield End(entry.handle)
-            if outcome is Outcome.ABORTED:
-                aborted.append(entry)
-                continue
-            state = state.without((entry,))
-            self._release(entry.number)
-        # Copies share a name: one that is not committed yet would be aborted by the next.
-        if aborted and not any(entry.copied and entry.number > durable for entry in state.entries):
-            copy = yield Copy(tuple(entry.handle for entry in aborted))
-            state = state.without(tuple(aborted)).adding(copy, copied=True)
-        return state
-
-    def _write(self, state: ShardState[HandleT]) -> Generator[Any, Any, ShardState[HandleT]]:
-        slot = self._take()
-        handle = None
-        try:
-            handle = yield Write(slot)
-        finally:
-            if handle is None:
-                self._free.append(slot)
-        if handle is None:
-            return state
-        state = state.adding(handle)
-        self._slots[state.count] = slot
-        return state
-
-    def _take(self) -> int:
+    def take(self) -> int:
         """The slot that has been free for the longest time."""
-        with self._lock:  # a call of a failed attempt may still be under way
-            if len(self._free) > SPARE_SLOTS:
-                return self._free.popleft()
-            self._made += 1
-            return self._made - 1
+        if len(self._free) > SPARE_SLOTS:
+            return self._free.popleft()
+        self._made += 1
+        return self._made - 1
 
-    def _release(self, number: int) -> None:
-        slot = self._slots.pop(number, None)
+    def give_back(self, slot: int) -> None:
+        """Nothing was prepared in it."""
+        self._free.append(slot)
+
+    def occupy(self, slot: int, number: int) -> None:
+        """The transaction of this number is prepared in it."""
+        self._occupied[number] = slot
+
+    def release(self, number: int) -> None:
+        """The transaction of this number is committed; it may be one of another process."""
+        slot = self._occupied.pop(number, None)
         if slot is not None:
             self._free.append(slot)
 
@@ -177,20 +187,176 @@ class _Life:
 
     def __init__(self) -> None:
         self.publication: Publication[int] = Publication()
-        self._lock = threading.Lock()
-        self._durable = 0
-
-    @property
-    def durable(self) -> int:
+        self.durable = 0
         """Every transaction up to this number."""
-        with self._lock:
-            return self._durable
 
     def finalised(self, ticket: Ticket[int]) -> None:
         number = self.publication.finalised(ticket)
         if number is not None:
-            with self._lock:
-                self._durable = max(self._durable, number)
+            self.durable = max(self.durable, number)
+
+
+class Shard(Generic[HandleT]):
+    """What one process knows of a shard, and a restore does not need.
+
+    Not thread-safe, and neither are its calls: at any time one thread may be in one of them. A call of a failed attempt may go
+    on while there is a newer one.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is known: the shard may have been restored, or be new."""
+        self.slots = _Slots()
+        self.life = _Life()
+        self.count: int | None = None
+        """`ShardState.count` as the last call returned it; None while a call is under way, and after one that failed."""
+        self.swept_s = 0.0
+
+    def call(self, state: ShardState[HandleT], now_s: float, *, has_rows: bool) -> ShardCall[HandleT]:
+        """A new call for the shard, whose state is this; `now_s` is of a monotonic clock, in seconds. Send it CallStarted."""
+        return ShardCall(self, state, now_s, has_rows=has_rows)
+
+
+class ShardCall(Generic[HandleT]):
+    """One call for a shard, and its bundle's finalisation: events in, commands out."""
+
+    def __init__(self, shard: Shard[HandleT], state: ShardState[HandleT], now_s: float, *, has_rows: bool) -> None:
+        """See `Shard.call`."""
+        self.phase = ShardPhase.CREATED
+        self._shard = shard
+        self._state = state
+        self._now_s = now_s
+        self._has_rows = has_rows
+        self._before = state.count
+        self._life = shard.life
+        self._durable = 0
+        self._waiting: list[PreparedTransaction[HandleT]] = []
+        self._aborted: list[PreparedTransaction[HandleT]] = []
+        self._slot: int | None = None
+        self._ticket: Ticket[int] | None = None
+
+    def handle(self, event: ShardEvent[HandleT]) -> list[ShardCommand[HandleT]]:
+        """Take one event, return what is to be done, in this order; the last command of a call is Return.
+
+        Raises ProtocolViolationError for an event that SHARD_TRANSITIONS does not allow now; nothing is changed then.
+        """
+        following = allowed_after(SHARD_TRANSITIONS, self.phase, event, "the call for a shard")
+        commands = self._apply(event)
+        assert self.phase in following, f"{event} has led to {self.phase.name}, which is not in the table"
+        return commands
+
+    def _apply(self, event: ShardEvent[HandleT]) -> list[ShardCommand[HandleT]]:
+        match event:
+            case CallStarted():
+                return self._start()
+            case Swept():
+                return self._swept()
+            case Ended():
+                return self._ended(event)
+            case Copied():
+                return self._copied(event)
+            case RowsWritten():
+                return self._written(event)
+            case CallFailed():
+                return self._failed()
+            case BundleFinalised():
+                return self._finalised()
+            case _:
+                assert_never(event)
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def _start(self) -> list[ShardCommand[HandleT]]:
+        shard = self._shard
+        known, shard.count = shard.count, None
+        if known != self._state.count:  # restored, or called in another process meanwhile: what was known proves nothing now
+            shard.life = _Life()
+        self._life = shard.life
+        if known == self._state.count and self._now_s - shard.swept_s < SWEEP_SECONDS:
+            return self._end()
+        self.phase = ShardPhase.SWEEPING
+        return [Sweep(self._state.handles)]
+
+    def _swept(self) -> list[ShardCommand[HandleT]]:
+        self._shard.swept_s = self._now_s
+        return self._end()
+
+    def _ended(self, event: Ended[HandleT]) -> list[ShardCommand[HandleT]]:
+        entry = next(entry for entry in self._waiting if entry.handle == event.handle)
+        self._waiting.remove(entry)
+        if event.outcome is Outcome.ABORTED:
+            self._aborted.append(entry)
+        else:
+            self._state = self._state.without((entry,))
+            self._shard.slots.release(entry.number)
+        return [] if self._waiting else self._copy()
+
+    def _copied(self, event: Copied[HandleT]) -> list[ShardCommand[HandleT]]:
+        self._state = self._state.without(tuple(self._aborted)).adding(event.handle, copied=True)
+        return self._write()
+
+    def _written(self, event: RowsWritten[HandleT]) -> list[ShardCommand[HandleT]]:
+        assert self._slot is not None
+        if event.handle is None:
+            self._shard.slots.give_back(self._slot)
+        else:
+            self._state = self._state.adding(event.handle)
+            self._shard.slots.occupy(self._slot, self._state.count)
+        return self._return()
+
+    def _failed(self) -> list[ShardCommand[HandleT]]:
+        if self._slot is not None:
+            self._shard.slots.give_back(self._slot)
+        self.phase = ShardPhase.FAILED
+        return []
+
+    def _finalised(self) -> list[ShardCommand[HandleT]]:
+        if self._ticket is not None:
+            self._life.finalised(self._ticket)
+        return []
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def _end(self) -> list[ShardCommand[HandleT]]:
+        self._durable = self._life.durable
+        self._waiting = [entry for entry in self._state.entries if entry.number <= self._durable]
+        if not self._waiting:
+            return self._write()
+        self.phase = ShardPhase.ENDING
+        return [End(entry.handle) for entry in self._waiting]
+
+    def _copy(self) -> list[ShardCommand[HandleT]]:
+        # Copies share a name: one that is not committed yet would be aborted by the next.
+        if not self._aborted or any(entry.copied and entry.number > self._durable for entry in self._state.entries):
+            return self._write()
+        self.phase = ShardPhase.COPYING
+        return [Copy(tuple(entry.handle for entry in self._aborted))]
+
+    def _write(self) -> list[ShardCommand[HandleT]]:
+        if not self._has_rows:
+            return self._return()
+        self._slot = self._shard.slots.take()
+        self.phase = ShardPhase.WRITING
+        return [Write(self._slot)]
+
+    def _return(self) -> list[ShardCommand[HandleT]]:
+        self._shard.count = self._state.count
+        self._ticket = self._life.publication.register(self._before, self._state.count)
+        self.phase = ShardPhase.RETURNED
+        return [Return(self._state, awaits_finalisation=self._ticket is not None)]
+
+
+SHARD_TRANSITIONS: Transitions[ShardPhase] = {
+    (ShardPhase.CREATED, CallStarted): (ShardPhase.SWEEPING, ShardPhase.ENDING, ShardPhase.WRITING, ShardPhase.RETURNED),
+    (ShardPhase.SWEEPING, Swept): (ShardPhase.ENDING, ShardPhase.WRITING, ShardPhase.RETURNED),
+    (ShardPhase.ENDING, Ended): (ShardPhase.ENDING, ShardPhase.COPYING, ShardPhase.WRITING, ShardPhase.RETURNED),
+    (ShardPhase.COPYING, Copied): (ShardPhase.WRITING, ShardPhase.RETURNED),
+    (ShardPhase.WRITING, RowsWritten): (ShardPhase.RETURNED,),
+    **{
+        (phase, CallFailed): (ShardPhase.FAILED,)
+        for phase in (ShardPhase.SWEEPING, ShardPhase.ENDING, ShardPhase.COPYING, ShardPhase.WRITING)
+    },
+    (ShardPhase.RETURNED, BundleFinalised): (ShardPhase.RETURNED,),
+}
 
 
 class ShardStateSerializer(Generic[HandleT]):

@@ -15,14 +15,16 @@ import secrets
 import threading
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Generic, assert_never
 
 import apache_beam as beam
 import pyarrow as pa
 import pyarrow.compute as pc
-from apache_beam.coders import BytesCoder, Coder
+from apache_beam.coders import BytesCoder
 from apache_beam.coders.typecoders import registry
 from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTracker
 from apache_beam.transforms.core import RestrictionProvider
@@ -30,13 +32,26 @@ from apache_beam.transforms.userstate import ReadModifyWriteStateSpec
 from apache_beam.transforms.window import GlobalWindow, GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
-from headrace.connectors.commit import Copy, End, Sweep
-from headrace.connectors.sink import Attempt, Committer, ImmediateSink, Transaction, TwoPhaseSink
-from headrace.enumerator.errors import ProtocolViolationError, UsageError
-from headrace.runners.beam.coders import RecordBatchCoder
+from headrace.connectors.commit import Copied, Copy, End, Ended, Sweep, Swept
+from headrace.connectors.sink import Attempt, Committer, HandleT, ImmediateSink, Transaction, TwoPhaseSink
+from headrace.enumerator.errors import UsageError
+from headrace.runners.beam.coders import FixedCoder, RecordBatchCoder
 from headrace.runners.beam.flink_options import ON_FLINK, Promise, refuse
 from headrace.runners.beam.pauses import pause
-from headrace.runners.beam.shard import Shard, ShardState, ShardStateSerializer, Write
+from headrace.runners.beam.shard import (
+    BundleFinalised,
+    CallFailed,
+    CallStarted,
+    Return,
+    RowsWritten,
+    Shard,
+    ShardCall,
+    ShardCommand,
+    ShardEvent,
+    ShardState,
+    ShardStateSerializer,
+    Write,
+)
 
 __all__ = ["DEFAULT_SHARDS", "WriteExactlyOnce", "WriteImmediately"]
 
@@ -59,7 +74,7 @@ class Shards:
     count: int
 
 
-class ShardsCoder(Coder):
+class ShardsCoder(FixedCoder):
     """As decimal text."""
 
     def encode(self, value: Shards) -> bytes:
@@ -69,18 +84,6 @@ class ShardsCoder(Coder):
     def decode(self, encoded: bytes) -> Shards:
         """The number."""
         return Shards(int(encoded))
-
-    def is_deterministic(self) -> bool:
-        """Yes."""
-        return True
-
-    def __eq__(self, other: object) -> bool:
-        """All are alike."""
-        return type(self) is type(other)
-
-    def __hash__(self) -> int:
-        """All are alike."""
-        return hash(type(self))
 
 
 registry.register_coder(Shards, ShardsCoder)
@@ -277,53 +280,55 @@ class _ShardWriter(beam.DoFn):
         if stored is not None:
             before = self._serializer.deserialize(stored, f"shard {number}")
         job = f"{before.run}-{number}"
-        steps = _shard(job).call(before, time.monotonic(), has_rows=rows != _BEAT)
-        after, finalised = _Performer(self._sink, job, rows, _PROCESS).perform(steps)
-        if after != before or stored is None:
-            prepared.write(self._serializer.serialize(after))
-        if finalised is not None:
-            bundle_finalizer.register(finalised)
+        call = _shard(job).call(before, time.monotonic(), has_rows=rows != _BEAT)
+        returned = _Performer(self._sink, job, rows, _PROCESS).perform(call)
+        if returned.state != before or stored is None:
+            prepared.write(self._serializer.serialize(returned.state))
+        if returned.awaits_finalisation:
+            bundle_finalizer.register(partial(_tell, call, BundleFinalised()))
 
 
-class _Performer:
-    """Does what a shard's call commands."""
+class _Performer(Generic[HandleT]):
+    """Carries out the commands of one call for a shard."""
 
-    def __init__(self, sink: TwoPhaseSink[Any], job: str, rows: bytes, process: int) -> None:
+    def __init__(self, sink: TwoPhaseSink[HandleT], job: str, rows: bytes, process: int) -> None:
         self._sink = sink
         self._job = job
         self._rows = rows
         self._process = process
-        self._committer: Committer[Any] | None = None
+        self._committer: Committer[HandleT] | None = None
 
-    def perform(self, steps: Generator[Any, Any, Any]) -> Any:
-        """What the call returns."""
-        answer = None
+    def perform(self, call: ShardCall[HandleT]) -> Return[HandleT]:
+        """The whole call. Raises what the sink raises; the call has failed then."""
+        commands = deque(_tell(call, CallStarted()))
         try:
-            while True:
-                answer = self._do(steps.send(answer))
-        except StopIteration as ended:
-            return ended.value
+            while not isinstance(command := commands.popleft(), Return):
+                commands.extend(_tell(call, self._do(command)))
+        except BaseException:
+            _tell(call, CallFailed())
+            raise
         finally:
-            steps.close()
             if self._committer is not None:
                 self._committer.close()
+        return command
 
-    def _do(self, command: Any) -> Any:
+    def _do(self, command: Sweep[HandleT] | End[HandleT] | Copy[HandleT] | Write) -> ShardEvent[HandleT]:
         match command:
             case Sweep(keep):
-                return self._ending().sweep(keep)
+                self._ending().sweep(keep)
+                return Swept()
             case End(handle):
-                return self._ending().end(handle)
+                return Ended(handle, self._ending().end(handle))
             case Copy(handles):
-                return self._ending().copy(handles)
+                return Copied(self._ending().copy(handles))
             case Write(slot):
                 with self._sink.begin(Attempt(self._job, 0, slot, self._process)) as transaction:
                     transaction.write(_CODER.decode(self._rows))
-                    return transaction.prepare()
+                    return RowsWritten(transaction.prepare())
             case _:
-                raise ProtocolViolationError(f"no such command: {command}")
+                assert_never(command)
 
-    def _ending(self) -> Committer[Any]:
+    def _ending(self) -> Committer[HandleT]:
         if self._committer is None:
             self._committer = self._sink.committer(self._job)
         return self._committer
@@ -333,10 +338,16 @@ _PROCESS = secrets.randbits(62)
 """Part of the names of this process's transactions: no two attempts share one."""
 
 _shards: dict[str, Shard[Any]] = {}
-_shards_lock = threading.Lock()
+_lock = threading.Lock()
+"""Held in every step of every shard, of calls and of finalisations in any thread. A step takes microseconds and never waits."""
 
 
 def _shard(job: str) -> Shard[Any]:
     """What this process knows of it. Runners make DoFn instances as they like, so it belongs to the process."""
-    with _shards_lock:
+    with _lock:
         return _shards.setdefault(job, Shard())
+
+
+def _tell(call: ShardCall[HandleT], event: ShardEvent[HandleT]) -> list[ShardCommand[HandleT]]:
+    with _lock:
+        return call.handle(event)

@@ -8,17 +8,30 @@ moment. What the options of the job let it do is an `Engine`.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 
 import pyarrow as pa
 
-from headrace.connectors.commit import Copy, End, Sweep
+from headrace.connectors.commit import Copied, Copy, End, Ended, Sweep, Swept
 from headrace.connectors.sink import Attempt
 from headrace.enumerator.errors import PeerError
-from headrace.runners.beam.shard import SWEEP_SECONDS, Shard, ShardState, Write
+from headrace.runners.beam.shard import (
+    SWEEP_SECONDS,
+    BundleFinalised,
+    CallFailed,
+    CallStarted,
+    Return,
+    RowsWritten,
+    Shard,
+    ShardCall,
+    ShardState,
+    Write,
+)
 from headrace.testing.memory_sink import MemorySink, MemoryTransactionLog, State
 
 RUN = "run"
@@ -66,12 +79,19 @@ class Process:
 
 @dataclass
 class Call:
-    """A call under way: its rows, the command that is to be performed next, and whose it is."""
+    """A call under way: its rows, the commands that are to be performed next, and whose it is."""
 
     process: Process
     rows: list[int]
-    steps: Generator[Any, Any, Any]
-    command: Any
+    core: ShardCall[Any]
+    commands: deque[Any]
+
+    def tell(self, event: Any) -> None:
+        self.commands.extend(self.core.handle(event))
+
+    @property
+    def has_returned(self) -> bool:
+        return isinstance(self.commands[0], Return)
 
 
 @dataclass
@@ -89,7 +109,7 @@ class World:
     under_way: list[Snapshot] = field(default_factory=list)
     to_be_told: int = 0
     source_barrier: int | None = None
-    outstanding: list[Callable[[], None]] = field(default_factory=list)
+    outstanding: list[Callable[[], object]] = field(default_factory=list)
     zombies: list[Call] = field(default_factory=list)
     happened: dict[str, int] = field(default_factory=dict)
 
@@ -174,8 +194,14 @@ class World:
         """A call of a dead attempt goes on."""
         if self.zombies:
             call = self.random.choice(self.zombies)
-            if not self.advance(call):
+            try:
+                self.perform(call)
+            except PeerError:
+                call.tell(CallFailed())
                 self.zombies.remove(call)
+            else:
+                if call.has_returned:
+                    self.zombies.remove(call)
             self.count("zombie")
 
     def expire(self) -> None:
@@ -193,68 +219,64 @@ class World:
     def run(self, rows: list[int], *, may_die: bool) -> None:
         """One call of the live attempt, which may die in the middle of it."""
         process = self.random.choice(self.processes)
-        steps = process.shard.call(self.state, self.now_s, has_rows=bool(rows))
-        call = Call(process, rows, steps, None)
-        while True:
-            try:
-                going_on = self.advance(call)
-            except PeerError:  # its transaction was aborted while it wrote: the bundle has failed
-                self.count("failed bundle")
-                steps.close()
-                self.restore()
-                return
-            if not going_on:
-                break
+        core = process.shard.call(self.state, self.now_s, has_rows=bool(rows))
+        call = Call(process, rows, core, deque())
+        call.tell(CallStarted())
+        while not call.has_returned:
             if may_die and self.random.random() < 0.1:
                 self.die(call)
                 return
-        self.state, callback = call.command
+            try:
+                self.perform(call)
+            except PeerError:  # its transaction was aborted while it wrote: the bundle has failed
+                self.count("failed bundle")
+                call.tell(CallFailed())
+                self.restore()
+                return
+        returned = call.commands.popleft()
+        self.state = returned.state
         self.position += len(rows)
-        if callback is not None:
-            self.outstanding.append(callback)
+        if returned.awaits_finalisation:
+            self.outstanding.append(partial(core.handle, BundleFinalised()))
 
     def die(self, call: Call) -> None:
-        """Before the call's next command, to go on with it later perhaps; or in the middle of writing."""
-        if isinstance(call.command, Write) and self.random.random() < 0.5:
-            transaction = self.sink.begin(Attempt(JOB, 0, call.command.slot, call.process.nonce))
+        """Before the call's next command, to go on with it later perhaps; in the middle of writing; or as the command fails."""
+        command = call.commands[0]
+        if isinstance(command, Write) and self.random.random() < 0.5:
+            transaction = self.sink.begin(Attempt(JOB, 0, command.slot, call.process.nonce))
             transaction.write(_batch(call.rows))
+            call.tell(CallFailed())
             self.count("died in Write")
+        elif self.random.random() < 0.2:  # the sink has raised
+            call.tell(CallFailed())
+            self.count(f"failed {type(command).__name__}")
         else:
             self.zombies.append(call)
-            self.count(f"died before {type(call.command).__name__}")
+            self.count(f"died before {type(command).__name__}")
         self.restore()
 
-    def advance(self, call: Call) -> bool:
-        """Perform the command that waits, and learn the next; False when the call has ended, with its result for a command."""
-        try:
-            answer = None if call.command is None else self.perform(call)
-            call.command = call.steps.send(answer)
-        except StopIteration as ended:
-            call.command = ended.value
-            return False
-        except PeerError:
-            if call in self.zombies:
-                return False
-            raise
-        return True
+    def perform(self, call: Call) -> None:
+        """The next command of the call."""
+        call.tell(self.answer(call, call.commands.popleft()))
 
-    def perform(self, call: Call) -> Any:
+    def answer(self, call: Call, command: Any) -> Any:
         committer = self.sink.committer(JOB)
-        match call.command:
+        match command:
             case Sweep(keep):
-                return committer.sweep(keep)
+                committer.sweep(keep)
+                return Swept()
             case End(handle):
-                return committer.end(handle)
+                return Ended(handle, committer.end(handle))
             case Copy(handles):
                 self.count("copy")
                 if not {"expired prepared", "zombie"} & self.happened.keys():
                     raise BrokenPromiseError("copied, and nothing but the writer itself can have aborted it")
-                return committer.copy(handles)
+                return Copied(committer.copy(handles))
             case Write(slot):
                 with self.sink.begin(Attempt(JOB, 0, slot, call.process.nonce)) as transaction:
                     transaction.write(_batch(call.rows))
-                    return transaction.prepare()
-        raise AssertionError(call.command)
+                    return RowsWritten(transaction.prepare())
+        raise AssertionError(command)
 
     def restore(self) -> None:
         """The attempt is over; the next one begins from the last checkpoint, in this process or in another."""

@@ -2,99 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import Any
 
-from headrace.connectors.commit import Copy, End, Sweep
+from headrace.connectors.commit import Copy, End, Ended, Sweep, Swept
 from headrace.connectors.sink import Outcome
-from headrace.runners.beam.shard import Shard, ShardState, Write
+from headrace.runners.beam.shard import Shard, ShardCall, ShardPhase, Write
 from tests.helpers.planted_publications import Trusting
 
 
-def _played(steps: Generator[Any, Any, Any], change: Any) -> Generator[Any, Any, Any]:
-    """The call, with commands answered by `change` itself where it gives an answer for one, wrapped in a tuple."""
-    answer = None
-    while True:
-        try:
-            command = steps.send(answer)
-        except StopIteration as ended:
-            return ended.value
-        own = change(command)
-        answer = own[0] if isinstance(own, tuple) else (yield own)
+class PlantedCall(ShardCall[Any]):
+    """A call with a bug: in what it is told, in what it commands, or in a step."""
+
+    def handle(self, event: Any) -> list[Any]:
+        commands = super().handle(self.told(event))
+        return [planted for command in commands for planted in self.commanded(command)]
+
+    def told(self, event: Any) -> Any:
+        return event
+
+    def commanded(self, command: Any) -> list[Any]:
+        return [command]
 
 
-class NeverSweeps(Shard[Any]):
-    """Leaves what nobody names."""
+class PlantedShard(Shard[Any]):
+    call_type: type[PlantedCall]
 
     def call(self, state, now_s, *, has_rows):
-        steps = super().call(state, now_s, has_rows=has_rows)
-        return (yield from _played(steps, lambda command: (None,) if isinstance(command, Sweep) else command))
+        return self.call_type(self, state, now_s, has_rows=has_rows)
+
+
+class NeverSweeps(PlantedShard):
+    """Leaves what nobody names."""
+
+    class call_type(PlantedCall):  # noqa: N801 - the attribute of PlantedShard
+        def commanded(self, command):
+            return self.handle(Swept()) if isinstance(command, Sweep) else [command]
 
 
 class SweepsOnce(Shard[Any]):
     """After a restore only: what a dead attempt's worker begins afterwards stays open."""
 
     def call(self, state, now_s, *, has_rows):
-        return (yield from super().call(state, 0.0, has_rows=has_rows))
+        return super().call(state, 0.0, has_rows=has_rows)
 
 
-class SweepsAll(Shard[Any]):
+class SweepsAll(PlantedShard):
     """Aborts what its state names, too."""
 
-    def call(self, state, now_s, *, has_rows):
-        steps = super().call(state, now_s, has_rows=has_rows)
-        return (yield from _played(steps, lambda command: Sweep(()) if isinstance(command, Sweep) else command))
+    class call_type(PlantedCall):  # noqa: N801
+        def commanded(self, command):
+            return [Sweep(()) if isinstance(command, Sweep) else command]
 
 
-class TakesAbortedForCommitted(Shard[Any]):
+class TakesAbortedForCommitted(PlantedShard):
     """Never copies."""
 
-    def call(self, state, now_s, *, has_rows):
-        steps = super().call(state, now_s, has_rows=has_rows)
-        answer = None
-        while True:
-            try:
-                command = steps.send(answer)
-            except StopIteration as ended:
-                return ended.value
-            answer = yield command
-            if isinstance(command, End):
-                answer = Outcome.COMMITTED
+    class call_type(PlantedCall):  # noqa: N801
+        def told(self, event):
+            return Ended(event.handle, Outcome.COMMITTED) if isinstance(event, Ended) else event
 
 
-class ForgetsBeforeTheCommit(Shard[Any]):
+class ForgetsBeforeTheCommit(PlantedShard):
     """Drops handles from its state that it was to commit."""
 
-    def call(self, state, now_s, *, has_rows):
-        steps = super().call(state, now_s, has_rows=has_rows)
-        return (yield from _played(steps, lambda command: (Outcome.COMMITTED,) if isinstance(command, End) else command))
+    class call_type(PlantedCall):  # noqa: N801
+        def commanded(self, command):
+            return self.handle(Ended(command.handle, Outcome.COMMITTED)) if isinstance(command, End) else [command]
 
 
-class HasOneSlot(Shard[Any]):
+class HasOneSlot(PlantedShard):
     """Every transaction has the name of the one before, aborts it, and has to copy it."""
 
-    def call(self, state, now_s, *, has_rows):
-        steps = super().call(state, now_s, has_rows=has_rows)
-        return (yield from _played(steps, lambda command: Write(0) if isinstance(command, Write) else command))
+    class call_type(PlantedCall):  # noqa: N801
+        def commanded(self, command):
+            return [Write(0) if isinstance(command, Write) else command]
 
 
-class CopiesWhatIsNotAborted(Shard[Any]):
+class CopiesWhatIsNotAborted(PlantedShard):
     """Takes what it does not commit yet for aborted."""
 
-    def _commit(self, state: ShardState[Any], durable: int) -> Generator[Any, Any, ShardState[Any]]:
-        if len(state.entries) > 2:
-            copy = yield Copy(state.handles)
-            return state.without(state.entries).adding(copy, copied=True)
-        return (yield from super()._commit(state, durable))
+    class call_type(PlantedCall):  # noqa: N801
+        def handle(self, event):
+            return self._apply(event)  # the table does not lead there, and it is the checker that is to see it
+
+        def _end(self):
+            if len(self._state.entries) <= 2:
+                return super()._end()
+            self.phase, self._aborted = ShardPhase.COPYING, list(self._state.entries)
+            return [Copy(self._state.handles)]
 
 
-class TrustsFinalisation(Shard[Any]):
+class TrustsFinalisation(PlantedShard):
     """Takes the finalisation of a bundle for a checkpoint that covers it, as Beam's documentation has it."""
 
-    def call(self, state, now_s, *, has_rows):
-        result = yield from super().call(state, now_s, has_rows=has_rows)
-        self._life.publication.__class__ = Trusting
-        return result
+    class call_type(PlantedCall):  # noqa: N801
+        def _return(self):
+            commands = super()._return()
+            self._life.publication.__class__ = Trusting
+            return commands
 
 
 PLANTED = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.sink import Attempt
 from headrace.harness.kafka import BrokerCluster, create_topic
 from headrace.runners.beam.coders import RecordBatchCoder
-from headrace.runners.beam.shard import SPARE_SLOTS, SWEEP_SECONDS, Shard, ShardState, ShardStateSerializer
+from headrace.runners.beam.shard import SPARE_SLOTS, SWEEP_SECONDS, BundleFinalised, Shard, ShardState, ShardStateSerializer
 from headrace.runners.beam.write import _Performer
 from tests.helpers.sink_rig import eventually, ongoing, read_all, rows, take_over
 
@@ -29,16 +30,17 @@ class Runner:
         self.state: ShardState[Any] = ShardState(uuid.uuid4().hex)
         self.job = f"{self.state.run}-0"
         self.checkpoint = self.state
-        self.outstanding: list[Callable[[], None]] = []
+        self.outstanding: list[Callable[[], object]] = []
         self.now_s = 0.0
 
     def call(self, values: Sequence[str] = ()) -> None:
         """A bundle with one call."""
         data = RecordBatchCoder().encode(rows(values)) if values else b""
-        steps = self.shard.call(self.state, self.now_s, has_rows=bool(values))
-        self.state, finalised = _Performer(self.sink, self.job, data, self.process).perform(steps)
-        if finalised is not None:
-            self.outstanding.append(finalised)
+        call = self.shard.call(self.state, self.now_s, has_rows=bool(values))
+        returned = _Performer(self.sink, self.job, data, self.process).perform(call)
+        self.state = returned.state
+        if returned.awaits_finalisation:
+            self.outstanding.append(partial(call.handle, BundleFinalised()))
 
     def checkpointed(self) -> None:
         """A checkpoint completes, and the runner finalises."""
@@ -148,7 +150,7 @@ def test_what_timed_out_after_its_checkpoint_is_copied(runner: Runner, seen: Cal
     assert ongoing(runner.sink, runner.job) == []
 
 
-def test_what_a_dead_worker_begins_late_is_aborted_by_the_next_look(runner: Runner, seen: Callable[[], list[str]]) -> None:
+def test_what_a_zombie_worker_begins_late_is_aborted_by_the_next_sweep(runner: Runner, seen: Callable[[], list[str]]) -> None:
     runner.call(["a"])
     runner.checkpointed()
     runner.restored()

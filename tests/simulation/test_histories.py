@@ -7,7 +7,9 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+from headrace.enumerator.coordinator import CHECKPOINT_TRANSITIONS, CheckpointPhase, Coordinator
 from headrace.enumerator.errors import ProtocolViolationError
+from headrace.enumerator.events import CheckpointAborted, ReaderSnapshotted
 from tests.helpers import planted
 from tests.helpers.simulator import (
     ASSIGNMENTS,
@@ -21,7 +23,14 @@ from tests.helpers.simulator import (
     hide,
     run_history,
 )
+from tests.helpers.tables import arrows, arrows_followed
 
+# A runner may tell the outcome of a checkpoint twice; the simulated one does not. tests/unit/test_coordinator.py does.
+NEWS_COMES_LATE = {
+    (CheckpointPhase.COLLECTING, CheckpointAborted, CheckpointPhase.COLLECTING),
+    (CheckpointPhase.PERSISTING, CheckpointAborted, CheckpointPhase.PERSISTING),
+    (CheckpointPhase.PERSISTING, ReaderSnapshotted, CheckpointPhase.PERSISTING),
+}
 HISTORIES = 3000
 SEEDS_UNTIL_CAUGHT = 6000
 CAUGHT = (AssertionError, ProtocolViolationError)  # anything else would be a mistake in the planted bug itself
@@ -37,9 +46,11 @@ def run_histories(first: int, count: int) -> dict[str, int]:
     return total
 
 
-def test_every_record_exactly_once_in_every_history():
-    total = run_histories(0, HISTORIES)
+def test_every_record_exactly_once_in_every_history_and_the_arrows_of_the_table_are_followed():
+    with arrows_followed(Coordinator) as followed:
+        total = run_histories(0, HISTORIES)
     assert total["histories"] == HISTORIES
+    assert arrows(CHECKPOINT_TRANSITIONS) - followed == NEWS_COMES_LATE
 
 
 def test_histories_are_eventful():

@@ -197,6 +197,17 @@ def test_late_news_of_an_old_checkpoints_end_does_not_end_the_next_one():
     assert driver.coordinator.phase is CheckpointPhase.COLLECTING
 
 
+@pytest.mark.parametrize("late", [e.CheckpointAborted(1), e.ReaderSnapshotted(0, 1, {})], ids=lambda late: type(late).__name__)
+def test_late_news_of_an_old_checkpoint_changes_nothing_while_the_next_is_persisted(late):
+    driver = reading_job()
+    driver.send(e.CheckpointTriggered(1), e.CheckpointAborted(1))
+    driver.checkpoint(2, r0=[reading("a", 1, 9), reading("c", 0, 9)], r1=[reading("b", 0, 9)])
+    assert driver.send(late) == []
+    assert driver.coordinator.phase is CheckpointPhase.PERSISTING
+    (published,) = only(driver.send(e.CheckpointCompleted(2)), e.PublishPositions)
+    assert split("a", 1, 9) in published.splits
+
+
 @pytest.mark.parametrize("event", [e.CheckpointCompleted(2), e.CheckpointAborted(2)])
 def test_the_end_of_a_checkpoint_that_never_began_is_refused(event):
     driver = Driver()

@@ -29,7 +29,7 @@ def reachable(start: Discovery) -> set[Discovery]:
 
 def test_no_way_leads_from_restored_to_initialising():
     """Beam #31313, #34890: the reason for this package."""
-    assert reachable(Discovery.RESTORED) == {Discovery.RESTORED, Discovery.LOOKING, Discovery.IDLE, Discovery.EXHAUSTED}
+    assert reachable(Discovery.RESTORED) == {Discovery.RESTORED, Discovery.DISCOVERING, Discovery.IDLE, Discovery.EXHAUSTED}
     assert Discovery.INITIALISING not in reachable(Discovery.EXHAUSTED)
 
 

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+from collections import deque
+from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from uuid import UUID
 
 import pytest
 
-from headrace.connectors.commit import Copy, End, Sweep
+from headrace.connectors.commit import Copied, Copy, End, Ended, Sweep, Swept
 from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSerializer, WrittenRange
 from headrace.connectors.kafka.write.transactions import Producer, TransactionProtocol
 from headrace.connectors.sink import Outcome
-from headrace.enumerator.errors import StateError
+from headrace.enumerator.errors import ProtocolViolationError, StateError
 from headrace.runners.beam.flink_options import RULES
 from headrace.runners.beam.shard import (
+    SHARD_TRANSITIONS,
     SPARE_SLOTS,
     SWEEP_SECONDS,
     VERSION,
+    BundleFinalised,
+    CallFailed,
+    CallStarted,
     PreparedTransaction,
+    Return,
+    RowsWritten,
     Shard,
+    ShardCall,
+    ShardEvent,
+    ShardPhase,
     ShardState,
     ShardStateSerializer,
     Write,
@@ -27,6 +39,7 @@ from headrace.runners.beam.shard import (
 from headrace.testing.memory_sink import MemoryHandle, MemoryHandleSerializer
 from tests.helpers.checkpoint_simulator import BrokenPromiseError, Engine, history
 from tests.helpers.planted_shards import PLANTED
+from tests.helpers.tables import arrows, arrows_followed
 
 GOLDEN = Path(__file__).parent / "golden"
 TOPIC_ID = UUID("f81d4fae-7dec-11d0-a765-00a0c91e6bf6")
@@ -38,6 +51,15 @@ _HANDLE = KafkaHandle(
     (WrittenRange("out", TOPIC_ID, 1, 5, 9, 5),),
 )
 GOLDEN_STATES = {1: ShardState("run", 9, (PreparedTransaction(8, _HANDLE), PreparedTransaction(9, _HANDLE, copied=True)))}
+EVENTS: dict[type, Any] = {
+    CallStarted: CallStarted(),
+    Swept: Swept(),
+    Ended: Ended(MemoryHandle(0), Outcome.COMMITTED),
+    Copied: Copied(MemoryHandle(0)),
+    RowsWritten: RowsWritten(None),
+    CallFailed: CallFailed(),
+    BundleFinalised: BundleFinalised(),
+}
 TROUBLES = (
     "restore",
     "died before Sweep",
@@ -45,6 +67,10 @@ TROUBLES = (
     "died before Copy",
     "died before Write",
     "died in Write",
+    "failed Sweep",
+    "failed End",
+    "failed Copy",
+    "failed Write",
     "zombie",
     "expired prepared",
     "expired open",
@@ -67,22 +93,23 @@ class Caller:
 
     def call(self, *, has_rows: bool = False) -> tuple[list[Any], Any]:
         """The commands, and the callback."""
-        steps = self.shard.call(self.state, self.now_s, has_rows=has_rows)
-        commands, answer = [], None
-        while True:
-            try:
-                commands.append(steps.send(answer))
-            except StopIteration as ended:
-                self.state, callback = ended.value
-                return commands, callback
-            match commands[-1]:
-                case Write() | Copy():
-                    answer = MemoryHandle(self.handles)
-                    self.handles += 1
-                case End(handle):
-                    answer = Outcome.ABORTED if handle in self.aborted else Outcome.COMMITTED
-                case _:
-                    answer = None
+        call = self.shard.call(self.state, self.now_s, has_rows=has_rows)
+        waiting, commands = deque(call.handle(CallStarted())), []
+        while not isinstance(command := waiting.popleft(), Return):
+            commands.append(command)
+            waiting.extend(call.handle(self.answer(command)))
+        self.state = command.state
+        return commands, partial(call.handle, BundleFinalised()) if command.awaits_finalisation else None
+
+    def answer(self, command: Any) -> Any:
+        match command:
+            case Sweep():
+                return Swept()
+            case End(handle):
+                return Ended(handle, Outcome.ABORTED if handle in self.aborted else Outcome.COMMITTED)
+        handle = MemoryHandle(self.handles)
+        self.handles += 1
+        return RowsWritten(handle) if isinstance(command, Write) else Copied(handle)
 
 
 def durable(caller: Caller) -> None:
@@ -172,14 +199,16 @@ def test_a_slot_is_left_alone_for_a_while_as_its_commit_may_not_be_through() -> 
         assert slot not in released[-SPARE_SLOTS - 1 : -1]
 
 
-def test_a_slot_that_wrote_nothing_or_failed_is_free_again() -> None:
+@pytest.mark.parametrize("end", [RowsWritten(None), CallFailed()], ids=["wrote nothing", "failed"])
+def test_a_slot_that_wrote_nothing_or_failed_is_free_again(end: RowsWritten[Any] | CallFailed) -> None:
     shard: Shard[Any] = Shard()
     slots = []
-    for _ in range(3 * SPARE_SLOTS):
-        steps = shard.call(ShardState("run"), 0.0, has_rows=True)
-        assert next(steps) == Sweep(())
-        slots.append(steps.send(None).slot)
-        steps.close()
+    for number in range(3 * SPARE_SLOTS):
+        call = shard.call(ShardState("run"), number * SWEEP_SECONDS, has_rows=True)
+        assert call.handle(CallStarted()) == [Sweep(())]
+        (write,) = call.handle(Swept())
+        slots.append(write.slot)
+        call.handle(end)
     assert slots == [number % (SPARE_SLOTS + 1) for number in range(3 * SPARE_SLOTS)]
 
 
@@ -200,7 +229,7 @@ def test_what_timed_out_is_copied_and_the_copy_waits_for_its_checkpoint() -> Non
     assert commands == [End(MemoryHandle(1))]
 
 
-def test_a_shard_looks_again_and_again_for_what_a_dead_worker_began() -> None:
+def test_a_shard_sweeps_again_and_again_for_what_a_zombie_worker_began() -> None:
     caller = Caller()
     caller.call()
     caller.now_s = SWEEP_SECONDS
@@ -208,12 +237,27 @@ def test_a_shard_looks_again_and_again_for_what_a_dead_worker_began() -> None:
     assert commands == [Sweep(())]
 
 
-def test_histories_with_every_trouble_keep_the_promise() -> None:
+def test_histories_with_every_trouble_keep_the_promise_and_follow_every_arrow_of_the_table() -> None:
     happened: dict[str, int] = {}
-    for seed in range(600):
-        for what, times in history(seed).items():
-            happened[what] = happened.get(what, 0) + times
+    with arrows_followed(ShardCall) as followed:
+        for seed in range(600):
+            for what, times in history(seed).items():
+                happened[what] = happened.get(what, 0) + times
     assert [trouble for trouble in TROUBLES if not happened.get(trouble)] == []
+    assert followed == arrows(SHARD_TRANSITIONS)
+
+
+def test_there_is_an_example_of_every_event() -> None:
+    assert set(EVENTS) == {getattr(kind, "__origin__", kind) for kind in get_args(ShardEvent)}
+
+
+@pytest.mark.parametrize(("phase", "event"), [key for key in product(ShardPhase, EVENTS) if key not in SHARD_TRANSITIONS])
+def test_what_is_not_in_the_table_is_refused(phase: ShardPhase, event: type) -> None:
+    call = Shard[MemoryHandle]().call(ShardState("run"), 0.0, has_rows=True)
+    call.phase = phase
+    with pytest.raises(ProtocolViolationError, match=f"{phase.name}: {event.__name__}"):
+        call.handle(EVENTS[event])
+    assert call.phase is phase
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.__name__)

@@ -1,0 +1,54 @@
+"""Draws the transition tables into DESIGN.md: `python -m tests.helpers.draw_tables`, in the checkout."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+
+from headrace.connectors.commit import COMMIT_TRANSITIONS
+from headrace.enumerator.coordinator import CHECKPOINT_TRANSITIONS
+from headrace.enumerator.enumerator import DISCOVERY_TRANSITIONS
+from headrace.runners.beam.shard import SHARD_TRANSITIONS
+
+DESIGN = Path(__file__).parents[2] / "DESIGN.md"
+
+Table = Mapping[tuple[Enum, Enum | type], Enum | tuple[Enum, ...]]
+
+TABLES: Mapping[str, Table] = {
+    "DISCOVERY_TRANSITIONS": DISCOVERY_TRANSITIONS,
+    "CHECKPOINT_TRANSITIONS": CHECKPOINT_TRANSITIONS,
+    "COMMIT_TRANSITIONS": COMMIT_TRANSITIONS,
+    "SHARD_TRANSITIONS": SHARD_TRANSITIONS,
+}
+
+_MARKED = re.compile(r"(<!-- drawn from (\w+) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
+
+
+def diagram(table: Table) -> str:
+    """A Mermaid state diagram, with an arrow for each two phases, named by the events. Phases no arrow leads to come first."""
+    arrows: dict[tuple[str, str], list[str]] = {}
+    for (phase, event), following in table.items():
+        for after in following if isinstance(following, tuple) else (following,):
+            name = event.__name__ if isinstance(event, type) else event.name
+            arrows.setdefault((phase.name, after.name), []).append(name)
+    entered = {after for before, after in arrows if before != after}
+    first = dict.fromkeys(before for before, _ in arrows if before not in entered)
+    lines = [f"    [*] --> {phase}" for phase in first]
+    lines += [f"    {before} --> {after}: {',<br>'.join(events)}" for (before, after), events in arrows.items()]
+    return "\n".join(["```mermaid", "stateDiagram-v2", *lines, "```", ""])
+
+
+def drawn(text: str, tables: Mapping[str, Table] = TABLES) -> str:
+    """The text with every marked diagram as its table has it. KeyError for a mark that names no table."""
+    return _MARKED.sub(lambda mark: f"{mark[1]}{diagram(tables[mark[2]])}{mark[3]}", text)
+
+
+def marked(text: str) -> set[str]:
+    """The tables that the text has a place for."""
+    return {mark[2] for mark in _MARKED.finditer(text)}
+
+
+if __name__ == "__main__":
+    DESIGN.write_text(drawn(DESIGN.read_text()))
