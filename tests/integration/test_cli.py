@@ -80,7 +80,7 @@ def sink(broker, out):
 
 @pytest.fixture
 def where(sink):
-    return ("--prefix", sink.prefix, "--commit-topic", sink.commit_topic)
+    return ("--prefix", sink.transactional_id_prefix, "--commit-topic", sink.commit_topic)
 
 
 def die_in_commit(sink, job, handles, step="record", nth=1):
@@ -105,16 +105,19 @@ def test_transactions_are_listed_whatever_became_of_them(run, sink, where):
     transaction.write(pa.RecordBatch.from_pydict({"value": pa.array([b"b"])}))
     transaction.abort()
     (still,) = prepared(sink, "open", 2, ["c"])
-    ids = {f"{sink.prefix}.done.0.0.0": "CompleteCommit", f"{sink.prefix}.gone.1.5.1": "CompleteAbort"}
+    ids = {
+        f"{sink.transactional_id_prefix}.done.0.0.0": "CompleteCommit",
+        f"{sink.transactional_id_prefix}.gone.1.5.1": "CompleteAbort",
+    }
     for name, state in ids.items():
         eventually(lambda name=name: state_of(sink, name), state)
 
     listed = run("transactions", "list", *where)
     assert listed.status == 0
     rows = {row[0]: row[1:] for row in listed.of("transaction")}
-    assert rows.keys() == {*ids, still.transactional_id, f"{sink.prefix}.done.driver"}
-    assert rows[f"{sink.prefix}.gone.1.5.1"][:5] == ["gone", "1", "5", "1", "CompleteAbort"]
-    assert rows[f"{sink.prefix}.done.driver"][:4] == ["done", "-", "driver", "-"]
+    assert rows.keys() == {*ids, still.transactional_id, f"{sink.transactional_id_prefix}.done.driver"}
+    assert rows[f"{sink.transactional_id_prefix}.gone.1.5.1"][:5] == ["gone", "1", "5", "1", "CompleteAbort"]
+    assert rows[f"{sink.transactional_id_prefix}.done.driver"][:4] == ["done", "-", "driver", "-"]
     job, slot, task, attempt, state, producer_id, epoch, age, timeout = rows[still.transactional_id]
     assert (job, slot, task, attempt, state, timeout) == ("open", "0", "0", "0", "Ongoing", "900.0")
     assert (int(producer_id), int(epoch)) == (still.producer.producer_id, still.producer.epoch)
@@ -187,7 +190,9 @@ def test_what_a_durable_list_names_is_not_aborted_but_completed(run, sink, where
         refused = run("transactions", "abort", *arguments, *where, "--yes")
         assert refused.status == 1
         assert {row[1] for row in refused.of("abort")} == {"refused"}
-        command = f"headrace transactions commit --job job --prefix {sink.prefix} --commit-topic {sink.commit_topic}"
+        command = (
+            f"headrace transactions commit --job job --prefix {sink.transactional_id_prefix} --commit-topic {sink.commit_topic}"
+        )
         assert command in refused.out
     assert {state_of(sink, handle.transactional_id) for handle in handles} == {"Ongoing"}
     assert run("transactions", "list", *where).of("list") == [["job", "0", "recorded", "2"]]
@@ -224,14 +229,14 @@ def test_a_commit_that_cannot_be_is_an_error(run, sink, where):
     die_in_commit(sink, "job", prepared(sink, "job", 0, ["a"]))
     for arguments, message in (
         (["--job", "nobody", *where], "jobs that have one: job"),
-        (["--job", "job", "--commit-topic", sink.commit_topic], f"--prefix {sink.prefix}"),
+        (["--job", "job", "--commit-topic", sink.commit_topic], f"--prefix {sink.transactional_id_prefix}"),
     ):
         ran = run("transactions", "commit", *arguments)
         assert (ran.status, ran.out) == (1, "")
         assert message in ran.err
     other = run("transactions", "commit", "--all", "--commit-topic", sink.commit_topic)
     assert (other.status, other.out) == (0, "")
-    assert f"job job needs --prefix {sink.prefix}" in other.err
+    assert f"job job needs --prefix {sink.transactional_id_prefix}" in other.err
     assert run("transactions", "commit", "--all", *where).status == 0
 
 

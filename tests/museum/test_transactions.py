@@ -81,7 +81,7 @@ def test_flink_39072_an_expired_id_is_settled_by_the_log(sink, out, outcome):
     (handle,) = prepared(sink, JOB, 0, ["a"])
     verdict = Verdict.COMMIT if outcome is Outcome.COMMITTED else Verdict.ABORT
     Transactions(sink.cluster()).end(handle.producer, handle.protocol, verdict)
-    expired = replace(handle, producer=replace(handle.producer, transactional_id=f"{sink.prefix}.expired"))
+    expired = replace(handle, producer=replace(handle.producer, transactional_id=f"{sink.transactional_id_prefix}.expired"))
     assert sink.committer(JOB).end(expired) is outcome
 
 
