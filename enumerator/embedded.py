@@ -182,11 +182,9 @@ class EmbeddedRun(Generic[SplitT]):
         self._discovery.close()
 
     def __enter__(self) -> Self:
-        """Leaving closes the run."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the run."""
         self.close()
 
     def _delivered(self, number: int, slot: _Slot[SplitT], batch: SplitBatch[SplitT]) -> None:

@@ -90,11 +90,9 @@ class SourceReader(ABC, Generic[SplitT]):
         """Stop fetching and release connections. May be called more than once."""
 
     def __enter__(self) -> Self:
-        """Readers are context managers: leaving closes them."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the reader."""
         self.close()
 
 

@@ -160,7 +160,6 @@ class BundleDiscovery(SplitDiscovery[BundleSplit]):
     """Asks the source for its bundles, once: no second look could be told apart from other data."""
 
     def __init__(self, source: BeamSource) -> None:
-        """For one coordinator."""
         self._source = source
 
     def initial(self) -> Findings[BundleSplit]:
@@ -184,7 +183,6 @@ class BundleReader(SourceReader[BundleSplit]):
     """Reads its bundles one after the other."""
 
     def __init__(self, schema: pa.Schema) -> None:
-        """Without splits."""
         self._schema = schema
         self._waiting: deque[BundleSplit] = deque()
         self._open: _OpenBundle | None = None

@@ -56,7 +56,6 @@ class SqlSink(TableSink):
     """
 
     def __post_init__(self) -> None:
-        """Check what can be checked here."""
         super().__post_init__()
         if product_of(self.url) not in _DATABASES:
             raise UsageError(f"{shown(self.url)} has no two-phase commit: use UpsertSink")

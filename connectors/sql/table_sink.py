@@ -48,7 +48,6 @@ class TableSink(TwoPhaseSink[SqlHandle]):
     lock_timeout_s: float = field(default=30.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Check what can be checked here."""
         split_name(self.table)
         product_of(self.url)
         if not 0 < self.lock_timeout_s < math.inf:

@@ -44,7 +44,6 @@ class UpsertSink(TableSink):
     key: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        """Check what can be checked here."""
         super().__post_init__()
         given: object = self.key  # by a caller without a type checker
         if isinstance(given, str):

@@ -123,7 +123,6 @@ class MemoryDiscovery(SplitDiscovery[MemorySplit]):
     """Looks into the log."""
 
     def __init__(self, source: MemorySource) -> None:
-        """For one coordinator."""
         self._source = source
 
     def initial(self) -> Findings[MemorySplit]:
@@ -146,7 +145,6 @@ class MemoryReader(SourceReader[MemorySplit]):
     """Reads its splits in turn. `poll` never waits: nothing can arrive while it would."""
 
     def __init__(self, source: MemorySource) -> None:
-        """Without splits."""
         self._source = source
         self._splits: deque[MemorySplit] = deque()
 

@@ -89,7 +89,6 @@ class MemoryTransactionLog:
     """Transactions with their rows, and each job's durable list with its fencing generation. Not thread-safe."""
 
     def __init__(self) -> None:
-        """Nothing was ever written."""
         self._number = next(_numbers)
         self.entries: list[LoggedTransaction] = []
         self._lists: dict[str, bytes] = {}

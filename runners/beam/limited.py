@@ -33,7 +33,6 @@ class Limit:
     seconds: float | None
 
     def __post_init__(self) -> None:
-        """Raises UsageError."""
         if self.records is None and self.seconds is None:
             raise UsageError("a limited read needs a number of records, or of seconds")
         if (self.records is not None and self.records < 1) or (self.seconds is not None and self.seconds <= 0):
