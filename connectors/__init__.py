@@ -1,1 +1,6 @@
-"""Connectors: each implements the heart's `Source`, and knows no engine."""
+"""Connectors. None knows an engine: `headrace.runners` runs them.
+
+A source implements `headrace.enumerator.source.Source` (`kafka`, `beam`), a two-phase-commit sink implements
+`sink.TwoPhaseSink` (`kafka`, `sql`, `files`). `commit` is the order in which the epochs of all of them are
+committed and recovered.
+"""

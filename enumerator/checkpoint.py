@@ -1,6 +1,6 @@
 """Checkpoints and their versioned form on disk.
 
-Envelope, version 1, JSON in UTF-8 (readable by people on purpose: it is what one looks at when a restore went wrong):
+Envelope, version 1, JSON in UTF-8 (readable by people on purpose, for when a restore has failed):
 
     {"format": "headrace-checkpoint", "version": 1, "crc32": <of the body>, "body": "<JSON text of the body>"}
     body: {"source": "kafka", "checkpoint_id": 7, "exhausted": false, "split_version": 1,
@@ -26,7 +26,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint(Generic[SplitT]):
-    """The whole state of a source: its ledger, and whether discovery had said that no split will ever be added."""
+    """The whole state of a source: its ledger, and whether discovery had reported that no split will ever be added."""
 
     checkpoint_id: int
     splits: tuple[SplitState[SplitT], ...]

@@ -48,7 +48,7 @@ class CheckpointPhase(Enum):
     CREATED = auto()  # not started
     RUNNING = auto()  # no checkpoint under way
     COLLECTING = auto()  # waiting for readers' snapshots
-    PERSISTING = auto()  # waiting to hear whether the checkpoint is durable
+    PERSISTING = auto()  # waiting for CheckpointCompleted or CheckpointAborted
 
 
 @dataclass(slots=True)
@@ -141,7 +141,7 @@ class Coordinator(Generic[SplitT]):
     def _requested(self, event: SplitRequested) -> list[Command[SplitT]]:
         self._expect_registered(event.reader)
         self.enumerator.split_requested(event.reader)
-        # It asked again, so it is owed an answer again.
+        # A new request, which NoMoreSplits may have to answer again.
         self._told_no_more.discard(event.reader)
         return []
 

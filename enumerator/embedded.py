@@ -165,7 +165,7 @@ class EmbeddedRun(Generic[SplitT]):
         self._send(ReaderLost(reader))
 
     def start_reader(self, reader: int) -> None:
-        """Start the reader of a slot; one that is there already is closed, and lost."""
+        """Start the reader of a slot. A reader that the slot has already is closed, and lost."""
         if reader in self._slots:
             self._slots.pop(reader).reader.close()
         self._slots[reader] = _Slot(self.source.create_reader())
@@ -225,7 +225,7 @@ class EmbeddedRun(Generic[SplitT]):
             case ReportMissing(splits):
                 self.source.splits_missing(splits)
             case ReportDiscoveryFailure(error):
-                log.warning("looking for new splits of %s failed and will be tried again: %s", self.source.name, error)
+                log.warning("discovery of %s failed and will be tried again: %s", self.source.name, error)
             case Fail(error):
                 raise error
             case NoMoreSplits() | SourceFinished():

@@ -128,11 +128,11 @@ class SplitEnumerator(ABC, Generic[SplitT]):
 
     @abstractmethod
     def reader_registered(self, reader: int) -> None:
-        """A reader is there, holding nothing."""
+        """A reader has started, without splits."""
 
     @abstractmethod
     def split_requested(self, reader: int) -> None:
-        """A reader wants a split."""
+        """A reader asks for a split."""
 
     @abstractmethod
     def assignments(self, readers: Sequence[int]) -> list[Assign[SplitT]]:
@@ -159,7 +159,7 @@ class SplitEnumerator(ABC, Generic[SplitT]):
 
 
 class EagerEnumerator(SplitEnumerator[SplitT]):
-    """Assigns every split as soon as its reader is there. A split belongs to the reader slot that has least to do."""
+    """Assigns every split as soon as its reader has started, to the reader slot with the fewest unfinished splits."""
 
     def __init__(
         self, ledger: Ledger[SplitT], discovery: Discovery, parallelism: int, discovery_interval_s: float | None
@@ -223,7 +223,7 @@ class LazyEnumerator(SplitEnumerator[SplitT]):
         self._asking.pop(reader, None)
 
     def split_requested(self, reader: int) -> None:
-        """Remember that the reader wants a split."""
+        """Remember the request."""
         self._asking[reader] = None
 
     def reader_lost(self, reader: int) -> None:
@@ -270,7 +270,7 @@ def restore_enumerator(
 ) -> SplitEnumerator[SplitT]:
     """An enumerator that goes on from a checkpoint, at the same or another parallelism. It cannot initialise.
 
-    Discovers splits that appeared meanwhile, at once, unless discovery had already said that there will be none.
+    Discovers splits that appeared meanwhile, at once, unless discovery had reported that there will be none.
     Arguments as for `create_enumerator`.
     """
     discovery = Discovery.EXHAUSTED if checkpoint.exhausted else Discovery.RESTORED

@@ -1,7 +1,7 @@
-"""What happens to a coordinator (events) and what it wants done (commands). Plain data; the runner moves them.
+"""The coordinator's events and commands. Plain data; the runner moves them.
 
 The channel between the coordinator and one reader must keep the order of what is sent, in both directions.
-A message of a reader that the coordinator has been told is lost, or that another has taken the place of, must not reach it.
+A message of a reader that was reported lost, or that another reader has replaced, must not reach the coordinator.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class DiscoveryDue:
 
 @dataclass(frozen=True, slots=True)
 class ReaderRegistered:
-    """The reader of a slot (0 .. parallelism-1) is there, holding nothing. Implies the loss of an earlier one (FLINK-40710)."""
+    """The reader of a slot (0 .. parallelism-1) has started, without splits. An earlier one is lost then (FLINK-40710)."""
 
     reader: int
 
@@ -58,7 +58,7 @@ class ReaderLost:
 
 @dataclass(frozen=True, slots=True)
 class SplitRequested:
-    """A reader has nothing to read and wants a split."""
+    """A reader has nothing to read and asks for a split."""
 
     reader: int
 
@@ -73,7 +73,7 @@ class SplitFinished:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointTriggered:
-    """The runner wants a checkpoint. Ids grow."""
+    """The runner asks for a checkpoint. Ids grow."""
 
     checkpoint_id: int
 

@@ -56,7 +56,7 @@ class LedgerEntry(Generic[SplitT]):
 
 @dataclass(frozen=True, slots=True)
 class SplitState(Generic[SplitT]):
-    """What a checkpoint stores of one split. Who was reading it is not stored: nobody is, after a restore."""
+    """What a checkpoint stores of one split. Its reader is not stored: after a restore it has none."""
 
     split: SplitT
     finished: bool
@@ -159,7 +159,7 @@ class Ledger(Generic[SplitT]):
         ]
 
     def make_durable(self, reported: Mapping[str, SplitState[SplitT]]) -> None:
-        """A checkpoint with these states has completed: they are where a lost reader's splits now go on from."""
+        """A checkpoint with these states has completed: a lost reader's splits are read from there."""
         for split_id, state in reported.items():
             entry = self._entries[split_id]
             self._entries[split_id] = replace(entry, durable=state.split)

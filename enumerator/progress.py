@@ -12,7 +12,7 @@ from headrace.enumerator.split import SplitT
 
 
 class ReaderProgress(Generic[SplitT]):
-    """Positions by what was *delivered*, so a batch that was fetched but not handed on is not in a checkpoint.
+    """Positions by what was *delivered*, so a batch that was fetched but not delivered is not in a checkpoint.
 
     Owned by the thread that polls the reader. Holds a finished split until a completed checkpoint has it (FLINK-37416).
     """

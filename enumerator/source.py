@@ -73,8 +73,7 @@ class SplitBatch(Generic[SplitT]):
 class SourceReader(ABC, Generic[SplitT]):
     """Reads the splits it was given. Owned by one thread of a reader process; keeps no durable state of its own.
 
-    The position of a split is whatever the last delivered `SplitBatch` said, so a reader that has fetched ahead cannot
-    checkpoint what nobody has seen.
+    The position of a split is that of the last delivered `SplitBatch`, so what a reader has fetched ahead is in no checkpoint.
     """
 
     @abstractmethod

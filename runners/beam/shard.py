@@ -50,7 +50,7 @@ __all__ = [
 FORMAT = "headrace-prepared"
 VERSION = 1
 SPARE_SLOTS = 8
-"""How many slots a shard leaves alone: a broker lets nobody begin under a name until its last commit is through to every
+"""How many free slots a shard keeps back: a broker refuses a transaction under a name until its last commit has reached every
 partition, and who asks earlier waits out `retry.backoff.ms`. A call may commit some and then write at once."""
 
 SWEEP_SECONDS = 30.0
