@@ -72,8 +72,10 @@ def test_isolation_is_the_java_clients_unless_said_otherwise(config, arguments, 
 
 
 def test_other_properties_reach_the_client_and_may_be_numbers_and_booleans():
-    config = source_of(config={"fetch.max.wait.ms": 50, "check.crcs": False, "client.id": "me"}).config
-    assert (config.fetch_max_wait_ms, config.check_crcs, config.client_id) == (50, False, "me")
+    config = source_of(config={"fetch.max.wait.ms": 50, "check.crcs": True, "client.id": "me"}).config
+    assert (config.fetch_max_wait_ms, config.client_id) == (50, "me")
+    with pytest.raises(UsageError, match=r"'check\.crcs' may only be true, not 'false'"):
+        source_of(config={"check.crcs": False})
 
 
 @pytest.mark.parametrize(

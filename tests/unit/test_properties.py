@@ -33,7 +33,9 @@ def config(**properties: str) -> ClientConfig:
         ("fetch.max.bytes", "60", "fetch_max_bytes", 60),
         ("fetch.max.wait.ms", "0", "fetch_max_wait_ms", 0),
         ("max.partition.fetch.bytes", "80", "max_partition_fetch_bytes", 80),
-        ("check.crcs", "false", "check_crcs", False),
+        ("batch.size", "0", "batch_size", 0),
+        ("max.request.size", "100000", "max_request_size", 100_000),
+        ("delivery.timeout.ms", "5", "delivery_timeout_ms", 5),
         ("receive.buffer.bytes", "-1", "receive_buffer_bytes", None),
         ("receive.buffer.bytes", "65536", "receive_buffer_bytes", 65536),
         ("connections.max.idle.ms", "90", "connections_max_idle_ms", 90),
@@ -94,6 +96,41 @@ def test_a_value_that_is_always_so_may_be_said_and_its_opposite_not():
         ClientConfig.from_properties(BOOTSTRAP | {"acks": "1"})
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("check.crcs", "false", "always checked"),
+        ("allow.auto.create.topics", "true", "create it beforehand"),
+        ("ssl.protocol", "TLSv1.2", r"ssl\.enabled\.protocols"),
+        ("ssl.provider", "BCFIPS", "OpenSSL"),
+    ],
+)
+def test_what_cannot_be_switched_is_refused_by_name_with_the_reason(name, value, why):
+    with pytest.raises(UsageError, match=f"'{name}'.*{why}"):
+        ClientConfig.from_properties(BOOTSTRAP | {name: value})
+
+
+@pytest.mark.parametrize(
+    ("properties", "level"),
+    [
+        ({}, None),
+        ({"compression.zstd.level": "7"}, None),
+        ({"compression.type": "zstd", "compression.zstd.level": "7", "compression.gzip.level": "2"}, 7),
+        ({"compression.type": "zstd", "compression.zstd.level": "-1"}, -1),
+        ({"compression.type": "gzip", "compression.gzip.level": "-1"}, None),  # as Java writes "the default"
+        ({"compression.type": "lz4", "compression.lz4.level": "17"}, 17),
+        ({"compression.type": "snappy", "compression.lz4.level": "17"}, None),
+    ],
+)
+def test_the_level_is_that_of_the_compression_type(properties, level):
+    assert ClientConfig.from_properties(BOOTSTRAP | properties).compression_level == level
+
+
+def test_a_level_for_a_type_without_levels_is_refused():
+    with pytest.raises(UsageError, match="snappy has no levels"):
+        ClientConfig(bootstrap="b:1", compression_type="snappy", compression_level=3)
+
+
 def test_bootstrap_servers_are_required_in_sparks_words():
     with pytest.raises(
         UsageError, match=r"^Option 'kafka.bootstrap.servers' must be specified for configuring Kafka consumer$"
@@ -128,6 +165,12 @@ def test_addresses_that_are_none_are_refused(text):
         ("fetch.max.bytes", "2147483648"),
         ("isolation.level", "serializable"),
         ("check.crcs", "yes"),
+        ("batch.size", "-1"),
+        ("max.request.size", "0"),
+        ("delivery.timeout.ms", "0"),
+        ("compression.gzip.level", "0"),
+        ("compression.lz4.level", "18"),
+        ("compression.zstd.level", "fast"),
         ("compression.type", "lzma"),
         ("security.protocol", "TLS"),
     ],
@@ -194,6 +237,30 @@ def test_bad_jaas_is_refused_without_repeating_the_password(text):
     with pytest.raises(UsageError) as caught:
         parse_jaas(text, "PLAIN")
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "mechanism", "message"),
+    [
+        (
+            "com.sun.security.auth.module.Krb5LoginModule required useKeyTab=true keyTab=hunter2;",
+            "GSSAPI",
+            "keyTab.*KRB5_CLIENT",
+        ),
+        ("com.sun.security.auth.module.Krb5LoginModule required principal=hunter2;", "GSSAPI", "principal.*kinit"),
+        ("software.amazon.msk.auth.iam.IAMLoginModule required awsProfileName=hunter2;", "AWS_MSK_IAM", "AWS_PROFILE"),
+        (f"{PLAIN} required username=u password=p user_bob=hunter2;", "PLAIN", "user_bob.*leave it out"),
+    ],
+)
+def test_login_options_that_would_be_ignored_are_refused_without_their_values(text, mechanism, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        parse_jaas(text, mechanism)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_login_options_that_change_no_credentials_are_taken():
+    text = 'com.sun.security.auth.module.Krb5LoginModule required useTicketCache=true renewTGT=true serviceName="kafka";'
+    assert parse_jaas(text, "GSSAPI")["serviceName"] == "kafka"
 
 
 @given(st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\x00"), max_size=30))

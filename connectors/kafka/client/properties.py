@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
+from headrace.connectors.kafka.format.record_batch import CODECS, LEVELS
 from headrace.enumerator.errors import UsageError
 
 __all__ = ["ClientConfig", "Isolation", "SaslConfig", "TlsConfig", "parse_jaas"]
@@ -41,7 +42,8 @@ class TlsConfig:
     """How to speak TLS. With no trust store the system's certificate authorities are trusted.
 
     A store is a file (`*_location`) or PEM text (`truststore_certificates`, `keystore_key` with `keystore_certificate_chain`;
-    KIP-651). Files are read when a connection is made, on the machine that makes it. A type of None means: look at the file.
+    KIP-651). Files are read when a connection is made, on the machine that makes it. A type of None is found
+    out from the file.
     """
 
     truststore_location: str | None = None
@@ -105,7 +107,10 @@ class ClientConfig:
 
     `bootstrap` is `host:port`, several separated by commas. TLS is spoken if `tls` is given, SASL if `sasl` is.
     Not the Java defaults: `max_partition_fetch_bytes` None shares a fetch among its partitions; `receive_buffer_bytes` and
-    `send_buffer_bytes` None let the operating system tune its buffers. Raises `UsageError` for a value out of range.
+    `send_buffer_bytes` None let the operating system tune its buffers; `batch_size` None fills record batches up to 900,000
+    bytes and `max_request_size` None produce requests up to 4 MiB. `batch_size` bounds a batch before its compression.
+    `compression_level` is the `compression.<type>.level` of the `compression_type`; None is the codec's default.
+    Raises `UsageError` for a value out of range.
     """
 
     bootstrap: str
@@ -128,11 +133,13 @@ class ClientConfig:
     fetch_max_bytes: int = 52_428_800
     fetch_max_wait_ms: int = 500
     max_partition_fetch_bytes: int | None = None
-    check_crcs: bool = True
     receive_buffer_bytes: int | None = None
     send_buffer_bytes: int | None = None
     compression_type: str = "none"
-    max_request_size: int = 1_048_576
+    compression_level: int | None = None
+    batch_size: int | None = None
+    max_request_size: int | None = None
+    delivery_timeout_ms: int = 120_000
     transaction_timeout_ms: int = 60_000
 
     def __post_init__(self) -> None:
@@ -149,8 +156,10 @@ class ClientConfig:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _INT32_MAX:
                 raise UsageError(f"{_JAVA_NAME[name]} must be a whole number from {least} to {_INT32_MAX}, not {value!r}")
-        if self.compression_type not in _COMPRESSIONS:
-            raise UsageError(f"compression.type must be one of {', '.join(_COMPRESSIONS)}, not {self.compression_type!r}")
+        if self.compression_type not in CODECS:
+            raise UsageError(f"compression.type must be one of {', '.join(CODECS)}, not {self.compression_type!r}")
+        if self.compression_level is not None:
+            _check_level(self.compression_type, self.compression_level)
         if self.group_id is not None and not self.group_id:
             raise UsageError("group.id must not be empty")
 
@@ -180,11 +189,12 @@ class ClientConfig:
         plain: dict[str, Any] = {
             field_name: parse(name, given[name]) for name, (field_name, parse) in _CLIENT.items() if name in given
         }
-        return cls(tls=tls, sasl=sasl, **plain)
+        return cls(tls=tls, sasl=sasl, compression_level=_level(given), **plain)
 
 
-_COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
-_OPTIONAL = frozenset({"max_partition_fetch_bytes", "receive_buffer_bytes", "send_buffer_bytes"})
+_OPTIONAL = frozenset(
+    {"max_partition_fetch_bytes", "receive_buffer_bytes", "send_buffer_bytes", "batch_size", "max_request_size"}
+)
 _LEAST: dict[str, int] = {
     "request_timeout_ms": 1,
     "default_api_timeout_ms": 1,
@@ -201,7 +211,9 @@ _LEAST: dict[str, int] = {
     "max_partition_fetch_bytes": 1,
     "receive_buffer_bytes": 1,
     "send_buffer_bytes": 1,
+    "batch_size": 0,
     "max_request_size": 1,
+    "delivery_timeout_ms": 1,
     "transaction_timeout_ms": 1,
 }
 
@@ -227,10 +239,26 @@ def _buffer_size(name: str, value: str) -> int | None:
     return None if value == "-1" else _integer(name, value)  # Kafka writes "let the system decide" as -1
 
 
-def _boolean(name: str, value: str) -> bool:
-    if value.lower() not in ("true", "false"):
-        raise UsageError(f"{name} must be true or false, not {value!r}")
-    return value.lower() == "true"
+def _level(given: Mapping[str, str]) -> int | None:
+    """The level of the compression type that is given. As in Java, those of other types may be given and must be valid."""
+    levels = {name: _integer(name, given[name]) for name in _LEVEL_NAMES if name in given}
+    for name, level in levels.items():
+        if (name, level) != _GZIP_DEFAULT:
+            _check_level(name.split(".")[1], level)
+    chosen = f"compression.{given.get('compression.type', 'none')}.level"
+    return None if (chosen, levels.get(chosen)) == _GZIP_DEFAULT else levels.get(chosen)
+
+
+def _check_level(codec: str, level: int) -> None:
+    if codec not in LEVELS:
+        raise UsageError(f"compression.type {codec} has no levels: leave compression_level out")
+    least, most = LEVELS[codec]
+    if isinstance(level, bool) or not isinstance(level, int) or not least <= level <= most:
+        raise UsageError(f"compression.{codec}.level must be a whole number from {least} to {most}, not {level!r}")
+
+
+_LEVEL_NAMES = tuple(f"compression.{codec}.level" for codec in LEVELS)
+_GZIP_DEFAULT = ("compression.gzip.level", -1)
 
 
 def _isolation(name: str, value: str) -> Isolation:
@@ -273,11 +301,12 @@ _CLIENT: dict[str, tuple[str, Parser]] = {
     "fetch.max.bytes": ("fetch_max_bytes", _integer),
     "fetch.max.wait.ms": ("fetch_max_wait_ms", _integer),
     "max.partition.fetch.bytes": ("max_partition_fetch_bytes", _integer),
-    "check.crcs": ("check_crcs", _boolean),
     "receive.buffer.bytes": ("receive_buffer_bytes", _buffer_size),
     "send.buffer.bytes": ("send_buffer_bytes", _buffer_size),
     "compression.type": ("compression_type", _text),
+    "batch.size": ("batch_size", _integer),
     "max.request.size": ("max_request_size", _integer),
+    "delivery.timeout.ms": ("delivery_timeout_ms", _integer),
     "transaction.timeout.ms": ("transaction_timeout_ms", _integer),
 }
 _JAVA_NAME = {field_name: name for name, (field_name, _) in _CLIENT.items()}
@@ -299,24 +328,38 @@ _TLS: dict[str, tuple[str, Parser]] = {
 
 _SECURITY = ("security.protocol", "sasl.mechanism", "sasl.jaas.config", "sasl.kerberos.service.name")
 
-# Accepted and without effect: each tunes machinery of the Java client that does not exist here; none changes what is read.
-_HARMLESS_NAMES = """
-    max.poll.records max.poll.interval.ms session.timeout.ms heartbeat.interval.ms partition.assignment.strategy
-    group.instance.id auto.commit.interval.ms allow.auto.create.topics socket.connection.setup.timeout.max.ms
-    metrics.num.samples metrics.recording.level metrics.sample.window.ms auto.include.jmx.reporter enable.metrics.push
-    internal.leave.group.on.close metadata.recovery.strategy metadata.recovery.rebootstrap.trigger.ms ssl.protocol ssl.provider
-    ssl.trustmanager.algorithm ssl.keymanager.algorithm ssl.secure.random.implementation
-    sasl.login.connect.timeout.ms sasl.login.read.timeout.ms sasl.login.retry.backoff.ms sasl.login.retry.backoff.max.ms
-    sasl.login.refresh.buffer.seconds sasl.login.refresh.min.period.seconds sasl.login.refresh.window.factor
-    sasl.login.refresh.window.jitter sasl.kerberos.min.time.before.relogin sasl.kerberos.ticket.renew.jitter
-    sasl.kerberos.ticket.renew.window.factor batch.size linger.ms buffer.memory max.block.ms delivery.timeout.ms retries
-    max.in.flight.requests.per.connection metadata.max.idle.ms partitioner.availability.timeout.ms
-    partitioner.adaptive.partitioning.enable compression.gzip.level compression.lz4.level compression.zstd.level"""
-_HARMLESS = frozenset(_HARMLESS_NAMES.split())
+# Accepted and without effect, for the reason that stands above each group; none changes what is read or written.
+_HARMLESS_NAMES = {
+    "no group is joined, and nothing is committed but at checkpoints": """
+        max.poll.interval.ms session.timeout.ms heartbeat.interval.ms partition.assignment.strategy group.instance.id
+        auto.commit.interval.ms internal.leave.group.on.close""",
+    "the engine decides how many records it takes at a time": "max.poll.records",
+    "there are no such metrics": """
+        metrics.num.samples metrics.recording.level metrics.sample.window.ms auto.include.jmx.reporter enable.metrics.push""",
+    "the bootstrap addresses are always tried after the known brokers; what a topic costs in memory is small": """
+        metadata.recovery.strategy metadata.recovery.rebootstrap.trigger.ms metadata.max.idle.ms""",
+    "socket.connection.setup.timeout.ms holds for every try": "socket.connection.setup.timeout.max.ms",
+    "they name implementations of Java's, where OpenSSL has one": """
+        ssl.trustmanager.algorithm ssl.keymanager.algorithm ssl.secure.random.implementation""",
+    "tokens are asked for at every login, and tickets are kept fresh outside": """
+        sasl.login.connect.timeout.ms sasl.login.read.timeout.ms sasl.login.retry.backoff.ms
+        sasl.login.retry.backoff.max.ms sasl.login.refresh.buffer.seconds sasl.login.refresh.min.period.seconds
+        sasl.login.refresh.window.factor sasl.login.refresh.window.jitter sasl.kerberos.min.time.before.relogin
+        sasl.kerberos.ticket.renew.jitter sasl.kerberos.ticket.renew.window.factor""",
+    "a batch is sent when it is full or the writer flushes, and a writer waits while 5 requests are in flight": """
+        linger.ms buffer.memory max.block.ms max.in.flight.requests.per.connection""",
+    "records are sent again, in order and once, until delivery.timeout.ms": "retries",
+    "records without a key go round robin, a batch at a time": """
+        partitioner.availability.timeout.ms partitioner.adaptive.partitioning.enable""",
+}
+_HARMLESS = frozenset(name for names in _HARMLESS_NAMES.values() for name in names.split())
 
 # Honoured for these values only, which are what is always done here.
 _ONLY: dict[str, tuple[frozenset[str], str]] = {
     "acks": (frozenset({"all", "-1"}), "records are always acknowledged by all in-sync replicas"),
+    "allow.auto.create.topics": (frozenset({"false"}), "no topic is created by being asked for; create it beforehand"),
+    "check.crcs": (frozenset({"true"}), "the CRC of every batch is always checked, which costs little beside decoding it"),
+    "ssl.protocol": (frozenset({"tls", "tlsv1.3"}), "ssl.enabled.protocols says which versions may be negotiated"),
     "enable.idempotence": (frozenset({"true"}), "writing is always idempotent"),
     "exclude.internal.topics": (frozenset({"true"}), "a pattern never matches internal topics; name them to read them"),
     "client.dns.lookup": (frozenset({"use_all_dns_ips"}), "every address of a name is tried"),
@@ -356,6 +399,7 @@ _REFUSED: dict[str, str] = {
     "config.providers": _CLASS,
     "security.providers": _CLASS,
     "ssl.engine.factory.class": _CLASS,
+    "ssl.provider": "it names a security provider of Java, and no Java runs here: TLS is the system's OpenSSL",
     "sasl.client.callback.handler.class": _CLASS,
     "sasl.login.callback.handler.class": _CLASS,
     "sasl.login.class": _CLASS,
@@ -373,7 +417,7 @@ _REFUSED: dict[str, str] = {
     "sasl.oauthbearer.scope": _OAUTH,
 }
 
-_KNOWN = frozenset({*_CLIENT, *_TLS, *_SECURITY, *_HARMLESS, *_ONLY, *_SPARK_REFUSES, *_REFUSED})
+_KNOWN = frozenset({*_CLIENT, *_LEVEL_NAMES, *_TLS, *_SECURITY, *_HARMLESS, *_ONLY, *_SPARK_REFUSES, *_REFUSED})
 
 
 def _check_honourable(name: str, value: str) -> None:
@@ -444,9 +488,33 @@ def parse_jaas(text: str, mechanism: str) -> dict[str, str]:
     if mechanism not in _LOGIN_MODULES[module]:
         raise UsageError(f"the login module {module} in sasl.jaas.config does not fit sasl.mechanism {mechanism}")
     options = {key: _unquote(value) for key, value in _JAAS_OPTION.findall(match["options"])}
+    for name in options:
+        _check_login_option(name)
     if options.get("tokenauth", "false").lower() == "true":
         raise UsageError("delegation tokens (tokenauth=true in sasl.jaas.config) are not supported")
     return options
+
+
+# Options of Java's login modules. What names credentials that are not taken from there is refused, so that no others are used.
+_LOGIN_OPTIONS = frozenset({"username", "password", "serviceName", "tokenauth"})
+_LOGIN_HARMLESS = frozenset(
+    {
+        *("useKeyTab", "storeKey", "useTicketCache", "renewTGT", "doNotPrompt", "refreshKrb5Config", "isInitiator", "debug"),
+        *("awsDebugCreds", "awsMaxRetries", "awsMaxBackOffTimeMs"),
+    }
+)
+_LOGIN_INSTEAD = {
+    "keyTab": "run kinit -k -t, or set KRB5_CLIENT_KTNAME",
+    "principal": "run kinit for this principal",
+    "ticketCache": "set KRB5CCNAME",
+    "awsProfileName": "set AWS_PROFILE",
+}
+
+
+def _check_login_option(name: str) -> None:
+    if name not in _LOGIN_OPTIONS | _LOGIN_HARMLESS:
+        instead = _LOGIN_INSTEAD.get(name, "leave it out")
+        raise UsageError(f"the option {name} in sasl.jaas.config is not supported: {instead}")
 
 
 def _unquote(value: str) -> str:

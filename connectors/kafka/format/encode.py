@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 from crc32c import crc32c
 
 from headrace.connectors.kafka.format import NOT_COMPILED
-from headrace.connectors.kafka.format.record_batch import AFTER_LENGTH, CRC_AT, CRC_FROM, HEADER, MAGIC, TRANSACTIONAL
+from headrace.connectors.kafka.format.record_batch import AFTER_LENGTH, CRC_AT, CRC_FROM, HEADER, LEVELS, MAGIC, TRANSACTIONAL
 from headrace.enumerator.errors import UsageError
 
 try:
@@ -618,8 +618,6 @@ _LZ4_BLOCK = 64 << 10
 _LZ4_STORED = 1 << 31  # in a block's length: not compressed
 _LZ4_DEFAULT_LEVEL = 9  # which in the Java client means the fast compressor, and every other one the thorough (KIP-390)
 
-_LEVELS = {Codec.GZIP: (1, 9), Codec.LZ4: (1, 17), Codec.ZSTD: (-131072, 22)}
-
 
 def _pack_snappy(data: memoryview) -> bytes:
     """Snappy as snappy-java frames it, and so every Java client reads it."""
@@ -655,9 +653,9 @@ def _pack_lz4_harder(data: memoryview, level: int) -> bytes:
 def _compressor(codec: Codec, level: int | None) -> Callable[[memoryview], bytes] | None:
     """What compresses the records of a batch, or None. Raises UsageError for a level that the codec does not have."""
     if level is not None:
-        if codec not in _LEVELS:
+        if codec not in LEVELS:
             raise UsageError(f"compression_level is for gzip, lz4 and zstd; with {codec.value} leave it out")
-        least, most = _LEVELS[codec]
+        least, most = LEVELS[codec]
         if not least <= level <= most:
             raise UsageError(f"compression_level of {codec.value} must be between {least} and {most}, got {level}")
     if codec is Codec.GZIP:

@@ -17,6 +17,7 @@ __all__ = [
     "CRC_AT",
     "CRC_FROM",
     "HEADER",
+    "LEVELS",
     "LOG_APPEND_TIME",
     "MAGIC",
     "TRANSACTIONAL",
@@ -30,6 +31,9 @@ producer epoch, base sequence, record count."""
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 """Compression types by their number."""
+
+LEVELS = {"gzip": (1, 9), "lz4": (1, 17), "zstd": (-131072, 22)}
+"""The lowest and highest level of each compression type that has levels (KIP-390)."""
 
 AFTER_LENGTH = 12
 """Where the part begins whose size is the header's length field."""

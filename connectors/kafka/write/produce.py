@@ -28,7 +28,6 @@ _REQUEST_BYTES = 4 * 1024 * 1024
 _ALL_REPLICAS = -1
 _TOPIC_IDS_FROM = 13
 _LAST_OF_V1 = 11
-_DELIVERY_TIMEOUT_S = 120.0  # Java's delivery.timeout.ms
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,17 +78,18 @@ class BatchSender:
         *,
         transactional_id: str | None,
         max_version: int | None,
-        timeout_s: float,
         before_first: Callable[[list[TopicPartition]], None],
     ) -> None:
         """`before_first` is told of partitions about to be written for the first time (KIP-98's AddPartitionsToTxn).
 
-        `max_version` bounds the Produce request; `timeout_s` is how long to wait for any acknowledgement.
+        `max_version` bounds the version of the Produce request. A request has up to `max.request.size` bytes of batches (by
+        default 4 MiB), or one batch that is larger; `delivery.timeout.ms` is how long to wait for any acknowledgement.
         """
         self._cluster = cluster
         self._transactional_id = transactional_id
         self._max_version = max_version
-        self._timeout_s = timeout_s
+        self._timeout_s = cluster.config.delivery_timeout_ms / 1000
+        self._request_bytes = cluster.config.max_request_size or _REQUEST_BYTES
         self._before_first = before_first
         self._lanes: dict[TopicPartition, _Lane] = {}
         self._channels: dict[Broker, _Channel] = {}
@@ -114,14 +114,14 @@ class BatchSender:
                 self._lanes[key] = _Lane(key)
             self._lanes[key].waiting.append(batch)
             self._waiting_bytes += len(batch.data)
-        if self._waiting_bytes >= _REQUEST_BYTES:
+        if self._waiting_bytes >= self._request_bytes:
             self._pump(_MAX_IN_FLIGHT - 1)
 
     def flush(self) -> None:
         """Return when everything is acknowledged by all in-sync replicas.
 
         Raises `BrokerError` for a batch that was refused for good, DeadlineExceededError when nothing was acknowledged for
-        `timeout_s`. Then nothing more may be sent: the transaction is to be aborted.
+        `delivery.timeout.ms`. Then nothing more may be sent: the transaction is to be aborted.
         """
         while any(lane.waiting or lane.sent for lane in self._lanes.values()):
             self._pump(0)
@@ -162,7 +162,7 @@ class BatchSender:
             channel = self._channel(broker)
             while len(channel.requests) >= _MAX_IN_FLIGHT:
                 self._receive(channel)
-            self._send_one(channel, _within(lanes, _REQUEST_BYTES))
+            self._send_one(channel, _within(lanes, self._request_bytes))
         return bool(by_broker)
 
     def _send_one(self, channel: _Channel, lanes: list[_Lane]) -> None:
@@ -295,20 +295,16 @@ def transactional_sender(
             cluster,
             transactional_id=producer.transactional_id,
             max_version=_LAST_OF_V1,
-            timeout_s=_DELIVERY_TIMEOUT_S,
             before_first=lambda partitions: transactions.add_partitions(producer, partitions),
         )
     return BatchSender(
         cluster,
         transactional_id=producer.transactional_id,
         max_version=None,
-        timeout_s=_DELIVERY_TIMEOUT_S,
         before_first=lambda _: None,  # Produce adds the partitions itself (KIP-890)
     )
 
 
 def idempotent_sender(cluster: KafkaCluster) -> BatchSender:
     """A sender without transactions."""
-    return BatchSender(
-        cluster, transactional_id=None, max_version=None, timeout_s=_DELIVERY_TIMEOUT_S, before_first=lambda _: None
-    )
+    return BatchSender(cluster, transactional_id=None, max_version=None, before_first=lambda _: None)

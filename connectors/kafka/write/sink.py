@@ -18,7 +18,14 @@ import pyarrow.compute as pc
 from headrace.connectors.kafka.client.arguments import client_config
 from headrace.connectors.kafka.client.cluster import KafkaCluster, shared_cluster
 from headrace.connectors.kafka.client.properties import ClientConfig, SaslConfig
-from headrace.connectors.kafka.format.encode import Codec, EncodedBatch, RecordEncoder, check_column, key_partitions
+from headrace.connectors.kafka.format.encode import (
+    MAX_BATCH_BYTES,
+    Codec,
+    EncodedBatch,
+    RecordEncoder,
+    check_column,
+    key_partitions,
+)
 from headrace.connectors.kafka.write.commit_log import CommitLog, DriverLog
 from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSerializer, WrittenRange
 from headrace.connectors.kafka.write.names import (
@@ -170,13 +177,24 @@ class _Rows:
             if topic not in self._encoders:
                 partitions = len(self._cluster.topics([topic])[topic].partitions)
                 self._encoders[topic] = self._encoder(partitions)
-            sender.send(topic, _out(self._encoders[topic].append(part, now_ms)))
+            sender.send(topic, self._out(topic, self._encoders[topic].append(part, now_ms)))
 
     def flush(self, sender: BatchSender) -> None:
         """Send the rest, and wait for every acknowledgement."""
         for topic, encoder in self._encoders.items():
-            sender.send(topic, _out(encoder.flush()))
+            sender.send(topic, self._out(topic, encoder.flush()))
         sender.flush()
+
+    def _out(self, topic: str, encoded: Sequence[EncodedBatch]) -> list[OutBatch]:
+        """Raises UsageError for a record that alone is more than a request may hold."""
+        most = self._cluster.config.max_request_size
+        for batch in encoded:
+            if most is not None and batch.records == 1 and len(batch.data) > most:
+                raise UsageError(
+                    f"a record for {topic}-{batch.partition} takes {len(batch.data)} bytes, and max.request.size is {most}: "
+                    "raise it, and max.message.bytes of the topic if need be"
+                )
+        return [OutBatch(batch.partition, batch.data, batch.records) for batch in encoded]
 
     def _by_topic(self, rows: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:
         has_column = _TOPIC_COLUMN in rows.schema.names
@@ -189,10 +207,6 @@ class _Rows:
             raise UsageError(f"null topic present in the data: {names.null_count} of {rows.num_rows} rows have none")
         rest = rows.drop_columns([_TOPIC_COLUMN])
         return [(name, rest.filter(pc.equal(names, name))) for name in names.unique().to_pylist()]
-
-
-def _out(encoded: Sequence[EncodedBatch]) -> list[OutBatch]:
-    return [OutBatch(batch.partition, batch.data, batch.records) for batch in encoded]
 
 
 class KafkaTransaction(Transaction[KafkaHandle]):
@@ -261,12 +275,16 @@ def _ranges(cluster: KafkaCluster, sender: BatchSender) -> tuple[WrittenRange, .
 
 
 def _encoder(config: ClientConfig, partitions: int, producer: Producer) -> RecordEncoder:
+    # As in Java, a batch.size of 0 gives every record a batch of its own, and a batch has to fit a request.
+    batch_bytes = MAX_BATCH_BYTES if config.batch_size is None else max(1, config.batch_size)
     return RecordEncoder(
         partitions,
         producer_id=producer.producer_id,
         producer_epoch=producer.epoch,
         transactional=producer.transactional_id is not None,
         codec=Codec(config.compression_type),
+        max_batch_bytes=min(batch_bytes, config.max_request_size or batch_bytes),
+        compression_level=config.compression_level,
     )
 
 

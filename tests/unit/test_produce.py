@@ -1,0 +1,144 @@
+"""What goes into a Produce request, and for how long it is sent again. No broker: requests are looked at and answered here."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+
+from headrace.connectors.kafka.client.error_codes import ErrorCode
+from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.client.topology import Broker, Leader, PartitionMetadata, TopicMetadata
+from headrace.connectors.kafka.write.produce import OutBatch, idempotent_sender
+from headrace.connectors.kafka.write.sink import _encoder, _Rows
+from headrace.connectors.kafka.write.transactions import Producer
+from headrace.enumerator.errors import DeadlineExceededError, UsageError
+
+TOPIC_ID = UUID(int=7)
+
+
+class AnsweringConnection:
+    """Takes Produce requests, and answers every partition with one code."""
+
+    address, usable = "broker:9092", True
+
+    def __init__(self, code: ErrorCode) -> None:
+        self.code = code
+        self.sizes: list[list[int]] = []  # of the batches, for each request
+        self._waiting: deque[Any] = deque()
+
+    def send(self, message: Any) -> None:
+        partitions = [item for topic in message.topic_data for item in topic.partition_data]
+        self.sizes.append([len(item.records) for item in partitions])
+        self._waiting.append([item.index for item in partitions])
+
+    def receive(self) -> Any:
+        answers = [
+            SimpleNamespace(index=index, error_code=self.code, error_message=None, base_offset=0)
+            for index in self._waiting.popleft()
+        ]
+        return SimpleNamespace(responses=[SimpleNamespace(name="", topic_id=TOPIC_ID, partition_responses=answers)])
+
+
+class OneBroker:
+    """As much of a cluster as a sender needs."""
+
+    def __init__(self, code: ErrorCode = ErrorCode.NONE, **config: Any) -> None:
+        self.config = ClientConfig(bootstrap="unused:1", **config)
+        self.connection = AnsweringConnection(code)
+
+    def leader(self, _topic: str, _partition: int) -> Leader:
+        return Leader(Broker(1, "broker", 9092), 0)
+
+    def topic_id(self, _topic: str) -> UUID:
+        return TOPIC_ID
+
+    def topics(self, names: list[str]) -> dict[str, TopicMetadata]:
+        return {name: TopicMetadata(name, TOPIC_ID, {0: PartitionMetadata(1, 0)}) for name in names}
+
+    def lease(self, _broker: Broker) -> AnsweringConnection:
+        return self.connection
+
+    def invalidate(self, topic: str) -> None: ...
+
+    def back_off(self, attempt: int) -> None: ...
+
+    def sender(self) -> Any:
+        return idempotent_sender(self)  # type: ignore[arg-type]
+
+
+def batches(*sizes: int) -> list[OutBatch]:
+    return [OutBatch(partition, bytes(size), 1) for partition, size in enumerate(sizes)]
+
+
+def test_a_request_has_no_more_bytes_than_max_request_size():
+    cluster = OneBroker(max_request_size=1000)
+    sender = cluster.sender()
+    sender.send("t", batches(400, 400, 400, 900, 100))
+    sender.flush()
+    assert cluster.connection.sizes == [[400, 400], [400], [900, 100]]
+
+
+def test_a_request_has_up_to_4_mib_by_default():
+    cluster = OneBroker()
+    sender = cluster.sender()
+    sender.send("t", batches(*[900_000] * 5))
+    sender.flush()
+    assert cluster.connection.sizes == [[900_000] * 4, [900_000]]
+
+
+def test_a_batch_larger_than_a_request_goes_alone():
+    cluster = OneBroker(max_request_size=1000)
+    sender = cluster.sender()
+    sender.send("t", batches(10, 5000, 10))
+    sender.flush()
+    assert cluster.connection.sizes == [[10], [5000], [10]]
+
+
+def test_what_is_not_acknowledged_is_sent_again_until_the_delivery_timeout():
+    cluster = OneBroker(ErrorCode.NOT_LEADER_OR_FOLLOWER, delivery_timeout_ms=50)
+    sender = cluster.sender()
+    sender.send("t", batches(10))
+    with pytest.raises(DeadlineExceededError, match="NOT_LEADER_OR_FOLLOWER"):
+        sender.flush()
+    assert len(cluster.connection.sizes) > 1
+
+
+def rows(count: int, size: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"value": pa.array([bytes(size)] * count, pa.binary())})
+
+
+def sent(config: dict[str, Any], *written: pa.RecordBatch) -> list[OutBatch]:
+    """What the sink's rows become for a topic of one partition."""
+    cluster = OneBroker(**config)
+    collected: list[OutBatch] = []
+    sender = SimpleNamespace(send=lambda _topic, batches: collected.extend(batches), flush=lambda: None)
+    producer = Producer(None, 7, 0)
+    made = _Rows(cluster, "t", lambda partitions: _encoder(cluster.config, partitions, producer))  # type: ignore[arg-type]
+    for batch in written:
+        made.write(batch, sender)  # type: ignore[arg-type]
+    made.flush(sender)  # type: ignore[arg-type]
+    return collected
+
+
+def test_a_batch_has_no_more_bytes_than_batch_size_or_a_request():
+    assert [batch.records for batch in sent({}, rows(10, 1000))] == [10]
+    assert {batch.records for batch in sent({"batch_size": 3000}, rows(10, 1000))} <= {1, 2}
+    assert {batch.records for batch in sent({"max_request_size": 3000}, rows(10, 1000))} <= {1, 2}
+    assert [batch.records for batch in sent({"batch_size": 0}, rows(3, 10))] == [1, 1, 1]
+
+
+def test_a_record_larger_than_max_request_size_is_refused_and_may_be_larger_than_batch_size():
+    assert [batch.records for batch in sent({"batch_size": 100}, rows(1, 1000))] == [1]
+    with pytest.raises(UsageError, match=r"a record for t-0 takes 10\d\d bytes, and max\.request\.size is 1000"):
+        sent({"max_request_size": 1000}, rows(1, 1000))
+
+
+def test_the_level_of_compression_reaches_the_batches():
+    text = pa.RecordBatch.from_pydict({"value": pa.array([b"%d" % (n * n) for n in range(20_000)], pa.binary())})
+    sizes = [len(sent({"compression_type": "gzip", "compression_level": level}, text)[0].data) for level in (1, 9)]
+    assert sizes[0] > sizes[1]
