@@ -37,17 +37,17 @@ def plan_of(*sources: FetchFrom) -> FetchPlan:
     plan = FetchPlan(CONFIG)
     for source in sources:
         plan.add(source)
-        assert plan.house(source, Leader(ONE, 5), source.topic_id or ID, 0.0) is None
+        assert plan.leader_found(source, Leader(ONE, 5), source.topic_id or ID, 0.0) is None
     return plan
 
 
 def test_a_partition_is_homeless_until_its_leader_is_found():
     plan, source = FetchPlan(CONFIG), FetchFrom("t", 0, 10)
     plan.add(source)
-    assert plan.homeless(0.0) == [source]
+    assert plan.leaderless(0.0) == [source]
     assert plan.take(ONE, 0.0, ROOM) == []
-    plan.house(source, Leader(ONE, 5), ID, 0.0)
-    assert plan.homeless(0.0) == []
+    plan.leader_found(source, Leader(ONE, 5), ID, 0.0)
+    assert plan.leaderless(0.0) == []
     (asked,) = plan.take(ONE, 0.0, ROOM)
     assert (asked.topic, asked.topic_id, asked.index, asked.offset, asked.leader_epoch) == ("t", ID, 0, 10, 5)
     assert plan.take(TWO, 0.0, ROOM) == []
@@ -148,10 +148,10 @@ def test_a_retriable_error_looks_up_the_leader_again_after_a_backoff(code):
     plan = plan_of(source)
     (asked,) = plan.take(ONE, 0.0, ROOM)
     assert plan.landed(asked, answer(error=code), None, 1.0) is None
-    assert plan.homeless(1.05) == []
+    assert plan.leaderless(1.05) == []
     assert plan.next_due(None) == pytest.approx(1.1)
-    assert plan.homeless(1.1) == [source]
-    plan.house(source, Leader(TWO, 6), ID, 1.1)
+    assert plan.leaderless(1.1) == [source]
+    plan.leader_found(source, Leader(TWO, 6), ID, 1.1)
     (again,) = plan.take(TWO, 1.1, ROOM)
     assert (again.offset, again.leader_epoch) == (10, 6)
 
@@ -166,7 +166,7 @@ def test_errors_without_a_success_between_end_at_the_deadline():
         tries += 1
         if outcome is None:
             now = plan.next_due(None)
-            plan.house(source, Leader(ONE, 5), ID, now)
+            plan.leader_found(source, Leader(ONE, 5), ID, now)
     assert isinstance(outcome, FetchFailed)
     assert isinstance(outcome.error, DeadlineExceededError)
     assert "NOT_LEADER_OR_FOLLOWER" in str(outcome.error)
@@ -181,7 +181,7 @@ def test_a_success_starts_the_deadline_anew():
     for now in (0.0, 9.0, 18.0, 27.0):
         (asked,) = plan.take(ONE, now, ROOM)
         assert plan.landed(asked, answer(error=6), None, now) is None
-        plan.house(source, Leader(ONE, 5), ID, now + 1)
+        plan.leader_found(source, Leader(ONE, 5), ID, now + 1)
         (asked,) = plan.take(ONE, now + 1, ROOM)
         plan.landed(asked, answer(), None, now + 1)
 
@@ -190,7 +190,7 @@ def test_a_lost_connection_keeps_the_offset():
     plan = plan_of(FetchFrom("t", 0, 10), FetchFrom("t", 1, 20))
     asked = plan.take(ONE, 0.0, ROOM)
     assert plan.lost(asked, RetriableError("gone"), 0.0) == []
-    assert {source.key for source in plan.homeless(0.2)} == {("t", 0), ("t", 1)}
+    assert {source.key for source in plan.leaderless(0.2)} == {("t", 0), ("t", 1)}
 
 
 def test_an_error_that_does_not_pass_ends_one_partition_and_no_other():
@@ -210,7 +210,7 @@ def test_out_of_range_is_a_doubt_and_no_verdict():
     assert plan.doubtful(0.0) == [(source, 10)]
     assert plan.cleared(source, RetriableError("in range after all"), 0.0) is None
     assert plan.doubtful(1.0) == []
-    assert plan.homeless(1.0) == [source]
+    assert plan.leaderless(1.0) == [source]
 
 
 def test_out_of_range_ends_the_partition_when_proven():
@@ -239,10 +239,10 @@ def test_a_topic_with_another_id_is_believed_only_when_it_stays_so():
     source = FetchFrom("t", 0, 10, topic_id=ID)
     plan = FetchPlan(CONFIG)
     plan.add(source)
-    assert plan.house(source, Leader(ONE, 0), OTHER_ID, 0.0) is None
+    assert plan.leader_found(source, Leader(ONE, 0), OTHER_ID, 0.0) is None
     assert not plan.is_ready(source)
-    assert plan.house(source, Leader(ONE, 0), OTHER_ID, 2.9) is None
-    failed = plan.house(source, Leader(ONE, 0), OTHER_ID, 3.0)
+    assert plan.leader_found(source, Leader(ONE, 0), OTHER_ID, 2.9) is None
+    failed = plan.leader_found(source, Leader(ONE, 0), OTHER_ID, 3.0)
     assert isinstance(failed, FetchFailed)
     assert isinstance(failed.error, TopicRecreatedError)
     assert (failed.error.expected, failed.error.found) == (str(ID), str(OTHER_ID))
@@ -252,11 +252,11 @@ def test_a_broker_that_lags_behind_is_forgiven():
     source = FetchFrom("t", 0, 10, topic_id=ID)
     plan = FetchPlan(CONFIG)
     plan.add(source)
-    plan.house(source, Leader(ONE, 0), OTHER_ID, 0.0)
-    plan.house(source, Leader(ONE, 0), ID, 1.0)
+    plan.leader_found(source, Leader(ONE, 0), OTHER_ID, 0.0)
+    plan.leader_found(source, Leader(ONE, 0), ID, 1.0)
     (asked,) = plan.take(ONE, 1.2, ROOM)
     plan.landed(asked, answer(error=100), None, 1.2)
-    assert plan.house(source, Leader(ONE, 0), OTHER_ID, 3.5) is None  # a new doubt, with a new grace
+    assert plan.leader_found(source, Leader(ONE, 0), OTHER_ID, 3.5) is None  # a new doubt, with a new grace
 
 
 def test_a_topic_id_once_learnt_is_held_on_to():
@@ -264,8 +264,8 @@ def test_a_topic_id_once_learnt_is_held_on_to():
     plan = plan_of(source)
     (asked,) = plan.take(ONE, 0.0, ROOM)
     plan.landed(asked, answer(error=100), None, 0.0)
-    plan.house(source, Leader(ONE, 0), OTHER_ID, 1.0)
-    assert isinstance(plan.house(source, Leader(ONE, 0), OTHER_ID, 4.0), FetchFailed)
+    plan.leader_found(source, Leader(ONE, 0), OTHER_ID, 1.0)
+    assert isinstance(plan.leader_found(source, Leader(ONE, 0), OTHER_ID, 4.0), FetchFailed)
 
 
 @pytest.mark.parametrize(("topic_id", "kind"), [(ID, TopicRecreatedError), (None, UnknownTopicError)])
@@ -297,7 +297,7 @@ def test_an_answer_to_a_question_of_before_is_ignored():
     plan.add(FetchFrom("t", 0, 99))
     assert plan.landed(asked, answer(batches(10, 5)), None, 0.0) is None
     assert plan.lost([asked], CorruptDataError("no"), 0.0) == []
-    assert [source.offset for source in plan.homeless(0.0)] == [99]
+    assert [source.offset for source in plan.leaderless(0.0)] == [99]
 
 
 def test_what_was_looked_up_for_a_question_of_before_is_ignored():
@@ -305,10 +305,10 @@ def test_what_was_looked_up_for_a_question_of_before_is_ignored():
     plan = FetchPlan(CONFIG)
     plan.add(old)
     plan.add(new)
-    assert plan.house(old, Leader(ONE, 0), ID, 0.0) is None
+    assert plan.leader_found(old, Leader(ONE, 0), ID, 0.0) is None
     assert plan.lookup_failed(old, CorruptDataError("no"), 0.0) is None
     assert plan.cleared(old, OffsetOutOfRangeError("t", 0, 10, 20, 30), 0.0) is None
-    assert plan.homeless(0.0) == [new]
+    assert plan.leaderless(0.0) == [new]
 
 
 def test_an_answer_for_a_removed_partition_is_ignored():
@@ -335,7 +335,7 @@ def test_a_bounded_partition_is_asked_for_about_what_it_holds_as_plans_before_fo
         plan = FetchPlan(CONFIG, densities)
         source = FetchFrom("t", 0, 10, stop=10_010)
         plan.add(source)
-        plan.house(source, Leader(ONE, 5), ID, 0.0)
+        plan.leader_found(source, Leader(ONE, 5), ID, 0.0)
         (asked,) = plan.take(ONE, 0.0, 64 << 20)
         asked_bytes.append(asked.max_bytes)
         plan.landed(asked, answer(batches(10, 5000)), None, 0.0)

@@ -31,7 +31,7 @@ class CommittedOffset:
 
 
 class Groups:
-    """Reads and commits offsets of groups that nobody here is a member of. Thread-safe; has no state of its own."""
+    """Reads and commits offsets of groups, as a client that is no member of them. Thread-safe; has no state of its own."""
 
     def __init__(self, isolation: Isolation, calls: Calls, retries: Retries, coordinators: Coordinators) -> None:
         """Contacts nothing."""

@@ -103,7 +103,7 @@ class SaslConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClientConfig:
-    """Everything a Kafka client of ours can be told. Names, units and defaults are the Java client's unless noted.
+    """The settings of a Kafka client. Names, units and defaults are the Java client's unless noted.
 
     `bootstrap` is `host:port`, several separated by commas. TLS is spoken if `tls` is given, SASL if `sasl` is.
     Not the Java defaults: `max_partition_fetch_bytes` None shares a fetch among its partitions; `receive_buffer_bytes` and

@@ -1,6 +1,6 @@
 """Split discovery: which partitions exist, and where reading each of them begins and ends.
 
-A symbolic position is resolved to a number here, once (invariant I2). Partitions found later get their own start position,
+A symbolic position is resolved to a number here, once (invariant I2). Partitions discovered later get their own start position,
 earliest by default, whatever the initial one was, so that their first records are not lost (KAFKA-12478).
 """
 
@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 Positions = Position | Mapping[TopicPartition, Position]
 NoMatch = Literal["error", "latest"]
 
-MISSING_LOOKS = 4
-"""A partition is reported missing only when this many looks in a row do not see it: metadata flaps (FLINK-39837)."""
+MISSING_POLLS = 4
+"""A partition is reported missing only when this many answers in a row lack it: metadata flaps (FLINK-39837)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
 
     def later(self, known: Mapping[str, KafkaSplit]) -> Findings[KafkaSplit]:
         """Partitions not in `known`, and those of `known` that are gone: deleted, or of a topic that was re-created (I5)."""
-        found, missing = self._look_twice_for_missing(known)
+        found, missing = self._poll_for_missing(known)
         identities = {(split.topic, split.partition, split.topic_id) for split in known.values()}
         new = {tp: topic_id for tp, topic_id in found.items() if (*tp, topic_id) not in identities}
         starts = self.resolve(dict.fromkeys(new, self._plan.start_of_new_partitions), "latest")
@@ -169,21 +169,19 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
             return [f"{topic}-{partition}" for topic, partition in self._subscription.wanted if (topic, partition) not in found]
         return []  # a topic that is named must be there to be found; of a pattern's, none may match yet
 
-    def _look_twice_for_missing(
-        self, known: Mapping[str, KafkaSplit]
-    ) -> tuple[dict[TopicPartition, UUID | None], frozenset[str]]:
-        def look() -> tuple[dict[TopicPartition, UUID | None], frozenset[str]]:
+    def _poll_for_missing(self, known: Mapping[str, KafkaSplit]) -> tuple[dict[TopicPartition, UUID | None], frozenset[str]]:
+        def poll() -> tuple[dict[TopicPartition, UUID | None], frozenset[str]]:
             found = self._select(self._known_topics)
             gone = (s.split_id for s in known.values() if not _is(s, found))
             return found, frozenset(gone)
 
-        looks = Retrying(
+        polls = Retrying(
             retry=retry_if_result(lambda result: bool(result[1])),
-            stop=stop_after_attempt(MISSING_LOOKS),
+            stop=stop_after_attempt(MISSING_POLLS),
             wait=wait_exponential(multiplier=0.1, max=1.0),
             retry_error_callback=lambda state: state.outcome.result() if state.outcome else None,
         )
-        result: tuple[dict[TopicPartition, UUID | None], frozenset[str]] = looks(look)
+        result: tuple[dict[TopicPartition, UUID | None], frozenset[str]] = polls(poll)
         return result
 
     def resolve(

@@ -2,7 +2,7 @@
 
 A partition is in one of these states:
 
-- *homeless*: its leader must be looked up (at once, or after a backoff), see `homeless`, `house` and `lookup_failed`;
+- *leaderless*: its leader must be looked up (now, or after a backoff), see `leaderless`, `leader_found`, `lookup_failed`;
 - *in doubt*: the broker says that the offset is out of range, which proves nothing yet, see `doubtful` and `cleared`;
 - *ready*: `take` may put it in the next request to its broker;
 - *in flight*: in a request; `landed` or `lost` ends that;
@@ -33,9 +33,9 @@ _PARTITION_SHARE = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class FetchFrom:
-    """A partition to fetch, from `offset` (the next one wanted) up to `stop` (exclusive; None: for ever).
+    """A partition to fetch, from `offset` (the next one wanted) up to `stop` (exclusive; None: without end).
 
-    With a `topic_id` a topic re-created under the same name is noticed; without, the id is learnt at the first look-up.
+    With a `topic_id` a topic re-created under the same name is noticed; without, the id is learnt at the first lookup.
     `last_epoch` is the leader epoch of the last batch already read, if known: then a truncated log is noticed too (KIP-320).
     """
 
@@ -86,7 +86,7 @@ Outcome = FetchedData | FetchFailed | None
 
 
 class _State(Enum):
-    HOMELESS = auto()
+    LEADERLESS = auto()
     IN_DOUBT = auto()
     READY = auto()
     IN_FLIGHT = auto()
@@ -100,9 +100,9 @@ class _Partition:
     offset: int
     topic_id: UUID | None
     last_epoch: int | None
-    state: _State = _State.HOMELESS
+    state: _State = _State.LEADERLESS
     leader: Leader | None = None
-    home: Broker | None = None  # whom to ask: the leader, or a follower nearer to us (KIP-392)
+    replica: Broker | None = None  # the leader, or a follower nearer to us (KIP-392)
     ready_at: float = 0.0
     failing_since: float | None = None
     missing_since: float | None = None
@@ -156,17 +156,17 @@ class FetchPlan:
 
     # --- finding leaders -----------------------------------------------------------------------------------------------
 
-    def homeless(self, now: float) -> list[FetchFrom]:
+    def leaderless(self, now: float) -> list[FetchFrom]:
         """The partitions whose leader is to be looked up now."""
-        return [p.source for p in self._partitions.values() if p.state is _State.HOMELESS and p.ready_at <= now]
+        return [p.source for p in self._partitions.values() if p.state is _State.LEADERLESS and p.ready_at <= now]
 
     def doubtful(self, now: float) -> list[tuple[FetchFrom, int]]:
         """The partitions, with their offsets, of which the leader must be asked what range it has."""
         due = (p for p in self._partitions.values() if p.state is _State.IN_DOUBT and p.ready_at <= now)
         return [(p.source, p.offset) for p in due]
 
-    def house(self, source: FetchFrom, leader: Leader, topic_id: UUID | None, now: float) -> Outcome:
-        """A leader was found. A topic id other than the one the positions are for is not believed before 3 s have passed."""
+    def leader_found(self, source: FetchFrom, leader: Leader, topic_id: UUID | None, now: float) -> Outcome:
+        """A leader was found. Another topic id than that of the positions is an error once it has stayed for 3 s."""
         partition = self._current(source)
         if partition is None:
             return None
@@ -174,11 +174,11 @@ class FetchPlan:
             found = None if topic_id is None else str(topic_id)
             return self._missing(partition, TopicRecreatedError(source.topic, str(partition.topic_id), found), now)
         partition.topic_id, partition.missing_since = topic_id, None
-        partition.leader, partition.home, partition.state = leader, leader.broker, _State.READY
+        partition.leader, partition.replica, partition.state = leader, leader.broker, _State.READY
         return None
 
     def lookup_failed(self, source: FetchFrom, error: HeadraceError, now: float) -> Outcome:
-        """No leader was found; look again after a backoff, or give up when the deadline has passed or trying does not help."""
+        """No leader was found; ask again after a backoff, or give up when the deadline has passed or trying does not help."""
         partition = self._current(source)
         if partition is None:
             return None
@@ -199,7 +199,7 @@ class FetchPlan:
         return partition is not None and partition.state is _State.READY
 
     def topic_id_of(self, source: FetchFrom) -> UUID | None:
-        """The topic id that the positions of this partition are for: given by the caller or learnt at the first look-up."""
+        """The topic id that the positions of this partition are for: given by the caller or learnt at the first lookup."""
         partition = self._current(source)
         return source.topic_id if partition is None else partition.topic_id
 
@@ -207,7 +207,7 @@ class FetchPlan:
 
     def take(self, broker: Broker, now: float, room: int) -> list[Asked]:
         """The next request to a broker: its ready partitions, those longest not served first. They are then in flight."""
-        ready = [p for p in self._partitions.values() if p.state is _State.READY and p.home == broker and p.ready_at <= now]
+        ready = [p for p in self._partitions.values() if p.state is _State.READY and p.replica == broker and p.ready_at <= now]
         return [self._ask(partition, max(room // len(ready), _PARTITION_SHARE)) for partition in ready]
 
     def wants_wait(self, asked: Iterable[Asked]) -> bool:
@@ -219,14 +219,14 @@ class FetchPlan:
         times = [
             p.ready_at
             for p in self._partitions.values()
-            if (broker is None and p.state in (_State.HOMELESS, _State.IN_DOUBT))
-            or (broker is not None and p.state is _State.READY and p.home == broker)
+            if (broker is None and p.state in (_State.LEADERLESS, _State.IN_DOUBT))
+            or (broker is not None and p.state is _State.READY and p.replica == broker)
         ]
         return min(times, default=None)
 
-    def homes(self) -> set[Broker]:
+    def replicas(self) -> set[Broker]:
         """The brokers that partitions are fetched from."""
-        return {p.home for p in self._partitions.values() if p.home is not None}
+        return {p.replica for p in self._partitions.values() if p.replica is not None}
 
     def _ask(self, partition: _Partition, share: int) -> Asked:
         partition.state = _State.IN_FLIGHT
@@ -253,7 +253,7 @@ class FetchPlan:
         partition = asked.partition
         if self._partitions.get(partition.source.key) is not partition:
             return None
-        where = f"fetching {asked.topic}-{asked.index} at offset {asked.offset} from {partition.home}"
+        where = f"fetching {asked.topic}-{asked.index} at offset {asked.offset} from {partition.replica}"
         if answer.error == ErrorCode.OFFSET_OUT_OF_RANGE:
             self._out_of_range(partition)
             return None
@@ -263,7 +263,7 @@ class FetchPlan:
             return self._end(partition, LogTruncatedError(asked.topic, asked.index, asked.offset, answer.diverging[1]))
         partition.failing_since, partition.failures, partition.state = None, 0, _State.READY
         if preferred is not None:
-            partition.home = preferred
+            partition.replica = preferred
             return None
         try:
             return self._advance(partition, asked, answer)
@@ -294,7 +294,7 @@ class FetchPlan:
         partition.last_epoch = span.last_epoch if span.last_epoch is not None else partition.last_epoch
         self._partitions.pop(partition.source.key)
         if not partition.ended:
-            self._partitions[partition.source.key] = partition  # to the end of the line
+            self._partitions[partition.source.key] = partition  # last in the order of fetching
         return FetchedData(
             topic=asked.topic,
             partition=asked.index,
@@ -315,13 +315,13 @@ class FetchPlan:
             partition.max_bytes = min(asked.max_bytes * 2, max(self._config.fetch_max_bytes, asked.max_bytes))
 
     def _out_of_range(self, partition: _Partition) -> None:
-        if partition.leader is not None and partition.home != partition.leader.broker:
-            partition.home, partition.state = partition.leader.broker, _State.READY  # a follower lags: ask the leader
+        if partition.leader is not None and partition.replica != partition.leader.broker:
+            partition.replica, partition.state = partition.leader.broker, _State.READY  # a follower lags: ask the leader
         else:
             partition.state = _State.IN_DOUBT
 
     def _missing(self, partition: _Partition, error: HeadraceError, now: float) -> FetchFailed | None:
-        """The topic seems gone. A broker may lag behind, so it is believed only when it stays so."""
+        """The topic seems gone. A broker may lag behind, so it is an error only after 3 s."""
         if partition.missing_since is None:
             partition.missing_since = now
         elif now - partition.missing_since >= _UNKNOWN_TOPIC_GRACE_S:
@@ -349,7 +349,7 @@ class FetchPlan:
         longest = max(self._config.retry_backoff_ms, self._config.retry_backoff_max_ms)
         partition.ready_at = now + min(self._config.retry_backoff_ms * 2 ** min(partition.failures, 30), longest) / 1000
         partition.failures += 1
-        partition.state = _State.HOMELESS
+        partition.state = _State.LEADERLESS
 
     def _end(self, partition: _Partition, error: HeadraceError) -> FetchFailed:
         self._partitions.pop(partition.source.key, None)

@@ -1,8 +1,8 @@
 """Fetching records: one thread per broker keeps the next request in flight while the reader decodes what came.
 
 The threads only move bytes: what to ask and what an answer means is `fetch_plan`'s. One more thread looks up leaders and
-checks doubts, so that a slow metadata request never holds up a fetch. `poll`, `assign`, `finish` and `close` are for one
-reader thread.
+checks offsets out of range, so that a slow metadata request never holds up a fetch. `poll`, `assign`, `finish` and `close`
+are for one reader thread.
 """
 
 from __future__ import annotations
@@ -143,10 +143,10 @@ class Fetcher:
     def _run(self, broker: Broker | None) -> None:
         try:
             if broker is None:
-                self._look_up_for_ever()
+                self._run_lookups()
             else:
-                self._fetch_for_ever(broker)
-        except BaseException as error:  # noqa: BLE001 - the reader must hear of it instead of waiting for ever
+                self._run_fetches(broker)
+        except BaseException as error:  # noqa: BLE001 - poll() raises it; without it the reader would wait without end
             with self._lock:
                 self._crash = error
                 self._to_reader.notify_all()
@@ -163,30 +163,30 @@ class Fetcher:
         if self._queue or not len(self._plan):
             self._to_reader.notify_all()
 
-    # --- the thread that looks things up -------------------------------------------------------------------------------
+    # --- the lookup thread ----------------------------------------------------------------------------------------------
 
-    def _look_up_for_ever(self) -> None:
+    def _run_lookups(self) -> None:
         while True:
             with self._lock:
-                homeless, doubtful = self._wait_for_lookups()
+                leaderless, doubtful = self._wait_for_lookups()
                 if self._closed:
                     return
-            self._look_up(homeless)
+            self._look_up(leaderless)
             for source, offset in doubtful:
                 self._check_range(source, offset)
 
     def _wait_for_lookups(self) -> tuple[list[FetchFrom], list[tuple[FetchFrom, int]]]:
         while not self._closed:
             now = time.monotonic()
-            homeless, doubtful = self._plan.homeless(now), self._plan.doubtful(now)
-            if homeless or doubtful:
-                return homeless, doubtful
+            leaderless, doubtful = self._plan.leaderless(now), self._plan.doubtful(now)
+            if leaderless or doubtful:
+                return leaderless, doubtful
             due = self._plan.next_due(None)
             self._to_threads.wait(None if due is None else max(due - now, 0.0))
         return [], []
 
     def _look_up(self, sources: list[FetchFrom]) -> None:
-        """Find the leaders of these partitions: one Metadata request for all whose topic is not known well."""
+        """Find the leaders of these partitions: one Metadata request for all whose topic is not fresh in the cache."""
         try:
             self._cluster.warm({source.topic for source in sources})
         except HeadraceError as error:
@@ -200,7 +200,7 @@ class Fetcher:
                 self._lookups_failed([source], error)
         # All at once, so that a broker's first request already asks for all that it leads.
         with self._lock:
-            self._deliver([self._plan.house(*home, time.monotonic()) for home in found])
+            self._deliver([self._plan.leader_found(*item, time.monotonic()) for item in found])
             for source, leader, _ in found:
                 if self._plan.is_ready(source):
                     self._start(leader.broker)
@@ -228,7 +228,7 @@ class Fetcher:
         found = self._cluster.find_topics([source.topic])[source.topic]
         expected = self._plan.topic_id_of(source)
         if found is None or (expected is not None and found.topic_id != expected):
-            return RetriableError(f"the topic {source.topic!r} is not the one it was")  # the look-up that follows settles it
+            return RetriableError(f"the topic {source.topic!r} is not the one it was")  # the lookup that follows decides
         earliest = self._cluster.list_offsets({source.key: Earliest()})[source.key].offset
         latest = self._cluster.list_offsets({source.key: Latest()}, Isolation.READ_UNCOMMITTED)[source.key].offset
         if earliest is None or latest is None or earliest <= offset <= latest:
@@ -237,7 +237,7 @@ class Fetcher:
 
     # --- the threads that fetch ----------------------------------------------------------------------------------------
 
-    def _fetch_for_ever(self, broker: Broker) -> None:
+    def _run_fetches(self, broker: Broker) -> None:
         throttled_until = 0.0
         while True:
             with self._lock:
@@ -275,7 +275,7 @@ class Fetcher:
 
     def _room(self) -> int:
         """How many bytes the next request may bring: a broker's share of the budget, or 0 while that much is not free."""
-        share = self._budget // (2 * max(1, len(self._plan.homes())))
+        share = self._budget // (2 * max(1, len(self._plan.replicas())))
         size = min(self._config.fetch_max_bytes, _LARGEST_REQUEST, max(share, _SMALLEST_REQUEST))
         used = self._queued_bytes + self._asked_bytes
         return size if used == 0 or used + size <= self._budget else 0

@@ -28,7 +28,7 @@ class ConnectionPool:
     """Lends connections by address. Thread-safe; safe in forked children, which never touch their parent's connections.
 
     A broker that refused a connection is not tried again before `reconnect.backoff.ms`, doubled per failure up to
-    `reconnect.backoff.max.ms`. Connections idle for `connections.max.idle.ms` are closed when next looked at.
+    `reconnect.backoff.max.ms`. Connections idle for `connections.max.idle.ms` are closed at the next lease.
     """
 
     def __init__(self, config: ClientConfig) -> None:
@@ -44,7 +44,7 @@ class ConnectionPool:
         self._failures: dict[Address, _Failures] = {}
 
     def lease(self, address: Address) -> Connection:
-        """A live connection that is the caller's alone until `give_back`, or for ever.
+        """A live connection that is the caller's alone until `give_back`, if it is given back.
 
         Waits out the reconnect backoff of this address. Raises what `Connection` raises.
         """
@@ -64,7 +64,7 @@ class ConnectionPool:
             self._idle[host, int(port)].append(connection)
 
     def close(self) -> None:
-        """Close the idle connections; those on loan are closed when given back. Wakes whoever waits for a backoff."""
+        """Close the idle connections; those on loan are closed when given back. Wakes threads that wait for a backoff."""
         self._closed.set()
         with self._lock:
             idle, self._idle = self._idle, defaultdict(list)
