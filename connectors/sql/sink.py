@@ -36,7 +36,7 @@ from headrace.enumerator.errors import DataLossError, PeerError, RetriableError,
 __all__ = ["SqlCommitter", "SqlSink"]
 
 _DATABASES: dict[Product, TwoPhaseDatabase] = {Product.POSTGRESQL: PostgreSql(), Product.MYSQL: MySql()}
-_POLL_SECONDS = 0.02
+_POLL_S = 0.02
 _NAMED = 10  # more gids than this are counted in a message, not named
 
 
@@ -209,7 +209,7 @@ def _end_surely(end: Callable[[], EndAnswer], gid: str, timeout_s: float) -> End
     """DONE or GONE: wait for a session that has the transaction now."""
     busy = retry_if_result(lambda ended: ended is EndAnswer.BUSY)
     try:
-        return Retrying(retry=busy, stop=stop_after_delay(timeout_s), wait=wait_fixed(_POLL_SECONDS))(end)
+        return Retrying(retry=busy, stop=stop_after_delay(timeout_s), wait=wait_fixed(_POLL_S))(end)
     except RetryError as error:
         raise RetriableError(f"another session has had transaction {gid} for {timeout_s:g} s: end that session") from error
 

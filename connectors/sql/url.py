@@ -16,7 +16,7 @@ from headrace.enumerator.errors import UsageError
 __all__ = ["ISOLATION", "Product", "driver_engine", "malformed", "product_of", "shown", "task_engine"]
 
 ISOLATION = "READ COMMITTED"  # weaker locks than MariaDB's default, which would make transactions wait for prepared ones
-CONNECT_SECONDS = "10"
+CONNECT_S = "10"
 
 
 class Product(Enum):
@@ -103,7 +103,7 @@ def _engine(url: str, lock_timeout_s: float, **options: Any) -> Engine:  # noqa:
     else:
         options["isolation_level"] = ISOLATION
         if "connect_timeout" not in parsed.query:
-            parsed = parsed.update_query_dict({"connect_timeout": CONNECT_SECONDS})
+            parsed = parsed.update_query_dict({"connect_timeout": CONNECT_S})
     try:
         engine = create_engine(parsed, hide_parameters=True, **options)
     except ImportError as error:

@@ -11,8 +11,8 @@ from typing import Self
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 
 FETCH = 5000
-POLL_SECONDS = 0.2
-ANSWER_SECONDS = 30.0
+POLL_S = 0.2
+ANSWER_S = 30.0
 
 
 class Follower:
@@ -48,7 +48,7 @@ class Follower:
 
     def look(self) -> None:
         """Take what has come; waits a moment where nothing has."""
-        for message in self._consumer.consume(FETCH, POLL_SECONDS):
+        for message in self._consumer.consume(FETCH, POLL_S):
             if (error := message.error()) is not None:
                 raise KafkaException(error)
             if message.topic() == self._copy:
@@ -63,5 +63,5 @@ class Follower:
         return [
             TopicPartition(topic, partition, OFFSET_BEGINNING)
             for topic in topics
-            for partition in self._consumer.list_topics(topic, ANSWER_SECONDS).topics[topic].partitions
+            for partition in self._consumer.list_topics(topic, ANSWER_S).topics[topic].partitions
         ]

@@ -14,9 +14,9 @@ from headrace.beam import ReadFromKafka, WriteToKafka
 Total = tuple[int, int]
 """Flights, and the minutes by which they came late."""
 
-WINDOW_SECONDS = 5
-DISCOVERY_SECONDS = 2
-ALLOWED_LATENESS_SECONDS = 24 * 3600
+WINDOW_S = 5
+DISCOVERY_S = 2
+ALLOWED_LATENESS_S = 24 * 3600
 SHARDS = 2
 
 
@@ -27,7 +27,7 @@ def build(pipeline: beam.Pipeline, bootstrap: str, topic: str, copy: str, delays
         [topic],
         timestamp_policy=ReadFromKafka.create_time_policy,
         commit_offset_in_finalize=True,
-        dynamic_read_poll_interval_seconds=DISCOVERY_SECONDS,
+        dynamic_read_poll_interval_seconds=DISCOVERY_S,
     )
     _ = flights | "Copy" >> _write(bootstrap, copy)
     totals = (
@@ -36,10 +36,10 @@ def build(pipeline: beam.Pipeline, bootstrap: str, topic: str, copy: str, delays
         # A partition that is found late brings flights of windows that have closed: they come as a further total of the window.
         | "Window"
         >> beam.WindowInto(
-            FixedWindows(WINDOW_SECONDS),
+            FixedWindows(WINDOW_S),
             trigger=AfterWatermark(late=AfterCount(1)),
             accumulation_mode=AccumulationMode.DISCARDING,
-            allowed_lateness=ALLOWED_LATENESS_SECONDS,
+            allowed_lateness=ALLOWED_LATENESS_S,
         )
         | "Total" >> beam.CombinePerKey(add)
     )

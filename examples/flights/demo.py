@@ -35,9 +35,9 @@ PARTITIONS, PARTITIONS_WHILE_DOWN, PARTITIONS_WHILE_RUNNING = 3, 6, 9  # carrier
 FIRST_KILL, GROWTH, SECOND_KILL = 0.25, 0.45, 0.65  # shares of the flights that are out by then
 BATCHES_AT_LEAST = 15
 HOLD_SHARE = 0.25  # of the flights: production waits when it is so far ahead, so that no machine is too slow for the plan
-LOOK_SECONDS = 0.01
-SAMPLE_SECONDS = 0.25
-STALL_SECONDS = 180.0
+POLL_S = 0.01
+SAMPLE_S = 0.25
+STALL_S = 180.0
 
 
 class Demo:
@@ -128,17 +128,17 @@ class Demo:
         while not (found := condition()):
             self._look()
             if self._last.records_out != progress:
-                progress, deadline = self._last.records_out, time.monotonic() + STALL_SECONDS
+                progress, deadline = self._last.records_out, time.monotonic() + STALL_S
             if time.monotonic() > deadline:
-                raise DemoError(f"nothing moved for {STALL_SECONDS:.0f} s while waiting for {what}:\n{self._driver.log_tail()}")
-            time.sleep(LOOK_SECONDS)
+                raise DemoError(f"nothing moved for {STALL_S:.0f} s while waiting for {what}:\n{self._driver.log_tail()}")
+            time.sleep(POLL_S)
         return found
 
     def _look(self) -> None:
         """Notice a process or thread that died; sample and show, when it is time."""
         is_running = self._driver.is_running
         self._producer.is_done()
-        if self.history.now >= self._last.at + SAMPLE_SECONDS:
+        if self.history.now >= self._last.at + SAMPLE_S:
             self._sample()
             if self._state == "starting" and self._last.records_out:
                 self._state = "running"

@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 PARTITIONS, PARTITIONS_WHILE_DOWN, PARTITIONS_WHILE_RUNNING, PARTITIONS_BETWEEN = 3, 5, 7, 9
 FIRST_KILL, GROWTH, SECOND_KILL, SAVEPOINT = 0.15, 0.3, 0.45, 0.6  # shares of the flights that are out by then
 HOLD_SHARE = 0.2  # of the flights: production waits when it is so far ahead, so that no machine is too slow for the plan
-STALL_SECONDS = 300.0
+STALL_S = 300.0
 CHECKPOINT_MS = 2000
 
 
@@ -119,8 +119,8 @@ class Demo:
             self._producer.hold = self._producer.acknowledged.total() - self._follower.copied > ahead * self._total
             if self._follower.copied + self._follower.flights.total() != seen:
                 seen, since = self._follower.copied + self._follower.flights.total(), time.monotonic()
-            if time.monotonic() - since > STALL_SECONDS:
-                raise DemoError(f"nothing moved for {STALL_SECONDS:.0f} s while waiting for {what}")
+            if time.monotonic() - since > STALL_S:
+                raise DemoError(f"nothing moved for {STALL_S:.0f} s while waiting for {what}")
 
     def _say(self, text: str) -> None:
         seconds = time.monotonic() - self._began

@@ -12,8 +12,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-LINE_SECONDS = 5.0
-RATE_SECONDS = 5.0
+LINE_S = 5.0
+RATE_S = 5.0
 
 EventKind = Literal["kill", "restore", "partitions"]
 
@@ -57,7 +57,7 @@ class History:
     def rates(self) -> tuple[float, float]:
         """Records per second, in and out, over the last seconds."""
         last = self.samples[-1]
-        first = next(sample for sample in self.samples if sample.at >= last.at - RATE_SECONDS)
+        first = next(sample for sample in self.samples if sample.at >= last.at - RATE_S)
         seconds = max(last.at - first.at, 0.1)
         return (last.records_in - first.records_in) / seconds, (last.records_out - first.records_out) / seconds
 
@@ -89,7 +89,7 @@ class Display:
         line = self._line(state, partitions)
         if self._live is not None:
             self._live.update(self._bar(line))
-        elif self._history.now >= self._written_at + LINE_SECONDS:
+        elif self._history.now >= self._written_at + LINE_S:
             self._written_at = self._history.now
             self._write(line)
 

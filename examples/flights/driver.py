@@ -18,7 +18,7 @@ from files import batch_under_way
 
 JOB = Path(__file__).with_name("job.py")
 LOG_LINES, LINE_LENGTH = 40, 400
-STATE_SECONDS = 10.0
+STATE_S = 10.0
 
 
 class DemoError(Exception):
@@ -131,7 +131,7 @@ class Driver:
         for process in family:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        status = self._process.wait(STATE_SECONDS)
+        status = self._process.wait(STATE_S)
         _wait_for(family, set())
         self._process = None
         return status
@@ -147,11 +147,11 @@ def _home_of_headrace() -> Path:
 
 def _wait_for(processes: set[psutil.Process], statuses: set[str]) -> None:
     """Wait until each process has one of these statuses, or is gone."""
-    deadline = time.monotonic() + STATE_SECONDS
+    deadline = time.monotonic() + STATE_S
     reached = {*statuses, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             while process.is_running() and process.status() not in reached:
                 if time.monotonic() > deadline:
-                    raise DemoError(f"{process} did not become {statuses or 'dead'} within {STATE_SECONDS:.0f} s")
+                    raise DemoError(f"{process} did not become {statuses or 'dead'} within {STATE_S:.0f} s")
                 time.sleep(0.001)

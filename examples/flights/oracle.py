@@ -21,8 +21,8 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from files import committed_files
 
 FETCH = 10_000
-POLL_SECONDS = 0.2
-ANSWER_SECONDS = 30.0
+POLL_S = 0.2
+ANSWER_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -125,15 +125,15 @@ def _messages(bootstrap: str, topic: str) -> Iterator[Message]:
         }
     )
     try:
-        partitions = set(consumer.list_topics(topic, ANSWER_SECONDS).topics[topic].partitions)
+        partitions = set(consumer.list_topics(topic, ANSWER_S).topics[topic].partitions)
         consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in partitions])
         last = time.monotonic()
         while partitions:
-            messages = consumer.consume(FETCH, POLL_SECONDS)
+            messages = consumer.consume(FETCH, POLL_S)
             if messages:
                 last = time.monotonic()
-            elif time.monotonic() > last + ANSWER_SECONDS:
-                raise TimeoutError(f"nothing from partitions {sorted(partitions)} of {topic} for {ANSWER_SECONDS:.0f} s")
+            elif time.monotonic() > last + ANSWER_S:
+                raise TimeoutError(f"nothing from partitions {sorted(partitions)} of {topic} for {ANSWER_S:.0f} s")
             for message in messages:
                 error = message.error()
                 if error is None:

@@ -12,8 +12,8 @@ from typing import Self
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-TICK_SECONDS = 0.05
-FLUSH_SECONDS = 30.0
+TICK_S = 0.05
+FLUSH_S = 30.0
 
 
 class FlightProducer:
@@ -34,7 +34,7 @@ class FlightProducer:
         )
         self._topic = topic
         self._records = iter(records)
-        self._chunk = max(1, round(rate * TICK_SECONDS))
+        self._chunk = max(1, round(rate * TICK_S))
         self._stopped = threading.Event()
         self._pool = ThreadPoolExecutor(1, "producer")
         self.acknowledged: Counter[int] = Counter()
@@ -65,13 +65,13 @@ class FlightProducer:
             for key, value in chunk:
                 self._producer.produce(self._topic, value, key, on_delivery=self._delivered)
             self._producer.poll(0)
-            while not self._stopped.wait(TICK_SECONDS) and self.hold:
+            while not self._stopped.wait(TICK_S) and self.hold:
                 self._producer.poll(0)
             if self._stopped.is_set():
                 self._producer.purge()
                 return False
-        if left := self._producer.flush(FLUSH_SECONDS):
-            raise TimeoutError(f"{left} flights were not acknowledged within {FLUSH_SECONDS:.0f} s")
+        if left := self._producer.flush(FLUSH_S):
+            raise TimeoutError(f"{left} flights were not acknowledged within {FLUSH_S:.0f} s")
         return True
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:

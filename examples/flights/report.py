@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import StrMethodFormatter
 from rich.table import Table
 
-BIN_SECONDS = 2.0
+BIN_S = 2.0
 COLOURS = {"in": "#9aa5b1", "out": "#1f6fb4", "kill": "#c62828", "restore": "#2e7d32", "partitions": "#e08e0b"}
 LABEL_HEIGHTS: dict[EventKind, float] = {"kill": 0.98, "partitions": 0.91, "restore": 0.84}  # apart, for events that are close
 LABELS: dict[EventKind, str] = {"kill": "driver killed", "restore": "restored", "partitions": "partitions added"}
@@ -57,8 +57,8 @@ def draw(history: History, path: Path) -> None:
 
 def _draw_rates(axes: Axes, history: History) -> None:
     at, records_in, records_out = _columns(history)
-    edges = np.arange(0, at[-1] + BIN_SECONDS, BIN_SECONDS)
-    rate_in, rate_out = (np.diff(np.interp(edges, at, counts)) / BIN_SECONDS for counts in (records_in, records_out))
+    edges = np.arange(0, at[-1] + BIN_S, BIN_S)
+    rate_in, rate_out = (np.diff(np.interp(edges, at, counts)) / BIN_S for counts in (records_in, records_out))
     axes.stairs(rate_out, edges, color=COLOURS["out"], fill=True, alpha=0.85)
     axes.stairs(rate_in, edges, color=COLOURS["in"], linewidth=1.8)
     axes.set_ylabel("records per second")

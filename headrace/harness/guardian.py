@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 
-POLL_SECONDS = 1.0  # only for an owner whose forked children still hold our standard input open
+POLL_S = 1.0  # only for an owner whose forked children still hold our standard input open
 REMOVE_ATTEMPTS = 100  # of 50 ms each: the kernel takes a moment to end a killed JVM, which may still make files
 
 
@@ -23,7 +23,7 @@ def main(owner: int, directory: str) -> None:
     """Wait until process `owner` is gone or closes our standard input, then leave nothing of its cluster behind."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    while os.getppid() == owner and not select.select([sys.stdin], [], [], POLL_SECONDS)[0]:
+    while os.getppid() == owner and not select.select([sys.stdin], [], [], POLL_S)[0]:
         pass
     group = os.getpgrp()
     if os.fork():

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from headrace.enumerator.errors import UsageError
 
 HOST = "127.0.0.1"
-CONNECT_SECONDS = 5.0
+CONNECT_S = 5.0
 
 
 class Ports:
@@ -50,7 +50,7 @@ def is_listening(address: str) -> bool:
     """Whether anything accepts connections at `host:port`: cheaper to ask than a client that backs off."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
     except OSError:
         return False
     return True

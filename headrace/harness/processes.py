@@ -12,7 +12,7 @@ from pathlib import Path
 
 from headrace.harness import guardian as guardian_module
 
-STOP_SECONDS = 30.0  # a polite stop that takes longer becomes a kill
+STOP_S = 30.0  # a polite stop that takes longer becomes a kill
 
 # The collector with the least memory and threads, and IPv4 because the ports are reserved there.
 JAVA_OPTIONS = ("-XX:+UseSerialGC", "-Djava.net.preferIPv4Stack=true", "-Djava.awt.headless=true")
@@ -70,7 +70,7 @@ class ServerProcess:
         self.resume()
         self._process.terminate()
         try:
-            self._process.wait(STOP_SECONDS)
+            self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             self.kill()
 

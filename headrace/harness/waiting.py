@@ -8,13 +8,11 @@ from tenacity import RetryError, Retrying, retry_if_exception_type, stop_after_d
 
 from headrace.enumerator.errors import DeadlineExceededError, RetriableError
 
-POLL_SECONDS = 0.05
-WAIT_SECONDS = 120.0
+POLL_S = 0.05
+WAIT_S = 120.0
 
 
-def wait_until(
-    check: Callable[[], None], what: str, seconds: float = WAIT_SECONDS, pause_seconds: float = POLL_SECONDS
-) -> None:
+def wait_until(check: Callable[[], None], what: str, seconds: float = WAIT_S, pause_s: float = POLL_S) -> None:
     """Call `check`, by default every 50 ms, until it no longer raises RetriableError.
 
     Raises DeadlineExceededError, beginning with `what`, after `seconds`; and at once whatever else `check` raises.
@@ -22,7 +20,7 @@ def wait_until(
     attempts = Retrying(
         retry=retry_if_exception_type(RetriableError),
         stop=stop_after_delay(seconds),
-        wait=wait_fixed(pause_seconds),
+        wait=wait_fixed(pause_s),
     )
     try:
         attempts(check)

@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.enumerator.errors import PeerError, RetriableError, StateError
 
-ANSWER_SECONDS = 30.0
+ANSWER_S = 30.0
 FAILURE_LINES = 60
 ENDED = frozenset({"FINISHED", "CANCELED", "FAILED"})
 """States of a job that does nothing any more."""
@@ -118,7 +118,7 @@ class FlinkRest:
         self._ask("PATCH", f"/jobs/{job_id}?mode=cancel")
 
     def _ask(self, method: str, path: str, body: object = None, absent: Any = None) -> Any:
-        connection = HTTPConnection(self.address, timeout=ANSWER_SECONDS)
+        connection = HTTPConnection(self.address, timeout=ANSWER_S)
         try:
             headers = {"Content-Type": "application/json"}
             connection.request(method, path, None if body is None else json.dumps(body), headers)

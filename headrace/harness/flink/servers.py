@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LOG_LINES = 40
-LOOK_SECONDS = 0.2
-WAIT_SECONDS = 180.0
+POLL_S = 0.2
+WAIT_S = 180.0
 CHECKPOINT_MS = 2000
 
 JOB_MANAGER, TASK_MANAGER, JOB_SERVER, WORKERS = "job manager", "task manager", "job server", "workers"
@@ -79,7 +79,7 @@ class FlinkCluster:
         ]
         return flags if savepoint is None else [*flags, f"--savepoint_path={savepoint}"]
 
-    def submit(self, pipeline: Pipeline, seconds: float = WAIT_SECONDS) -> str:
+    def submit(self, pipeline: Pipeline, seconds: float = WAIT_S) -> str:
         """Run a pipeline that was made with `options()`, and give its job id once Flink has the job.
 
         Raises PeerError when Beam's job server refuses it.
@@ -104,11 +104,11 @@ class FlinkCluster:
         """One look at a job."""
         return self.rest.job(job_id)
 
-    def wait_running(self, job_id: str, seconds: float = WAIT_SECONDS) -> JobView:
+    def wait_running(self, job_id: str, seconds: float = WAIT_S) -> JobView:
         """Wait until every task of the job runs."""
         return self._wait(job_id, lambda view: view if view.is_running else None, "is not running", seconds)
 
-    def wait_checkpoint(self, job_id: str, seconds: float = WAIT_SECONDS) -> FlinkCheckpoint:
+    def wait_checkpoint(self, job_id: str, seconds: float = WAIT_S) -> FlinkCheckpoint:
         """Wait for a completed checkpoint that begins after this call: it covers whatever was seen before the call."""
         before = time.time_ns() // 1_000_000
 
@@ -121,7 +121,7 @@ class FlinkCluster:
         """The completed ones that Flink remembers (ten), the newest first."""
         return self.rest.checkpoints(job_id)
 
-    def savepoint(self, job_id: str, seconds: float = WAIT_SECONDS) -> str:
+    def savepoint(self, job_id: str, seconds: float = WAIT_S) -> str:
         """Take a savepoint, cancel the job with it, and give the savepoint's path for `options(savepoint=...)`.
 
         Raises StateError with Flink's text when it cannot be taken: the job goes on.
@@ -134,12 +134,12 @@ class FlinkCluster:
         self.wait_ended(job_id, seconds)
         return found[0]
 
-    def cancel(self, job_id: str, seconds: float = WAIT_SECONDS) -> None:
+    def cancel(self, job_id: str, seconds: float = WAIT_S) -> None:
         """Cancel the job and wait for its end; its retained checkpoints stay."""
         self.rest.cancel(job_id)
         self.wait_ended(job_id, seconds)
 
-    def wait_ended(self, job_id: str, seconds: float = WAIT_SECONDS) -> str:
+    def wait_ended(self, job_id: str, seconds: float = WAIT_S) -> str:
         """Wait until the job is FINISHED, CANCELED or FAILED, and say which."""
         state = ""
 
@@ -179,7 +179,7 @@ class FlinkCluster:
                 raise PeerError(f"job {view.name!r} is {view.state}: {last}")
             raise RetriableError(f"job {view.name!r} is {view.state}, {last}")
 
-        wait_until(look, f"job {job_id} {what}", seconds, LOOK_SECONDS)
+        wait_until(look, f"job {job_id} {what}", seconds, POLL_S)
         return found[0]
 
     # --- processes ----------------------------------------------------------------------------------------------------

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.enumerator.errors import PeerError
 from headrace.harness.kafka.jars import KAFKA_VERSION
-from headrace.harness.processes import STOP_SECONDS
+from headrace.harness.processes import STOP_S
 
 if TYPE_CHECKING:
     from testcontainers.core.container import DockerContainer
 
 IMAGE = f"apache/kafka:{KAFKA_VERSION}"
 LOCAL_ENGINE = "unix:///var/run/docker.sock"  # the default of docker's own client
-PING_SECONDS = 3
+PING_S = 3
 
 
 def docker_answers() -> bool:
@@ -39,7 +39,7 @@ def docker_answers() -> bool:
     except ImportError:
         return False
     try:
-        client = docker.from_env(timeout=PING_SECONDS)
+        client = docker.from_env(timeout=PING_S)
         try:
             return bool(client.info().get("OperatingSystem") != "Docker Desktop")
         finally:
@@ -54,7 +54,7 @@ def _engine_listens() -> bool:
     if scheme != "unix":
         return False
     with socket.socket(socket.AF_UNIX) as engine:
-        engine.settimeout(PING_SECONDS)
+        engine.settimeout(PING_S)
         return engine.connect_ex(path) == 0
 
 
@@ -86,7 +86,7 @@ class ContainerNode:
         """Docker's stop: SIGTERM, and SIGKILL after 30 s."""
         if self.is_running():
             self.resume()
-            self._docker.stop(timeout=int(STOP_SECONDS))
+            self._docker.stop(timeout=int(STOP_S))
 
     def pause(self) -> None:
         """Docker's pause: the freezer."""

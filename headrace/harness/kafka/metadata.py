@@ -12,7 +12,7 @@ from kafka.protocol.metadata import MetadataRequest
 from headrace.enumerator.errors import RetriableError
 from headrace.harness.ports import is_listening
 
-ANSWER_SECONDS = 5.0
+ANSWER_S = 5.0
 
 
 def addresses(bootstrap: str) -> list[str]:
@@ -27,7 +27,7 @@ def ask(address: str, topics: Iterable[str]) -> Any:  # noqa: ANN401 - kafka-pyt
     """
     if not is_listening(address):
         raise RetriableError(f"nothing listens at {address}")
-    milliseconds = int(ANSWER_SECONDS * 1000)
+    milliseconds = int(ANSWER_S * 1000)
     client = KafkaNetClient(bootstrap_servers=[address], request_timeout_ms=milliseconds, client_id="headrace-broker")
     try:
         client.check_version(timeout_ms=milliseconds)
