@@ -11,6 +11,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from headrace.connectors.commit import JobCommitter
+from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.wire.connection import Connection
 from headrace.connectors.kafka.client.wire.protocol import UpdateFeaturesRequest
@@ -113,7 +114,7 @@ def set_transaction_version(bootstrap: str, level: int) -> None:
             upgrade_type=SAFE_DOWNGRADE if level < current else UPGRADE,
         )
         response = connection.request(UpdateFeaturesRequest(timeout_ms=10_000, feature_updates=[key], validate_only=False))
-        assert response.error_code == 0, response
+        assert response.error_code == ErrorCode.NONE, response
         deadline = time.monotonic() + PATIENCE_S
         while connection.finalized_features().get("transaction.version") != level:
             assert time.monotonic() < deadline

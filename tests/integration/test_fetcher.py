@@ -11,6 +11,7 @@ import pytest
 from kafka.record import MemoryRecords
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
+from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.errors import OffsetOutOfRangeError, TopicRecreatedError
 from headrace.connectors.kafka.client.positions import Latest
 from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
@@ -258,7 +259,7 @@ def delete_records(kafka: KafkaCluster, topic: str, before: int) -> None:
     partition = wanted.DeleteRecordsPartition(partition_index=0, offset=before)
     message = DeleteRecordsRequest(topics=[wanted(name=topic, partitions=[partition])], timeout_ms=30_000)
     response = kafka.call(kafka.leader(topic, 0).broker, message)
-    assert response.topics[0].partitions[0].error_code == 0
+    assert response.topics[0].partitions[0].error_code == ErrorCode.NONE
 
 
 def fails(kafka: KafkaCluster, source: FetchFrom) -> FetchFailed:

@@ -5,6 +5,7 @@ from uuid import UUID
 
 import pytest
 
+from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.errors import (
     LogTruncatedError,
     OffsetOutOfRangeError,
@@ -142,7 +143,19 @@ def test_under_read_committed_what_is_not_stable_yet_does_not_raise_the_size():
     assert plan.take(ONE, 0.0, ROOM)[0].max_bytes == asked.max_bytes
 
 
-@pytest.mark.parametrize("code", [3, 6, 56, 74, 75, 78, 100, 103])
+@pytest.mark.parametrize(
+    "code",
+    [
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.OFFSET_NOT_AVAILABLE,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.INCONSISTENT_TOPIC_ID,
+    ],
+)
 def test_a_retriable_error_looks_up_the_leader_again_after_a_backoff(code):
     source = FetchFrom("t", 0, 10)
     plan = plan_of(source)
@@ -162,7 +175,7 @@ def test_errors_without_a_success_between_end_at_the_deadline():
     now, outcome, tries = 0.0, None, 0
     while outcome is None:
         (asked,) = plan.take(ONE, now, ROOM)
-        outcome = plan.landed(asked, answer(error=6), None, now)
+        outcome = plan.landed(asked, answer(error=ErrorCode.NOT_LEADER_OR_FOLLOWER), None, now)
         tries += 1
         if outcome is None:
             now = plan.next_due(None)
@@ -180,7 +193,7 @@ def test_a_success_starts_the_deadline_anew():
     plan = plan_of(source)
     for now in (0.0, 9.0, 18.0, 27.0):
         (asked,) = plan.take(ONE, now, ROOM)
-        assert plan.landed(asked, answer(error=6), None, now) is None
+        assert plan.landed(asked, answer(error=ErrorCode.NOT_LEADER_OR_FOLLOWER), None, now) is None
         plan.leader_found(source, Leader(ONE, 5), ID, now + 1)
         (asked,) = plan.take(ONE, now + 1, ROOM)
         plan.landed(asked, answer(), None, now + 1)
@@ -196,7 +209,7 @@ def test_a_lost_connection_keeps_the_offset():
 def test_an_error_that_does_not_pass_ends_one_partition_and_no_other():
     plan = plan_of(FetchFrom("t", 0, 10), FetchFrom("t", 1, 20))
     first, second = plan.take(ONE, 0.0, ROOM)
-    failed = plan.landed(first, answer(error=29), None, 0.0)
+    failed = plan.landed(first, answer(error=ErrorCode.TOPIC_AUTHORIZATION_FAILED), None, 0.0)
     assert isinstance(failed, FetchFailed)
     assert isinstance(plan.landed(second, answer(batches(20, 1)), None, 0.0), FetchedData)
     assert [asked.index for asked in plan.take(ONE, 0.0, ROOM)] == [1]
@@ -206,7 +219,7 @@ def test_out_of_range_is_a_doubt_and_no_verdict():
     source = FetchFrom("t", 0, 10)
     plan = plan_of(source)
     (asked,) = plan.take(ONE, 0.0, ROOM)
-    assert plan.landed(asked, answer(error=1), None, 0.0) is None
+    assert plan.landed(asked, answer(error=ErrorCode.OFFSET_OUT_OF_RANGE), None, 0.0) is None
     assert plan.doubtful(0.0) == [(source, 10)]
     assert plan.cleared(source, RetriableError("in range after all"), 0.0) is None
     assert plan.doubtful(1.0) == []
@@ -217,7 +230,7 @@ def test_out_of_range_ends_the_partition_when_proven():
     source = FetchFrom("t", 0, 10)
     plan = plan_of(source)
     (asked,) = plan.take(ONE, 0.0, ROOM)
-    plan.landed(asked, answer(error=1), None, 0.0)
+    plan.landed(asked, answer(error=ErrorCode.OFFSET_OUT_OF_RANGE), None, 0.0)
     failed = plan.cleared(source, OffsetOutOfRangeError("t", 0, 10, 20, 30), 0.0)
     assert isinstance(failed, FetchFailed)
     assert isinstance(failed.error, OffsetOutOfRangeError)
@@ -230,7 +243,7 @@ def test_out_of_range_at_a_follower_asks_the_leader_first():
     plan.landed(asked, answer(preferred_replica=2), TWO, 0.0)
     assert plan.take(ONE, 0.0, ROOM) == []
     (asked,) = plan.take(TWO, 0.0, ROOM)
-    plan.landed(asked, answer(error=1), None, 0.0)
+    plan.landed(asked, answer(error=ErrorCode.OFFSET_OUT_OF_RANGE), None, 0.0)
     assert plan.doubtful(0.0) == []
     assert len(plan.take(ONE, 0.0, ROOM)) == 1
 
@@ -255,7 +268,7 @@ def test_a_broker_that_lags_behind_is_forgiven():
     plan.leader_found(source, Leader(ONE, 0), OTHER_ID, 0.0)
     plan.leader_found(source, Leader(ONE, 0), ID, 1.0)
     (asked,) = plan.take(ONE, 1.2, ROOM)
-    plan.landed(asked, answer(error=100), None, 1.2)
+    plan.landed(asked, answer(error=ErrorCode.UNKNOWN_TOPIC_ID), None, 1.2)
     assert plan.leader_found(source, Leader(ONE, 0), OTHER_ID, 3.5) is None  # a new doubt, with a new grace
 
 
@@ -263,7 +276,7 @@ def test_a_topic_id_once_learnt_is_held_on_to():
     source = FetchFrom("t", 0, 10)
     plan = plan_of(source)
     (asked,) = plan.take(ONE, 0.0, ROOM)
-    plan.landed(asked, answer(error=100), None, 0.0)
+    plan.landed(asked, answer(error=ErrorCode.UNKNOWN_TOPIC_ID), None, 0.0)
     plan.leader_found(source, Leader(ONE, 0), OTHER_ID, 1.0)
     assert isinstance(plan.leader_found(source, Leader(ONE, 0), OTHER_ID, 4.0), FetchFailed)
 

@@ -84,8 +84,8 @@ def test_a_code_of_unknown_meaning_is_not_retried_and_keeps_its_number(code):
 @pytest.mark.parametrize(
     "error",
     [
-        broker_error(6, "here"),
-        broker_error(29, "there", "a hint"),
+        broker_error(ErrorCode.NOT_LEADER_OR_FOLLOWER, "here"),
+        broker_error(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "there", "a hint"),
         UnknownTopicError(frozenset({"t"})),
         OffsetOutOfRangeError("t", 1, 5, 10, 20),
         LogTruncatedError("t", 1, 5, 3),
