@@ -18,6 +18,7 @@ from headrace.connectors.kafka.client.errors import BrokerError, InvalidForBroke
 from headrace.connectors.kafka.client.fetch import fetch_once
 from headrace.connectors.kafka.format.decode import HEADERS_TYPE
 from headrace.connectors.kafka.write import commit_log
+from headrace.connectors.kafka.write.log_dump import dump
 from headrace.connectors.kafka.write.transactions import TransactionProtocol, Transactions, Verdict
 from headrace.connectors.sink import Attempt
 from headrace.enumerator.errors import DataLossError, DeadlineExceededError, FencedError, StateError, UsageError
@@ -69,6 +70,29 @@ def test_the_protocol_is_the_clusters(sink, request):
     wanted = TransactionProtocol.V1 if "[v1" in request.node.name else TransactionProtocol.V2
     (handle,) = prepared(sink, JOB, 0, ["a"])
     assert handle.protocol is wanted
+
+
+def test_properties_bound_the_batches_in_the_log(sink, out):
+    given = {"batch.size": "2000", "compression.type": "gzip", "compression.gzip.level": "9"}
+    small = replace(sink, properties={**sink.properties, **given})
+    values = [f"{number:0>500}" for number in range(60)]
+    (handle,) = prepared(small, JOB, 0, values)
+    written = [
+        batch
+        for partition in range(3)
+        for batch in dump(small.cluster(), out, partition)
+        if batch.stored.producer_id == handle.producer.producer_id and not batch.stored.is_control
+    ]
+    assert sum(batch.stored.records for batch in written) == 60
+    assert {batch.stored.compression for batch in written} == {"gzip"}
+    assert max(batch.stored.records for batch in written) == 3  # of some 510 bytes each
+
+
+def test_a_record_larger_than_max_request_size_is_refused_before_it_is_sent(sink, out):
+    strict = replace(sink, properties={**sink.properties, "max.request.size": "1000"})
+    with pytest.raises(UsageError, match=rf"a record for {out}-\d takes \d+ bytes, and max\.request\.size is 1000"):
+        prepared(strict, JOB, 0, ["x" * 2000])
+    assert ongoing(strict, JOB) == []
 
 
 def test_nothing_is_seen_before_the_commit_and_everything_after(sink, out, bootstrap):
