@@ -45,6 +45,7 @@ def client_properties() -> str:
     """Properties that take effect, with the defaults of ClientConfig."""
     defaults = {item.name: item.default for item in fields(properties.ClientConfig)}
     rows = [(f"`{name}`", _default(defaults[field])) for name, (field, _) in properties._CLIENT.items()]
+    rows += [(f"`{name}`", "-") for name in properties._LEVEL_NAMES]
     return table(("property", "default"), rows)
 
 
@@ -73,7 +74,8 @@ def refused_properties() -> str:
 
 def harmless_properties() -> str:
     """Properties without effect."""
-    return ", ".join(f"`{name}`" for name in sorted(properties._HARMLESS))
+    rows = [(", ".join(f"`{name}`" for name in names.split()), why) for why, names in properties._HARMLESS_NAMES.items()]
+    return table(("properties", "because"), rows)
 
 
 def command_line() -> str:

@@ -339,7 +339,7 @@ _HARMLESS_NAMES = {
     "the bootstrap addresses are always tried after the known brokers; what a topic costs in memory is small": """
         metadata.recovery.strategy metadata.recovery.rebootstrap.trigger.ms metadata.max.idle.ms""",
     "socket.connection.setup.timeout.ms holds for every try": "socket.connection.setup.timeout.max.ms",
-    "they name implementations of Java's, where OpenSSL has one": """
+    "they choose among implementations in Java; here OpenSSL does this work": """
         ssl.trustmanager.algorithm ssl.keymanager.algorithm ssl.secure.random.implementation""",
     "tokens are asked for at every login, and tickets are kept fresh outside": """
         sasl.login.connect.timeout.ms sasl.login.read.timeout.ms sasl.login.retry.backoff.ms
