@@ -115,7 +115,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         One that is expected is missing in the answer only after several looks, each but the first at every broker.
         """
         found = self._select(self._known_topics)
-        for attempt in range(1, MISSING_LOOKS):
+        for attempt in range(1, MISSING_POLLS):
             absent = set(expected) - found.keys()
             if not absent:
                 break
