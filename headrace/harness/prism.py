@@ -12,7 +12,7 @@ from headrace.enumerator.errors import PeerError, UsageError
 from headrace.harness.jars import beside, cache_directory, locked
 
 MODULE = "github.com/apache/beam/sdks/v2/go/cmd/prism"
-BUILD_SECONDS = 1500.0
+BUILD_S = 1500.0
 TAIL_LINES = 20
 
 
@@ -48,10 +48,10 @@ def _build(go: Path, beam_version: str, program: Path) -> None:
     environment = {**os.environ, "GOBIN": str(folder)}
     try:
         done = subprocess.run(  # noqa: S603 - our own command
-            command, env=environment, cwd=folder, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False
+            command, env=environment, cwd=folder, capture_output=True, text=True, timeout=BUILD_S, check=False
         )
     except subprocess.TimeoutExpired:
-        raise PeerError(f"building Prism {beam_version} took more than {BUILD_SECONDS:.0f} s") from None
+        raise PeerError(f"building Prism {beam_version} took more than {BUILD_S:.0f} s") from None
     if done.returncode:
         tail = "\n".join(done.stderr.splitlines()[-TAIL_LINES:])
         raise PeerError(f"building Prism {beam_version} failed (go ended with {done.returncode}):\n{tail}")

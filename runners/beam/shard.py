@@ -53,7 +53,7 @@ SPARE_SLOTS = 8
 """How many free slots a shard keeps back: a broker refuses a transaction under a name until its last commit has reached every
 partition, and who asks earlier waits out `retry.backoff.ms`. A call may commit some and then write at once."""
 
-SWEEP_SECONDS = 30.0
+SWEEP_S = 30.0
 """How often a shard sweeps, in seconds: for transactions that no state names, of a zombie worker."""
 
 
@@ -271,7 +271,7 @@ class ShardCall(Generic[HandleT]):
         if known != self._state.count:  # restored, or called in another process meanwhile: what was known proves nothing now
             shard.life = _Life()
         self._life = shard.life
-        if known == self._state.count and self._now_s - shard.swept_s < SWEEP_SECONDS:
+        if known == self._state.count and self._now_s - shard.swept_s < SWEEP_S:
             return self._end()
         self.phase = ShardPhase.SWEEPING
         return [Sweep(self._state.handles)]

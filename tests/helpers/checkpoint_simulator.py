@@ -21,7 +21,7 @@ from headrace.connectors.commit import Copied, Copy, End, Ended, Sweep, Swept
 from headrace.connectors.sink import Attempt
 from headrace.enumerator.errors import PeerError
 from headrace.runners.beam.shard import (
-    SWEEP_SECONDS,
+    SWEEP_S,
     BundleFinalised,
     CallFailed,
     CallStarted,
@@ -212,7 +212,7 @@ class World:
             self.log.expire(entry.number)
 
     def time(self) -> None:
-        self.now_s += self.random.choice([1.0, SWEEP_SECONDS])
+        self.now_s += self.random.choice([1.0, SWEEP_S])
 
     # --- how ----------------------------------------------------------------------------------------------------------
 
@@ -304,7 +304,7 @@ class World:
         while self.zombies:
             self.zombie()
         for _ in range(CALM_ROUNDS):
-            self.now_s += SWEEP_SECONDS
+            self.now_s += SWEEP_S
             self.run([], may_die=False)
             for _ in range(2):  # one that is not aligned comes in two steps
                 self.barrier()

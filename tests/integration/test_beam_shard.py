@@ -13,7 +13,7 @@ from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.sink import Attempt
 from headrace.harness.kafka import BrokerCluster, create_topic
 from headrace.runners.beam.coders import RecordBatchCoder
-from headrace.runners.beam.shard import SPARE_SLOTS, SWEEP_SECONDS, BundleFinalised, Shard, ShardState, ShardStateSerializer
+from headrace.runners.beam.shard import SPARE_SLOTS, SWEEP_S, BundleFinalised, Shard, ShardState, ShardStateSerializer
 from headrace.runners.beam.write import _Performer
 from tests.helpers.sink_rig import eventually, ongoing, read_all, rows, take_over
 
@@ -159,7 +159,7 @@ def test_what_a_zombie_worker_begins_late_is_aborted_by_the_next_sweep(runner: R
     zombie.write(rows(["late"]))
     assert zombie.prepare() is not None
     assert len(ongoing(runner.sink, runner.job)) == 2
-    runner.now_s += SWEEP_SECONDS
+    runner.now_s += SWEEP_S
     runner.quiet()
     eventually(seen, ["a"])
     assert ongoing(runner.sink, runner.job) == []

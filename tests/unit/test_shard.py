@@ -20,7 +20,7 @@ from headrace.runners.beam.flink_options import RULES
 from headrace.runners.beam.shard import (
     SHARD_TRANSITIONS,
     SPARE_SLOTS,
-    SWEEP_SECONDS,
+    SWEEP_S,
     VERSION,
     BundleFinalised,
     CallFailed,
@@ -204,7 +204,7 @@ def test_a_slot_that_wrote_nothing_or_failed_is_free_again(end: RowsWritten[Any]
     shard: Shard[Any] = Shard()
     slots = []
     for number in range(3 * SPARE_SLOTS):
-        call = shard.call(ShardState("run"), number * SWEEP_SECONDS, has_rows=True)
+        call = shard.call(ShardState("run"), number * SWEEP_S, has_rows=True)
         assert call.handle(CallStarted()) == [Sweep(())]
         (write,) = call.handle(Swept())
         slots.append(write.slot)
@@ -232,7 +232,7 @@ def test_what_timed_out_is_copied_and_the_copy_waits_for_its_checkpoint() -> Non
 def test_a_shard_sweeps_again_and_again_for_what_a_zombie_worker_began() -> None:
     caller = Caller()
     caller.call()
-    caller.now_s = SWEEP_SECONDS
+    caller.now_s = SWEEP_S
     commands, _ = caller.call()
     assert commands == [Sweep(())]
 
