@@ -5,9 +5,11 @@ Each scenario takes a `World` and returns what it was told, as JSON would hold i
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,7 @@ from headrace.connectors.kafka.format.record_batch import stored_batches
 from tests.helpers.raw_kafka import PATIENCE_S, TIME_MS, TRANSACTIONAL, RawKafka, batch
 
 Facts = list[Any]
+RECORDING = Path(__file__).parents[1] / "unit" / "kafka_answers.json"
 SCENARIOS: dict[str, Callable[[World], Facts]] = {}
 
 CONCURRENT = 51
@@ -1024,3 +1027,22 @@ def quotas(world: World) -> Facts:
     alter("remove", client, "producer_byte_rate", 0.0, remove=True)
     world.until(lambda: not described()["entries"])
     return told
+
+
+def played(name: str, address: str) -> Facts:
+    """One scenario at one broker, as JSON holds it."""
+    with RawKafka(address) as raw:
+        facts: Facts = json.loads(json.dumps(SCENARIOS[name](World(raw))))
+    return facts
+
+
+def recorded() -> dict[str, Facts]:
+    """What a real broker answered, when it was last asked."""
+    found: dict[str, Facts] = json.loads(RECORDING.read_text())
+    return found
+
+
+def record(address: str) -> None:
+    """Ask a real broker anew: python -c "from tests.helpers.kafka_scenarios import record; record('127.0.0.1:9092')"."""
+    lines = [f"{json.dumps(name)}: {json.dumps(played(name, address))}" for name in SCENARIOS]
+    RECORDING.write_text("{\n" + ",\n".join(lines) + "\n}\n")

@@ -6,8 +6,7 @@ import pytest
 
 from headrace.harness.kafka import start_broker
 from headrace.testing.fake_kafka import FakeKafka
-from tests.helpers.kafka_scenarios import SCENARIOS, World
-from tests.helpers.raw_kafka import RawKafka
+from tests.helpers.kafka_scenarios import SCENARIOS, played, recorded
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
 
@@ -25,7 +24,7 @@ def real():
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_both_answer_the_same(real, name):
-    with RawKafka(real) as raw:
-        expected = SCENARIOS[name](World(raw))
-    with FakeKafka() as kafka, RawKafka(kafka.bootstrap) as raw:
-        assert SCENARIOS[name](World(raw)) == expected
+    expected = played(name, real)
+    with FakeKafka() as kafka:
+        assert played(name, kafka.bootstrap) == expected
+    assert recorded()[name] == expected, "record anew what the real broker says: tests/helpers/kafka_scenarios.py"
