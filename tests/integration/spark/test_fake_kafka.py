@@ -1,0 +1,119 @@
+"""The Java clients, by Spark's JVM connector and by themselves, read and write the fake broker; in transactions, too."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.testing.fake_kafka import CutAfter, FakeKafka
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def kafka():
+    with FakeKafka(brokers=3) as cluster:
+        cluster.create_topic("in", partitions=3)
+        cluster.create_topic("out", partitions=3)
+        yield cluster
+
+
+@pytest.fixture
+def java_producer(spark, kafka):
+    """A function that makes a Java KafkaProducer of strings with these settings."""
+    made = []
+
+    def make(**settings: str):
+        jvm = spark._jvm
+        properties = jvm.java.util.Properties()
+        properties.setProperty("bootstrap.servers", kafka.bootstrap)
+        for name, value in settings.items():
+            properties.setProperty(name.replace("_", "."), value)
+        loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+        serializer = loader.loadClass("org.apache.kafka.common.serialization.StringSerializer")
+        producer_class = loader.loadClass("org.apache.kafka.clients.producer.KafkaProducer")
+        properties.setProperty("key.serializer", serializer.getName())
+        properties.setProperty("value.serializer", serializer.getName())
+        types = spark.sparkContext._gateway.new_array(jvm.java.lang.Class, 1)
+        types[0] = properties.getClass()
+        arguments = spark.sparkContext._gateway.new_array(jvm.java.lang.Object, 1)
+        arguments[0] = properties
+        made.append(producer_class.getConstructor(types).newInstance(arguments))
+        return made[-1]
+
+    yield make
+    for producer in made:
+        producer.close()
+
+
+def java_record(spark, topic: str, value: str):
+    return spark._jvm.org.apache.kafka.clients.producer.ProducerRecord(topic, value)
+
+
+def test_sparks_own_connector_writes_and_reads_it(spark, kafka):
+    rows = spark.range(1000).selectExpr("CAST(id AS STRING) AS key", "CAST(id AS STRING) AS value")
+    options = {"kafka.bootstrap.servers": kafka.bootstrap}
+    rows.write.format("kafka").options(**options, topic="in").save()
+    assert len(kafka.records("in")) == 1000
+    read = spark.read.format("kafka").options(**options, subscribe="in").load()
+    assert {row["value"] for row in read.select("value").collect()} == {b"%d" % number for number in range(1000)}
+
+
+def test_sparks_own_connector_streams_from_it_to_it(spark, kafka, tmp_path):
+    kafka.append("in", b"a", b"b")
+    options = {"kafka.bootstrap.servers": kafka.bootstrap}
+    stream = spark.readStream.format("kafka").options(**options, subscribe="in", startingOffsets="earliest").load()
+    writer = stream.select("value").writeStream.format("kafka").options(**options, topic="out")
+    query = writer.option("checkpointLocation", str(tmp_path)).start()
+    try:
+        query.processAllAvailable()
+        kafka.append("in", b"c", partition=2)
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    assert sorted(record.value for record in kafka.records("out")) == [b"a", b"b", b"c"]
+
+
+def test_both_connectors_read_the_same_from_it(spark, kafka):
+    for partition in range(3):
+        kafka.append("in", b"%d" % partition, partition=partition)
+    options = {"kafka.bootstrap.servers": kafka.bootstrap, "subscribe": "in"}
+    found = [sorted(map(tuple, spark.read.format(name).options(**options).load().collect())) for name in ("kafka", "headrace")]
+    assert found[0] == found[1]
+    assert len(found[0]) == 3
+
+
+def test_the_java_producer_commits_and_aborts_transactions(spark, kafka, java_producer):
+    producer = java_producer(transactional_id="java")
+    producer.initTransactions()
+    for value, end in (
+        ("kept", producer.commitTransaction),
+        ("dropped", producer.abortTransaction),
+        ("kept too", producer.commitTransaction),
+    ):
+        producer.beginTransaction()
+        producer.send(java_record(spark, "out", value)).get()
+        end()
+    assert sorted(record.value for record in kafka.records("out")) == [b"kept", b"kept too"]
+    options = {"kafka.bootstrap.servers": kafka.bootstrap, "subscribe": "out"}
+    committed = spark.read.format("kafka").options(**options, **{"kafka.isolation.level": "read_committed"}).load()
+    assert sorted(row["value"] for row in committed.select("value").collect()) == [b"kept", b"kept too"]
+
+
+def test_a_second_java_producer_fences_the_first(spark, kafka, java_producer):
+    first = java_producer(transactional_id="one")
+    first.initTransactions()
+    first.beginTransaction()
+    first.send(java_record(spark, "out", "lost")).get()
+    java_producer(transactional_id="one").initTransactions()
+    with pytest.raises(Exception, match="ProducerFenced"):
+        first.commitTransaction()
+    assert kafka.records("out") == []
+
+
+def test_the_java_producer_writes_once_though_an_answer_is_lost(spark, kafka, java_producer):
+    fault = kafka.fault("Produce", CutAfter(), nth=2)
+    producer = java_producer(enable_idempotence="true")
+    for number in range(4):
+        producer.send(java_record(spark, "out", str(number))).get()
+    assert fault.fired == 1
+    assert sorted(record.value for record in kafka.records("out")) == [b"0", b"1", b"2", b"3"]
