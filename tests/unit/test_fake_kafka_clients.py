@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -179,6 +181,36 @@ def test_users_log_in_by_their_password_and_nobody_else_does(mechanism):
             refused.poll(0.1)
         assert errors[0].code() == KafkaError._AUTHENTICATION
         assert [record.value for record in kafka.records("in")] == [b"in"]
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+def test_kafka_python_and_our_client_log_in(mechanism):
+    with FakeKafka(users={"alice": "sec,ret="}) as kafka:
+        kafka.create_topic("in")
+        login = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": mechanism}
+        named = {"sasl_plain_username": "alice", "sasl_plain_password": "sec,ret="}
+        producer = KafkaProducer(bootstrap_servers=kafka.bootstrap, **login, **named)
+        producer.send("in", b"x").get(SECONDS)
+        producer.close()
+        module = "plain.PlainLoginModule" if mechanism == "PLAIN" else "scram.ScramLoginModule"
+        jaas = f'org.apache.kafka.common.security.{module} required username="alice" password="sec,ret=";'
+        properties = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": mechanism, "sasl.jaas.config": jaas}
+        source = KafkaSource(kafka.bootstrap, topics=["in"], start=Earliest(), stop=Latest(), properties=properties)
+        assert read_all(source) == [("in", 0, 0, b"x")]
+
+
+def test_the_fixture_is_a_cluster_of_one_broker(fake_kafka):
+    fake_kafka.create_topic("in")
+    assert fake_kafka.append("in", b"one", b"two") == 0
+    assert fake_kafka.append("in", b"three") == 2
+    assert [record.offset for record in fake_kafka.records("in")] == [0, 1, 2]
+    assert fake_kafka.brokers == (1,)
+
+
+def test_importing_the_package_imports_neither_pytest_nor_the_fake():
+    code = "import sys, headrace.testing; print([m for m in ('pytest', 'headrace.testing.fake_kafka') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])

@@ -98,6 +98,22 @@ def test_every_top_level_request_can_be_refused(kafka, raw):
     assert raw("EndTxn", 4, transactional_id="x", producer_id=1, producer_epoch=0, committed=True).error_code == 51
 
 
+def test_a_code_that_kafka_does_not_have_can_be_answered(kafka, raw):
+    kafka.fault("Fetch", Refuse(200))
+    kafka.fault("Metadata", Refuse(201, topic="t"))
+    assert fetched(raw).error_code == 200
+    assert raw("Metadata", 12, topics=None).topics[0].error_code == 201
+
+
+def test_a_request_that_is_refused_several_times_over_counts_once(kafka, raw):
+    kafka.create_topic("pair", partitions=2)
+    fault = kafka.fault("ListOffsets", Refuse(ErrorCode.REQUEST_TIMED_OUT))
+    parts = [{"partition_index": index, "timestamp": -1, "current_leader_epoch": -1} for index in (0, 1)]
+    answer = raw("ListOffsets", 6, isolation_level=0, topics=[{"name": "pair", "partitions": parts}])
+    assert [part.error_code for part in answer.topics[0].partitions] == [7, 7]
+    assert fault.fired == 1
+
+
 def test_a_cut_before_has_no_effect_and_a_cut_after_has(kafka):
     address = kafka.address(kafka.leader("t")[0])
     for action, end in ((CutBefore(), 0), (CutAfter(), 1)):
@@ -436,6 +452,38 @@ def test_compaction_keeps_the_last_of_each_key_at_its_offset(alone):
     assert kafka.offsets("table") == (0, 5, 5)
     source = KafkaSource(kafka.bootstrap, topics=["table"], start=Earliest(), stop=Latest())
     assert [row[2:] for row in read_all(source)] == [(2, b"1"), (3, b"2")]
+
+
+def test_a_transaction_outlives_a_topic_that_it_wrote_to(alone):
+    kafka, world = alone
+    kafka.create_topic("doomed")
+    producer = RawProducer(world, "p", 2)
+    producer.init()
+    assert [producer.write("t"), producer.world.produce("doomed", tagged(producer), 12, "p").error_code] == [0, 0]
+    kafka.delete_topic("doomed")
+    assert producer.end(True)[0] == 0
+    assert len(kafka.records("t")) == 1
+
+
+def tagged(producer: RawProducer) -> bytes:
+    return batch(b"x", attributes=0x10, producer_id=producer.pid, producer_epoch=producer.epoch, base_sequence=0)
+
+
+def test_thousands_of_transactional_ids_do_not_slow_it_down(alone):
+    _, world = alone
+    ids = {"producer_id": -1, "producer_epoch": -1}
+
+    def init(name: str) -> float:
+        begun = time.perf_counter()
+        answer = world.raw("InitProducerId", 4, transactional_id=name, transaction_timeout_ms=1000, **ids)
+        assert answer.error_code == 0
+        return time.perf_counter() - begun
+
+    first = sorted(init(f"a{number}") for number in range(100))[50]
+    for number in range(3000):
+        init(f"b{number}")
+    last = sorted(init(f"c{number}") for number in range(100))[50]
+    assert last < 5 * first + 0.001
 
 
 def test_held_markers_keep_a_committed_transaction_unseen_and_its_id_busy(alone):

@@ -31,7 +31,7 @@ class Peer:
 class Refusal:
     """An error that a script wants answered, where the broker would look for it; None: any topic, any partition."""
 
-    code: ErrorCode
+    code: int
     topic: str | None
     partition: int | None
     fired: Callable[[], None]
@@ -51,6 +51,7 @@ class Call:
     header: Header
     request: Message
     refusals: list[Refusal] = field(default_factory=list)
+    _answered: list[Refusal] = field(default_factory=list)
 
     @property
     def version(self) -> int:
@@ -71,7 +72,9 @@ class Call:
         """Raise RefusedError where a script wants one."""
         for refusal in self.refusals:
             if refusal.matches(topic, partition):
-                refusal.fired()
+                if refusal not in self._answered:
+                    self._answered.append(refusal)
+                    refusal.fired()
                 raise RefusedError(refusal.code)
 
     def topic(self, name: str, topic_id: uuid.UUID | None = None) -> Topic:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.connectors.kafka.client.error_codes import ErrorCode
+from headrace.connectors.kafka.client.error_codes import ErrorCode, error_name
 
 __all__ = ["ErrorCode", "RefusedError"]
 
@@ -10,8 +10,8 @@ __all__ = ["ErrorCode", "RefusedError"]
 class RefusedError(Exception):
     """What the broker answers instead of doing what was asked: a code, and where the protocol has room for it a sentence."""
 
-    def __init__(self, code: ErrorCode, message: str | None = None) -> None:
-        """`message` is what clients print."""
-        super().__init__(message or code.name)
+    def __init__(self, code: int, message: str | None = None) -> None:
+        """`code` is an ErrorCode, but for a number that a script made up; `message` is what clients print."""
+        super().__init__(message or error_name(code))
         self.code = code
         self.message = message

@@ -105,7 +105,7 @@ class Dispatcher:
         for fault in faults:
             action = fault.action
             if isinstance(action, Refuse):
-                call.refusals.append(Refusal(ErrorCode(action.code), action.topic, action.partition, fault.count))
+                call.refusals.append(Refusal(action.code, action.topic, action.partition, fault.count))
                 continue
             if isinstance(action, Delay):
                 fault.count()

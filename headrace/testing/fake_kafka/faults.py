@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from headrace.enumerator.errors import HeadraceError, UsageError
 from headrace.testing.fake_kafka.api import APIS
 from headrace.testing.fake_kafka.calls import Call
-from headrace.testing.fake_kafka.codes import ErrorCode
 from headrace.testing.fake_kafka.protocol import Message
 
 __all__ = [
@@ -32,7 +31,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The broker refuses: this error code, for one topic or partition where given, and does nothing else."""
+    """The broker refuses: this error code, for one topic or partition where given, and does nothing else.
+
+    Any number will do, also one that Kafka does not have yet.
+    """
 
     code: int
     topic: str | None = None
@@ -149,8 +151,6 @@ class Script:
         """Raises UsageError for numbers that make no sense."""
         if fault.nth < 1 or (fault.times is not None and fault.times < 1):
             raise UsageError(f"a fault's nth and times count from 1, got nth={fault.nth}, times={fault.times}")
-        if isinstance(fault.action, Refuse):
-            ErrorCode(fault.action.code)
         self.faults.append(fault)
         return fault
 

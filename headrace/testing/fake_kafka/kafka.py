@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import NamedTuple
 
+from headrace.connectors.kafka.client.error_codes import error_name
 from headrace.enumerator.errors import UsageError
 from headrace.harness.ports import HOST, reserved_ports
 from headrace.testing.fake_kafka.clock import Clock
@@ -346,7 +347,7 @@ class FakeKafka:
             try:
                 yield
             except RefusedError as error:
-                raise UsageError(f"{error.code.name}: {error}") from error
+                raise UsageError(f"{error_name(error.code)}: {error}") from error
             finally:
                 self._changed.notify_all()
 

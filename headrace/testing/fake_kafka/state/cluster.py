@@ -185,7 +185,7 @@ class ClusterState:
                 self._end_offsets(index, producer.id, commit=commit)
                 continue
             topic = self.topics.by_name.get(name)
-            if topic is not None:  # else it was deleted, and its marker is of no use
+            if topic is not None and index < len(topic.partitions):  # else it was deleted, and its marker is of no use
                 log = topic.partitions[index].log
                 log.append_marker(producer.id, producer.epoch, commit=commit, now_ms=self.clock.now_ms())
 
@@ -209,8 +209,9 @@ class ClusterState:
 
     def due_ms(self) -> int | None:
         """When `tick` will have something to do, but for retention."""
+        transactions = self.transactions.due_ms()
         groups = (due for group in self.groups.by_id.values() for due in group.due_ms())
-        return min((*self.transactions.due_ms(), *groups), default=None)
+        return min((*groups, *(() if transactions is None else (transactions,))), default=None)
 
     def apply_retention(self) -> None:
         """By each topic's retention.ms and retention.bytes, as brokers do every five minutes."""

@@ -6,7 +6,7 @@ of the transaction before cannot hit the next one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
@@ -93,6 +93,7 @@ class TransactionCoordinator:
         self._markers = markers
         self._next_producer_id = 0
         self._held = False
+        self._look_from_ms: int | None = None
 
     # --- producer ids ---------------------------------------------------------------------------------------------------
 
@@ -111,6 +112,7 @@ class TransactionCoordinator:
         if known is None:
             fresh = ProducerIdentity(self.new_producer_id(), NO_EPOCH)
             known = self.by_id[transactional_id] = TransactionMetadata(transactional_id, fresh, timeout_ms, now_ms)
+            self._look_by(now_ms + self.id_expiration_ms)
         elif expected is not None and not _may_go_on(known, expected):
             raise RefusedError(ErrorCode.PRODUCER_FENCED)
         if known.state in _PREPARED:
@@ -146,6 +148,7 @@ class TransactionCoordinator:
             raise RefusedError(ErrorCode.CONCURRENT_TRANSACTIONS)
         if known.state is not TransactionState.ONGOING:
             known.state, known.started_ms = TransactionState.ONGOING, now_ms
+            self._look_by(now_ms + known.timeout_ms)
             known.partitions.clear()
         known.version, known.updated_ms = version, now_ms
         known.partitions.update(partitions)
@@ -250,21 +253,31 @@ class TransactionCoordinator:
 
     def expire(self, now_ms: int) -> bool:
         """Abort what is past its timeout, forget ids unused for long. Whether anything was done."""
-        late = [
-            each
-            for each in self.by_id.values()
-            if each.state is TransactionState.ONGOING and now_ms >= each.started_ms + each.timeout_ms
-        ]
-        for known in late:
-            self._fence(known, now_ms)
-        unused = [each for each in self.by_id.values() if _is_idle(each) and now_ms >= each.updated_ms + self.id_expiration_ms]
-        for known in unused:
-            del self.by_id[known.transactional_id]
-        return bool(late or unused)
+        if self._look_from_ms is None or now_ms < self._look_from_ms:
+            return False
+        due = [known for known in self.by_id.values() if now_ms >= self._due_ms(known)]
+        for known in due:
+            if known.state is TransactionState.ONGOING:
+                self._fence(known, now_ms)
+            else:
+                del self.by_id[known.transactional_id]
+        self._look_from_ms = min(map(self._due_ms, self.by_id.values()), default=None)
+        return bool(due)
 
-    def due_ms(self) -> Iterator[int]:
-        """When `expire` will have something to do."""
-        return (known.started_ms + known.timeout_ms for known in self.by_id.values() if known.state is TransactionState.ONGOING)
+    def due_ms(self) -> int | None:
+        """Before this, `expire` has nothing to do."""
+        return self._look_from_ms
+
+    def _look_by(self, due_ms: int) -> None:
+        self._look_from_ms = due_ms if self._look_from_ms is None else min(due_ms, self._look_from_ms)
+
+    def _due_ms(self, known: TransactionMetadata) -> int:
+        if known.state is TransactionState.ONGOING:
+            return known.started_ms + known.timeout_ms
+        return known.updated_ms + (self.id_expiration_ms if _is_idle(known) else _NEVER_MS)
+
+
+_NEVER_MS = 1 << 62
 
 
 def _is_idle(known: TransactionMetadata) -> bool:

@@ -25,7 +25,8 @@ def handle(call: Call) -> Message:
 
 
 def _answer(call: Call, topic: str, index: int) -> Message:
-    code, said = ErrorCode.NONE, None
+    code: int = ErrorCode.NONE
+    said = None
     try:
         _elect(call.partition(topic, index))
     except RefusedError as error:

@@ -12,7 +12,7 @@ def handle(call: Call) -> Message:
     """Groups without members, and their offsets."""
     results = []
     for group_id in call.request.groups_names:
-        code = ErrorCode.NONE
+        code: int = ErrorCode.NONE
         try:
             _delete(call, group_id)
         except RefusedError as error:

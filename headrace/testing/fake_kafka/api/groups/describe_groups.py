@@ -23,7 +23,7 @@ def _answer(call: Call, group_id: str) -> Message:
         call.state.check_coordinator(call.broker, CoordinatorKind.GROUP, group_id)
         group = call.state.groups.known(group_id)
     except RefusedError as error:
-        gone = error.code is ErrorCode.GROUP_ID_NOT_FOUND
+        gone = error.code == ErrorCode.GROUP_ID_NOT_FOUND
         code = ErrorCode.NONE if gone and call.version < _SAYS_NOT_FOUND else error.code
         state = "Dead" if gone else ""
         return _Answer(error_code=code, error_message=error.message, group_id=group_id, group_state=state, members=[])

@@ -17,7 +17,7 @@ def handle(call: Call) -> Message | Later:
     try:
         member = _join(call)
     except RefusedError as error:
-        member_id = error.message if error.code is ErrorCode.MEMBER_ID_REQUIRED else call.request.member_id
+        member_id = error.message if error.code == ErrorCode.MEMBER_ID_REQUIRED else call.request.member_id
         name = None if call.version >= _NULLABLE_NAME else ""
         return JoinGroupResponse(error_code=error.code, protocol_name=name, leader="", member_id=member_id or "", members=[])
     group = call.state.groups.by_id[call.request.group_id]

@@ -20,7 +20,7 @@ def handle(call: Call) -> Message:
         return LeaveGroupResponse(error_code=ErrorCode.NONE, members=[])
     answers = []
     for member in request.members:
-        code = ErrorCode.NONE
+        code: int = ErrorCode.NONE
         try:
             _leave(call, member.member_id, member.group_instance_id)
         except RefusedError as error:

@@ -17,7 +17,7 @@ _SAYS_NOT_FOUND = 9
 
 def handle(call: Call) -> Message:
     """Where a group stands."""
-    code = ErrorCode.NONE
+    code: int = ErrorCode.NONE
     try:
         _check(call)
     except RefusedError as error:
@@ -44,7 +44,7 @@ def _check(call: Call) -> None:
         group.members[request.member_id].seen_ms = call.now_ms
 
 
-def _commit(call: Call, topic: Message, item: Message) -> ErrorCode:
+def _commit(call: Call, topic: Message, item: Message) -> int:
     try:
         name = call.topic(topic.name, topic.topic_id).name
         call.partition(name, item.partition_index)

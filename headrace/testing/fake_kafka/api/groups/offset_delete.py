@@ -29,7 +29,7 @@ def handle(call: Call) -> Message:
     return OffsetDeleteResponse(error_code=ErrorCode.NONE, topics=topics)
 
 
-def _delete(call: Call, group: Group, topic: str, item: Message) -> ErrorCode:
+def _delete(call: Call, group: Group, topic: str, item: Message) -> int:
     try:
         call.partition(topic, item.partition_index)
     except RefusedError as error:

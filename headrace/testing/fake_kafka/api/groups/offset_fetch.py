@@ -64,7 +64,7 @@ def _group(call: Call, group: Message) -> Message:
 
 def _find(
     call: Call, group_id: str, topics: Iterable[_Wanted] | None
-) -> list[tuple[_Wanted, list[tuple[int, OffsetAndMetadata, ErrorCode]]]]:
+) -> list[tuple[_Wanted, list[tuple[int, OffsetAndMetadata, int]]]]:
     call.admit()
     call.state.check_coordinator(call.broker, CoordinatorKind.GROUP, group_id)
     group = call.state.groups.by_id.get(group_id)
@@ -79,10 +79,11 @@ def _all(call: Call, offsets: GroupOffsets) -> list[_Wanted]:
     topics: dict[str, list[int]] = {}
     for name, index in sorted(offsets.committed):
         topics.setdefault(name, []).append(index)
-    return [_Wanted(name, call.topic(name).id, indexes) for name, indexes in topics.items()]
+    known = call.state.topics.by_name
+    return [_Wanted(name, known[name].id, indexes) for name, indexes in topics.items() if name in known]
 
 
-def _one(call: Call, offsets: GroupOffsets, wanted: _Wanted, index: int) -> tuple[int, OffsetAndMetadata, ErrorCode]:
+def _one(call: Call, offsets: GroupOffsets, wanted: _Wanted, index: int) -> tuple[int, OffsetAndMetadata, int]:
     try:
         name = call.topic(wanted.name, wanted.topic_id).name if call.version >= _BY_ID else wanted.name
     except RefusedError as error:
@@ -92,7 +93,7 @@ def _one(call: Call, offsets: GroupOffsets, wanted: _Wanted, index: int) -> tupl
     return index, offsets.committed.get((name, index), _NOTHING), ErrorCode.NONE
 
 
-def _partition(kind: Message, index: int, committed: OffsetAndMetadata, code: ErrorCode) -> Message:
+def _partition(kind: Message, index: int, committed: OffsetAndMetadata, code: int) -> Message:
     return kind(
         partition_index=index,
         committed_offset=committed.offset,

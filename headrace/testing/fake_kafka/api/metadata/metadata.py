@@ -17,7 +17,7 @@ def handle(call: Call) -> Message:
     """As the broker that is asked sees the cluster."""
     request = call.request
     wants_all = request.topics is None or (call.version < _FIRST_WITH_EMPTY and not request.topics)
-    topics = [_described(call, topic) for topic in call.state.topics_at(call.broker)] if wants_all else []
+    topics = [_one_of_all(call, topic) for topic in call.state.topics_at(call.broker)] if wants_all else []
     topics += [_wanted(call, item) for item in (request.topics or ())]
     return MetadataResponse(
         brokers=[
@@ -31,6 +31,14 @@ def handle(call: Call) -> Message:
     )
 
 
+def _one_of_all(call: Call, topic: Topic) -> Message:
+    try:
+        call.admit(topic.name)
+    except RefusedError as error:
+        return _TopicAnswer(error_code=error.code, name=topic.name, topic_id=topic.id, is_internal=False, partitions=[])
+    return _described(call, topic)
+
+
 def _wanted(call: Call, item: Message) -> Message:
     try:
         call.admit(item.name)
@@ -39,7 +47,7 @@ def _wanted(call: Call, item: Message) -> Message:
             check_name(item.name)
         return _described(call, call.topic(item.name, by_id))
     except RefusedError as error:
-        if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        if error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             return _created(call, item)
         return _refused(item, error.code)
 
@@ -57,7 +65,7 @@ def _created(call: Call, item: Message) -> Message:
         return _refused(item, error.code)
 
 
-def _refused(item: Message, code: ErrorCode) -> Message:
+def _refused(item: Message, code: int) -> Message:
     return _TopicAnswer(error_code=code, name=item.name, topic_id=item.topic_id, is_internal=False, partitions=[])
 
 

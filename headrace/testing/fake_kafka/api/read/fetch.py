@@ -35,7 +35,7 @@ class _Answer:
     key: WantedKey
     data: Message
     partition: Partition | None
-    error: ErrorCode = ErrorCode.NONE
+    error: int = ErrorCode.NONE
     diverges: bool = False
 
     @property
@@ -129,7 +129,7 @@ def _read(call: Call, item: _Item, limit: ReadLimit) -> _Answer:
             aborted_transactions=[] if error.code in _UNKNOWN else None,
             records=b"",
         )
-        if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER and partition is not None and partition.leader != NO_LEADER:
+        if error.code == ErrorCode.NOT_LEADER_OR_FOLLOWER and partition is not None and partition.leader != NO_LEADER:
             data.current_leader = _PartitionAnswer.LeaderIdAndEpoch(leader_id=partition.leader, leader_epoch=partition.epoch)
             data.tags = {"current_leader"}
         return _Answer(item.key, data, partition, error.code)
@@ -196,7 +196,7 @@ def _response(call: Call, session: FetchSession | None, answers: list[_Answer]) 
     told = [answer for answer in answers if is_full or _is_news(session, answer)]
     if session is not None:
         for answer in told:
-            failed = answer.error is not ErrorCode.NONE
+            failed = answer.error != ErrorCode.NONE
             bounds = (-1, -1) if failed else (answer.data.high_watermark, answer.data.log_start_offset)
             session.told(answer.key, *bounds)
     response = FetchResponse(

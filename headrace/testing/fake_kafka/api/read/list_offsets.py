@@ -36,7 +36,7 @@ def handle(call: Call) -> Message:
 
 
 def _answer(call: Call, topic: str, item: Message) -> Message:
-    code = ErrorCode.NONE
+    code: int = ErrorCode.NONE
     found = _NOTHING
     try:
         partition = call.led_partition(topic, item.partition_index)

@@ -15,7 +15,7 @@ from headrace.testing.fake_kafka.state.transactions import ProducerIdentity
 _TopicAnswer = TxnOffsetCommitResponse.TxnOffsetCommitResponseTopic
 _PartitionAnswer = _TopicAnswer.TxnOffsetCommitResponsePartition
 _IMPLICIT_ADDITION = 5
-_AS_SAID_HERE = {
+_AS_SAID_HERE: dict[int, int] = {
     ErrorCode.TRANSACTION_ABORTABLE: ErrorCode.INVALID_TXN_STATE,
     ErrorCode.PRODUCER_FENCED: ErrorCode.INVALID_PRODUCER_EPOCH,
 }
@@ -23,7 +23,7 @@ _AS_SAID_HERE = {
 
 def handle(call: Call) -> Message:
     """Offsets that count when the transaction commits."""
-    code = ErrorCode.NONE
+    code: int = ErrorCode.NONE
     try:
         _join(call)
     except RefusedError as error:
@@ -56,7 +56,7 @@ def _join(call: Call) -> None:
         raise RefusedError(_AS_SAID_HERE.get(error.code, error.code)) from None
 
 
-def _commit(call: Call, topic: str, item: Message) -> ErrorCode:
+def _commit(call: Call, topic: str, item: Message) -> int:
     try:
         call.partition(topic, item.partition_index)
         metadata = item.committed_metadata or ""

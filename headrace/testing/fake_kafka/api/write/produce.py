@@ -57,7 +57,7 @@ def _answer(call: Call, wanted: Message, item: Message) -> Message:
         return _refused(item.index, error, partition.log.start_offset)
     except RefusedError as error:
         answer = _refused(item.index, error)
-        if error.code is ErrorCode.NOT_LEADER_OR_FOLLOWER and partition.leader != NO_LEADER:
+        if error.code == ErrorCode.NOT_LEADER_OR_FOLLOWER and partition.leader != NO_LEADER:
             answer.current_leader = _PartitionAnswer.LeaderIdAndEpoch(leader_id=partition.leader, leader_epoch=partition.epoch)
             answer.tags = {"current_leader"}
         return answer
@@ -142,12 +142,12 @@ def _check_transaction(call: Call, topic: str, index: int, batch: StoredBatch) -
         raise RefusedError(_as_produce_says(error.code, call.version), error.message) from None
 
 
-def _as_produce_says(code: ErrorCode, version: int) -> ErrorCode:
-    if code is ErrorCode.PRODUCER_FENCED:
+def _as_produce_says(code: int, version: int) -> int:
+    if code == ErrorCode.PRODUCER_FENCED:
         return ErrorCode.INVALID_PRODUCER_EPOCH
-    if code is ErrorCode.TRANSACTION_ABORTABLE and version < _FIRST_WITH_ABORTABLE:
+    if code == ErrorCode.TRANSACTION_ABORTABLE and version < _FIRST_WITH_ABORTABLE:
         return ErrorCode.INVALID_TXN_STATE
-    if code is ErrorCode.CONCURRENT_TRANSACTIONS and version < _IMPLICIT_ADDITION:
+    if code == ErrorCode.CONCURRENT_TRANSACTIONS and version < _IMPLICIT_ADDITION:
         return ErrorCode.NOT_ENOUGH_REPLICAS
     return code
 
