@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -21,6 +22,7 @@ from headrace.runners.beam.restrictions import Enumerated, Enumeration, Fresh, H
 _FRESH = {"format": "headrace-fresh", "version": 1}
 _HANDED_ON = {"format": "headrace-handed-on", "version": 1}
 _READER = b"headrace-reader "
+_LEDGER = b"headrace-ledger "
 
 
 class FixedCoder(Coder):
@@ -95,7 +97,10 @@ class _StateFormat:
 
 
 class EnumerationFormat(_StateFormat, Generic[SplitT]):
-    """The enumerating stage's restriction. Raises StateError for what is damaged, newer, or of another source."""
+    """The enumerating stage's restriction. Raises StateError for what is damaged, newer, or of another source.
+
+    A ledger is a line with its version, 2, then a checkpoint, packed; version 1 was the checkpoint alone.
+    """
 
     def encode(self, value: Enumeration[SplitT]) -> bytes:
         """Newest version."""
@@ -105,7 +110,7 @@ class EnumerationFormat(_StateFormat, Generic[SplitT]):
             case HandedOn():
                 return json.dumps(_HANDED_ON).encode()
             case Enumerated(checkpoint):
-                return self._serializer.serialize(checkpoint)
+                return _LEDGER + b"2\n" + zlib.compress(self._serializer.serialize(checkpoint))
 
     def decode(self, encoded: bytes) -> Enumeration[SplitT]:
         """Every version ever written."""
@@ -114,31 +119,43 @@ class EnumerationFormat(_StateFormat, Generic[SplitT]):
             return Fresh()
         if tag == _HANDED_ON:
             return HandedOn()
-        return Enumerated(self._serializer.deserialize(encoded))
+        if not encoded.startswith(_LEDGER):
+            return Enumerated(self._serializer.deserialize(encoded))
+        version, _, rest = encoded.removeprefix(_LEDGER).partition(b"\n")
+        if version != b"2":
+            found = version.decode(errors="replace")
+            raise StateError(f"this headrace reads ledgers up to version 2, and this is of version {found!r}")
+        return Enumerated(self._serializer.deserialize(_unpacked(rest)))
 
 
 class ReaderFormat(_StateFormat, Generic[SplitT]):
     """The reading stage's restriction, which is also what crosses from stage to stage.
 
-    Version 2: a line with the version, then a checkpoint; splits that are finished in it are those whose last position is not
-    published. Version 1, without the line, was a checkpoint of one split, and nothing was left of a finished one.
+    Version 3: a line with the version, then a checkpoint, packed; splits that are finished in it are those whose last position
+    is not published. What is behind it is white space. Version 2 was not packed. Version 1 had no line, and was a checkpoint of
+    one split, of which nothing was left when it was finished.
     """
 
     def encode(self, value: ReaderRestriction[SplitT]) -> bytes:
         """Newest version."""
         reading = tuple(SplitState(split, finished=False) for split in value.reading)
         unpublished = tuple(SplitState(split, finished=True) for split in value.unpublished)
-        return _READER + b"2\n" + self._serializer.serialize(Checkpoint(0, reading + unpublished, exhausted=True))
+        checkpoint = Checkpoint(0, reading + unpublished, exhausted=True)
+        return _READER + b"3\n" + zlib.compress(self._serializer.serialize(checkpoint))
 
     def decode(self, encoded: bytes) -> ReaderRestriction[SplitT]:
         """Every version ever written."""
         if not encoded.startswith(_READER):
             return self._decode_v1(encoded)
-        version, _, checkpoint = encoded.removeprefix(_READER).partition(b"\n")
-        if version != b"2":
-            raise StateError(
-                f"this headrace reads a reader's splits up to version 2, and these are of version {version.decode()!r}"
-            )
+        version, _, rest = encoded.removeprefix(_READER).partition(b"\n")
+        match version:
+            case b"2":
+                checkpoint = rest
+            case b"3":
+                checkpoint = _unpacked(rest)
+            case _:
+                found = version.decode(errors="replace")
+                raise StateError(f"this headrace reads a reader's splits up to version 3, and these are of version {found!r}")
         states = self._serializer.deserialize(checkpoint).splits
         reading = tuple(state.split for state in states if not state.finished)
         return ReaderRestriction(reading, tuple(state.split for state in states if state.finished))
@@ -148,6 +165,18 @@ class ReaderFormat(_StateFormat, Generic[SplitT]):
         if len(states) != 1:
             raise StateError(f"the state of a split holds {len(states)} splits")
         return ReaderRestriction(tuple(state.split for state in states if not state.finished))
+
+
+def _unpacked(data: bytes) -> bytes:
+    """Packed, as Beam's Flink runner keeps the bytes of every call for ever (Beam #27648). White space may come behind."""
+    unpacking = zlib.decompressobj()
+    try:
+        unpacked = unpacking.decompress(data)
+    except zlib.error as error:
+        raise StateError(f"the state of a source is damaged: {error}") from error
+    if not unpacking.eof or unpacking.unused_data.strip(b" "):
+        raise StateError("the state of a source is damaged: it does not end where it should")
+    return unpacked
 
 
 def _tag(encoded: bytes) -> object:

@@ -24,6 +24,7 @@ from headrace.enumerator.split import SplitT
 from headrace.runners.beam import worker as workers
 from headrace.runners.beam.coders import Element, EnumerationFormat, ReaderFormat
 from headrace.runners.beam.event_time import IDLE_LAG, SplitWatermark
+from headrace.runners.beam.flink_placement import Subtasks, placed
 from headrace.runners.beam.pauses import pause
 from headrace.runners.beam.reader_restriction import deal
 from headrace.runners.beam.restrictions import EncodedTracker, Enumerated, Enumeration, EnumerationTracker, Fresh, HandedOn
@@ -95,11 +96,13 @@ def _discover(
 class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
     """Looks for splits and emits the new ones, as what readers have to read. Its restriction goes on with the ledger."""
 
-    def __init__(self, source: Source[Any], transform: str, discovery_interval_s: float | None, readers: int) -> None:
+    def __init__(
+        self, source: Source[Any], transform: str, discovery_interval_s: float | None, readers: int, subtasks: Subtasks | None
+    ) -> None:
         """Travels to the workers by pickle, with the source: so a changed configuration takes effect by discovery.
 
         What one look finds is dealt out to so many readers: an element is what one of them has to read. Splits that are found
-        later cannot join an element that is under way, so they make new ones.
+        later cannot join an element that is under way, so they make new ones. `subtasks`: of Flink, to spread them evenly.
         """
         self._source = source
         self._transform = transform
@@ -107,6 +110,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         self._format: EnumerationFormat[Any] = EnumerationFormat(source)
         self._restrictions: ReaderFormat[Any] = ReaderFormat(source)
         self._readers = readers
+        self._subtasks = subtasks
 
     @property
     def _bounded(self) -> bool:
@@ -154,8 +158,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
             if not tracker.try_claim(found.checkpoint):
                 return
             self._worker.last_look = workers.LastLook(found.checkpoint.checkpoint_id, now_s)
-            for restriction in deal(found.added, self._readers):
-                work = Element(self._restrictions.encode(restriction))
+            for work in self._dealt(found):
                 # the first splits hold the watermark back until they are read; those found later cannot
                 time_of_split = watermark.current_watermark()
                 yield work if time_of_split is None else TimestampedValue(work, time_of_split)
@@ -163,6 +166,13 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
                 return
         watermark.advance(now - IDLE_LAG)
         tracker.defer_remainder(pause(self._pause_s(now_s)))
+
+    def _dealt(self, found: Look[Any]) -> Iterator[Element]:
+        """One element for each reader."""
+        known = len(found.checkpoint.splits) - len(found.added)
+        for number, restriction in enumerate(deal(found.added, self._readers)):
+            work = self._restrictions.encode(restriction)
+            yield Element(work if self._subtasks is None else placed(work, known + number, self._subtasks))
 
     def _due(self, enumeration: Enumeration[Any], now_s: float) -> bool:
         """A ledger that is not of this process's own last look comes from a restore: then it looks at once."""

@@ -27,6 +27,7 @@ from headrace.runners.beam.coders import Element, ReaderFormat
 from headrace.runners.beam.enumerate import EnumerateBounded, EnumerateUnbounded
 from headrace.runners.beam.event_time import IDLE_LAG, EventTime, ProcessingTime, SplitWatermark, bounds
 from headrace.runners.beam.flink_options import Promise
+from headrace.runners.beam.flink_placement import Subtasks
 from headrace.runners.beam.held import HeldReader
 from headrace.runners.beam.limited import POSITIONS, Limit, ReadLimited
 from headrace.runners.beam.pauses import pause
@@ -318,9 +319,11 @@ class ReadFromSource(beam.PTransform):
         """The two splittable DoFns, under a name of their own: for `expand`, and for tests that do what a runner does."""
         reading, parallelism = self._reading(options), int(options.get("parallelism") or 0)
         readers = self._readers or (parallelism if parallelism > 0 else DEFAULT_READERS)
+        subtasks = Subtasks.of(parallelism, int(options.get("max_parallelism") or 0)) if parallelism > 0 else None
+        enumeration = (self._source, reading.transform, self._interval_s, readers, subtasks)
         if self._source.boundedness is Boundedness.BOUNDED:
-            return EnumerateBounded(self._source, reading.transform, self._interval_s, readers), ReadBounded(reading)
-        return EnumerateUnbounded(self._source, reading.transform, self._interval_s, readers), ReadUnbounded(reading)
+            return EnumerateBounded(*enumeration), ReadBounded(reading)
+        return EnumerateUnbounded(*enumeration), ReadUnbounded(reading)
 
     def _reading(self, options: Mapping[str, Any]) -> Reading[Any]:
         patience_s = max(PUBLISH_PATIENCE_S, 3 * int(options.get("checkpointing_interval") or 0) / 1000)
