@@ -346,7 +346,7 @@ def test_what_an_open_transaction_hides_is_said(run, broker, source, out, sink):
     (handle,) = prepared(sink, "job", 0, ["a"])
     ran = run("verify", "--input", source, "--output", out)
     assert ran.out.endswith("1 records in, 0 out, 0 duplicates, 1 lost, 0 foreign\n")
-    assert f"{out}-{handle.ranges[0].partition}: from offset 0 on, an open transaction hides 1 offsets" in ran.err
+    assert f"{out}-{handle.ranges[0].partition}: an open transaction hides 1 offsets from offset 0 on" in ran.err
     committer(sink, "job").commit(0, (handle,))
 
 
