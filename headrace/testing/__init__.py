@@ -8,16 +8,21 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from headrace.testing.dying import COMMITTER_STEPS, DyingCommitter, Killed
 from headrace.testing.memory import MemoryLog, MemorySource, MemorySplit
 from headrace.testing.memory_sink import MemoryHandle, MemorySink, MemoryTransactionLog
 
 if TYPE_CHECKING:
     from headrace.testing.conformance import ExternalContext, Run, SourceConformance
     from headrace.testing.fake_kafka import FakeKafka
+    from headrace.testing.sink_conformance import SinkConformance, SinkContext
 
 __all__ = [
+    "COMMITTER_STEPS",
+    "DyingCommitter",
     "ExternalContext",
     "FakeKafka",
+    "Killed",
     "MemoryHandle",
     "MemoryLog",
     "MemorySink",
@@ -25,10 +30,18 @@ __all__ = [
     "MemorySplit",
     "MemoryTransactionLog",
     "Run",
+    "SinkConformance",
+    "SinkContext",
     "SourceConformance",
 ]
 
-_KITS = {"ExternalContext": "conformance", "Run": "conformance", "SourceConformance": "conformance"}
+_KITS = {
+    "ExternalContext": "conformance",
+    "Run": "conformance",
+    "SinkConformance": "sink_conformance",
+    "SinkContext": "sink_conformance",
+    "SourceConformance": "conformance",
+}
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the module has under this name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -18,15 +18,11 @@ from headrace.connectors.kafka.client.wire.protocol import UpdateFeaturesRequest
 from headrace.connectors.kafka.write.handles import KafkaHandle
 from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.kafka.write.transactions import Transactions
-from headrace.connectors.sink import Attempt, CommitList, Committer, Outcome
+from headrace.connectors.sink import Attempt
 
 PATIENCE_S = 30.0
 SAFE_DOWNGRADE = 2
 UPGRADE = 1
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: no `except Exception` catches it."""
 
 
 def rows(values: Iterable[str], **columns: Sequence[Any]) -> pa.RecordBatch:
@@ -120,54 +116,6 @@ def set_transaction_version(bootstrap: str, level: int) -> None:
             assert time.monotonic() < deadline
     finally:
         connection.close()
-
-
-STEPS = ("fence", "check", "record", "end", "copy", "sweep")
-
-
-class DyingCommitter(Committer[KafkaHandle]):
-    """A real committer that is killed before or after its n-th call of a method."""
-
-    def __init__(self, inner: Committer[KafkaHandle], step: str, when: str, nth: int = 1) -> None:
-        self._inner, self._step, self._when, self._left = inner, step, when, nth
-        self.died = False
-
-    def _call(self, step: str, *arguments: Any) -> Any:
-        due = step == self._step
-        if due:
-            self._left -= 1
-        if due and self._left == 0 and self._when == "before":
-            self.died = True
-            raise Killed
-        answer = getattr(self._inner, step)(*arguments)
-        if due and self._left == 0 and self._when == "after":
-            self.died = True
-            raise Killed
-        return answer
-
-    def fence(self) -> CommitList[KafkaHandle] | None:
-        return self._call("fence")
-
-    def check(self, handles: Sequence[KafkaHandle]) -> None:
-        self._call("check", handles)
-
-    def record(self, commits: CommitList[KafkaHandle]) -> None:
-        self._call("record", commits)
-
-    def end(self, handle: KafkaHandle) -> Outcome:
-        return self._call("end", handle)
-
-    def copy(self, handles: Sequence[KafkaHandle]) -> KafkaHandle:
-        return self._call("copy", handles)
-
-    def sweep(self, keep: Collection[KafkaHandle]) -> None:
-        self._call("sweep", keep)
-
-    def forget(self) -> None:
-        self._call("forget")
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 def committer(sink: KafkaSink, job: str) -> JobCommitter[KafkaHandle]:

@@ -19,10 +19,9 @@ from headrace.connectors.commit import JobCommitter
 from headrace.connectors.kafka.write.transactions import Transactions, Verdict
 from headrace.connectors.sink import Attempt
 from headrace.harness.kafka import create_topic, start_broker
+from headrace.testing import DyingCommitter, Killed
 from tests.helpers.kafka_rig import commit, transactional, wait_for_end, write, write_records
 from tests.helpers.sink_rig import (
-    DyingCommitter,
-    Killed,
     committer,
     eventually,
     kafka_sink,

@@ -23,11 +23,9 @@ from headrace.connectors.kafka.write.transactions import TransactionProtocol, Tr
 from headrace.connectors.sink import Attempt
 from headrace.enumerator.errors import DataLossError, DeadlineExceededError, FencedError, StateError, UsageError
 from headrace.harness.kafka import create_topic, delete_topic, start_broker
+from headrace.testing import COMMITTER_STEPS, DyingCommitter, Killed
 from tests.helpers.python_path import python_path
 from tests.helpers.sink_rig import (
-    STEPS,
-    DyingCommitter,
-    Killed,
     committer,
     eventually,
     kafka_sink,
@@ -116,7 +114,7 @@ def test_epochs_follow_each_other(sink, out, bootstrap):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("step", [step for step in STEPS if step != "copy"])
+@pytest.mark.parametrize("step", [step for step in COMMITTER_STEPS if step != "copy"])
 def test_a_driver_killed_anywhere_in_a_commit(sink, out, bootstrap, step, when):
     committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
     handles = prepared(sink, JOB, 1, ["1a"], ["1b"])

@@ -14,9 +14,8 @@ from headrace.connectors.kafka.write.transactions import Transactions, Verdict
 from headrace.connectors.sink import Attempt, Outcome
 from headrace.enumerator.errors import HeadraceError
 from headrace.harness.kafka import create_topic, delete_topic
+from headrace.testing import DyingCommitter, Killed
 from tests.helpers.sink_rig import (
-    DyingCommitter,
-    Killed,
     committer,
     eventually,
     kafka_sink,

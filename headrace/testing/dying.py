@@ -1,0 +1,81 @@
+"""A driver that is killed between two calls of its committer: for tests of sinks and of runners. Needs no pytest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Literal, TypeVar
+
+from headrace.connectors.sink import CommitList, Committer, HandleT, Outcome
+
+__all__ = ["COMMITTER_STEPS", "DyingCommitter", "Killed", "Step", "When"]
+
+AnswerT = TypeVar("AnswerT")
+
+Step = Literal["fence", "check", "record", "end", "copy", "sweep"]
+When = Literal["before", "after"]
+
+COMMITTER_STEPS: tuple[Step, ...] = ("fence", "check", "record", "end", "copy", "sweep")
+"""The calls of a committer that a driver may die before or after."""
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: no `except Exception` catches it."""
+
+
+class DyingCommitter(Committer[HandleT]):
+    """A real committer that is killed before or after its `nth` call of a method.
+
+    `died` says whether it came to that: a test asserts it.
+    """
+
+    def __init__(self, inner: Committer[HandleT], step: Step, when: When, nth: int = 1) -> None:
+        """Counts the calls of `step` from 1. Contacts nobody."""
+        self._inner, self._step, self._when, self._left = inner, step, when, nth
+        self.died = False
+
+    def _call(self, step: Step, perform: Callable[[], AnswerT]) -> AnswerT:
+        if step == self._step:
+            self._left -= 1
+        due = step == self._step and self._left == 0
+        if due and self._when == "before":
+            self._die()
+        answer = perform()
+        if due:
+            self._die()
+        return answer
+
+    def _die(self) -> None:
+        self.died = True
+        raise Killed
+
+    def fence(self) -> CommitList[HandleT] | None:
+        """As the real one; raises Killed when it is due, like the calls below."""
+        return self._call("fence", self._inner.fence)
+
+    def check(self, handles: Sequence[HandleT]) -> None:
+        """As the real one."""
+        self._call("check", lambda: self._inner.check(handles))
+
+    def record(self, commits: CommitList[HandleT]) -> None:
+        """As the real one."""
+        self._call("record", lambda: self._inner.record(commits))
+
+    def end(self, handle: HandleT) -> Outcome:
+        """As the real one."""
+        return self._call("end", lambda: self._inner.end(handle))
+
+    def copy(self, handles: Sequence[HandleT]) -> HandleT:
+        """As the real one."""
+        return self._call("copy", lambda: self._inner.copy(handles))
+
+    def sweep(self, keep: Collection[HandleT]) -> None:
+        """As the real one."""
+        self._call("sweep", lambda: self._inner.sweep(keep))
+
+    def forget(self) -> None:
+        """As the real one."""
+        self._inner.forget()
+
+    def close(self) -> None:
+        """As the real one."""
+        self._inner.close()

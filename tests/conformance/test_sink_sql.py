@@ -1,0 +1,90 @@
+"""The kit of sinks on databases, where there are any; and planted bugs, which it must catch."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headrace.connectors.sql.handles import SqlHandle
+from headrace.harness.databases import Database
+from headrace.sql import SqlSink
+from headrace.testing import SinkConformance, SinkContext
+from tests.helpers.databases import mariadb, postgresql
+from tests.helpers.planted_in_sinks import CAUGHT_BY, PassingSink, assert_caught
+from tests.helpers.sql_rig import SqlRig
+
+GID = "headrace.0a1b2c3d.orders.7.0.0.00c0ffee"
+
+
+class SqlContext(SinkContext):
+    """A table of its own; jobs are apart by their names."""
+
+    def __init__(self, url: str) -> None:
+        self.rig = SqlRig(url)
+        self.rig.create("value VARCHAR(200)")
+
+    def create_sink(self) -> SqlSink:
+        return self.rig.sink()
+
+    def batch(self, values: Sequence[str]) -> pa.RecordBatch:
+        return pa.record_batch({"value": pa.array(values, pa.string())})
+
+    def visible(self) -> list[str]:
+        return [value for (value,) in self.rig.rows("value")]
+
+    def unended(self, job: str) -> int:
+        return sum(f".{job}." in gid for gid in self.rig.prepared())
+
+    def golden_handles(self) -> Sequence[tuple[int, str, Any]]:
+        return [(1, json.dumps({"gid": GID, "rows": 1000}), SqlHandle(GID, 1000))]
+
+    def abort_prepared(self, handle: SqlHandle) -> None:
+        self.rig.roll_back(handle.gid)
+
+    def close(self) -> None:
+        for gid in self.rig.prepared():
+            self.rig.roll_back(gid)
+        self.rig.execute(f"DROP TABLE IF EXISTS {self.rig.table}")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Callable[[str], Database]]:
+    """Gives servers by name, each started when it is first asked for."""
+    servers = {"postgresql": postgresql, "mariadb": mariadb}
+    with ExitStack() as stack:
+        yield functools.cache(lambda name: stack.enter_context(servers[name]()))
+
+
+class OnSql(SinkConformance):
+    product: str
+
+    @pytest.fixture(autouse=True)
+    def reach(self, server):
+        self.url = server(self.product).url
+
+    def create_external_context(self) -> SqlContext:
+        return SqlContext(self.url)
+
+
+@pytest.mark.timeout(120)
+class TestPostgreSql(OnSql):
+    product = "postgresql"
+
+
+@pytest.mark.timeout(120)
+class TestMariaDb(OnSql):
+    product = "mariadb"
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("bug", CAUGHT_BY, ids=lambda bug: bug.__name__)
+def test_the_kit_catches(bug: type[PassingSink], server):
+    kit = TestPostgreSql()
+    kit.url = server("postgresql").url
+    assert_caught(kit, bug)

@@ -1,0 +1,318 @@
+"""Planted bugs of sinks: any sink, with one promise of `headrace.sinks` broken. The conformance kit must catch each.
+
+    sink = broken(SweepDoesNothing, sink)
+
+Every bug counts how often it has done harm, so that a test can tell a caught bug from one that never happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headrace.sinks import (
+    Attempt,
+    CommitList,
+    Committer,
+    HandleSerializer,
+    Outcome,
+    Transaction,
+    TwoPhaseSink,
+)
+from headrace.testing import SinkConformance
+
+
+class PassingTransaction(Transaction[Any]):
+    """No bug."""
+
+    def __init__(self, sink: PassingSink, inner: Transaction[Any], attempt: Attempt) -> None:
+        self.sink, self.inner, self.attempt = sink, inner, attempt
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self.inner.write(batch)
+
+    def prepare(self) -> Any:
+        return self.inner.prepare()
+
+    def abort(self) -> None:
+        self.inner.abort()
+
+
+class PassingCommitter(Committer[Any]):
+    """No bug."""
+
+    def __init__(self, sink: PassingSink, inner: Committer[Any], job: str) -> None:
+        self.sink, self.inner, self.job = sink, inner, job
+
+    def fence(self) -> CommitList[Any] | None:
+        return self.inner.fence()
+
+    def check(self, handles: Sequence[Any]) -> None:
+        self.inner.check(handles)
+
+    def record(self, commits: CommitList[Any]) -> None:
+        self.inner.record(commits)
+
+    def end(self, handle: Any) -> Outcome:
+        return self.inner.end(handle)
+
+    def copy(self, handles: Sequence[Any]) -> Any:
+        return self.inner.copy(handles)
+
+    def sweep(self, keep: Collection[Any]) -> None:
+        self.inner.sweep(keep)
+
+    def forget(self) -> None:
+        self.inner.forget()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class PassingSink(TwoPhaseSink[Any]):
+    """No bug: the control. `harm` and `jobs` are shared by all sinks of a case."""
+
+    transaction: type[PassingTransaction] = PassingTransaction
+    committing: type[PassingCommitter] = PassingCommitter
+
+    def __init__(self, inner: TwoPhaseSink[Any], harm: list[str], jobs: set[str]) -> None:
+        self.inner, self.harm, self.jobs = inner, harm, jobs
+
+    @property
+    def handles(self) -> HandleSerializer[Any]:
+        return self.inner.handles
+
+    def begin(self, attempt: Attempt) -> Transaction[Any]:
+        self.jobs.add(attempt.job)
+        return self.transaction(self, self.inner.begin(attempt), attempt)
+
+    def committer(self, job: str) -> Committer[Any]:
+        return self.committing(self, self.inner.committer(job), job)
+
+    def recorded_epochs(self) -> Mapping[str, int]:
+        return self.inner.recorded_epochs()
+
+
+class _CommitsAtOnce(PassingTransaction):
+    def prepare(self) -> Any:
+        handle = self.inner.prepare()
+        if handle is not None:
+            self.sink.harm.append("committed")
+            committer = self.sink.inner.committer(self.attempt.job)
+            committer.end(handle)
+            committer.close()
+        return handle
+
+
+class CommitsInPrepare(PassingSink):
+    """The first phase does what the second is for."""
+
+    transaction = _CommitsAtOnce
+
+
+class _KeepsAborted(PassingTransaction):
+    is_prepared = False
+
+    def prepare(self) -> Any:
+        self.is_prepared = True
+        return self.inner.prepare()
+
+    def abort(self) -> None:
+        if not self.is_prepared:
+            self.is_prepared = True
+            handle = self.inner.prepare()
+            if handle is not None:
+                self.sink.harm.append("committed")
+                committer = self.sink.inner.committer(self.attempt.job)
+                committer.end(handle)
+                committer.close()
+        self.inner.abort()
+
+
+class CommitsInAbort(PassingSink):
+    """What a task gives up is committed all the same."""
+
+    transaction = _KeepsAborted
+
+
+class _DropsBatches(PassingTransaction):
+    written = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self.written += 1
+        if self.written == 2:
+            self.sink.harm.append("dropped")
+        else:
+            self.inner.write(batch)
+
+
+class SecondBatchDropped(PassingSink):
+    """Rows are lost without a word."""
+
+    transaction = _DropsBatches
+
+
+class _NoSweep(PassingCommitter):
+    def sweep(self, keep: Collection[Any]) -> None:
+        self.sink.harm.append("not swept")
+
+
+class SweepDoesNothing(PassingSink):
+    """Losing attempts stay prepared for ever."""
+
+    committing = _NoSweep
+
+
+class _KeepsNothing(PassingCommitter):
+    def sweep(self, keep: Collection[Any]) -> None:
+        self.sink.harm += ["swept"] * len(keep)
+        self.inner.sweep(())
+
+
+class SweepKeepsNothing(PassingSink):
+    """What is about to be recorded is aborted."""
+
+    committing = _KeepsNothing
+
+
+class _SweepsAll(PassingCommitter):
+    def sweep(self, keep: Collection[Any]) -> None:
+        self.inner.sweep(keep)
+        for job in self.sink.jobs - {self.job}:
+            self.sink.harm.append(job)
+            other = self.sink.inner.committer(job)
+            other.fence()
+            other.sweep(())
+            other.close()
+
+
+class SweepsOtherJobs(PassingSink):
+    """A job's names are matched by a prefix that others have too."""
+
+    committing = _SweepsAll
+
+
+class _RecordsNothing(PassingCommitter):
+    def record(self, commits: CommitList[Any]) -> None:
+        self.sink.harm.append("not recorded")
+
+
+class ListNotDurable(PassingSink):
+    """The list is in the driver's memory only."""
+
+    committing = _RecordsNothing
+
+
+class _FencesBack(PassingCommitter):
+    def record(self, commits: CommitList[Any]) -> None:
+        self.sink.harm.append("fenced back")
+        self.inner.fence()
+        self.inner.record(commits)
+
+
+class OlderDriverNotFenced(PassingSink):
+    """Whoever records takes the job over again."""
+
+    committing = _FencesBack
+
+
+class _EndsInWords(PassingCommitter):
+    def end(self, handle: Any) -> Outcome:
+        self.sink.harm.append("not ended")
+        return Outcome.COMMITTED
+
+
+class EndDoesNothing(PassingSink):
+    """Says that it has committed, and has not."""
+
+    committing = _EndsInWords
+
+
+class _EndsOnce(PassingCommitter):
+    def end(self, handle: Any) -> Outcome:
+        if repr(handle) in self.sink.harm:
+            return Outcome.ABORTED
+        self.sink.harm.append(repr(handle))
+        return self.inner.end(handle)
+
+
+class SecondEndSaysAborted(PassingSink):
+    """A transaction that is no longer there counts as aborted."""
+
+    committing = _EndsOnce
+
+
+class _NeverAborted(PassingCommitter):
+    def end(self, handle: Any) -> Outcome:
+        if self.inner.end(handle) is Outcome.ABORTED:
+            self.sink.harm.append("passed over")
+        return Outcome.COMMITTED
+
+
+class AbortedTakenForCommitted(PassingSink):
+    """A transaction that timed out after its list was durable is passed over."""
+
+    committing = _NeverAborted
+
+
+class _ChecksNothing(PassingCommitter):
+    def check(self, handles: Sequence[Any]) -> None:
+        self.sink.harm.append("not checked")
+
+
+class CheckDoesNothing(PassingSink):
+    """An epoch is recorded though a part of it is gone."""
+
+    committing = _ChecksNothing
+
+
+class RecordedEpochsForgotten(PassingSink):
+    """Tasks are not told what is durable."""
+
+    def recorded_epochs(self) -> Mapping[str, int]:
+        self.harm.append("not told")
+        return {}
+
+
+CAUGHT_BY: Mapping[type[PassingSink], str] = {
+    CommitsInPrepare: "test_nothing_is_visible_before_the_commit",
+    CommitsInAbort: "test_aborted_rows_are_never_visible",
+    SecondBatchDropped: "test_nothing_is_visible_before_the_commit",
+    SweepDoesNothing: "test_losing_attempts_are_aborted",
+    SweepKeepsNothing: "test_a_sweep_spares_what_it_is_told_to_keep",
+    SweepsOtherJobs: "test_jobs_are_apart",
+    ListNotDurable: "test_the_durable_list_is_read_back",
+    OlderDriverNotFenced: "test_an_older_driver_is_fenced",
+    EndDoesNothing: "test_epochs_are_visible_once_they_are_committed",
+    SecondEndSaysAborted: "test_ending_twice_is_ending_once",
+    AbortedTakenForCommitted: "test_what_was_aborted_after_the_list_is_repaired_or_said_to_be_lost",
+    CheckDoesNothing: "test_what_was_aborted_is_not_recorded",
+    RecordedEpochsForgotten: "test_an_epoch_without_rows_is_recorded",
+}
+"""Each bug, and a case of the kit that must fail for it."""
+
+
+def run_case(kit: SinkConformance, case: str, planted: type[PassingSink], harm: list[str]) -> None:
+    """The case with this bug in every sink that it makes. Raises what the case raises."""
+    jobs: set[str] = set()
+    external = kit.create_external_context()
+    make = external.create_sink
+    external.create_sink = lambda: planted(make(), harm, jobs)
+    try:
+        getattr(kit, case)(external)
+    finally:
+        kit.close_committers()
+        external.close()
+
+
+def assert_caught(kit: SinkConformance, bug: type[PassingSink]) -> None:
+    """The bug happens, and fails the case that must catch it; without it that case passes."""
+    harm: list[str] = []
+    run_case(kit, CAUGHT_BY[bug], PassingSink, harm)
+    assert not harm
+    with pytest.raises((Exception, pytest.fail.Exception), match=r"."):
+        run_case(kit, CAUGHT_BY[bug], bug, harm)
+    assert harm, "the bug never happened"
