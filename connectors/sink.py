@@ -1,6 +1,6 @@
 """The contract of a two-phase-commit sink: what a connector implements, and what a runner calls where.
 
-One *job* (a streaming query, one batch write) writes *epochs* (Spark's batch ids), each in any number of tasks and attempts:
+One *job* (a streaming query, one batch write) writes *epochs*, numbered, each in any number of tasks and attempts:
 
 - In a task: `TwoPhaseSink.begin` gives a `Transaction`; its `write` takes Arrow batches, its `prepare` (the pre-commit) returns
   a *handle* once everything is acknowledged. A task without rows begins nothing and has no handle.

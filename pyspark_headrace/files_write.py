@@ -13,17 +13,9 @@ from typing import Any
 from headrace.connectors.files.formats import FileFormat
 from headrace.connectors.files.sink import FileSink
 from headrace.enumerator.errors import UsageError
-from pyspark_headrace.options import REPEATED_WRITE, SinkWrite, chosen, given_options, sink_write
+from pyspark_headrace.options import REPEATED_WRITE, Option, OptionTable, SinkWrite, choice, sink_write, text
 
-__all__ = ["SINK_OPTIONS", "SparkFormat", "file_write"]
-
-SINK_OPTIONS: Mapping[str, str] = {
-    "path": "the folder, as in `save(path)` and `start(path)`: a local one, or the URL of an fsspec filesystem",
-    "fileFormat": "`parquet` (default) or `json`, one object in each line",
-    "compression": "compression of Parquet: snappy (default), zstd, gzip, none, ...",
-    "storageOptions": "a JSON object of fsspec's options for a filesystem that is not local",
-    **REPEATED_WRITE,
-}
+__all__ = ["OPTIONS", "SparkFormat", "file_write"]
 
 
 class SparkFormat(StrEnum):
@@ -36,23 +28,44 @@ class SparkFormat(StrEnum):
 _FORMATS = {SparkFormat.PARQUET: FileFormat.PARQUET, SparkFormat.JSON: FileFormat.JSON_LINES}
 
 
+def _storage_options(option: Option, value: str) -> dict[str, Any]:
+    try:
+        found = json.loads(value)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        # without the text, or the cause, which has it
+        raise UsageError(f'option \'{option.name}\' must be JSON like {{"key": "...", "secret": "..."}}')
+    return found
+
+
+OPTIONS = OptionTable(
+    "the sink",
+    "the sink",
+    (
+        Option(
+            "path",
+            text,
+            "the folder, as in `save(path)` and `start(path)`: a local one, or the URL of an fsspec filesystem",
+        ),
+        Option("fileFormat", choice(SparkFormat), "`parquet` (default) or `json`, one object in each line"),
+        Option("compression", text, "compression of Parquet: snappy (default), zstd, gzip, none, ..."),
+        Option(
+            "storageOptions",
+            _storage_options,
+            "a JSON object of fsspec's options for a filesystem that is not local",
+        ),
+        *REPEATED_WRITE,
+    ),
+)
+"""Every option of the sink."""
+
+
 def file_write(options: Mapping[str, str]) -> SinkWrite[FileSink]:
     """Raises UsageError naming the option that is missing, unknown or wrong. Touches nothing; no message shows a secret."""
-    given = given_options(options, SINK_OPTIONS)
-    if "path" not in given:
-        raise UsageError(f"option 'path' is missing: {SINK_OPTIONS['path']}")
-    file_format = _FORMATS[chosen(given, "fileFormat", SparkFormat.PARQUET)]
-    storage_options = _storage_options(given.get("storageOptions", "{}"))
+    given, _ = OPTIONS.parse(options)
+    OPTIONS.required(given, "path")
+    file_format = _FORMATS[given.get("fileFormat", SparkFormat.PARQUET)]
+    storage_options = given.get("storageOptions", {})
     sink = FileSink(given["path"], file_format, given.get("compression"), storage_options=storage_options)
     return sink_write(sink, given)
-
-
-def _storage_options(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        # without the text, or the cause, which has it
-        raise UsageError('option \'storageOptions\' must be JSON like {"key": "...", "secret": "..."}')
-    return value

@@ -6,12 +6,10 @@ where `headrace.kafka.KafkaSource` has read_committed. Case is ignored. An optio
 
 from __future__ import annotations
 
-import difflib
 import json
 import logging
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -26,10 +24,12 @@ from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.log_read import Limits, LogRead
 from pyspark_headrace.jvm_checkpoint import JvmCheckpoint
 from pyspark_headrace.kafka_offsets import KafkaOffsets
+from pyspark_headrace.kafka_properties import check_properties
+from pyspark_headrace.options import Option, OptionTable, boolean, integer, text
 
 log = logging.getLogger(__name__)
 
-__all__ = ["OPTIONS", "Mode", "Option", "any_read", "kafka_read"]
+__all__ = ["OPTIONS", "Mode", "any_read", "kafka_read"]
 
 
 class Mode(Enum):
@@ -39,46 +39,7 @@ class Mode(Enum):
     STREAM = "streaming"
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option: its name as documented, how its text is read, and what it is for."""
-
-    name: str
-    parse: Callable[[Option, str], Any]
-    meaning: str
-
-    def refuse(self, value: str, wanted: str) -> UsageError:
-        """The error for a value that is not what is wanted."""
-        return UsageError(f"option '{self.name}' must be {wanted}, not {value!r}")
-
-
 # --- reading the text of one option -----------------------------------------------------------------------------------
-
-
-def _text(option: Option, value: str) -> str:
-    if not value.strip():
-        raise option.refuse(value, "a non-empty text")
-    return value.strip()
-
-
-def _boolean(option: Option, value: str) -> bool:
-    if value.strip().lower() not in ("true", "false"):
-        raise option.refuse(value, "true or false")
-    return value.strip().lower() == "true"
-
-
-def _integer(least: int) -> Callable[[Option, str], int]:
-    def parse(option: Option, value: str) -> int:
-        try:
-            number = int(value)
-        except ValueError:
-            raise option.refuse(value, "a whole number") from None
-        if number < least:
-            raise UsageError(f"{option.name} must be positive") if least == 1 else option.refuse(value, f"at least {least}")
-        return number
-
-    return parse
-
 
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -194,26 +155,40 @@ _TABLE: tuple[Option, ...] = (
     Option("endingOffsets", _offsets, "batch: where to end, exclusively. Default latest"),
     Option("endingTimestamp", _timestamp, "batch: end at this time. Overrides endingOffsetsByTimestamp"),
     Option("endingOffsetsByTimestamp", _timestamps, "batch: end at these times. Overrides endingOffsets"),
-    Option("failOnDataLoss", _boolean, "fail when records are gone (default true), or warn and continue"),
-    Option("includeHeaders", _boolean, "add the column headers. Default false"),
-    Option("maxOffsetsPerTrigger", _integer(1), "streaming: most offsets in a batch, divided among the partitions"),
-    Option("minOffsetsPerTrigger", _integer(1), "streaming: wait for this many offsets, or for maxTriggerDelay"),
+    Option("failOnDataLoss", boolean, "fail when records are gone (default true), or warn and continue"),
+    Option("includeHeaders", boolean, "add the column headers. Default false"),
+    Option("maxOffsetsPerTrigger", integer(1), "streaming: most offsets in a batch, divided among the partitions"),
+    Option("minOffsetsPerTrigger", integer(1), "streaming: wait for this many offsets, or for maxTriggerDelay"),
     Option("maxTriggerDelay", _duration, "streaming: longest wait for minOffsetsPerTrigger. Default 15m"),
-    Option("maxRecordsPerPartition", _integer(1), "most offsets in one Spark task"),
-    Option("minPartitions", _integer(1), "about this many Spark tasks: large ranges are split"),
-    Option("kafkaConsumer.pollTimeoutMs", _integer(1), "a task that receives nothing for this time fails. Default 120000"),
-    Option("commitOffsetsToGroup", _text, "ours, streaming: commit offsets to this group as batches complete"),
-    Option("jvmCheckpoint", _text, "ours: path of the JVM connector's checkpoint, if that query was killed in its first batch"),
-    Option("fetchOffset.numRetries", _integer(0), "accepted, not needed: see kafka.default.api.timeout.ms"),
-    Option("fetchOffset.retryIntervalMs", _integer(0), "accepted, not needed: see kafka.retry.backoff.ms"),
-    Option("groupIdPrefix", _text, "accepted, not needed: no consumer group is joined"),
+    Option("maxRecordsPerPartition", integer(1), "most offsets in one Spark task"),
+    Option("minPartitions", integer(1), "about this many Spark tasks: large ranges are split"),
+    Option("kafkaConsumer.pollTimeoutMs", integer(1), "a task that receives nothing for this time fails. Default 120000"),
+    Option("commitOffsetsToGroup", text, "ours, streaming: commit offsets to this group as batches complete"),
+    Option("jvmCheckpoint", text, "ours: path of the JVM connector's checkpoint, if that query was killed in its first batch"),
+    Option("fetchOffset.numRetries", integer(0), "accepted, not needed: see kafka.default.api.timeout.ms"),
+    Option("fetchOffset.retryIntervalMs", integer(0), "accepted, not needed: see kafka.retry.backoff.ms"),
+    Option("groupIdPrefix", text, "accepted, not needed: no consumer group is joined"),
 )
 
-OPTIONS: Mapping[str, Option] = {option.name.lower(): option for option in _TABLE}
-"""Every option, by its name in lower case; `kafka.*`, the client's properties, aside."""
 
-_FROM_SPARK = frozenset({"path", "checkpointlocation", "provider", "__datasource_name"})
-_STRATEGIES = ("subscribe", "subscribepattern", "assign")
+def _sink_options() -> OptionTable:
+    from pyspark_headrace.kafka_write import OPTIONS as SINK_OPTIONS
+
+    return SINK_OPTIONS
+
+
+OPTIONS = OptionTable(
+    "headrace",
+    "headrace's source",
+    _TABLE,
+    prefix="kafka.",
+    ignored=frozenset({"path"}),
+    other_side=_sink_options,
+    nothing_alike=f"there are: {', '.join(option.name for option in _TABLE)}, kafka.*",
+)
+"""Every option of the source; `kafka.*` are the client's properties."""
+
+_STRATEGIES = ("subscribe", "subscribePattern", "assign")
 _STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "commitOffsetsToGroup")
 
 
@@ -222,7 +197,7 @@ _STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay
 
 def kafka_read(options: Mapping[str, str], mode: Mode) -> LogRead[KafkaSplit]:
     """What these options of a Spark query mean. Contacts nobody. Raises UsageError naming the option at fault."""
-    given, properties = _parse(options)
+    given, properties = OPTIONS.parse(options)
     chosen = [name for name in _STRATEGIES if name in given]
     if len(chosen) != 1:
         how_many = "Only one" if chosen else "One"
@@ -231,8 +206,7 @@ def kafka_read(options: Mapping[str, str], mode: Mode) -> LogRead[KafkaSplit]:
             f"{how_many} of the following options {verb} be specified for Kafka source: "
             f"{', '.join(_STRATEGIES)}. See the docs for more details."
         )
-    if "bootstrap.servers" not in properties:
-        raise UsageError("Option 'kafka.bootstrap.servers' must be specified for configuring Kafka consumer")
+    check_properties(properties, "consumer")
     if mode is Mode.STREAM:
         _check_stream(given)
     else:
@@ -240,27 +214,27 @@ def kafka_read(options: Mapping[str, str], mode: Mode) -> LogRead[KafkaSplit]:
     source = KafkaSource(
         properties.pop("bootstrap.servers"),
         topics=given.get("subscribe"),
-        pattern=given.get("subscribepattern"),
+        pattern=given.get("subscribePattern"),
         partitions=given.get("assign"),
         start=_start(given, properties, mode),
-        start_of_new_partitions=given.get("startingoffsetsofnewpartitions", Earliest()),
+        start_of_new_partitions=given.get("startingOffsetsOfNewPartitions", Earliest()),
         stop=_stop(given) if mode is Mode.BATCH else None,
-        group=given.get("commitoffsetstogroup"),
+        group=given.get("commitOffsetsToGroup"),
         isolation_level=properties.pop("isolation.level", Isolation.READ_UNCOMMITTED),
         properties=_without_group(given, properties),
-        fail_on_data_loss=given.get("failondataloss", True),
+        fail_on_data_loss=given.get("failOnDataLoss", True),
         columns=(*ALL_COLUMNS, "headers"),
-        no_match=given.get("startingoffsetsbytimestampstrategy", "error"),
+        no_match=given.get("startingOffsetsByTimestampStrategy", "error"),
     )
-    location = given.get("jvmcheckpoint")
+    location = given.get("jvmCheckpoint")
     return LogRead(
         source=source,
         offsets=KafkaOffsets(source),
-        columns=(*ALL_COLUMNS, "headers") if given.get("includeheaders", False) else ALL_COLUMNS,
+        columns=(*ALL_COLUMNS, "headers") if given.get("includeHeaders", False) else ALL_COLUMNS,
         limits=_limits(given),
-        min_tasks=given.get("minpartitions"),
-        max_task_offsets=given.get("maxrecordsperpartition"),
-        poll_timeout_s=given.get("kafkaconsumer.polltimeoutms", 120_000) / 1000,
+        min_tasks=given.get("minPartitions"),
+        max_task_offsets=given.get("maxRecordsPerPartition"),
+        poll_timeout_s=given.get("kafkaConsumer.pollTimeoutMs", 120_000) / 1000,
         pruner=KafkaPruner(source),
         predecessor=None if location is None else JvmCheckpoint(location),
     )
@@ -274,39 +248,18 @@ def any_read(options: Mapping[str, str]) -> LogRead[KafkaSplit]:
         return kafka_read(options, Mode.BATCH)
 
 
-def _parse(options: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    given: dict[str, Any] = {}
-    properties: dict[str, str] = {}
-    for written, value in options.items():
-        name = written.lower()
-        if name.startswith("kafka."):
-            properties[name.removeprefix("kafka.")] = value
-        elif name in OPTIONS:
-            given[name] = OPTIONS[name].parse(OPTIONS[name], value)
-        elif name not in _FROM_SPARK:
-            raise _unknown(written)
-    return given, properties
-
-
-def _unknown(written: str) -> UsageError:
-    known = {**{name: option.name for name, option in OPTIONS.items()}, "kafka.bootstrap.servers": "kafka.bootstrap.servers"}
-    near = difflib.get_close_matches(written.lower(), known, n=1, cutoff=0.5)
-    hint = f"did you mean '{known[near[0]]}'?" if near else f"there are: {', '.join(option.name for option in _TABLE)}, kafka.*"
-    return UsageError(f"option '{written}' is not known to headrace; {hint}")
-
-
 def _check_stream(given: Mapping[str, Any]) -> None:
-    if "endingoffsets" in given:
+    if "endingOffsets" in given:
         raise UsageError("ending offset not valid in streaming queries")
-    if "endingoffsetsbytimestamp" in given or "endingtimestamp" in given:
+    if "endingOffsetsByTimestamp" in given or "endingTimestamp" in given:
         raise UsageError("ending timestamp not valid in streaming queries")
 
 
 def _check_batch(given: Mapping[str, Any]) -> None:
-    starts, ends = given.get("startingoffsets"), given.get("endingoffsets")
-    if "startingtimestamp" in given or "startingoffsetsbytimestamp" in given:
+    starts, ends = given.get("startingOffsets"), given.get("endingOffsets")
+    if "startingTimestamp" in given or "startingOffsetsByTimestamp" in given:
         starts = None
-    if "endingtimestamp" in given or "endingoffsetsbytimestamp" in given:
+    if "endingTimestamp" in given or "endingOffsetsByTimestamp" in given:
         ends = None
     if starts == Latest():
         raise UsageError("starting offset can't be latest for batch queries on Kafka")
@@ -319,9 +272,9 @@ def _check_batch(given: Mapping[str, Any]) -> None:
         if position == Earliest():
             raise UsageError(f"ending offset for {topic}-{partition} can't be earliest for batch queries on Kafka")
     _check_range(starts, ends, "offset")
-    _check_range(given.get("startingoffsetsbytimestamp"), given.get("endingoffsetsbytimestamp"), "timestamp")
+    _check_range(given.get("startingOffsetsByTimestamp"), given.get("endingOffsetsByTimestamp"), "timestamp")
     for name in _STREAM_ONLY:
-        if name.lower() in given:
+        if name in given:
             log.warning("%s option ignored in batch queries", name)
 
 
@@ -352,29 +305,29 @@ def _number(position: object) -> int | None:
 
 def _start(given: Mapping[str, Any], properties: Mapping[str, str], mode: Mode) -> Positions:
     default = Latest() if mode is Mode.STREAM else Earliest()
-    names = ("startingtimestamp", "startingoffsetsbytimestamp", "startingoffsets")
+    names = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
     start: Positions = next((given[name] for name in names if name in given), default)
     if start != Committed():
         return start
-    group = properties.get("group.id") or given.get("commitoffsetstogroup")
+    group = properties.get("group.id") or given.get("commitOffsetsToGroup")
     if group is None:
         raise UsageError("startingOffsets=group needs the group: set kafka.group.id, or commitOffsetsToGroup")
-    return Committed(group, given.get("startingoffsetswithoutcommit", Earliest()))
+    return Committed(group, given.get("startingOffsetsWithoutCommit", Earliest()))
 
 
 def _limits(given: Mapping[str, Any]) -> Limits:
-    least, most = given.get("minoffsetspertrigger"), given.get("maxoffsetspertrigger")
+    least, most = given.get("minOffsetsPerTrigger"), given.get("maxOffsetsPerTrigger")
     if least is not None and most is not None and least > most:
         raise UsageError(f"The value of minOffsetPerTrigger({least}) is higher than the maxOffsetsPerTrigger({most}).")
-    return Limits(most, least, given.get("maxtriggerdelay", 900.0))
+    return Limits(most, least, given.get("maxTriggerDelay", 900.0))
 
 
 def _stop(given: Mapping[str, Any]) -> Positions:
-    names = ("endingtimestamp", "endingoffsetsbytimestamp", "endingoffsets")
+    names = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
     stop: Positions = next((given[name] for name in names if name in given), Latest())
     return stop
 
 
 def _without_group(given: Mapping[str, Any], properties: Mapping[str, str]) -> dict[str, str]:
     """The group to start from may be another than the one to commit to; only the latter is the client's then."""
-    return {name: value for name, value in properties.items() if name != "group.id" or "commitoffsetstogroup" not in given}
+    return {name: value for name, value in properties.items() if name != "group.id" or "commitOffsetsToGroup" not in given}

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC, DEFAULT_PREFIX
 from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink, KafkaSink
-from headrace.enumerator.errors import UsageError
-from pyspark_headrace.options import FROM_SPARK, REPEATED_WRITE, SinkWrite, chosen, given_options, sink_write
+from pyspark_headrace.kafka_properties import check_properties
+from pyspark_headrace.options import REPEATED_WRITE, Option, OptionTable, SinkWrite, choice, sink_write, text
 
-__all__ = ["COLUMNS", "SINK_OPTIONS", "Delivery", "kafka_write"]
+__all__ = ["COLUMNS", "OPTIONS", "Delivery", "kafka_write"]
 
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "topic": ("string",),
@@ -24,15 +25,6 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 }
 """What is written of a row, and the types it may have; a frame's other columns are left out, as Spark's sink does."""
 
-SINK_OPTIONS: Mapping[str, str] = {
-    "topic": "topic of all rows; overrides the column `topic`",
-    "delivery": "`exactly-once` (default) or `at-least-once`",
-    "transactionalIdPrefix": f"prefix of all transactional ids (default `{DEFAULT_PREFIX}`)",
-    "commitTopic": f"compacted topic for the lists of committables, created if missing (default `{DEFAULT_COMMIT_TOPIC}`)",
-    **REPEATED_WRITE,
-}
-_PROPERTY = "kafka."
-
 
 class Delivery(StrEnum):
     """What a reader of the output, under read_committed, sees of each row after failures."""
@@ -41,22 +33,42 @@ class Delivery(StrEnum):
     AT_LEAST_ONCE = "at-least-once"
 
 
+def _source_options() -> OptionTable:
+    from pyspark_headrace.kafka_read import OPTIONS as SOURCE_OPTIONS
+
+    return SOURCE_OPTIONS
+
+
+OPTIONS = OptionTable(
+    "the sink",
+    "the sink",
+    (
+        Option("topic", text, "topic of all rows; overrides the column `topic`"),
+        Option("delivery", choice(Delivery), "`exactly-once` (default) or `at-least-once`"),
+        Option("transactionalIdPrefix", text, f"prefix of all transactional ids (default `{DEFAULT_PREFIX}`)"),
+        Option(
+            "commitTopic",
+            text,
+            f"compacted topic for the lists of committables, created if missing (default `{DEFAULT_COMMIT_TOPIC}`)",
+        ),
+        *REPEATED_WRITE,
+    ),
+    prefix="kafka.",
+    ignored=frozenset({"path"}),  # Spark's own sink ignores it, too
+    other_side=_source_options,
+)
+"""Every option of the sink; `kafka.*` are the client's properties."""
+
+
 def kafka_write(options: Mapping[str, str]) -> SinkWrite[KafkaSink | AtLeastOnceKafkaSink]:
     """Raises UsageError naming the option that is missing, unknown or wrong. Contacts nobody."""
-    written = {name: value for name, value in options.items() if name.lower().startswith(_PROPERTY)}
-    properties = {name.lower().removeprefix(_PROPERTY): value for name, value in written.items()}
-    ours = {name: value for name, value in options.items() if name not in written}
-    given = given_options(ours, SINK_OPTIONS, FROM_SPARK | {"path"})  # Spark's own sink ignores a path, too
-    delivery = chosen(given, "delivery", Delivery.EXACTLY_ONCE)
-    if "bootstrap.servers" not in properties:
-        raise UsageError("Option 'kafka.bootstrap.servers' must be specified for configuring Kafka producer")
-    return sink_write(_sink(given, properties.pop("bootstrap.servers"), properties, delivery), given)
+    given, properties = OPTIONS.parse(options)
+    check_properties(properties, "producer")
+    return sink_write(_sink(given, properties.pop("bootstrap.servers"), properties), given)
 
 
-def _sink(
-    given: Mapping[str, str], bootstrap: str, properties: Mapping[str, str], delivery: Delivery
-) -> KafkaSink | AtLeastOnceKafkaSink:
-    if delivery is Delivery.AT_LEAST_ONCE:
+def _sink(given: Mapping[str, Any], bootstrap: str, properties: Mapping[str, str]) -> KafkaSink | AtLeastOnceKafkaSink:
+    if given.get("delivery") is Delivery.AT_LEAST_ONCE:
         return AtLeastOnceKafkaSink(bootstrap, topic=given.get("topic"), properties=properties)
     return KafkaSink(
         bootstrap,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -16,20 +17,10 @@ from headrace.connectors.sql.table_sink import TableSink
 from headrace.connectors.sql.upsert import UpsertSink
 from headrace.connectors.sql.url import malformed
 from headrace.enumerator.errors import UsageError
-from pyspark_headrace.options import REPEATED_WRITE, SinkWrite, chosen, given_options, sink_write
+from pyspark_headrace.options import REPEATED_WRITE, Option, OptionTable, SinkWrite, choice, sink_write, text, verbatim
 
-__all__ = ["SINK_OPTIONS", "SqlDelivery", "sql_write"]
+__all__ = ["OPTIONS", "SqlDelivery", "sql_write"]
 
-SINK_OPTIONS: Mapping[str, str] = {
-    "url": "address of the database, as in SQLAlchemy, or `jdbc:postgresql://`, `jdbc:mysql://`, `jdbc:mariadb://`",
-    "dbtable": "`table` or `schema.table`; it must exist, and rows are only added",
-    "user": "user name, unless the url has it",
-    "password": "password, unless the url has it",
-    "delivery": "`exactly-once` (default), or `upsert`, which also works where there is no two-phase commit",
-    "upsertKeys": "with `upsert`: columns of a unique key of the table, separated by commas",
-    "lockTimeout": "seconds to wait for a lock that another transaction holds (default 30)",
-    **REPEATED_WRITE,
-}
 _JDBC = "jdbc:"
 _JDBC_LOGIN = ("user", "password")
 _JDBC_SAME = frozenset({"sslmode", "sslrootcert"})
@@ -43,36 +34,65 @@ class SqlDelivery(StrEnum):
     UPSERT = "upsert"
 
 
+def _seconds(option: Option, value: str) -> float:
+    try:
+        return float(text(option, value))
+    except ValueError:
+        raise option.refuse(value, "a number of seconds") from None
+
+
+def _names(option: Option, value: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text(option, value).split(","))
+
+
+OPTIONS = OptionTable(
+    "the sink",
+    "the sink",
+    (
+        Option(
+            "url",
+            text,
+            "address of the database, as in SQLAlchemy, or `jdbc:postgresql://`, `jdbc:mysql://`, `jdbc:mariadb://`",
+        ),
+        Option("dbtable", text, "`table` or `schema.table`; it must exist, and rows are only added"),
+        Option("user", text, "user name, unless the url has it"),
+        Option("password", verbatim, "password, unless the url has it"),
+        Option("delivery", choice(SqlDelivery), "`exactly-once` (default), or `upsert`, which needs no two-phase commit"),
+        Option("upsertKeys", _names, "with `upsert`: columns of a unique key of the table, separated by commas"),
+        Option("lockTimeout", _seconds, "seconds to wait for a lock that another transaction holds (default 30)"),
+        *REPEATED_WRITE,
+    ),
+)
+"""Every option of the sink."""
+
+
 def sql_write(options: Mapping[str, str]) -> SinkWrite[TableSink]:
     """Raises UsageError naming the option that is missing, unknown or wrong. Contacts nobody; no message shows a secret."""
-    given = given_options(options, SINK_OPTIONS, verbatim=("password",))
-    for name in ("url", "dbtable"):
-        if name not in given:
-            raise UsageError(f"option '{name}' is missing: {SINK_OPTIONS[name]}")
+    given, _ = OPTIONS.parse(options)
+    OPTIONS.required(given, "url", "dbtable")
     return sink_write(_sink(given), given)
 
 
-def _sink(given: Mapping[str, str]) -> TableSink:
-    url, table, timeout = _url(given), given["dbtable"], _seconds(given.get("lockTimeout", "30"))
-    if chosen(given, "delivery", SqlDelivery.EXACTLY_ONCE) is SqlDelivery.UPSERT:
+def _sink(given: Mapping[str, Any]) -> TableSink:
+    url, table, timeout = _url(given), given["dbtable"], given.get("lockTimeout", 30.0)
+    if given.get("delivery") is SqlDelivery.UPSERT:
         if "upsertKeys" not in given:
-            raise UsageError(f"delivery 'upsert' needs the option 'upsertKeys': {SINK_OPTIONS['upsertKeys']}")
-        keys = tuple(name.strip() for name in given["upsertKeys"].split(","))
-        return UpsertSink(url, table, keys, lock_timeout_s=timeout)
+            raise UsageError("delivery 'upsert' needs the option 'upsertKeys': the columns of a unique key of the table")
+        return UpsertSink(url, table, given["upsertKeys"], lock_timeout_s=timeout)
     if "upsertKeys" in given:
         raise UsageError("option 'upsertKeys' is for delivery 'upsert': set that option too, or leave this one out")
     return SqlSink(url, table, lock_timeout_s=timeout)
 
 
-def _url(given: Mapping[str, str]) -> str:
+def _url(given: Mapping[str, Any]) -> str:
     """The address as SQLAlchemy has it, with the login."""
-    text = given["url"]
+    written = given["url"]
     try:
-        url = make_url(text.removeprefix(_JDBC))
+        url = make_url(written.removeprefix(_JDBC))
     except (ArgumentError, ValueError):
         raise malformed() from None  # without the cause, whose message may hold the text, and so the password
     login = {"username": url.username, "password": url.password}
-    if text.startswith(_JDBC):
+    if written.startswith(_JDBC):
         _add(login, {name: url.query[name] for name in _JDBC_LOGIN if name in url.query}, "the url")
         url = url.difference_update_query(_JDBC_LOGIN)
         _refuse_other_parameters(url)
@@ -96,10 +116,3 @@ def _refuse_other_parameters(url: URL) -> None:
             f"parameters of the JDBC driver have no meaning here: {', '.join(others)}. Give the address as SQLAlchemy has it, "
             "with the parameters of psycopg or PyMySQL"
         )
-
-
-def _seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise UsageError(f"option 'lockTimeout' must be a number of seconds, not {text!r}") from None

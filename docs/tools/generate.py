@@ -19,6 +19,7 @@ from typer.cli import get_docs_for_click
 from headrace.cli import app
 from headrace.connectors.kafka.client import properties
 from pyspark_headrace import files_write, kafka_read, kafka_write, sql_write
+from pyspark_headrace.options import OptionTable
 
 DOCS = Path(__file__).parents[1]
 PAGES = (DOCS / "reference" / "options.md", DOCS / "reference" / "client-properties.md", DOCS / "reference" / "cli.md")
@@ -31,14 +32,9 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
 
 
-def kafka_read_options() -> str:
-    """The options of `spark.read` and `spark.readStream`."""
-    return table(("option", "meaning"), [(f"`{option.name}`", option.meaning) for option in kafka_read.OPTIONS.values()])
-
-
-def write_options(options: Mapping[str, str]) -> str:
-    """The options of a sink."""
-    return table(("option", "meaning"), [(f"`{name}`", meaning) for name, meaning in options.items()])
+def options_of(options: OptionTable) -> str:
+    """The options of a connector in one direction."""
+    return table(("option", "meaning"), [(f"`{option.name}`", option.meaning) for option in options])
 
 
 def client_properties() -> str:
@@ -68,8 +64,7 @@ def fixed_properties() -> str:
 
 def refused_properties() -> str:
     """Properties that are an error."""
-    spark = [(f"`{name}`", reason.splitlines()[0]) for name, reason in properties._SPARK_REFUSES.items()]
-    return table(("property", "because"), [*spark, *((f"`{name}`", reason) for name, reason in properties._REFUSED.items())])
+    return table(("property", "because"), [(f"`{name}`", reason) for name, reason in properties._REFUSED.items()])
 
 
 def harmless_properties() -> str:
@@ -88,10 +83,10 @@ def command_line() -> str:
 
 
 GENERATED: Mapping[str, Callable[[], str]] = {
-    "kafka-read": kafka_read_options,
-    "kafka-write": lambda: write_options(kafka_write.SINK_OPTIONS),
-    "sql-write": lambda: write_options(sql_write.SINK_OPTIONS),
-    "files-write": lambda: write_options(files_write.SINK_OPTIONS),
+    "kafka-read": lambda: options_of(kafka_read.OPTIONS),
+    "kafka-write": lambda: options_of(kafka_write.OPTIONS),
+    "sql-write": lambda: options_of(sql_write.OPTIONS),
+    "files-write": lambda: options_of(files_write.OPTIONS),
     "client-properties": client_properties,
     "tls-properties": tls_properties,
     "fixed-properties": fixed_properties,

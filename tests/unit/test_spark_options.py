@@ -8,6 +8,8 @@ from headrace.connectors.kafka.client.positions import At, Committed, Earliest, 
 from headrace.enumerator.errors import StateError, UsageError
 from pyspark_headrace.jvm_checkpoint import JvmCheckpoint
 from pyspark_headrace.kafka_read import OPTIONS, Mode, any_read, kafka_read
+from pyspark_headrace.kafka_write import kafka_write
+from pyspark_headrace.options import _warn_once
 
 BASE = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "t"}
 OFFSETS = '{"t":{"0":23,"1":-1,"2":-2}}'
@@ -140,7 +142,7 @@ def test_times(text, seconds):
     assert read(maxTriggerDelay=text).limits.max_delay_s == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("option", sorted(option.name for option in OPTIONS.values()))
+@pytest.mark.parametrize("option", sorted(option.name for option in OPTIONS))
 def test_a_misspelt_option_is_refused_with_the_nearest_known_one(option):
     misspelt = option[:3] + option[4:]
     with pytest.raises(UsageError, match=f"did you mean '{option}'"):
@@ -198,8 +200,52 @@ def test_refused_in_every_kind_of_query(options, message, mode):
 
 
 def test_bootstrap_servers_are_needed():
-    with pytest.raises(UsageError, match=r"kafka\.bootstrap\.servers' must be specified"):
-        kafka_read({"subscribe": "t"}, Mode.STREAM)
+    for missing, client in (
+        (lambda: kafka_read({"subscribe": "t"}, Mode.STREAM), "consumer"),
+        (lambda: kafka_write({"topic": "t"}), "producer"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            missing()
+        assert str(caught.value) == f"Option 'kafka.bootstrap.servers' must be specified for configuring Kafka {client}"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "auto.offset.reset",
+            "Kafka option 'auto.offset.reset' is not supported.\nInstead set the source option 'startingoffsets'",
+        ),
+        ("key.deserializer", "Kafka option 'key.deserializer' is not supported as keys are deserialized as byte arrays"),
+        ("value.deserializer", "Kafka option 'value.deserializer' is not supported as values are deserialized as byte arrays"),
+        ("key.serializer", "Kafka option 'key.serializer' is not supported as keys are serialized"),
+        ("value.serializer", "Kafka option 'value.serializer' is not supported as values are serialized"),
+        ("enable.auto.commit", "Kafka option 'enable.auto.commit' is not supported"),
+        ("interceptor.classes", "Kafka option 'interceptor.classes' is not supported"),
+    ],
+)
+@pytest.mark.parametrize("plan", [lambda options: kafka_read(options, Mode.STREAM), kafka_write])
+def test_what_sparks_connector_refuses_is_refused_in_its_words(name, message, plan):
+    with pytest.raises(UsageError) as caught:
+        plan({**BASE, f"kafka.{name}": "true"})
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("option", ["includeHeaders", "failOnDataLoss", "startingOffsets", "maxOffsetsPerTrigger"])
+def test_an_option_of_the_source_means_nothing_to_the_sink_and_says_so(option, caplog):
+    _warn_once.cache_clear()
+    write = {"kafka.bootstrap.servers": "localhost:9092", "topic": "t"}
+    assert kafka_write({**write, option.upper(): "true"}) == kafka_write(write)
+    assert f"option '{option}' means nothing to the sink, and is ignored" in caplog.text
+
+
+@pytest.mark.parametrize("option", ["topic", "delivery", "transactionalIdPrefix", "commitTopic", "txnAppId", "txnVersion"])
+def test_an_option_of_the_sink_means_nothing_to_the_source_and_says_so(option, caplog):
+    _warn_once.cache_clear()
+    assert read(**{option: "1"}) == read()
+    assert caplog.text.count(f"option '{option}' means nothing to headrace's source, and is ignored") == 1
+    assert read(**{option: "1"}) == read()
+    assert caplog.text.count("is ignored") == 1
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -71,6 +72,39 @@ def test_only_a_few_modules_use_kafka_pythons_internals():
     wire = "connectors/kafka/client/wire/"
     fake = "headrace/testing/fake_kafka/protocol.py"
     assert users - public == {wire + "__init__.py", wire + "failures.py", wire + "handshake.py", wire + "protocol.py", fake}
+
+
+ENGINE = re.compile(r"\b(spark|flink|beam)(?!-\d)", re.IGNORECASE)  # SPARK-26267 is a ticket
+
+# Prose about engines in connectors, by file: what the line says, and why a connector has to say it.
+MAY_NAME_AN_ENGINE = {
+    "connectors/sink.py": ["Modelled on Flink's two-phase-commit sinks (FLIP-143,"],  # the design's source
+    "connectors/kafka/read/source.py": ["Flink's default (partition.discovery.interval.ms)"],  # the number's source
+    "connectors/kafka/format/decode.py": [  # the schema is one that users know from there; and where a number was measured
+        "The columns of Spark's Kafka source, in its order.",
+        "Measured on Spark:",
+        "names and types of Spark's own Kafka source.",
+        "All are nullable, as Spark",
+        "null for a record without headers, as Spark has it.",
+    ],
+    "connectors/files/formats.py": ["JSON lines as Spark's `to_json` writes values."],  # the format's definition
+    "connectors/files/json_lines.py": ["Spark's `to_json` gives it and its JSON reader takes."],
+    "connectors/files/sink.py": ["Spark, Hive and pyarrow's datasets ignore names that begin with `_`."],  # its readers
+}
+
+
+def test_connectors_know_no_engine_in_words_either():
+    """`connectors/beam` reads Beam's sources, and is about Beam."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "connectors").rglob("*.py")):
+        if "connectors/beam/" not in path.as_posix():
+            lines = [line for line in path.read_text().splitlines() if ENGINE.search(line)]
+            found |= {str(path.relative_to(ROOT)): lines} if lines else {}
+    assert found.keys() == MAY_NAME_AN_ENGINE.keys()
+    for path, lines in found.items():
+        assert len(lines) == len(MAY_NAME_AN_ENGINE[path]), (path, lines)
+        for line, allowed in zip(lines, MAY_NAME_AN_ENGINE[path], strict=True):
+            assert allowed in line, path
 
 
 def test_functions_are_short():

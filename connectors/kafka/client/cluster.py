@@ -75,7 +75,7 @@ class KafkaCluster:
     def topics(self, wanted: Collection[str] | re.Pattern[str]) -> dict[str, TopicMetadata]:
         """The named topics, or all whose whole name the pattern matches, asked now (never from the cache).
 
-        As Spark's `subscribePattern` and Java's `subscribe(Pattern)`, a pattern never matches internal topics; a name may be
+        As with Java's `subscribe(Pattern)`, a pattern never matches internal topics; a name may be
         one. Raises `UnknownTopicError` naming the topics that no broker knows, after a grace of 3 s for new ones.
         """
         return self._metadata.topics(wanted)
@@ -202,7 +202,7 @@ class KafkaCluster:
 def shared_cluster(config: ClientConfig) -> KafkaCluster:
     """The process's one cluster for a configuration: its connections outlive readers, so a new reader starts warm.
 
-    A Spark worker process is used for many tasks; this is what makes them cheap. Thread-safe, and safe after a fork.
+    An engine's worker process is used for many tasks; this is what makes them cheap. Thread-safe, and safe after a fork.
     """
     return KafkaCluster(config)
 

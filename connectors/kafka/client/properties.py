@@ -1,4 +1,4 @@
-"""Client configuration: the Java client's property names, as Spark users write them, turned into one typed value.
+"""Client configuration: the Java client's property names turned into one typed value.
 
 `ClientConfig` is frozen, hashable and picklable, so it travels to worker processes. Its repr shows no secret. A property
 that cannot be honoured is refused by name with the reason; an unknown one is refused with the nearest known name.
@@ -17,6 +17,9 @@ from headrace.connectors.kafka.format.record_batch import CODECS, LEVELS
 from headrace.enumerator.errors import UsageError
 
 __all__ = ["ClientConfig", "Isolation", "SaslConfig", "TlsConfig", "parse_jaas"]
+
+DEFAULT_TRANSACTION_TIMEOUT_MS = 900_000
+"""15 minutes, the most that brokers allow by default (`transaction.max.timeout.ms`): it has to outlast an outage of the job."""
 
 _INT32_MAX = 2**31 - 1
 _MECHANISMS_WITH_PASSWORD = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
@@ -110,7 +113,7 @@ class ClientConfig:
     `send_buffer_bytes` None let the operating system tune its buffers; `batch_size` None fills record batches up to 900,000
     bytes and `max_request_size` None produce requests up to 4 MiB. `batch_size` bounds a batch before its compression.
     `compression_level` is the `compression.<type>.level` of the `compression_type`; None is the codec's default.
-    Raises `UsageError` for a value out of range.
+    `transaction_timeout_ms` is 15 minutes. Raises `UsageError` for a value out of range.
     """
 
     bootstrap: str
@@ -140,7 +143,7 @@ class ClientConfig:
     batch_size: int | None = None
     max_request_size: int | None = None
     delivery_timeout_ms: int = 120_000
-    transaction_timeout_ms: int = 60_000
+    transaction_timeout_ms: int = DEFAULT_TRANSACTION_TIMEOUT_MS
 
     def __post_init__(self) -> None:
         """Check every value and normalise `isolation`, so that a ClientConfig that exists is one that can be used."""
@@ -175,16 +178,15 @@ class ClientConfig:
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> ClientConfig:
-        """The configuration that Java client properties describe (names without Spark's `kafka.` prefix; case is ignored).
+        """The configuration that Java client properties describe (the case of names is ignored).
 
-        Raises `UsageError` naming the property that is missing, unknown, out of range or impossible here. The messages for
-        what Spark's own Kafka source refuses are Spark's.
+        Raises `UsageError` naming the property that is missing, unknown, out of range or impossible here.
         """
         given = {name.lower(): str(value).strip() for name, value in properties.items()}
         for name, value in given.items():
             _check_honourable(name, value)
         if "bootstrap.servers" not in given:
-            raise UsageError("Option 'kafka.bootstrap.servers' must be specified for configuring Kafka consumer")
+            raise UsageError("the property bootstrap.servers is missing: host:port, several separated by commas")
         tls, sasl = _security(given)
         plain: dict[str, Any] = {
             field_name: parse(name, given[name]) for name, (field_name, parse) in _CLIENT.items() if name in given
@@ -366,34 +368,17 @@ _ONLY: dict[str, tuple[frozenset[str], str]] = {
     "group.protocol": (frozenset({"classic", "consumer"}), "no group is joined"),
 }
 
-_SPARK_REFUSES: dict[str, str] = {
-    "auto.offset.reset": (
-        "Kafka option 'auto.offset.reset' is not supported.\n"
-        "Instead set the source option 'startingoffsets' to 'earliest' or 'latest'\n"
-        "to specify where to start. Structured Streaming manages which offsets are consumed\n"
-        "internally, rather than relying on the kafkaConsumer to do it. This will ensure that no\n"
-        "data is missed when new topics/partitions are dynamically subscribed. Note that\n"
-        "'startingoffsets' only applies when a new Streaming query is started, and\n"
-        "that resuming will always pick up from where the query left off. See the docs for more\n"
-        "details."
-    ),
-    "key.deserializer": (
-        "Kafka option 'key.deserializer' is not supported as keys are deserialized as byte arrays with "
-        "ByteArrayDeserializer. Use DataFrame operations to explicitly deserialize the keys."
-    ),
-    "value.deserializer": (
-        "Kafka option 'value.deserializer' is not supported as values are deserialized as byte arrays with "
-        "ByteArrayDeserializer. Use DataFrame operations to explicitly deserialize the values."
-    ),
-    "key.serializer": "Kafka option 'key.serializer' is not supported as keys are serialized with ByteArraySerializer.",
-    "value.serializer": "Kafka option 'value.serializer' is not supported as values are serialized with ByteArraySerializer.",
-    "enable.auto.commit": "Kafka option 'enable.auto.commit' is not supported",
-    "interceptor.classes": "Kafka option 'interceptor.classes' is not supported",
-}
-
 _CLASS = "it names a Java class, and no Java runs here"
-_OAUTH = "pass SaslConfig(mechanism='OAUTHBEARER', token_provider=...) from Python instead"
+_OAUTH = "give sasl=SaslConfig(mechanism='OAUTHBEARER', token_provider=...) from Python instead"
+_BYTES = "keys and values are bytes here: convert them before writing, or after reading"
 _REFUSED: dict[str, str] = {
+    "auto.offset.reset": "say where reading starts by the source's own argument, `start`",
+    "key.deserializer": _BYTES,
+    "value.deserializer": _BYTES,
+    "key.serializer": _BYTES,
+    "value.serializer": _BYTES,
+    "enable.auto.commit": "positions are committed to the source's `group` when a checkpoint completes",
+    "interceptor.classes": _CLASS,
     "transactional.id": "the exactly-once sink chooses transactional ids itself",
     "metric.reporters": _CLASS,
     "config.providers": _CLASS,
@@ -417,12 +402,10 @@ _REFUSED: dict[str, str] = {
     "sasl.oauthbearer.scope": _OAUTH,
 }
 
-_KNOWN = frozenset({*_CLIENT, *_LEVEL_NAMES, *_TLS, *_SECURITY, *_HARMLESS, *_ONLY, *_SPARK_REFUSES, *_REFUSED})
+_KNOWN = frozenset({*_CLIENT, *_LEVEL_NAMES, *_TLS, *_SECURITY, *_HARMLESS, *_ONLY, *_REFUSED})
 
 
 def _check_honourable(name: str, value: str) -> None:
-    if name in _SPARK_REFUSES:
-        raise UsageError(_SPARK_REFUSES[name])
     if name in _REFUSED:
         raise UsageError(f"Kafka option '{name}' is not supported: {_REFUSED[name]}")
     if name in _ONLY:

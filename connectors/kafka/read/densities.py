@@ -15,7 +15,7 @@ __all__ = ["shared_densities"]
 def shared_densities(config: ClientConfig) -> MutableMapping[TopicPartition, float]:
     """The process's one memory for a configuration: bytes per offset, one entry for each partition fetched.
 
-    A reader on Spark lives for one task; with this the next one on the same process asks for no more than its range holds.
+    A reader may live for one task; with this the next one on the same process asks for no more than its range holds.
     Read and written by readers' threads, one item at a time.
     """
     return {}

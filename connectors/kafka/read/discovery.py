@@ -257,7 +257,7 @@ def _is(split: KafkaSplit, found: Mapping[TopicPartition, UUID | None]) -> bool:
 
 
 def _each(positions: Positions, partitions: Iterable[TopicPartition], what: str) -> dict[TopicPartition, Position]:
-    """One position for each partition; a mapping must name exactly the partitions there are, as in Spark's connector."""
+    """One position for each partition; a mapping must name exactly the partitions there are."""
     wanted = list(partitions)
     if not isinstance(positions, Mapping):
         return dict.fromkeys(wanted, positions)

@@ -20,7 +20,7 @@ from headrace.enumerator.source import SourceReader, SplitBatch
 
 log = logging.getLogger(__name__)
 
-ALLOW_LOSS = "To go on without these records, set fail_on_data_loss=False (on Spark: option failOnDataLoss=false)"
+ALLOW_LOSS = "To go on without these records, set fail_on_data_loss=False (as an option: failOnDataLoss=false)"
 
 
 @dataclass(slots=True)

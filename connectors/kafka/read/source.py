@@ -64,8 +64,8 @@ class KafkaSource(LogSource[KafkaSplit]):
     - `stop`: None (default) reads for ever; Latest(), At, Timestamp, Committed, or a mapping, ends there, exclusively.
       It is resolved once, when reading begins, and partitions that appear later are then not read.
     - `group`: commit the positions there whenever a checkpoint completes (never otherwise). Default: none.
-    - `isolation_level`: "read_committed" (default) or "read_uncommitted". The Java client, Spark's format("headrace") and
-      `headrace.beam.ReadFromKafka`, which take its options, default to read_uncommitted.
+    - `isolation_level`: "read_committed" (default) or "read_uncommitted", which is the Java client's default, and that of the
+      engines' transforms and formats that take its options.
     - `properties`: the Java client's names and values ("security.protocol", ...). One that cannot be honoured, or says
       otherwise than an argument, is refused.
     - `sasl`: who logs in, in place of the properties; needed for OAUTHBEARER, whose tokens a Python object provides.
@@ -146,7 +146,7 @@ class KafkaSource(LogSource[KafkaSplit]):
 
     @functools.cached_property
     def schema(self) -> pa.Schema:
-        """Names and types of Spark's Kafka source, in its order, less the columns not asked for."""
+        """The columns asked for, in the order of `ALL_COLUMNS`, with the types that `arrow_schema` gives them."""
         return arrow_schema(self.columns)
 
     @property

@@ -16,7 +16,6 @@ from enum import StrEnum
 __all__ = [
     "DEFAULT_COMMIT_TOPIC",
     "DEFAULT_PREFIX",
-    "DEFAULT_TRANSACTION_TIMEOUT_MS",
     "JobNames",
     "Role",
     "TransactionName",
@@ -29,9 +28,6 @@ DEFAULT_PREFIX = "headrace"
 
 DEFAULT_COMMIT_TOPIC = "headrace-commits"
 """The compacted topic with the jobs' lists of committables."""
-
-DEFAULT_TRANSACTION_TIMEOUT_MS = 900_000
-"""15 minutes: the most that brokers allow by default (`transaction.max.timeout.ms`)."""
 
 _SLOTS = 2  # epochs whose transactional ids are distinct
 _NUMBERS = 3  # of a task's id: slot, task, attempt

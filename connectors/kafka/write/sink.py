@@ -31,7 +31,6 @@ from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSeri
 from headrace.connectors.kafka.write.names import (
     DEFAULT_COMMIT_TOPIC,
     DEFAULT_PREFIX,
-    DEFAULT_TRANSACTION_TIMEOUT_MS,
     JobNames,
 )
 from headrace.connectors.kafka.write.produce import BatchSender, OutBatch, idempotent_sender, transactional_sender
@@ -59,7 +58,6 @@ _TIME_LEFT_MS = 10_000
 _SERIALIZER = KafkaHandleSerializer()
 _LISTS = CommitListSerializer(_SERIALIZER)
 _TOPIC_COLUMN = "topic"
-_TIMEOUT = "transaction.timeout.ms"
 
 
 @dataclass(frozen=True)
@@ -99,10 +97,7 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
     @functools.cached_property
     def config(self) -> ClientConfig:
         """The client configuration that the arguments and `properties` make."""
-        timeout_ms = self.transaction_timeout_ms
-        if timeout_ms is None and _TIMEOUT not in map(str.lower, self.properties):
-            timeout_ms = DEFAULT_TRANSACTION_TIMEOUT_MS
-        arguments = {"transaction_timeout_ms": (_TIMEOUT, timeout_ms)}
+        arguments = {"transaction_timeout_ms": ("transaction.timeout.ms", self.transaction_timeout_ms)}
         return client_config(self.bootstrap, self.properties, arguments, sasl=self.sasl)
 
     @property
