@@ -78,6 +78,7 @@ ENGINE = re.compile(r"\b(spark|flink|beam)(?!-\d)", re.IGNORECASE)  # SPARK-2626
 
 # Prose about engines in connectors, by file: what the line says, and why a connector has to say it.
 MAY_NAME_AN_ENGINE = {
+    "connectors/__init__.py": ["`headrace.enumerator.source.Source` (`kafka`, `beam`)"],  # the connector's name
     "connectors/sink.py": ["Modelled on Flink's two-phase-commit sinks (FLIP-143,"],  # the design's source
     "connectors/kafka/read/source.py": ["Flink's default (partition.discovery.interval.ms)"],  # the number's source
     "connectors/kafka/format/decode.py": [  # the schema is one that users know from there; and where a number was measured
