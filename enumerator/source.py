@@ -154,6 +154,18 @@ class LogSource(Source[OffsetSplitT]):
         Never behind a split's `next_offset`: a source that has gone back is data loss, which this reports as such.
         """
 
+    def at_end(self, splits: Sequence[OffsetSplitT]) -> Mapping[str, OffsetSplitT]:
+        """Split id -> the split as it stands at its end now, with what the source wants to know of it later.
+
+        Driver process. Raises as `end_offsets`, whose numbers it has. Override it and `moved` to keep more than a number.
+        """
+        ends = self.end_offsets(splits)
+        return {split.split_id: split.between(ends[split.split_id], split.stop_offset) for split in splits}
+
+    def moved(self, at_end: OffsetSplitT, offset: int) -> OffsetSplitT:
+        """What `at_end` gave, at an earlier offset or the same, without a stop: what is stored when it is read so far."""
+        return at_end.between(offset, None)
+
     def retired(self, splits: Sequence[OffsetSplitT]) -> frozenset[str]:
         """Ids of those of these vanished splits that can never come back, by proof: their state may be forgotten.
 

@@ -1,12 +1,25 @@
-"""Offsets of a whole Kafka source as one line of JSON: what Spark stores in a query's checkpoint.
+"""Offsets of a whole Kafka source as one line of JSON: what Spark stores in a query's checkpoint, and shows in its progress.
 
-Version 1, ours:
+Version 2, ours, is also what Spark's own Kafka connector writes, so what reads that (listeners that compute lags, the connector
+itself) reads ours:
+
+    {"t": {"0": 123}, "headrace:{\\"version\\":2,...}": {}}
+
+No topic has a colon in its name, and this one has no partitions. The key is the rest, as JSON:
+
+    {"version": 2, "began": {"t": {"0": 7}}, "topic_ids": {"t": "<uuid>"}, "epochs": {"t": {"0": 5}}, "offsets": {},
+     "initial": true}
+
+`began` is the offset that each partition's first batch started from; `epochs`, where known, that of the leader whose log held
+all before the position (KIP-320); `initial` is there only when true. A topic that was re-created has two ids under one name.
+Then the key in the maps is `t@<uuid>`, and the positions are in `offsets`: what others read names a topic once.
+
+Version 1 was an object of ours alone, and is read:
 
     {"headrace": 1, "offsets": {"t": {"0": 123}}, "began": {"t": {"0": 7}}, "topic_ids": {"t": "<uuid>"}, "initial": true}
 
-`initial` is there only when true. A topic that was re-created has two ids under one name, so the key in the maps is then
-`t@<uuid>`; in the common case it is the bare name, which people can read. The JVM connector's `{"t": {"0": 123}}` is read as
-version 0: it names topics only, and the ids are those of the topics that exist when it is taken over.
+The JVM connector's `{"t": {"0": 123}}` is read as version 0: it names topics only, and the ids are those of the topics that
+exist when it is taken over.
 """
 
 from __future__ import annotations
@@ -24,9 +37,11 @@ from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import DataLossError, StateError
 from headrace.runners.spark.log_read import LogOffsets
 
-VERSION = 1
+VERSION = 2
+OURS = "headrace:"
 
-PartitionOffsets = dict[str, dict[str, int]]
+PartitionNumbers = dict[str, dict[str, int]]
+"""Topic -> partition -> an offset, or a leader epoch."""
 
 
 @dataclass(frozen=True)
@@ -38,24 +53,22 @@ class KafkaOffsets:
     def to_json(self, offsets: LogOffsets[KafkaSplit]) -> str:
         """The offsets in the newest version; the same text for the same offsets."""
         ordered = sorted(offsets.splits.values(), key=lambda split: (split.topic, str(split.topic_id), split.partition))
-        names = {(split.topic, split.topic_id) for split in ordered}
+        names = sorted({(split.topic, split.topic_id) for split in ordered}, key=str)
         incarnations = Counter(topic for topic, _ in names)
         keys = {name: name[0] if incarnations[name[0]] == 1 else f"{name[0]}@{name[1]}" for name in names}
-        positions: PartitionOffsets = {}
-        began: PartitionOffsets = {}
+        shown: PartitionNumbers = {}
+        rest: dict[str, Any] = {"version": VERSION, "began": {}, "topic_ids": {}, "epochs": {}, "offsets": {}}
         for split in ordered:
-            key = keys[split.topic, split.topic_id]
-            positions.setdefault(key, {})[str(split.partition)] = split.next_offset
-            began.setdefault(key, {})[str(split.partition)] = offsets.began[split.split_id]
-        document: dict[str, Any] = {
-            "headrace": VERSION,
-            "offsets": positions,
-            "began": began,
-            "topic_ids": {keys[name]: str(name[1]) for name in sorted(names, key=str) if name[1] is not None},
-        }
+            key, partition = keys[split.topic, split.topic_id], str(split.partition)
+            positions = shown if key == split.topic else rest["offsets"]
+            positions.setdefault(key, {})[partition] = split.next_offset
+            rest["began"].setdefault(key, {})[partition] = offsets.began[split.split_id]
+            if split.last_epoch is not None:
+                rest["epochs"].setdefault(key, {})[partition] = split.last_epoch
+        rest["topic_ids"] = {keys[name]: str(name[1]) for name in names if name[1] is not None}
         if offsets.initial:
-            document["initial"] = True
-        return json.dumps(document, separators=(",", ":"))
+            rest["initial"] = True
+        return _compact({**shown, f"{OURS}{_compact(rest)}": {}})
 
     def from_json(self, text: str) -> LogOffsets[KafkaSplit]:
         """Our own offsets, or those of Spark's JVM connector, whose topics are identified by asking the cluster.
@@ -63,14 +76,15 @@ class KafkaOffsets:
         Raises StateError for anything else, and DataLossError when the other connector's partitions are gone.
         """
         document = parse(text)
-        return from_document(document) if is_ours(document) else self._taken_over(parse_jvm(document))
+        found = parse_ours(document)
+        return self._taken_over(parse_jvm(document)) if found is None else found
 
     def ends_to_json(self, ends: Mapping[str, int], splits: Mapping[str, KafkaSplit]) -> str:
         """End offsets as the JVM connector shows them: {"topic": {"0": 123}}."""
-        document: PartitionOffsets = {}
+        document: PartitionNumbers = {}
         for split in sorted(splits.values(), key=lambda split: (split.topic, split.partition)):
             document.setdefault(split.topic, {})[str(split.partition)] = ends[split.split_id]
-        return json.dumps(document, separators=(",", ":"))
+        return _compact(document)
 
     def _taken_over(self, positions: Mapping[tuple[str, int], int]) -> LogOffsets[KafkaSplit]:
         identities = self.source.create_discovery().topic_ids(positions)
@@ -96,33 +110,50 @@ def parse(text: str) -> Mapping[str, Any]:
     return document
 
 
-def is_ours(document: Mapping[str, Any]) -> bool:
-    """False for the JVM connector's form, whose only keys are topics (one of which may be called "headrace")."""
-    return isinstance(document.get("headrace"), int)
+def parse_ours(document: Mapping[str, Any]) -> LogOffsets[KafkaSplit] | None:
+    """Offsets of any version of ours; None for the JVM connector's form, whose only keys are topics.
 
-
-def from_document(document: Mapping[str, Any]) -> LogOffsets[KafkaSplit]:
-    """Offsets of any version of ours. Raises StateError for a newer version or a damaged document."""
-    version = document["headrace"]
-    if version != VERSION:
+    One of these may be called "headrace", and is a map. Raises StateError for a newer version or a damaged document.
+    """
+    own = [key for key in document if key.startswith(OURS)]
+    if not own and not isinstance(document.get("headrace"), int):
+        return None
+    rest = parse(own[0].removeprefix(OURS)) if own else document
+    version = rest.get("version") if own else document["headrace"]
+    if len(own) > 1 or type(version) is not int or version != (VERSION if own else 1):
         raise StateError(
-            f"the checkpoint's offset has version {version}, and this headrace reads version {VERSION}; "
+            f"the checkpoint's offset has version {version}, and this headrace reads versions 1 and {VERSION}; "
             "continue it with the headrace that wrote it, or a newer one"
         )
     try:
-        splits: dict[str, KafkaSplit] = {}
-        began: dict[str, int] = {}
-        for key, partitions in document["offsets"].items():
-            text_id = document["topic_ids"].get(key)
-            topic_id = UUID(text_id) if text_id is not None else None
-            topic = key.rsplit("@", 1)[0]  # no topic name has an @
-            for partition, offset in partitions.items():
-                split = KafkaSplit(topic, topic_id, int(partition), int(offset))
-                splits[split.split_id] = split
-                began[split.split_id] = int(document["began"][key][partition])
-        return LogOffsets(splits, began, initial=bool(document.get("initial", False)))
+        if not own:
+            return _offsets(rest["offsets"], rest, {})
+        shown = {key: partitions for key, partitions in document.items() if not key.startswith(OURS)}
+        return _offsets({**shown, **rest["offsets"]}, rest, rest["epochs"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise StateError(f"the checkpoint's offset is damaged: {type(error).__name__}: {error}") from error
+
+
+def _offsets(
+    positions: Mapping[str, Mapping[str, Any]], rest: Mapping[str, Any], epochs: Mapping[str, Mapping[str, Any]]
+) -> LogOffsets[KafkaSplit]:
+    splits: dict[str, KafkaSplit] = {}
+    began: dict[str, int] = {}
+    for key, partitions in positions.items():
+        text_id = rest["topic_ids"].get(key)
+        topic_id = UUID(text_id) if text_id is not None else None
+        topic = key.rsplit("@", 1)[0]  # no topic name has an @
+        for partition, offset in partitions.items():
+            epoch = epochs.get(key, {}).get(partition)
+            known = None if epoch is None else int(epoch)
+            split = KafkaSplit(topic, topic_id, int(partition), int(offset), last_epoch=known)
+            splits[split.split_id] = split
+            began[split.split_id] = int(rest["began"][key][partition])
+    return LogOffsets(splits, began, initial=bool(rest.get("initial", False)))
+
+
+def _compact(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, separators=(",", ":"))
 
 
 def parse_jvm(document: Mapping[str, Any]) -> dict[tuple[str, int], int]:

@@ -32,15 +32,20 @@ _PARSED_KEPT = 8
 
 @dataclass(frozen=True, slots=True)
 class Backlog(Generic[OffsetSplitT]):
-    """What one look at the source found: every split that is there, at its position, and where each ends now."""
+    """What one look at the source found: every split that is there, at its position, and as it stands at its end now."""
 
     splits: Mapping[str, OffsetSplitT]
-    ends: Mapping[str, int]
+    at_end: Mapping[str, OffsetSplitT]
+
+    @property
+    def ends(self) -> Mapping[str, int]:
+        """Where each split ends."""
+        return {split_id: split.next_offset for split_id, split in self.at_end.items()}
 
     @property
     def size(self) -> int:
         """Offsets not read yet."""
-        return sum(max(0, self.ends[split_id] - split.next_offset) for split_id, split in self.splits.items())
+        return sum(max(0, self.at_end[split_id].next_offset - split.next_offset) for split_id, split in self.splits.items())
 
 
 class StreamPlanner(Generic[OffsetSplitT]):
@@ -64,7 +69,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
         self._published: dict[str, int] = {}
         self._last_batch_at: float | None = None
         self._pins_end = False
-        self._pinned: Mapping[str, int] | None = None
+        self._pinned: Mapping[str, OffsetSplitT] | None = None
         self._seen: Backlog[OffsetSplitT] | None = None
 
     def initial_offsets(self) -> str:
@@ -91,8 +96,8 @@ class StreamPlanner(Generic[OffsetSplitT]):
         kept = {split_id: split for split_id, split in offsets.splits.items() if split_id not in gone}
         known = {**kept, **backlog.splits}
         began = {split_id: offsets.began.get(split_id, split.next_offset) for split_id, split in known.items()}
-        moved = {split_id: split.between(ends.get(split_id, split.next_offset), None) for split_id, split in known.items()}
-        return self._format.to_json(LogOffsets(moved, began))
+        moved = {split_id: self._source.moved(split, ends[split_id]) for split_id, split in backlog.at_end.items()}
+        return self._format.to_json(LogOffsets({**known, **moved}, began))
 
     def tasks(self, start: str, end: str) -> list[tuple[OffsetSplitT, ...]]:
         """The tasks of the batch between two offsets, each a list of bounded splits; a replay gives the same ranges.
@@ -150,13 +155,13 @@ class StreamPlanner(Generic[OffsetSplitT]):
     def _look(self, offsets: LogOffsets[OffsetSplitT]) -> Backlog[OffsetSplitT]:
         if self._pinned is not None:
             splits = {split_id: split for split_id, split in offsets.splits.items() if split_id in self._pinned}
-            ends = {split_id: max(self._pinned[split_id], split.next_offset) for split_id, split in splits.items()}
-            return Backlog(splits, ends)
+            pinned = {split_id: self._pinned[split_id] for split_id in splits}
+            return Backlog(splits, {i: max(pinned[i], splits[i], key=lambda split: split.next_offset) for i in splits})
         splits = self._present(offsets)
-        ends = dict(self._source.end_offsets(list(splits.values())))
+        at_end = self._source.at_end(list(splits.values()))
         if self._pins_end:
-            self._pinned = ends
-        return Backlog(splits, ends)
+            self._pinned = at_end
+        return Backlog(splits, at_end)
 
     def _present(self, offsets: LogOffsets[OffsetSplitT]) -> dict[str, OffsetSplitT]:
         """Known and new splits without those that are gone. These stay in the offsets, where they were (FLINK-39837)."""

@@ -11,6 +11,7 @@ from confluent_kafka import Consumer
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.coordinators import CoordinatorKind
 from headrace.connectors.kafka.client.errors import GroupInUseError, UnknownTopicError
+from headrace.connectors.kafka.client.groups import CommittedOffset
 from headrace.connectors.kafka.client.offsets import OffsetAnswer
 from headrace.connectors.kafka.client.positions import Earliest, Latest, Timestamp
 from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
@@ -58,7 +59,7 @@ def test_topics_by_pattern_match_the_whole_name_and_no_internal_topic(broker, ka
     name = topic()
     create_topic(broker.bootstrap, name)
     create_topic(broker.bootstrap, name + "-more")
-    kafka.commit_offsets(topic(), {(name, 0): 0})  # so that __consumer_offsets exists
+    kafka.commit_offsets(topic(), {(name, 0): CommittedOffset(0)})  # so that __consumer_offsets exists
     assert set(kafka.topics(re.compile(re.escape(name)))) == {name}
     assert set(kafka.topics(java_pattern(rf"\Q{name}\E.*"))) == {name, name + "-more"}
     everything = kafka.topics(re.compile(".*"))
@@ -126,14 +127,35 @@ def test_latest_under_read_committed_is_the_last_stable_offset(broker, kafka, to
         assert time.monotonic() < deadline, "the commit marker never became stable"
 
 
+def test_where_a_leader_epoch_ends(broker, kafka, topic):
+    """Of a single broker, which leads in epoch 0 for ever; what leaders answer after a truncation: test_truncation.py."""
+    name = topic()
+    create_topic(broker.bootstrap, name, partitions=2)
+    produce(broker.bootstrap, name, {0: [b"a", b"b", b"c"]})
+    epoch = kafka.list_offsets({(name, 0): Latest()})[name, 0].leader_epoch
+    assert epoch is not None
+    assert kafka.epoch_ends({(name, 0): epoch, (name, 1): epoch}) == {(name, 0): 3, (name, 1): 0}
+    assert kafka.epoch_ends({(name, 0): epoch + 7}) == {(name, 0): None}
+    assert kafka.epoch_ends({}) == {}
+
+
+def test_every_broker_says_what_it_knows(broker, kafka, topic):
+    name = topic()
+    create_topic(broker.bootstrap, name)
+    kafka.topics([name])
+    answers = kafka.find_topics_everywhere([name, "no-such-topic"])
+    assert len(answers) == len(kafka.brokers())
+    assert all(answer["no-such-topic"] is None and answer[name].partitions.keys() == {0} for answer in answers)
+
+
 def test_group_offsets(broker, kafka, topic):
     name, group = topic(), topic()
     create_topic(broker.bootstrap, name, partitions=2)
     assert kafka.committed_offsets(group, [(name, 0), (name, 1)]) == {(name, 0): None, (name, 1): None}
-    kafka.commit_offsets(group, {(name, 0): 0})
-    kafka.commit_offsets(group, {(name, 1): 7})
+    kafka.commit_offsets(group, {(name, 0): CommittedOffset(0)})
+    kafka.commit_offsets(group, {(name, 1): CommittedOffset(7, leader_epoch=0)})
     committed = kafka.committed_offsets(group, [(name, 0), (name, 1)])
-    assert {tp: found and found.offset for tp, found in committed.items()} == {(name, 0): 0, (name, 1): 7}
+    assert committed == {(name, 0): CommittedOffset(0), (name, 1): CommittedOffset(7, leader_epoch=0)}
     kafka.commit_offsets(group, {})
 
 
@@ -148,7 +170,7 @@ def test_offsets_of_a_group_with_live_members_cannot_be_committed_from_outside(b
         while consumer.poll(0.2) is None:
             assert time.monotonic() < deadline, "the consumer never joined"
         with pytest.raises(GroupInUseError, match="live members"):
-            kafka.commit_offsets(group, {(name, 0): 1})
+            kafka.commit_offsets(group, {(name, 0): CommittedOffset(1)})
     finally:
         consumer.close()
 
@@ -218,7 +240,7 @@ def test_offsets_and_groups_survive_the_death_of_leaders(three: BrokerCluster, t
     produce(three.bootstrap, name, {number: [b"x"] * (number + 1) for number in range(6)})
     with KafkaCluster(ClientConfig(bootstrap=three.bootstrap)) as kafka:
         before = kafka.list_offsets(dict.fromkeys(tps, Latest()))
-        kafka.commit_offsets(group, dict.fromkeys(tps, 1))
+        kafka.commit_offsets(group, dict.fromkeys(tps, CommittedOffset(1)))
         leaders = {tp: kafka.leader(*tp).broker.node_id for tp in tps}
         victim = kafka.coordinator(CoordinatorKind.GROUP, group).node_id
         three.kill(victim)
@@ -229,4 +251,4 @@ def test_offsets_and_groups_survive_the_death_of_leaders(three: BrokerCluster, t
         assert victim not in {kafka.leader(*tp).broker.node_id for tp in tps}
         committed = kafka.committed_offsets(group, tps)
         assert {tp: found and found.offset for tp, found in committed.items()} == dict.fromkeys(tps, 1)
-        kafka.commit_offsets(group, dict.fromkeys(tps, 2))
+        kafka.commit_offsets(group, dict.fromkeys(tps, CommittedOffset(2)))

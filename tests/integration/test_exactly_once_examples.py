@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
+from headrace.connectors.kafka.client.groups import CommittedOffset
 from headrace.connectors.kafka.client.properties import ClientConfig
 from tests.helpers.databases import mariadb, postgresql
 
@@ -62,6 +63,6 @@ def test_a_group_ahead_of_the_checkpoint_is_seen(broker, monkeypatch, tmp_path):
     group = group_offsets.Group(kafka, topic, tmp_path)
     assert group.look() == 0
     with KafkaCluster(ClientConfig(bootstrap=broker.bootstrap)) as cluster:
-        cluster.commit_offsets(topic, {(topic, 0): 1})
+        cluster.commit_offsets(topic, {(topic, 0): CommittedOffset(1)})
     with pytest.raises(experiment.ExperimentError, match="the group is at 1, and the last checkpoint at 0"):
         group.look()

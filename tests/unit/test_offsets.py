@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -19,7 +21,8 @@ from pyspark_headrace import kafka_offsets as offsets_json
 from pyspark_headrace.kafka_offsets import KafkaOffsets
 
 FORMAT = KafkaOffsets(KafkaSource("127.0.0.1:1", topics=["t"]))
-GOLDEN = Path(__file__).parent / "golden" / "kafka_offsets_v1.json"
+GOLDEN_V1 = Path(__file__).parent / "golden" / "kafka_offsets_v1.json"
+GOLDEN = Path(__file__).parent / "golden" / "kafka_offsets_v2.json"
 A = UUID("00112233-4455-6677-8899-aabbccddeeff")
 B = UUID("ffeeddcc-bbaa-9988-7766-554433221100")
 
@@ -42,35 +45,96 @@ GOLDEN_OFFSETS = offsets(
 )
 
 
+EPOCHS = {f"flights-0@{A}": 5, f"flights-1@{A}": 0, f"twice-0@{A}": 2, f"twice-0@{B}": 0}
+GOLDEN_OFFSETS_V2 = replace(
+    GOLDEN_OFFSETS,
+    splits={split_id: replace(split, last_epoch=EPOCHS.get(split_id)) for split_id, split in GOLDEN_OFFSETS.splits.items()},
+)
+
+
 def read(text):
-    document = offsets_json.parse(text)
-    assert offsets_json.is_ours(document)
-    return offsets_json.from_document(document)
+    found = offsets_json.parse_ours(offsets_json.parse(text))
+    assert found is not None
+    return found
 
 
-def test_version_1_is_read_for_ever_and_written_the_same():
+def rest(text):
+    """What is ours alone in version 2."""
+    (key,) = (key for key in json.loads(text) if ":" in key)
+    return json.loads(key.removeprefix("headrace:"))
+
+
+def with_rest(text, changed):
+    shown = {key: value for key, value in json.loads(text).items() if ":" not in key}
+    return json.dumps({**shown, f"headrace:{json.dumps(changed)}": {}})
+
+
+def test_version_1_is_read_for_ever():
+    assert read(GOLDEN_V1.read_text()) == GOLDEN_OFFSETS
+
+
+def test_version_2_is_read_for_ever_and_written_the_same():
     text = GOLDEN.read_text().rstrip("\n")
-    assert read(text) == GOLDEN_OFFSETS
-    assert FORMAT.to_json(GOLDEN_OFFSETS) == text
+    assert read(text) == GOLDEN_OFFSETS_V2
+    assert FORMAT.to_json(GOLDEN_OFFSETS_V2) == text
 
 
-def test_the_common_case_can_be_read_by_people():
-    text = FORMAT.to_json(offsets((KafkaSplit("t", A, 0, 123), 7)))
-    assert text == f'{{"headrace":1,"offsets":{{"t":{{"0":123}}}},"began":{{"t":{{"0":7}}}},"topic_ids":{{"t":"{A}"}}}}'
+def test_offsets_in_progress_reports_are_read_as_the_jvm_connectors_are():
+    """Seen here: they were an object of ours, and listeners that compute a lag from it fell over.
+
+    What these do with `endOffset`: topics to partitions to offsets, all of it, as maps of numbers.
+    """
+    text = FORMAT.to_json(GOLDEN_OFFSETS_V2)
+    found = [
+        (topic, int(partition), offset)
+        for topic, partitions in json.loads(text).items()
+        for partition, offset in partitions.items()
+    ]
+    assert found == [("flights", 0, 123), ("flights", 1, 0), ("flights", 10, 2**62), ("without-id", 0, 1)]
+    assert offsets_json.parse_jvm(offsets_json.parse(text)) == {
+        (topic, partition): offset for topic, partition, offset in found
+    }
+
+
+def test_what_is_ours_alone_is_under_a_key_that_no_topic_can_have():
+    text = FORMAT.to_json(offsets((KafkaSplit("t", A, 0, 123, last_epoch=5), 7)))
+    (own,) = json.loads(text).keys() - {"t"}
+    assert re.fullmatch(r"[a-zA-Z0-9._-]+", own) is None
+    assert json.loads(text)["t"] == {"0": 123}
+    assert rest(text) == {
+        "version": 2,
+        "began": {"t": {"0": 7}},
+        "topic_ids": {"t": str(A)},
+        "epochs": {"t": {"0": 5}},
+        "offsets": {},
+    }
 
 
 def test_a_recreated_topic_has_two_ids_under_one_name():
     both = offsets((KafkaSplit("t", A, 0, 10), 10), (KafkaSplit("t", B, 0, 3), 0))
-    document = json.loads(FORMAT.to_json(both))
-    assert document["offsets"] == {f"t@{A}": {"0": 10}, f"t@{B}": {"0": 3}}
-    assert read(json.dumps(document)) == both
+    text = FORMAT.to_json(both)
+    assert rest(text)["offsets"] == {f"t@{A}": {"0": 10}, f"t@{B}": {"0": 3}}
+    assert read(text) == both
 
 
 @pytest.mark.parametrize("version", [0, 2, 99, -1])
 def test_a_version_that_is_not_known_is_refused_with_advice(version):
-    document = json.loads(GOLDEN.read_text()) | {"headrace": version}
-    with pytest.raises(StateError, match=rf"version {version}, .* reads version 1; .*newer"):
+    document = json.loads(GOLDEN_V1.read_text()) | {"headrace": version}
+    with pytest.raises(StateError, match=rf"version {version}, .* reads versions 1 and 2; .*newer"):
         read(json.dumps(document))
+
+
+@pytest.mark.parametrize("version", [0, 1, 3, None, True, "2"])
+def test_a_newer_version_in_the_form_of_today_is_refused_with_advice(version):
+    text = GOLDEN.read_text()
+    with pytest.raises(StateError, match=rf"version {version}, .* reads versions 1 and 2; .*newer"):
+        read(with_rest(text, rest(text) | {"version": version}))
+
+
+def test_two_parts_of_ours_are_damage():
+    document = json.loads(GOLDEN.read_text())
+    with pytest.raises(StateError):
+        read(json.dumps(document | {"headrace:{}": {}}))
 
 
 splits = st.builds(
@@ -79,6 +143,7 @@ splits = st.builds(
     st.none() | st.uuids(),
     st.integers(0, 2**31 - 1),
     st.integers(0, 2**63 - 1),
+    last_epoch=st.none() | st.integers(0, 2**31 - 1),
 )
 lines = st.lists(st.tuples(splits, st.integers(0, 2**63 - 1)), max_size=8, unique_by=lambda line: line[0].split_id)
 
@@ -104,7 +169,7 @@ def test_ends_are_shown_as_the_jvm_connector_shows_them():
 
 def test_the_jvm_connectors_form_is_told_from_ours():
     document = offsets_json.parse('{"flights":{"0":123,"10":0},"headrace":{"0":5}}')
-    assert not offsets_json.is_ours(document)
+    assert offsets_json.parse_ours(document) is None
     assert offsets_json.parse_jvm(document) == {("flights", 0): 123, ("flights", 10): 0, ("headrace", 0): 5}
 
 
@@ -144,7 +209,12 @@ def paths(value, here=()):
         yield from paths(inner, (*here, key))
 
 
-DOCUMENT = json.loads(GOLDEN.read_text())
+DOCUMENTS = {
+    1: json.loads(GOLDEN_V1.read_text()),
+    2: {**json.loads(GOLDEN.read_text()), "rest": rest(GOLDEN.read_text())},
+}
+"""Of version 2 with what is ours alone in the clear, to be damaged; the damaged goes where it belongs."""
+
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -152,14 +222,29 @@ anything = st.recursive(
 )
 
 
-@given(st.sampled_from(list(paths(DOCUMENT))), anything, st.booleans())
-@example(("offsets", "flights", "0"), float("inf"), False)
-@example(("began", "flights", "0"), float("-inf"), False)
-@example(("topic_ids", "flights"), 5, False)
-@example(("offsets",), None, True)
-@example(("headrace",), True, False)
-def test_damage_is_a_state_error_and_nothing_else(path, value, is_removed):
-    document = json.loads(GOLDEN.read_text())
+def written(version, document):
+    if version == 1 or "rest" not in document:
+        return json.dumps(document)
+    return with_rest(json.dumps({key: value for key, value in document.items() if key != "rest"}), document["rest"])
+
+
+PLACES = [(version, path) for version, document in DOCUMENTS.items() for path in paths(document)]
+
+
+@given(st.sampled_from(PLACES), anything, st.booleans())
+@example((1, ("offsets", "flights", "0")), float("inf"), False)
+@example((1, ("began", "flights", "0")), float("-inf"), False)
+@example((1, ("topic_ids", "flights")), 5, False)
+@example((1, ("offsets",)), None, True)
+@example((1, ("headrace",)), True, False)
+@example((2, ("flights", "0")), float("inf"), False)
+@example((2, ("rest", "epochs", "flights")), 5, False)
+@example((2, ("rest", "epochs", "flights", "0")), "x", False)
+@example((2, ("rest", "offsets")), [], False)
+@example((2, ("rest",)), None, False)
+def test_damage_is_a_state_error_and_nothing_else(place, value, is_removed):
+    version, path = place
+    document = json.loads(json.dumps(DOCUMENTS[version]))
     inner = document
     for key in path[:-1]:
         inner = inner[key]
@@ -167,14 +252,13 @@ def test_damage_is_a_state_error_and_nothing_else(path, value, is_removed):
         del inner[path[-1]]
     else:
         inner[path[-1]] = value
-    source = KafkaSource("127.0.0.1:1", topics=["t"], properties={"default.api.timeout.ms": "1"})
-    parsed = offsets_json.parse(json.dumps(document))
+    text = written(version, document)
     with suppress(StateError):
-        if offsets_json.is_ours(parsed):
-            found = KafkaOffsets(source).from_json(json.dumps(document))
-            assert read(FORMAT.to_json(found)) == found
+        found = offsets_json.parse_ours(offsets_json.parse(text))
+        if found is None:
+            offsets_json.parse_jvm(offsets_json.parse(text))
         else:
-            offsets_json.parse_jvm(parsed)
+            assert read(FORMAT.to_json(found)) == found
 
 
 @given(st.integers(0, len(GOLDEN.read_text()) - 1), st.integers(0, 127))
@@ -183,14 +267,19 @@ def test_a_changed_or_missing_byte_is_a_state_error_or_harmless(at, byte):
     for damaged in (text[:at], text[:at] + chr(byte) + text[at + 1 :]):
         with suppress(StateError):
             parsed = offsets_json.parse(damaged)
-            if offsets_json.is_ours(parsed):
-                offsets_json.from_document(parsed)
-            else:
+            if offsets_json.parse_ours(parsed) is None:
                 offsets_json.parse_jvm(parsed)
 
 
 @pytest.mark.parametrize("missing", ["offsets", "began", "topic_ids"])
-def test_a_missing_part_is_damage(missing):
-    document = {key: value for key, value in DOCUMENT.items() if key != missing}
+def test_a_missing_part_of_version_1_is_damage(missing):
+    document = {key: value for key, value in DOCUMENTS[1].items() if key != missing}
     with pytest.raises(StateError, match="damaged"):
         read(json.dumps(document))
+
+
+@pytest.mark.parametrize("missing", ["offsets", "began", "topic_ids", "epochs"])
+def test_a_missing_part_is_damage(missing):
+    text = GOLDEN.read_text()
+    with pytest.raises(StateError, match="damaged"):
+        read(with_rest(text, {key: value for key, value in rest(text).items() if key != missing}))

@@ -18,6 +18,7 @@ from uuid import UUID
 
 from headrace.connectors.kafka.client.calls import Calls
 from headrace.connectors.kafka.client.coordinators import CoordinatorKind, Coordinators
+from headrace.connectors.kafka.client.epoch_ends import EpochEnds
 from headrace.connectors.kafka.client.groups import CommittedOffset, Groups
 from headrace.connectors.kafka.client.metadata import Metadata
 from headrace.connectors.kafka.client.offsets import OffsetAnswer, Offsets
@@ -48,6 +49,7 @@ class KafkaCluster:
         self._calls = Calls(config, self._pool)
         self._metadata = Metadata(config, self._calls, self._retries)
         self._offsets = Offsets(config, self._calls, self._retries, self._metadata)
+        self._epochs = EpochEnds(self._calls, self._retries, self._metadata)
         self._coordinators = Coordinators(self._calls)
         self._groups = Groups(config.isolation, self._calls, self._retries, self._coordinators)
         _clusters.add(self)
@@ -133,6 +135,13 @@ class KafkaCluster:
         """
         return self._offsets.list_offsets(positions, isolation)
 
+    def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
+        """Where the records of these leader epochs, and of all before them, end in the log as its leader has it now (KIP-320).
+
+        None where the leader cannot tell. An end before what was read under that epoch means that the log was truncated.
+        """
+        return self._epochs.ends(epochs)
+
     def committed_offsets(
         self, group: str, partitions: Collection[TopicPartition] | None
     ) -> dict[TopicPartition, CommittedOffset | None]:
@@ -142,7 +151,7 @@ class KafkaCluster:
         """
         return self._groups.committed(group, partitions)
 
-    def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+    def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         """Commit next offsets for a group that has no live members of its own; committing the same again is harmless.
 
         Raises `GroupInUseError` when the group has live members, `RefusedByBrokerError` without Read on the group.

@@ -23,7 +23,10 @@ _NO_LEADER_EPOCH = -1
 
 @dataclass(frozen=True, slots=True)
 class CommittedOffset:
-    """The next offset that a group will read of a partition, as it committed it."""
+    """The next offset that a group will read of a partition, as it committed it.
+
+    `leader_epoch`: that of the record before, or a later one whose leader's log held all before the offset (KIP-320).
+    """
 
     offset: int
     leader_epoch: int | None = None
@@ -58,7 +61,7 @@ class Groups:
 
         return self._retries.run(f"reading the offsets of group {group!r}", ask)
 
-    def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+    def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         """See `KafkaCluster.commit_offsets`."""
         if not offsets:
             return
@@ -110,16 +113,16 @@ def _offset_fetch(group: str, partitions: Collection[TopicPartition] | None, iso
     )
 
 
-def _offset_commit(group: str, offsets: Mapping[TopicPartition, int]) -> Message:
+def _offset_commit(group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> Message:
     topic_class = OffsetCommitRequest.OffsetCommitRequestTopic
     by_topic: dict[str, list[Message]] = defaultdict(list)
     for (topic, partition), offset in offsets.items():
         by_topic[topic].append(
             topic_class.OffsetCommitRequestPartition(
                 partition_index=partition,
-                committed_offset=offset,
-                committed_leader_epoch=_NO_LEADER_EPOCH,
-                committed_metadata="",
+                committed_offset=offset.offset,
+                committed_leader_epoch=_NO_LEADER_EPOCH if offset.leader_epoch is None else offset.leader_epoch,
+                committed_metadata=offset.metadata,
             )
         )
     return OffsetCommitRequest(

@@ -14,6 +14,8 @@ from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponen
 
 from headrace.connectors.kafka.client.arguments import client_config
 from headrace.connectors.kafka.client.cluster import shared_cluster
+from headrace.connectors.kafka.client.errors import LogTruncatedError
+from headrace.connectors.kafka.client.groups import CommittedOffset
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Position, Timestamp
 from headrace.connectors.kafka.client.properties import ClientConfig, Isolation, SaslConfig
 from headrace.connectors.kafka.client.topology import TopicMetadata, TopicPartition
@@ -197,32 +199,73 @@ class KafkaSource(LogSource[KafkaSplit]):
         An end before what was already read is asked for again; if it stays, that is DataLossError, or with
         `fail_on_data_loss=False` a warning and the position itself.
         """
+        return {split_id: split.next_offset for split_id, split in self._never_behind(splits).items()}
+
+    def at_end(self, splits: Sequence[KafkaSplit]) -> Mapping[str, KafkaSplit]:
+        """Each partition as it stands at its end now, with the epoch of the leader that told the end.
+
+        That leader's log holds all before the end, so the epoch serves to notice later that the log was truncated (KIP-320).
+        Where what was read is in the log no more, that is LogTruncatedError, or with `fail_on_data_loss=False` a warning. An
+        end before what was read is as for `end_offsets`.
+        """
+        ends = self._never_behind(splits)
+        for split, diverges_at in self._diverged(splits, ends):
+            self._lost(LogTruncatedError(split.topic, split.partition, split.next_offset, diverges_at))
+        return ends
+
+    def moved(self, at_end: KafkaSplit, offset: int) -> KafkaSplit:
+        """The partition at an offset up to `at_end`, of which the same holds: that leader's log holds all before it."""
+        return replace(at_end, next_offset=offset, stop_offset=None)
+
+    def _never_behind(self, splits: Sequence[KafkaSplit]) -> dict[str, KafkaSplit]:
         looks = Retrying(
-            retry=retry_if_result(lambda ends: any(ends[s.split_id] < s.next_offset for s in splits)),
+            retry=retry_if_result(lambda ends: any(ends[s.split_id].next_offset < s.next_offset for s in splits)),
             stop=stop_after_attempt(END_LOOKS),
             wait=wait_exponential(multiplier=0.1, max=1.0),
             retry_error_callback=lambda state: state.outcome.result() if state.outcome else None,
         )
-        ends: dict[str, int] = looks(self._ends, splits)
+        ends: dict[str, KafkaSplit] = looks(self._ends, splits)
         for split in splits:
-            if ends[split.split_id] < split.next_offset:
-                message = (
-                    f"{split}: the partition ends at {ends[split.split_id]}, but was already read up to {split.next_offset}"
+            end = ends[split.split_id]
+            if end.next_offset < split.next_offset:
+                self._lost(
+                    DataLossError(
+                        f"{split}: the partition ends at {end.next_offset}, but was already read up to {split.next_offset}: "
+                        "records were lost, or the topic was re-created"
+                    )
                 )
-                if self.fail_on_data_loss:
-                    raise DataLossError(f"{message}: records were lost, or the topic was re-created. {ALLOW_LOSS}")
-                log.warning("%s; going on from there", message)
-                ends[split.split_id] = split.next_offset
+                ends[split.split_id] = replace(end, next_offset=split.next_offset)
         return ends
 
-    def _ends(self, splits: Sequence[KafkaSplit]) -> dict[str, int]:
+    def _ends(self, splits: Sequence[KafkaSplit]) -> dict[str, KafkaSplit]:
         latest: dict[TopicPartition, Earliest | Latest | Timestamp] = {(s.topic, s.partition): Latest() for s in splits}
         answers = shared_cluster(self.config).list_offsets(latest) if latest else {}
-        ends: dict[str, int] = {}
+        ends: dict[str, KafkaSplit] = {}
         for split in splits:
-            end = answers[split.topic, split.partition].offset or 0
-            ends[split.split_id] = end if split.stop_offset is None else min(end, split.stop_offset)
+            answer = answers[split.topic, split.partition]
+            end = answer.offset or 0
+            stop = end if split.stop_offset is None else min(end, split.stop_offset)
+            ends[split.split_id] = replace(split, next_offset=stop, last_epoch=answer.leader_epoch)
         return ends
+
+    def _diverged(self, splits: Sequence[KafkaSplit], ends: Mapping[str, KafkaSplit]) -> Iterator[tuple[KafkaSplit, int]]:
+        """Those whose log is no more as it was read, and from which offset on; only a new leader can have truncated it."""
+        epochs: dict[TopicPartition, int] = {}
+        for split in splits:
+            leads = ends[split.split_id].last_epoch
+            if split.last_epoch is not None and leads is not None and leads > split.last_epoch:
+                epochs[split.topic, split.partition] = split.last_epoch
+        found = shared_cluster(self.config).epoch_ends(epochs) if epochs else {}
+        for split in splits:
+            end = found.get((split.topic, split.partition))
+            if end is not None and end < split.next_offset:
+                yield split, end
+
+    def _lost(self, error: DataLossError) -> None:
+        if self.fail_on_data_loss:
+            error.add_note(ALLOW_LOSS)
+            raise error
+        log.warning("%s; going on after what was read", error)
 
     def splits_missing(self, splits: Sequence[KafkaSplit]) -> None:
         """Partitions are gone. DataLossError, or with `fail_on_data_loss=False` a warning."""
@@ -251,7 +294,11 @@ class KafkaSource(LogSource[KafkaSplit]):
         # A group's offsets go by name: those for a topic that is gone must not be taken for those of its successor (I5).
         found = shared_cluster(self.config).find_topics({split.topic for split in splits})
         there = {(name, topic.topic_id) for name, topic in found.items() if topic is not None}
-        positions = {(s.topic, s.partition): s.next_offset for s in splits if (s.topic, s.topic_id) in there}
+        positions = {
+            (s.topic, s.partition): CommittedOffset(s.next_offset, s.last_epoch)
+            for s in splits
+            if (s.topic, s.topic_id) in there
+        }
         shared_cluster(self.config).commit_offsets(self.group, positions)
 
 

@@ -14,7 +14,8 @@ class KafkaSplit:
     """Partition `partition` of `topic`, to be read from `next_offset` up to, not including, `stop_offset` (None: without end).
 
     `topic_id` is None only for brokers older than 2.8, which have no topic ids; a re-created topic cannot be told then.
-    `last_epoch` is the leader epoch of the last batch read, if known: with it a log that was truncated is noticed (KIP-320).
+    `last_epoch` is the leader epoch of the last batch read, if known: with it a log that was truncated is noticed (KIP-320). An
+    engine that plans by ends does not see batches; it has the epoch of the leader whose log held all before `next_offset`.
     """
 
     topic: str

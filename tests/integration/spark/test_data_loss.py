@@ -74,6 +74,30 @@ class TestStreaming:
         query.run_available(options)
         assert query.values == ["1", "2", "3"]
 
+    def test_once_let_pass_the_loss_of_a_topic_is_no_reason_to_fail_any_more(self, query, topics):
+        gone, stays = topics.create(), topics.create()
+        topics.send(gone, ["1"])
+        topics.send(stays, ["2"])
+        options = topics.options(f"{gone},{stays}", startingOffsets="earliest")
+        query.run_available(options)
+        topics.delete(gone)
+        with pytest.raises(StreamingQueryException, match="partitions are gone"):
+            query.run_available(options)
+        query.run_available({**options, "failOnDataLoss": "false"})
+        topics.send(stays, ["3"])
+        query.run_available(options)
+        assert query.values == ["1", "2", "3"]
+
+    def test_nor_is_a_topic_that_is_subscribed_to_no_more(self, query, topics):
+        left, stays = topics.create(), topics.create()
+        topics.send(left, ["1"])
+        topics.send(stays, ["2"])
+        query.run_available(topics.options(f"{left},{stays}", startingOffsets="earliest"))
+        query.run_available(topics.options(stays, failOnDataLoss="false"))
+        topics.send(stays, ["3"])
+        query.run_available(topics.options(stays))
+        assert query.values == ["1", "2", "3"]
+
     def create_again(self, topics, topic):
         from headrace.harness.kafka import create_topic
 

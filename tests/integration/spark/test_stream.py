@@ -10,6 +10,7 @@ from confluent_kafka import Consumer, TopicPartition
 from pyspark.errors import StreamingQueryException
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
+from headrace.connectors.kafka.client.groups import CommittedOffset
 from headrace.connectors.kafka.client.properties import ClientConfig
 
 LONG_AGO = 1_600_000_000_000
@@ -197,7 +198,7 @@ class TestGroups:
         topics.send(topic, range(10), 0)
         topics.send(topic, range(10, 20), 1)
         with KafkaCluster(ClientConfig(bootstrap=topics.bootstrap)) as kafka:
-            kafka.commit_offsets(f"g-{topic}", {(topic, 0): 7})
+            kafka.commit_offsets(f"g-{topic}", {(topic, 0): CommittedOffset(7)})
         query.run_available(topics.options(topic, startingOffsets="group", kafka__group__id=f"g-{topic}"))
         assert query.values == numbers(range(7, 20))
 
@@ -256,8 +257,12 @@ def test_progress_reports_offsets_and_the_end_of_the_topic(query, topics):
     offset, latest = (
         json.loads(text) if isinstance(text, str) else text for text in (source["endOffset"], source["latestOffset"])
     )
-    assert offset["offsets"] == {topic: {"0": 6}}
+    assert offset[topic] == {"0": 6}
     assert latest == {topic: {"0": 10}}
+    lag = sum(
+        int(latest[name][partition]) - end for name, partitions in offset.items() for partition, end in partitions.items()
+    )
+    assert lag == 4, "as listeners that were written for Spark's own connector compute it, topic by topic"
 
 
 def test_two_queries_over_one_topic_and_a_self_union(query, topics, spark):

@@ -1,0 +1,177 @@
+"""A log that was truncated between two looks at its end: noticed by the leader epochs, never by the numbers alone (KIP-320)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from uuid import UUID
+
+import pytest
+
+from headrace.connectors.kafka.client.errors import LogTruncatedError
+from headrace.connectors.kafka.client.groups import CommittedOffset
+from headrace.connectors.kafka.client.offsets import OffsetAnswer
+from headrace.connectors.kafka.client.topology import PartitionMetadata, TopicMetadata
+from headrace.connectors.kafka.read import source as source_module
+from headrace.connectors.kafka.read.split import KafkaSplit
+from headrace.enumerator.errors import DataLossError
+from headrace.kafka import Earliest, KafkaSource
+from headrace.runners.spark.log_read import LogRead
+from headrace.runners.spark.stream import StreamPlanner
+from pyspark_headrace.kafka_offsets import KafkaOffsets
+
+ID = UUID(int=1)
+
+
+@dataclass
+class PretendedCluster:
+    """The leader of t-0, by its log: the leader epoch of each record. It leads in the last of `epochs`."""
+
+    log: list[int]
+    leads: int
+    asked: list[int] = field(default_factory=list)
+    committed: dict = field(default_factory=dict)
+
+    def list_offsets(self, positions, isolation=None):
+        return {
+            tp: OffsetAnswer(0 if position == Earliest() else len(self.log), None, self.leads)
+            for tp, position in positions.items()
+        }
+
+    def epoch_ends(self, epochs):
+        """As a leader answers: where the records of this epoch and of those before it end."""
+        self.asked += epochs.values()
+        return {tp: sum(1 for record in self.log if record <= epoch) for tp, epoch in epochs.items()}
+
+    def find_topics(self, names):
+        return {name: TopicMetadata(name, ID, {0: PartitionMetadata(1, self.leads)}) for name in names}
+
+    topics = find_topics
+
+    def commit_offsets(self, group, offsets):
+        self.committed |= offsets
+
+
+@pytest.fixture
+def lead(monkeypatch):
+    """Have a leader of this log."""
+
+    def become(log, leads):
+        cluster = PretendedCluster(log, leads)
+        monkeypatch.setattr(source_module, "shared_cluster", lambda _: cluster)
+        return cluster
+
+    return become
+
+
+@pytest.fixture
+def source():
+    return KafkaSource("nobody:1", topics=["t"])
+
+
+def look(source, split):
+    return source.at_end([split])[split.split_id]
+
+
+READ_TO_10 = KafkaSplit("t", ID, 0, 10, last_epoch=3)
+
+
+def test_the_end_carries_the_epoch_of_the_leader_that_told_it(source, lead):
+    lead([1] * 4 + [3] * 6, leads=3)
+    end = look(source, KafkaSplit("t", ID, 0, 0))
+    assert end == KafkaSplit("t", ID, 0, 10, last_epoch=3)
+    assert source.moved(end, 6) == KafkaSplit("t", ID, 0, 6, last_epoch=3)
+
+
+def test_nobody_is_asked_while_the_leader_is_the_same(source, lead):
+    cluster = lead([3] * 12, leads=3)
+    assert look(source, READ_TO_10).next_offset == 12
+    assert cluster.asked == []
+
+
+def test_a_leader_that_has_all_that_was_read_is_believed(source, lead):
+    cluster = lead([3] * 11 + [5], leads=5)
+    assert look(source, READ_TO_10) == replace(READ_TO_10, next_offset=12, last_epoch=5)
+    assert cluster.asked == [3]
+
+
+def test_a_leader_whose_epoch_wrote_nothing_yet_is_believed(source, lead):
+    lead([1] * 10, leads=4)
+    assert look(source, replace(READ_TO_10, last_epoch=3)).next_offset == 10, "read under epoch 3, which wrote nothing"
+
+
+@pytest.mark.parametrize("log", [[3] * 7 + [5] * 3, [3] * 7 + [5] * 9], ids=["to the same end", "beyond it"])
+def test_a_log_that_was_truncated_and_grew_again_between_two_batches_is_data_loss(source, lead, log):
+    """Seen here: the offsets alone say that nothing happened, and 7 to 9 of the new leader were never read."""
+    lead(log, leads=5)
+    with pytest.raises(LogTruncatedError, match=r"t-0: the log was truncated; offsets 7 to 9 were read already") as raised:
+        look(source, READ_TO_10)
+    assert "failOnDataLoss" in "".join(raised.value.__notes__)
+
+
+def test_or_a_warning_once_and_the_query_goes_on(lead, caplog):
+    lead([3] * 7 + [5] * 9, leads=5)
+    lax = KafkaSource("nobody:1", topics=["t"], fail_on_data_loss=False)
+    end = look(lax, READ_TO_10)
+    assert end == replace(READ_TO_10, next_offset=16, last_epoch=5)
+    look(lax, end)
+    assert caplog.text.count("the log was truncated") == 1
+
+
+def test_a_log_that_ends_before_the_position_is_data_loss_as_ever(source, lead, monkeypatch):
+    monkeypatch.setattr("tenacity.nap.time.sleep", lambda _: None)
+    lead([3] * 7, leads=5)
+    with pytest.raises(DataLossError, match="the partition ends at 7, but was already read up to 10"):
+        look(source, READ_TO_10)
+
+
+def test_an_offset_of_before_without_an_epoch_is_believed(source, lead):
+    cluster = lead([3] * 7 + [5] * 9, leads=5)
+    assert look(source, replace(READ_TO_10, last_epoch=None)).last_epoch == 5
+    assert cluster.asked == []
+
+
+def test_a_leader_that_cannot_tell_proves_nothing(source, lead, monkeypatch):
+    cluster = lead([3] * 7 + [5] * 9, leads=5)
+    monkeypatch.setattr(cluster, "epoch_ends", dict.fromkeys)
+    assert look(source, READ_TO_10).next_offset == 16
+
+
+def test_a_group_is_committed_with_the_epoch(lead):
+    cluster = lead([], leads=3)
+    KafkaSource("nobody:1", topics=["t"], group="g").checkpoint_completed([READ_TO_10])
+    assert cluster.committed == {("t", 0): CommittedOffset(10, leader_epoch=3)}
+
+
+class TestASparkQuery:
+    @pytest.fixture
+    def planner(self):
+        """Of a new run, whatever ran before."""
+        source = KafkaSource("nobody:1", topics=["t"])
+        read = LogRead(source=source, offsets=KafkaOffsets(source), columns=("value",))
+        return lambda: StreamPlanner(read, lambda: 0.0)
+
+    def test_stores_the_epoch_with_a_position_before_the_end(self, planner, lead):
+        lead([3] * 10, leads=3)
+        first = planner()
+        end = first.next_offsets(first.initial_offsets(), 4, None)
+        (split,) = KafkaOffsets(KafkaSource("nobody:1", topics=["t"])).from_json(end).splits.values()
+        assert split == KafkaSplit("t", ID, 0, 4, last_epoch=3)
+        ((task,),) = first.tasks(first.initial_offsets(), end)
+        assert task == KafkaSplit("t", ID, 0, 0, 4), "of a record's own epoch nothing is known"
+
+    @pytest.mark.parametrize("restarts", [False, True], ids=["between batches", "while it was down"])
+    def test_notices_a_log_that_was_truncated_below_its_position(self, planner, lead, restarts):
+        lead([3] * 10, leads=3)
+        run = planner()
+        end = run.next_offsets(run.initial_offsets(), None, None)
+        lead([3] * 7 + [5] * 9, leads=5)
+        with pytest.raises(LogTruncatedError, match="offsets 7 to 9"):
+            (planner() if restarts else run).next_offsets(end, None, None)
+
+    def test_goes_on_under_another_leader_that_lost_nothing(self, planner, lead):
+        lead([3] * 10, leads=3)
+        run = planner()
+        end = run.next_offsets(run.initial_offsets(), None, None)
+        lead([3] * 10 + [5] * 2, leads=5)
+        ((task,),) = run.tasks(end, run.next_offsets(end, None, None))
+        assert (task.next_offset, task.stop_offset) == (10, 12)
