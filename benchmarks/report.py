@@ -159,7 +159,7 @@ def report(results: Path, target: Path) -> Path:
     lines = [
         "# Results",
         "",
-        "Made by `benchmarks/read_throughput.py` and its neighbours from the JSON in `benchmarks/results`; do not edit.",
+        "Made by `python -m benchmarks.read_throughput` and its neighbours from the JSON in `benchmarks/results`; do not edit.",
         "",
     ]
     lines += _facts(documents.values())
