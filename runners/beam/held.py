@@ -62,13 +62,11 @@ class HeldReader(Generic[SplitT]):
         if not batch.finished:  # it ends earlier now than the reader was told
             self._close()
 
-    def refused(self, batch: SplitBatch[SplitT], left: SplitT | None) -> None:
-        """The batch reaches into what is another call's now. What is left to this one is read anew, up to there."""
-        split_id = batch.split.split_id
-        if left is None:
-            self.ended[split_id] = self.positions.pop(split_id)
-        else:
-            self.positions[split_id] = left
+    def refused(self, left: Sequence[SplitT]) -> None:
+        """A batch reached into what is another call's now. `left` is what this one has still to read, and where it ends now."""
+        positions = {split.split_id: split for split in left}
+        self.ended.update((split_id, split) for split_id, split in self.positions.items() if split_id not in positions)
+        self.positions = positions
         self._close()
 
     def happened(self, split_id: str, latest: Timestamp) -> None:

@@ -152,7 +152,7 @@ class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
                 if batch.records.num_rows:
                     yield self._timestamped(batch.records, batch.split.split_id, held)
             else:
-                held.refused(batch, claim.left)
+                held.refused(self._format.decode(tracker.current_restriction()).reading)
             if heard_s >= deadline_s:
                 return
 

@@ -332,6 +332,18 @@ def test_however_the_runner_divides_the_splits_of_a_reader_every_record_comes_on
     assert sorted(read) == [f"{split_id}{number:02}" for split_id in "abcde" for number in range(9)]
 
 
+def test_a_call_whose_work_the_runner_takes_away_ends_without_a_reader_for_each_split(opened, monkeypatch):
+    made = []
+    monkeypatch.setattr(MemorySource, "create_reader", lambda self: made.append(1) or MemoryReader(self))
+    source = MemorySource(log_of(**{f"s{number}": "1234" for number in range(20)}))
+    stage, (work,) = begin(opened, source, num_readers=1)
+    rest = []
+    stage.on_output = dividing(stage, work, 1, 0.0, rest)
+    bundle = stage.process(work)
+    assert (len(bundle.outputs), bundle.residuals, len(made)) == (1, [], 1)
+    assert len(stage.decode(rest[0]).reading) == 20
+
+
 def test_a_split_that_was_divided_while_it_is_read_ends_at_its_new_stop(opened):
     """Not by chance in the test above: here the batch under way reaches beyond the stop, and is read anew."""
     source = MemorySource(log_of(a=[str(number) for number in range(10)]), bounded=True, batch_size=4)
