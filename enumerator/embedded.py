@@ -48,7 +48,7 @@ from headrace.enumerator.progress import ReaderProgress
 from headrace.enumerator.source import Findings, Source, SourceReader, SplitBatch
 from headrace.enumerator.split import SplitT
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 class _Slot(Generic[SplitT]):
@@ -97,7 +97,7 @@ class EmbeddedRun(Generic[SplitT]):
             enumerator = restore_enumerator(
                 assignment, restored, parallelism=parallelism, discovery_interval_s=discovery_interval_s
             )
-        self.coordinator = Coordinator(enumerator)
+        self.coordinator: Coordinator[SplitT] = Coordinator(enumerator)
         self._discovery = source.create_discovery()
         try:
             self._send(Started())

@@ -55,7 +55,7 @@ class _Steps(PipelineVisitor):
             self.others.append(transform_node.full_label)
 
 
-def bounded_source(transform: beam.PTransform) -> BoundedSource:
+def bounded_source(transform: beam.PTransform[Any, Any]) -> BoundedSource:
     """The source that a reading transform of Beam reads, such as ReadFromText, ReadFromParquetBatched, ReadFromAvro.
 
     Raises UsageError for a transform that does anything else besides.
@@ -71,7 +71,7 @@ def bounded_source(transform: beam.PTransform) -> BoundedSource:
     )
 
 
-def schema_of(source: BoundedSource | beam.PTransform) -> pa.Schema:
+def schema_of(source: BoundedSource | beam.PTransform[Any, Any]) -> pa.Schema:
     """The schema that the first records suggest, up to 1000 of them. Reads them, in this process.
 
     Raises UsageError when there are none, or when they leave a column's type open.
@@ -115,7 +115,7 @@ class BeamSource(Source[BundleSplit]):
 
     def __init__(
         self,
-        source: BoundedSource | beam.PTransform,
+        source: BoundedSource | beam.PTransform[Any, Any],
         schema: pa.Schema | None = None,
         *,
         bundle_bytes: int | None = None,
@@ -125,8 +125,8 @@ class BeamSource(Source[BundleSplit]):
             raise UsageError(f"bundle_bytes must be at least 1, not {bundle_bytes}")
         if schema is not None and not schema.names:
             raise UsageError("the schema has no columns")
-        self.source = source if isinstance(source, BoundedSource) else bounded_source(source)
-        self.schema = schema if schema is not None else _schema_by_type(self.source)
+        self.source: BoundedSource = source if isinstance(source, BoundedSource) else bounded_source(source)
+        self.schema: pa.Schema = schema if schema is not None else _schema_by_type(self.source)
         self.bundle_bytes = bundle_bytes
 
     def __reduce__(self) -> tuple[Any, ...]:

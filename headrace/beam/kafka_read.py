@@ -22,7 +22,7 @@ from headrace.runners.beam.event_time import ColumnTime, EventTime, ProcessingTi
 from headrace.runners.beam.limited import Limit
 from headrace.runners.beam.read import READ_S, ReadFromSource, to_records
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 FETCH_BUDGET_BYTES = 32 << 20
 """Bound on what one reader holds fetched ahead, in bytes: it has many partitions, and a process has a reader for each slot."""
@@ -47,7 +47,7 @@ class LogAppendTime:
         return ColumnTime("timestamp").micros(batch)
 
 
-class ReadFromKafka(beam.PTransform):
+class ReadFromKafka(beam.PTransform[Any, Any]):
     """Reads Kafka topics: change the import from `apache_beam.io.kafka`, and no Java is needed.
 
     Arguments, defaults and output are those of Beam's transform: `(key, value)` tuples of bytes, or with `with_metadata` named

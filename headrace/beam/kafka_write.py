@@ -17,7 +17,7 @@ from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink, KafkaSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.beam.write import DEFAULT_SHARDS, WriteExactlyOnce, WriteImmediately
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 BATCH_RECORDS = 10_000
 BATCH_BYTES = 4 << 20
@@ -35,7 +35,7 @@ _ROW_SCHEMA = pa.schema(
 )
 
 
-class WriteToKafka(beam.PTransform):
+class WriteToKafka(beam.PTransform[Any, Any]):
     """Writes records to Kafka from Python: change the import from `apache_beam.io.kafka`, and no Java runs.
 
     Elements are pairs of bytes `(key, value)`, either may be None; with `with_headers` Beam rows that have `key` and `value`

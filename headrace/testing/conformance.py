@@ -196,9 +196,9 @@ class _ObservedDiscovery(SplitDiscovery[Any]):
 class _ObservedSource(Source[Any]):
     def __init__(self, inner: Source[Any]) -> None:
         self._inner = inner
-        self.name = inner.name
-        self.schema = inner.schema
-        self.observed = _Observed()
+        self.name: str = inner.name
+        self.schema: pa.Schema = inner.schema
+        self.observed: _Observed = _Observed()
 
     @property
     def boundedness(self) -> Boundedness:
@@ -275,7 +275,7 @@ class SourceConformance(ABC):
     """Subclass it, see the module. Each case is a method; `external` is the fixture that calls the factory."""
 
     assignment: type[SplitEnumerator[Any]] = EagerEnumerator
-    poll_timeout_s = 0.0
+    poll_timeout_s: float = 0.0
     quiet_polls = 3
     """So many steps in a row without records mean that none will come."""
     patience_polls = 20

@@ -31,7 +31,7 @@ class DyingCommitter(Committer[HandleT]):
     def __init__(self, inner: Committer[HandleT], step: Step, when: When, nth: int = 1) -> None:
         """Counts the calls of `step` from 1. Contacts nobody."""
         self._inner, self._step, self._when, self._left = inner, step, when, nth
-        self.died = False
+        self.died: bool = False
 
     def _call(self, step: Step, perform: Callable[[], AnswerT]) -> AnswerT:
         if step == self._step:

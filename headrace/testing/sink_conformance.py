@@ -149,7 +149,7 @@ class _Job:
 class SinkConformance(ABC):
     """Subclass it, see the module. Each case is a method; `external` is the fixture that calls the factory."""
 
-    patience_s = 0.0
+    patience_s: float = 0.0
     """For so many seconds what was committed may stay unseen."""
 
     @abstractmethod

@@ -249,7 +249,7 @@ def to_records(rows: Rows, event_time: EventTime, record_type: Any) -> Any:
     return beam.ParDo(ToRecords(rows, event_time)).with_output_types(record_type)
 
 
-class ReadFromSource(beam.PTransform):
+class ReadFromSource(beam.PTransform[Any, Any]):
     """Any headrace source, read in a Beam pipeline.
 
     - `output`: "records" (default; `rows` makes them, by default a dict per record) or "arrow": record batches, which is what

@@ -54,7 +54,7 @@ def response(version: int, partitions: list[Partition]) -> memoryview:
 def test_every_version_that_another_client_writes_is_read(version):
     view = response(version, [partition(0, b"abc"), partition(1, None, error_code=6, aborted_transactions=None)])
     answer = parse_fetch_response(view, version)
-    assert (answer.error, answer.throttle_ms) == (0, 3)
+    assert (answer.error, answer.throttle_time_ms) == (0, 3)
     first, second = answer.partitions
     assert (first.topic, first.topic_id) == (("orders", None) if version < 13 else (None, TOPIC_ID))
     assert (first.partition, first.error, bytes(first.records)) == (0, 0, b"abc")

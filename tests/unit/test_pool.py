@@ -17,7 +17,7 @@ class FakeConnection:
     made = 0
     refusing = False
 
-    def __init__(self, host: str, port: int, config: ClientConfig) -> None:
+    def __init__(self, host: str, port: int, config: ClientConfig, throttles: object) -> None:
         type(self).made += 1
         if self.refusing:
             raise ConnectionLostError("refused")

@@ -72,6 +72,11 @@ class KafkaCluster:
         self._retries.close()
         self._pool.close()
 
+    @property
+    def throttled_ms(self) -> Mapping[str, int]:
+        """How many ms of waiting each broker, by `host:port`, has asked for in all, as a quota says (KIP-13, KIP-219)."""
+        return self._pool.throttles.milliseconds
+
     # --- topics --------------------------------------------------------------------------------------------------------
 
     def topics(self, wanted: Collection[str] | re.Pattern[str]) -> dict[str, TopicMetadata]:

@@ -39,8 +39,8 @@ class BrokerError(PeerError):
 
     def __init__(self, code: int, where: str, hint: str = "") -> None:
         """For `broker_error`; `where` says what was asked of whom."""
-        self.code = code
-        self.name = error_name(code)
+        self.code: int = code
+        self.name: str = error_name(code)
         advice = hint or _HINTS.get(code, "")
         super().__init__(f"{where}: the broker answered {self.name} ({code})" + (f"; {advice}" if advice else ""))
         self._arguments = (code, where, hint)
@@ -94,8 +94,11 @@ class OffsetOutOfRangeError(DataLossError):
 
     def __init__(self, topic: str, partition: int, wanted: int, earliest: int, latest: int) -> None:
         """`latest` is the first offset not yet written."""
-        self.topic, self.partition = topic, partition
-        self.wanted, self.earliest, self.latest = wanted, earliest, latest
+        self.topic: str = topic
+        self.partition: int = partition
+        self.wanted: int = wanted
+        self.earliest: int = earliest
+        self.latest: int = latest
         if wanted < earliest:
             story = f"offsets {wanted} to {earliest - 1} were deleted (by retention or DeleteRecords) before they were read"
         else:
@@ -113,7 +116,9 @@ class TopicRecreatedError(DataLossError):
 
     def __init__(self, topic: str, expected: str, found: str | None) -> None:
         """`expected` and `found` are topic ids."""
-        self.topic, self.expected, self.found = topic, expected, found
+        self.topic: str = topic
+        self.expected: str = expected
+        self.found: str | None = found
         story = "was deleted" if found is None else f"was deleted and created again: its id is now {found}"
         positions = f"the positions held are for topic id {expected} and mean nothing in another topic"
         super().__init__(f"topic {topic!r} {story}; {positions}")
@@ -128,7 +133,10 @@ class LogTruncatedError(DataLossError):
 
     def __init__(self, topic: str, partition: int, wanted: int, diverges_at: int) -> None:
         """`wanted` is the next offset that was to be read."""
-        self.topic, self.partition, self.wanted, self.diverges_at = topic, partition, wanted, diverges_at
+        self.topic: str = topic
+        self.partition: int = partition
+        self.wanted: int = wanted
+        self.diverges_at: int = diverges_at
         super().__init__(
             f"{topic}-{partition}: the log was truncated; offsets {diverges_at} to {wanted - 1} were read already, "
             "and the log now holds other records there"

@@ -12,6 +12,7 @@ from headrace.connectors.kafka.client.errors import broker_error
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.client.wire.protocol import FetchRequest, Message
 from headrace.connectors.kafka.format.fetch_protocol import FetchAnswer, PartitionAnswer
+from headrace.enumerator.errors import RetriableError
 
 __all__ = ["FetchLimits", "PartitionFetch", "fetch_once", "fetch_request"]
 
@@ -93,6 +94,8 @@ def fetch_once(cluster: KafkaCluster, topic: str, partition: int, offset: int, i
         leader = cluster.leader(topic, partition)
         wanted = PartitionFetch(topic, cluster.topic_id(topic), partition, offset, _FETCH_BYTES)
         answer: FetchAnswer = cluster.call(leader.broker, fetch_request([wanted], limits, isolation, rack=None))
+        if not answer.error and not answer.partitions:
+            raise RetriableError(f"{where}: {leader.broker} left the partition out of its answer, as one that throttles does")
         code = answer.error or answer.partitions[0].error
         if code not in (ErrorCode.NONE, ErrorCode.OFFSET_OUT_OF_RANGE):
             cluster.invalidate(topic)

@@ -99,15 +99,19 @@ class Offsets:
 
     def _ask(self, broker: Broker, wanted: Mapping[TopicPartition, _Wanted], lookup: _Lookup) -> None:
         response = self._calls.call(broker, self._request(wanted, lookup.isolation))
+        left_out = set(wanted)
         for topic in response.topics:
             for item in topic.partitions:
                 tp = (topic.name, item.partition_index)
+                left_out.discard(tp)
                 if item.error_code == ErrorCode.NONE:
                     lookup.answers[tp] = OffsetAnswer(or_none(item.offset), or_none(item.timestamp), or_none(item.leader_epoch))
                 else:
                     self._metadata.invalidate([topic.name])
                     error = broker_error(item.error_code, f"listing offsets of {tp[0]}-{tp[1]} at {broker}")
                     lookup.failures.append(_only_retriable(error))
+        if left_out:
+            lookup.failures.append(RetriableError(f"listing offsets at {broker}: it left {len(left_out)} partitions out"))
 
     def _request(self, wanted: Mapping[TopicPartition, _Wanted], isolation: Isolation) -> Message:
         topic_class = ListOffsetsRequest.ListOffsetsTopic

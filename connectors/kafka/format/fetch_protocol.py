@@ -55,7 +55,7 @@ class FetchAnswer:
     """A whole Fetch response: its own error code, the throttle time in ms (KIP-219), and the partitions."""
 
     error: int
-    throttle_ms: int
+    throttle_time_ms: int
     partitions: list[PartitionAnswer]
 
 

@@ -280,6 +280,12 @@ class FetchPlan:
                     outcomes.append(outcome)
         return outcomes
 
+    def put_back(self, asked: Iterable[Asked]) -> None:
+        """The broker was not ready to say anything about these (a quota): they are in the next request to it."""
+        for item in asked:
+            if self._partitions.get(item.partition.source.key) is item.partition:
+                item.partition.state = _State.READY
+
     def _advance(self, partition: _Partition, asked: Asked, answer: PartitionAnswer) -> FetchedData | None:
         span = span_of_batches(answer.records)
         if span is None:

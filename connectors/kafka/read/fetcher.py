@@ -25,7 +25,7 @@ from headrace.connectors.kafka.client.wire.protocol import Message
 from headrace.connectors.kafka.format.fetch_protocol import FetchAnswer
 from headrace.connectors.kafka.read.densities import shared_densities
 from headrace.connectors.kafka.read.fetch_plan import Asked, FetchedData, FetchFailed, FetchFrom, FetchPlan
-from headrace.enumerator.errors import HeadraceError, PeerError, RetriableError
+from headrace.enumerator.errors import HeadraceError, RetriableError
 
 __all__ = ["FetchFailed", "FetchFrom", "FetchedData", "Fetcher"]
 
@@ -291,7 +291,7 @@ class Fetcher:
             self._abandon(broker, asked, error)
             return 0
         self._digest(broker, asked, answer)
-        throttle_ms: int = answer.throttle_ms
+        throttle_ms: int = answer.throttle_time_ms
         return throttle_ms
 
     def _patience(self) -> float:
@@ -329,8 +329,11 @@ class Fetcher:
                 if preferred is not None:
                     self._start(preferred)
             left_out = by_id if answer.partitions and answer.partitions[0].topic is None else by_name
-            silent = PeerError(f"{broker} left partitions out of its answer")
-            outcomes += self._plan.lost(left_out.values(), silent, now)
+            if answer.throttle_time_ms:  # a broker that throttles leaves out all of them, and they are asked for again
+                self._plan.put_back(left_out.values())
+            else:
+                silent = RetriableError(f"{broker} left partitions out of its answer")
+                outcomes += self._plan.lost(left_out.values(), silent, now)
             self._deliver(outcomes)
 
     def _abandon(self, broker: Broker, asked: list[Asked], error: HeadraceError) -> None:

@@ -46,7 +46,8 @@ class CommitLog:
 
     def __init__(self, cluster: KafkaCluster, topic: str) -> None:
         """`topic` holds the lists of all jobs that name it."""
-        self.cluster, self.topic = cluster, topic
+        self.cluster: KafkaCluster = cluster
+        self.topic: str = topic
         self._lock = threading.Lock()
         self._topic_id: UUID | None = None
         self._position: int | None = None

@@ -12,6 +12,7 @@ import io
 import os
 import select
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from headrace.connectors.kafka.client.wire.buffers import BufferPool
 from headrace.connectors.kafka.client.wire.failures import MAX_FRAME_BYTES, explain, not_a_frame
 from headrace.connectors.kafka.client.wire.handshake import shake_hands
 from headrace.connectors.kafka.client.wire.protocol import ApiVersionsRequest, FetchRequest, IncompatibleBrokerVersion, Message
+from headrace.connectors.kafka.client.wire.throttles import Throttles
 from headrace.connectors.kafka.format.fetch_protocol import parse_fetch_response
 from headrace.enumerator.errors import CorruptDataError, HeadraceError, PeerError, ProtocolViolationError
 
@@ -34,11 +36,12 @@ class Connection:
     Made ready to use: connected, API versions known, TLS and SASL done, within
     `config.socket_connection_setup_timeout_ms` for connecting and `config.request_timeout_ms` for the rest. Raises
     `ConnectionLostError` (retriable), `AuthenticationError`, `TlsError`, or `UsageError` for stores that cannot be read.
+    An answer with a throttle time (KIP-219) holds back the next `send` for as long; `throttles` counts it.
     """
 
-    def __init__(self, host: str, port: int, config: ClientConfig) -> None:
+    def __init__(self, host: str, port: int, config: ClientConfig, throttles: Throttles | None = None) -> None:
         """Connect and shake hands; blocks the calling thread."""
-        self.address = f"{host}:{port}"
+        self.address: str = f"{host}:{port}"
         self._timeout_s = config.request_timeout_ms / 1000
         self._client_id = config.client_id
         adopted = shake_hands(host, port, config)
@@ -49,9 +52,12 @@ class Connection:
         self._correlation_id = 0
         self._in_flight: deque[tuple[int, Callable[[memoryview], Any]]] = deque()
         self._alive = True
+        self._aborted = threading.Event()
+        self._throttles = throttles or Throttles()
+        self._throttled_until = 0.0
         self._pid = os.getpid()
-        self.last_used = time.monotonic()
-        self.expires_at = adopted.expires_at
+        self.last_used: float = time.monotonic()
+        self.expires_at: float | None = adopted.expires_at
         """When to replace this connection, on `time.monotonic`'s clock: 85 % of the SASL session's life. None: never."""
 
     def __repr__(self) -> str:
@@ -106,6 +112,7 @@ class Connection:
         message.with_header(correlation_id=self._correlation_id, client_id=self._client_id)
         decode = _decoder(message)
         data = message.encode(header=True, framed=True)
+        self._aborted.wait(max(0.0, self._throttled_until - time.monotonic()))
         try:
             self._socket.settimeout(self._timeout_s)
             self._socket.sendall(data)
@@ -127,7 +134,9 @@ class Connection:
             self.close()
             raise PeerError(f"{self.address}: a response to request {received} came where {correlation_id} was due")
         self.last_used = time.monotonic()
-        return decode(frame)
+        answer = decode(frame)
+        self._note_throttle(answer)
+        return answer
 
     def finalized_features(self) -> dict[str, int]:
         """The cluster's finalised feature levels, asked now: for instance `transaction.version` (KIP-584)."""
@@ -137,6 +146,7 @@ class Connection:
     def abort(self) -> None:
         """Shut the socket down, so that a thread waiting in `receive` wakes with `ConnectionLostError`. From any thread."""
         self._alive = False
+        self._aborted.set()
         if self._pid == os.getpid():  # a forked child shares the socket: shutting it down would break the parent's
             try:
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
@@ -147,6 +157,12 @@ class Connection:
         """Close the connection. Harmless when repeated, and in a forked child."""
         self.abort()
         self._socket.close()
+
+    def _note_throttle(self, answer: Message) -> None:
+        milliseconds: int = getattr(answer, "throttle_time_ms", None) or 0
+        if milliseconds > 0:
+            self._throttled_until = time.monotonic() + milliseconds / 1000
+            self._throttles.note(self.address, milliseconds)
 
     def _read_frame(self, timeout_s: float) -> memoryview:
         self._socket.settimeout(timeout_s)

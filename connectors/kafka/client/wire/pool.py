@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from headrace.connectors.kafka.client.errors import ConnectionLostError
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.wire.connection import Connection
+from headrace.connectors.kafka.client.wire.throttles import Throttles
 
 __all__ = ["ConnectionPool"]
 
@@ -35,6 +36,7 @@ class ConnectionPool:
         """Empty; contacts nothing."""
         self._config = config
         self._closed = threading.Event()
+        self.throttles = Throttles()
         self._start_afresh()
         _pools.add(self)
 
@@ -87,7 +89,7 @@ class ConnectionPool:
         if self._closed.is_set():
             raise ConnectionLostError(f"{address[0]}:{address[1]}: the client was closed")
         try:
-            connection = Connection(*address, self._config)
+            connection = Connection(*address, self._config, self.throttles)
         except Exception:
             count = failures.count + 1 if failures else 1
             longest = max(self._config.reconnect_backoff_ms, self._config.reconnect_backoff_max_ms)
