@@ -65,7 +65,7 @@ def test_data_moves_the_offset_to_after_the_last_batch():
     (asked,) = plan.take(ONE, 0.0, ROOM)
     data = plan.landed(asked, answer(batches(8, 5), high_watermark=50), None, 0.0)
     assert isinstance(data, FetchedData)
-    assert (data.fetch_offset, data.next_offset, data.last_epoch, data.high_watermark) == (10, 13, 3, 50)
+    assert (data.fetch_offset, data.next_offset, data.epochs, data.high_watermark) == (10, 13, ((8, 3),), 50)
     (again,) = plan.take(ONE, 0.0, ROOM)
     assert (again.offset, again.last_epoch) == (13, 3)
 

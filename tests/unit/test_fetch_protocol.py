@@ -114,18 +114,18 @@ def test_the_next_offset_is_that_after_the_last_whole_batch(counts, start, cut, 
         offset += count
         ends.append((len(data), offset))
     data = data[: max(0, len(data) - cut)]
-    whole = [BatchSpan(size, after, 7) for size, after in ends if size <= len(data)]
+    whole = [BatchSpan(size, after, ((start, 7),)) for size, after in ends if size <= len(data)]
     assert span_of_batches(memoryview(data)) == (whole[-1] if whole else None)
 
 
 def test_an_empty_batch_left_by_compaction_moves_the_offset():
     compacted = batch(10, 5)  # last offset delta 4, whatever number of records is left
-    assert span_of_batches(memoryview(compacted)) == BatchSpan(len(compacted), 15, 7)
+    assert span_of_batches(memoryview(compacted)) == BatchSpan(len(compacted), 15, ((10, 7),))
 
 
 def test_messages_of_the_old_formats_count_one_by_one():
     data = old_message(5) + old_message(6)
-    assert span_of_batches(memoryview(data)) == BatchSpan(len(data), 7, None)
+    assert span_of_batches(memoryview(data)) == BatchSpan(len(data), 7, ())
 
 
 @pytest.mark.parametrize("size", [-1, 0, 13])

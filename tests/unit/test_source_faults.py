@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.wire.connection import Connection
 from headrace.connectors.kafka.client.wire.protocol import MetadataRequest
 from headrace.connectors.kafka.client.wire.throttles import Throttles
+from headrace.connectors.kafka.read.split import KafkaSplit, KafkaSplitSerializer
 from headrace.kafka import Earliest, KafkaSource, Latest
 from headrace.testing.fake_kafka import FakeKafka, Rewrite, Throttle
 
@@ -80,3 +82,36 @@ def test_closing_wakes_whoever_waits_out_a_throttle(kafka):
     started = time.monotonic()
     batches.close()
     assert time.monotonic() - started < DEADLINE_S
+
+
+# --- leader epochs ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_leader_changes_inside_one_answer_and_a_checkpoint_between_two_of_its_batches_has_the_epoch_of_its_position(kafka):
+    kafka.append("t", b"first")
+    source = source_of(kafka, stop=None)
+    batches = source.batches()
+    seen = next(batches).column("value").to_pylist()
+    kafka.hold_high_watermark("t")
+    for number in range(3):
+        kafka.append("t", *(bytes([number]) * 1_000_000 for _ in range(2)))  # so much that an answer makes several batches
+        kafka.move_leader("t", to=kafka.leader("t")[0] % 3 + 1)
+    kafka.release_high_watermark("t")
+    expected = [b"first", *(bytes([number]) * 1_000_000 for number in range(3) for _ in range(2))]
+    middles = 0
+    while len(seen) < len(expected):
+        seen += next(batches).column("value").to_pylist()
+        middles += len(seen) < len(expected)
+        with source.batches(batches.checkpoint()) as restored:
+            again = list(seen)
+            while len(again) < len(expected):
+                again += next(restored).column("value").to_pylist()
+        assert again == expected
+        batches._run.checkpoint_aborted()
+    assert middles > 1
+    batches.close()
+
+
+def test_epochs_in_checkpoints_of_before_are_not_believed():
+    written = KafkaSplit("t", None, 0, 170, None, 3)
+    assert KafkaSplitSerializer().deserialize(1, KafkaSplitSerializer().serialize(written)) == replace(written, last_epoch=None)

@@ -61,11 +61,19 @@ class FetchAnswer:
 
 @dataclass(frozen=True, slots=True)
 class BatchSpan:
-    """The complete batches at the head of some records: their size in bytes, the offset after the last, its leader epoch."""
+    """The complete batches at the head of some records: their size in bytes, and the offset after the last.
+
+    `epochs` are (first offset, leader epoch) of the first batch of each epoch, in the order of the log; old formats have none.
+    """
 
     complete_bytes: int
     next_offset: int
-    last_epoch: int | None
+    epochs: tuple[tuple[int, int], ...]
+
+    @property
+    def last_epoch(self) -> int | None:
+        """The leader epoch of the last batch."""
+        return self.epochs[-1][1] if self.epochs else None
 
 
 def _or_none(value: int) -> int | None:
@@ -210,6 +218,7 @@ def _parse_aborted(cursor: _Cursor) -> list[tuple[int, int]] | None:
 _OFFSET_AND_SIZE = struct.Struct(">qi")
 _BATCH_HEAD = struct.Struct(">qiib4xhi")  # base offset, length, leader epoch, magic, (crc), attributes, last offset delta
 _ENTRY_OVERHEAD = 12
+_MAGIC = 16
 
 
 def span_of_batches(records: memoryview) -> BatchSpan | None:
@@ -221,18 +230,21 @@ def span_of_batches(records: memoryview) -> BatchSpan | None:
     position = complete = 0
     end = len(records)
     last = -1
+    epochs: list[tuple[int, int]] = []
     while position + _ENTRY_OVERHEAD <= end:
-        _, size = _OFFSET_AND_SIZE.unpack_from(records, position)
+        offset, size = _OFFSET_AND_SIZE.unpack_from(records, position)
         if size < 14:
             raise CorruptDataError(f"a record batch claims a length of {size} bytes")
         position += size + _ENTRY_OVERHEAD
         if position > end:
             break
         last, complete = complete, position
+        epoch = _INT32.unpack_from(records, last + _ENTRY_OVERHEAD)[0] if records[last + _MAGIC] >= 2 else -1
+        if epoch >= 0 and (not epochs or epochs[-1][1] != epoch):
+            epochs.append((offset, epoch))
     if last < 0:
         return None
-    magic = records[last + 16]
-    if magic < 2:
-        return BatchSpan(complete, _OFFSET_AND_SIZE.unpack_from(records, last)[0] + 1, None)
-    base, _, epoch, _, _, delta = _BATCH_HEAD.unpack_from(records, last)
-    return BatchSpan(complete, base + delta + 1, _or_none(epoch))
+    if records[last + _MAGIC] < 2:
+        return BatchSpan(complete, _OFFSET_AND_SIZE.unpack_from(records, last)[0] + 1, tuple(epochs))
+    base, _, _, _, _, delta = _BATCH_HEAD.unpack_from(records, last)
+    return BatchSpan(complete, base + delta + 1, tuple(epochs))

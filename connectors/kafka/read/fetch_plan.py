@@ -57,19 +57,24 @@ class FetchedData:
     """Whole record batches of one partition. They may begin before `fetch_offset` and run past the stop: the reader trims.
 
     `records` is a view of a receive buffer, which is reused once no view of it is left. `next_offset` is where reading goes on,
-    past control records and gaps. `aborted` lists (producer id, first offset), None under read_uncommitted.
+    past control records and gaps. `aborted` lists (producer id, first offset), None under read_uncommitted. `epochs` are
+    (first offset, leader epoch) of the first batch of each leader epoch.
     """
 
     topic: str
     partition: int
     fetch_offset: int
     next_offset: int
-    last_epoch: int | None
+    epochs: tuple[tuple[int, int], ...]
     records: memoryview
     high_watermark: int | None
     last_stable_offset: int | None
     log_start_offset: int | None
     aborted: list[tuple[int, int]] | None
+
+    def epoch_before(self, offset: int) -> int | None:
+        """The leader epoch of what lies just before this offset; None where nothing of this data does, or it is not known."""
+        return next((epoch for first, epoch in reversed(self.epochs) if first < offset), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +311,7 @@ class FetchPlan:
             partition=asked.index,
             fetch_offset=asked.offset,
             next_offset=span.next_offset,
-            last_epoch=partition.last_epoch,
+            epochs=span.epochs,
             records=answer.records[: span.complete_bytes],
             high_watermark=answer.high_watermark,
             last_stable_offset=answer.last_stable_offset,

@@ -120,9 +120,9 @@ class KafkaReader(SourceReader[KafkaSplit]):
         if batch is None:
             self._decoding = None
             return None
-        split = replace(self._splits[key], next_offset=batch.next_offset)
-        if batch.next_offset == decoding.data.next_offset:
-            split = replace(split, last_epoch=decoding.data.last_epoch)
+        split = self._splits[key]
+        epoch = decoding.data.epoch_before(batch.next_offset)
+        split = replace(split, next_offset=batch.next_offset, last_epoch=split.last_epoch if epoch is None else epoch)
         if split.exhausted:
             self._decoding = None
             self._leave(key)

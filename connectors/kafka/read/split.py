@@ -14,8 +14,9 @@ class KafkaSplit:
     """Partition `partition` of `topic`, to be read from `next_offset` up to, not including, `stop_offset` (None: without end).
 
     `topic_id` is None only for brokers older than 2.8, which have no topic ids; a re-created topic cannot be told then.
-    `last_epoch` is the leader epoch of the last batch read, if known: with it a log that was truncated is noticed (KIP-320). An
-    engine that plans by ends does not see batches; it has the epoch of the leader whose log held all before `next_offset`.
+    `last_epoch` is the leader epoch of the batch that holds the record before `next_offset`, if known: with it a log that was
+    truncated is noticed (KIP-320). An engine that plans by ends does not see batches; it has the epoch of the leader whose log
+    held all before `next_offset`.
     """
 
     topic: str
@@ -51,9 +52,13 @@ class KafkaSplit:
 
 
 class KafkaSplitSerializer(SplitSerializer[KafkaSplit]):
-    """V1: {"topic", "topic_id", "partition", "next_offset", "stop_offset", "last_epoch"}; id, stop, epoch may be null."""
+    """V2: {"topic", "topic_id", "partition", "next_offset", "stop_offset", "last_epoch"}; id, stop, epoch may be null.
 
-    version = 1
+    V1 is the same, but its epoch may be older than that of `next_offset`: a broker would then report a truncation that there
+    was not. So it is not believed, and until the first batch is read a truncation can be noticed by offset only.
+    """
+
+    version = 2
 
     def serialize(self, split: KafkaSplit) -> JsonObject:
         """The split as a JSON object."""
@@ -68,16 +73,16 @@ class KafkaSplitSerializer(SplitSerializer[KafkaSplit]):
 
     def deserialize(self, version: int, data: JsonObject) -> KafkaSplit:
         """The split that `serialize` of that version wrote."""
-        if version != 1:
+        if version not in (1, 2):
             raise ValueError(f"Kafka splits have no version {version}")
-        topic_id = data["topic_id"]
+        topic_id, epoch = data["topic_id"], _int_or_none(data["last_epoch"])
         return KafkaSplit(
             topic=str(data["topic"]),
             topic_id=UUID(topic_id) if topic_id is not None else None,
             partition=int(data["partition"]),
             next_offset=int(data["next_offset"]),
             stop_offset=_int_or_none(data["stop_offset"]),
-            last_epoch=_int_or_none(data["last_epoch"]),
+            last_epoch=None if version == 1 else epoch,
         )
 
 
