@@ -29,6 +29,7 @@ lint: $(INSTALLED) ## Style, types, and the import rules between layers
 	$(BIN)/mypy -p headrace -p pyspark_headrace
 	$(BIN)/mypy --explicit-package-bases benchmarks/*.py benchmarks/restore/*.py
 	$(BIN)/lint-imports
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python -m tests.helpers.typecheck
 
 docs: $(INSTALLED) ## The documentation site, into site/
 	$(BIN)/python -m docs.tools.generate

@@ -67,7 +67,7 @@ class Coordinator(Generic[SplitT]):
     def __init__(self, enumerator: SplitEnumerator[SplitT]) -> None:
         """Around a fresh or a restored enumerator."""
         self.enumerator = enumerator
-        self.phase = CheckpointPhase.CREATED
+        self.phase: CheckpointPhase = CheckpointPhase.CREATED
         self._readers: dict[int, None] = {}
         self._told_no_more: set[int] = set()
         self._told_finished = False

@@ -78,7 +78,7 @@ class Dispatcher:
         """`changed` guards both."""
         self.state = state
         self.script = script
-        self.changed = threading.Condition(threading.RLock())
+        self.changed: threading.Condition = threading.Condition(threading.RLock())
 
     def answer(self, frame: memoryview, peer: Peer, broker: BrokerState, life: Life) -> Outgoing | None:
         """Serve one request, waiting if need be; None where no answer is due. Raises HangUpError."""

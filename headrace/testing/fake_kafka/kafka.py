@@ -68,7 +68,7 @@ class FakeKafka:
         """
         if brokers < 1:
             raise UsageError(f"a cluster of {brokers} brokers: at least 1 is needed")
-        self.clock = clock or Clock()
+        self.clock: Clock = clock or Clock()
         self._state = ClusterState(brokers, self.clock, config or {}, users or {})
         self._script = Script()
         self._dispatcher = Dispatcher(self._state, self._script)

@@ -44,16 +44,16 @@ class ClusterState:
             raise UsageError(
                 f"the fake broker has no setting {', '.join(unknown)}; it has {', '.join(configs.BROKER_DEFAULTS)}"
             )
-        self.id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        self.clock = clock
-        self.config = {**configs.BROKER_DEFAULTS, **config}
-        self.users = dict(users)
-        self.brokers = {number: BrokerState(number) for number in range(1, brokers + 1)}
-        self.topics = TopicTable()
-        self.groups = GroupCoordinator()
-        self.quotas = Quotas()
-        self.features = {TRANSACTION_VERSION: 2, "group.version": 1, "metadata.version": 27}
-        self.transactions = TransactionCoordinator(self)
+        self.id: str = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        self.clock: Clock = clock
+        self.config: dict[str, str] = {**configs.BROKER_DEFAULTS, **config}
+        self.users: dict[str, str] = dict(users)
+        self.brokers: dict[int, BrokerState] = {number: BrokerState(number) for number in range(1, brokers + 1)}
+        self.topics: TopicTable = TopicTable()
+        self.groups: GroupCoordinator = GroupCoordinator()
+        self.quotas: Quotas = Quotas()
+        self.features: dict[str, int] = {TRANSACTION_VERSION: 2, "group.version": 1, "metadata.version": 27}
+        self.transactions: TransactionCoordinator = TransactionCoordinator(self)
         self.transactions.max_timeout_ms = int(self.config["transaction.max.timeout.ms"])
         self.transactions.id_expiration_ms = int(self.config["transactional.id.expiration.ms"])
         self._retention_checked_ms = clock.now_ms()

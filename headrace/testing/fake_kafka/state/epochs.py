@@ -13,7 +13,7 @@ class LeaderEpochs:
     def __init__(self) -> None:
         """Epoch 0 from offset 0."""
         self._entries: list[tuple[int, int]] = [(0, 0)]
-        self.latest = 0
+        self.latest: int = 0
 
     def begin(self, epoch: int, offset: int) -> None:
         """A leader takes over at `offset`; epochs in which nothing was written are forgotten."""

@@ -67,13 +67,13 @@ class Group:
     def __init__(self, group_id: str) -> None:
         """Empty."""
         self.id = group_id
-        self.state = GroupState.EMPTY
-        self.generation = 0
-        self.protocol_type = ""
+        self.state: GroupState = GroupState.EMPTY
+        self.generation: int = 0
+        self.protocol_type: str = ""
         self.protocol_name: str | None = None
         self.leader: str | None = None
         self.members: dict[str, Member] = {}
-        self.offsets = GroupOffsets()
+        self.offsets: GroupOffsets = GroupOffsets()
         self._invited: set[str] = set()
         self._deadline_ms = 0
 

@@ -36,10 +36,10 @@ class Log:
     def __init__(self) -> None:
         """Empty, in leader epoch 0."""
         self.batches: list[StoredBatch] = []
-        self.start_offset = 0
-        self.end_offset = 0
-        self.epochs = LeaderEpochs()
-        self.producers = Producers()
+        self.start_offset: int = 0
+        self.end_offset: int = 0
+        self.epochs: LeaderEpochs = LeaderEpochs()
+        self.producers: Producers = Producers()
         self._held_high_watermark: int | None = None
 
     @property
