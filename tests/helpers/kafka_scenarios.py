@@ -142,7 +142,7 @@ class World:
         return self._seen.setdefault(key, len(self._seen))
 
 
-_PLACES = ("index", "partition_index", "partition", "group_id")
+_PLACES = ("index", "partition_index", "partition", "group_id", "member_id")
 
 
 def _place(fact: Any) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ import pytest
 from headrace.harness.kafka import start_broker
 from headrace.testing.fake_kafka import FakeKafka
 from tests.helpers.kafka_scenarios import SCENARIOS, played, recorded
+from tests.helpers.leader_scenario import leaders_that_move
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
 
@@ -28,3 +29,16 @@ def test_both_answer_the_same(real, name):
     with FakeKafka() as kafka:
         assert played(name, kafka.bootstrap) == expected
     assert recorded()[name] == expected, "record anew what the real broker says: tests/helpers/kafka_scenarios.py"
+
+
+class Fake:
+    """The fake cluster, by the words of the real one."""
+
+    def __init__(self, kafka: FakeKafka) -> None:
+        self.address, self.stop, self.restart = kafka.address, kafka.stop_broker, kafka.start_broker
+
+
+def test_both_answer_the_same_while_a_leader_goes_and_comes_back(cluster3):
+    expected = leaders_that_move(cluster3)
+    with FakeKafka(brokers=3) as kafka:
+        assert leaders_that_move(Fake(kafka)) == expected

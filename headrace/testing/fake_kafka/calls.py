@@ -87,9 +87,11 @@ class Call:
         self.admit(topic, index)
         return self.state.topics_at(self.broker).partition(topic, index)
 
-    def led_partition(self, topic: str, index: int) -> Partition:
-        """One that this broker leads. Raises NOT_LEADER_OR_FOLLOWER."""
+    def led_partition(self, topic: str, index: int, known_epoch: int = -1) -> Partition:
+        """One that this broker leads. Raises NOT_LEADER_OR_FOLLOWER; before that, at a replica, for the client's epoch."""
         partition = self.partition(topic, index)
+        if self.broker.id in partition.replicas:
+            partition.check_epoch(known_epoch)
         if partition.leader != self.broker.id:
             raise RefusedError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return partition

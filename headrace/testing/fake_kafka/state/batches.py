@@ -35,6 +35,7 @@ __all__ = [
     "read_batch",
     "record_batch",
     "rewritten_batch",
+    "single_batch",
     "stamped",
 ]
 
@@ -73,8 +74,8 @@ class BatchShape:
     leader_epoch: int = 0
 
 
-def check_batch(data: memoryview) -> StoredBatch:
-    """The one batch of a produced partition. Raises RefusedError as a broker refuses it (LogValidator in Kafka)."""
+def single_batch(data: memoryview) -> StoredBatch:
+    """The one batch of a produced partition. Raises RefusedError for anything else (Kafka's ProduceRequest.validateRecords)."""
     try:
         batches = list(stored_batches(data))
     except CorruptDataError as error:
@@ -83,7 +84,12 @@ def check_batch(data: memoryview) -> StoredBatch:
         raise RefusedError(ErrorCode.INVALID_RECORD, "there is no whole record batch")
     if len(batches) > 1:
         raise RefusedError(ErrorCode.INVALID_RECORD, "a produce request has exactly one record batch for a partition")
-    batch = batches[0]
+    return batches[0]
+
+
+def check_batch(batch: StoredBatch) -> None:
+    """Raise RefusedError for a batch that contradicts itself (LogValidator in Kafka)."""
+    data = batch.data
     (claimed,) = struct.unpack_from(">I", data, CRC_AT)
     if crc32c(data[_COVERED_AT:]) != claimed:
         raise RefusedError(ErrorCode.CORRUPT_MESSAGE, "the record batch's CRC does not match")
@@ -91,7 +97,6 @@ def check_batch(data: memoryview) -> StoredBatch:
         raise RefusedError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
     if batch.records < 1 or batch.last_offset - batch.base_offset + 1 != batch.records:
         raise RefusedError(ErrorCode.INVALID_RECORD, "the record batch's count and last offset contradict each other")
-    return batch
 
 
 def read_batch(data: bytes | bytearray) -> StoredBatch:

@@ -137,11 +137,11 @@ def _read(call: Call, item: _Item, limit: ReadLimit) -> _Answer:
 
 def _check_readable(call: Call, partition: Partition, wanted: Wanted) -> None:
     """A follower serves clients as well (KIP-392), from version 11 on."""
-    hosts = partition.replicas if call.version >= _FROM_FOLLOWERS else [partition.leader]
-    if call.broker.id not in hosts:
+    if call.broker.id not in partition.replicas:
         raise RefusedError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
     partition.check_epoch(wanted.leader_epoch)
-    if partition.leader == NO_LEADER:
+    needs_leader = call.version < _FROM_FOLLOWERS and partition.leader != call.broker.id
+    if needs_leader or partition.leader == NO_LEADER:
         raise RefusedError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
 

@@ -39,8 +39,7 @@ def _answer(call: Call, topic: str, item: Message) -> Message:
     code: int = ErrorCode.NONE
     found = _NOTHING
     try:
-        partition = call.led_partition(topic, item.partition_index)
-        partition.check_epoch(item.current_leader_epoch)
+        partition = call.led_partition(topic, item.partition_index, item.current_leader_epoch)
         if item.timestamp < 0 and call.version < _OLDEST_WITH.get(item.timestamp, 0):
             raise RefusedError(ErrorCode.UNSUPPORTED_VERSION)
         committed = call.request.isolation_level == _READ_COMMITTED

@@ -21,8 +21,7 @@ def handle(call: Call) -> Message:
 
 def _answer(call: Call, topic: str, item: Message) -> Message:
     try:
-        partition = call.led_partition(topic, item.partition)
-        partition.check_epoch(item.current_leader_epoch)
+        partition = call.led_partition(topic, item.partition, item.current_leader_epoch)
         epoch, end_offset = partition.log.epochs.end_of(item.leader_epoch, partition.log.high_watermark)
     except RefusedError as error:
         return _PartitionAnswer(partition=item.partition, error_code=error.code, leader_epoch=-1, end_offset=-1)

@@ -7,7 +7,7 @@ from headrace.testing.fake_kafka.api.describing import node_endpoints
 from headrace.testing.fake_kafka.calls import Api, Call, Later
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import Message, ProduceResponse
-from headrace.testing.fake_kafka.state.batches import check_batch
+from headrace.testing.fake_kafka.state.batches import check_batch, single_batch
 from headrace.testing.fake_kafka.state.cleaning import spans
 from headrace.testing.fake_kafka.state.quotas import PRODUCER_RATE
 from headrace.testing.fake_kafka.state.topics import NO_LEADER, Partition, Topic
@@ -80,6 +80,9 @@ class _ContentError(RefusedError):
 
 
 def _checked(call: Call, topic: Topic, partition: Partition, records: bytes | None) -> StoredBatch:
+    batch = single_batch(memoryview(records or b""))
+    if batch.attributes & _COMPRESSION == _ZSTD and call.version < _FIRST_WITH_ZSTD:
+        raise RefusedError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
     if call.request.acks not in (_ALL_ACKS, 0, 1):
         raise RefusedError(ErrorCode.INVALID_REQUIRED_ACKS)
     if partition.leader != call.broker.id:
@@ -87,11 +90,9 @@ def _checked(call: Call, topic: Topic, partition: Partition, records: bytes | No
     settings = {name: call.state.setting(name, topic.name) for name in ("min.insync.replicas", "max.message.bytes")}
     if call.request.acks == _ALL_ACKS and len(partition.isr) < int(settings["min.insync.replicas"]):
         raise RefusedError(ErrorCode.NOT_ENOUGH_REPLICAS)
-    batch = check_batch(memoryview(records or b""))
+    check_batch(batch)
     if len(batch.data) > int(settings["max.message.bytes"]):
         raise RefusedError(ErrorCode.MESSAGE_TOO_LARGE)
-    if batch.attributes & _COMPRESSION == _ZSTD and call.version < _FIRST_WITH_ZSTD:
-        raise RefusedError(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE)
     if batch.is_transactional and not call.request.transactional_id:
         raise RefusedError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     _check_transaction(call, topic.name, partition.index, batch)
