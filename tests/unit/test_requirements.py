@@ -31,6 +31,12 @@ def wanted() -> list[Requirement]:
     return [Requirement(line) for text in (setup["options"]["install_requires"], *extras) for line in lines(text)]
 
 
+def test_the_makefile_installs_headrace_with_these_versions():
+    installs = [line for line in (ROOT / "Makefile").read_text().splitlines() if "pip install" in line and "--editable" in line]
+    assert len(installs) == 1
+    assert "--constraint requirements/test.txt" in installs[0]
+
+
 @pytest.mark.parametrize("requirement", wanted(), ids=str)
 def test_what_setup_cfg_asks_for_is_pinned_to_a_version_that_it_allows(requirement):
     pins = pinned().get(canonicalize_name(requirement.name), [])
