@@ -16,6 +16,7 @@ FLIP-191), where the framework's checkpoint records the committables.
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -50,6 +51,7 @@ VERSION = 1
 _JOB_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
 _LONGEST_JOB = 100
 _ONE_OFF = "batch-"
+_ONE_OFF_NAME = re.compile(r"batch-[0-9a-f]{12}4[0-9a-f]{3}[89ab][0-9a-f]{15}")  # the digits of a random UUID
 
 
 class Outcome(Enum):
@@ -307,5 +309,5 @@ def one_off_job() -> str:
 
 
 def is_one_off(job: str) -> bool:
-    """True for what `one_off_job` made."""
-    return job.startswith(_ONE_OFF)
+    """True for what `one_off_job` made, and for no other name: one that a user gave stays recorded."""
+    return _ONE_OFF_NAME.fullmatch(job) is not None

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
-from headrace.connectors.sink import TwoPhaseSink, check_job
+from headrace.connectors.sink import TwoPhaseSink, check_job, is_one_off
 from headrace.enumerator.errors import UsageError
 
 __all__ = [
@@ -199,7 +199,10 @@ class SinkWrite(Generic[SinkT]):
 
 
 def _job(option: Option, value: str) -> str:
-    return check_job(text(option, value))
+    job = check_job(text(option, value))
+    if is_one_off(job):
+        raise option.refuse(job, "of another form than the names of writes that nobody repeats")
+    return job
 
 
 def _epoch(option: Option, value: str) -> int:

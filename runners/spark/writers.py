@@ -116,17 +116,16 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
             _commit(self._sink, job, batchId, handles)
         except FencedError:
             # By a sibling: Spark has several processes for commits, and changes between them. By a younger driver, if the batch
-            # is on the list: then this one is done for, and must not take back what is no longer its own.
-            if self._sink.recorded_epochs().get(job, -1) >= batchId:
-                _fenced.add((self._sink, job))
+            # is recorded: then this one is done for, and must not take back what is no longer its own.
+            if _is_recorded(self._sink, job, batchId):
                 raise
             _commit(self._sink, job, batchId, handles)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """On the driver. What is on the durable list is completed all the same, everything else of the query is aborted."""
+        """On the driver. What the query has prepared is aborted, unless this batch is recorded: the next start completes it."""
         prepared = _of_tasks(messages)
         if prepared:
-            _recover(self._sink, prepared[0].job)
+            _abort(self._sink, prepared[0].job, batchId)
 
 
 class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
@@ -152,13 +151,19 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
         committer = JobCommitter(self._job, self._sink.committer(self._job))
         committer.commit(self._epoch, _handles(_of_tasks(messages)))
         if not self._is_repeatable:
-            committer.forget()
+            _forget(committer, self._job)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver: as a stream's, and once more after 4 s, for tasks that were still at work: nobody comes later."""
-        _recover(self._sink, self._job)
+        self._abort_now()
         time.sleep(STRAGGLERS_S)
-        _recover(self._sink, self._job)
+        self._abort_now()
+
+    def _abort_now(self) -> None:
+        if self._is_repeatable:
+            _abort(self._sink, self._job, self._epoch)
+        else:  # nobody else has this name, and nobody completes it later
+            _recover(self._sink, self._job)
 
 
 def _context() -> TaskContext:
@@ -190,14 +195,36 @@ def _committer(sink: TwoPhaseSink[Any], job: str) -> JobCommitter[Any]:
     return JobCommitter(job, sink.committer(job))
 
 
-_fenced: set[tuple[TwoPhaseSink[Any], str]] = set()
-"""Jobs that another driver has taken over. This one must not take them back, least of all to abort what is that driver's."""
+def _is_recorded(sink: TwoPhaseSink[Any], job: str, epoch: int) -> bool:
+    """Whether the sink has this epoch, or a later one. Asked each time: Spark aborts in a new process."""
+    return sink.recorded_epochs().get(job, -1) >= epoch
+
+
+def _abort(sink: TwoPhaseSink[Any], job: str, epoch: int) -> None:
+    """Abort what the job has prepared, unless the epoch is recorded.
+
+    Then another driver may be at work with what comes after it, and to fence it and abort its transactions would be wrong.
+    """
+    try:
+        if _is_recorded(sink, job, epoch):
+            log.warning("job %s: epoch %d is recorded, nothing is aborted; the next start completes it if need be", job, epoch)
+            return
+    except HeadraceError as error:
+        log.warning("job %s: whether epoch %d is recorded cannot be told now, so nothing is aborted: %s", job, epoch, error)
+        return
+    _recover(sink, job)
 
 
 def _recover(sink: TwoPhaseSink[Any], job: str) -> None:
-    if (sink, job) in _fenced:
-        return
     try:
         JobCommitter(job, sink.committer(job)).recover()
     except HeadraceError as error:
         log.warning("job %s: what was prepared could not be aborted now, the next start will: %s", job, error)
+
+
+def _forget(committer: JobCommitter[Any], job: str) -> None:
+    """Drop what is recorded of a write that is done. To fail now would have the caller repeat what readers see already."""
+    try:
+        committer.forget()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the write has succeeded
+        log.warning("job %s: the write is committed, but what is recorded of it could not be removed: %s", job, error)

@@ -18,7 +18,7 @@ from headrace.cli.transactions import (
 )
 from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSerializer, WrittenRange
 from headrace.connectors.kafka.write.transactions import Answer, Producer, TransactionDescription, TransactionProtocol
-from headrace.connectors.sink import CommitList, CommitListSerializer
+from headrace.connectors.sink import CommitList, CommitListSerializer, one_off_job
 from headrace.enumerator.errors import StateError, UsageError
 
 NOW = 1_700_000_100_000
@@ -142,14 +142,21 @@ DONE = CommitList(9, (), completed=True)
 
 
 def test_a_job_is_completed_and_a_one_off_write_forgotten():
-    known = lists(
-        **{"q": RECORDED, "done": DONE, "batch-1": CommitList(0, (handle("headrace.batch-1.0.0.0"),)), "batch-2": DONE}
-    )
+    one, two = one_off_job(), one_off_job()
+    known = lists(**{"q": RECORDED, "done": DONE, one: CommitList(0, (handle(f"headrace.{one}.0.0.0"),)), two: DONE})
     assert plan_commit(known, ["q"], "headrace") == [Completion("q", 4, 2, forget=False)]
     assert plan_commit(known, ["done"], "headrace") == []
-    assert plan_commit(known, ["batch-2"], "headrace") == [Completion("batch-2", 9, 0, forget=True)]
-    everything = [Completion("q", 4, 2, forget=False), Completion("batch-1", 0, 1, forget=True)]
+    assert plan_commit(known, [two], "headrace") == [Completion(two, 9, 0, forget=True)]
+    everything = [Completion("q", 4, 2, forget=False), Completion(one, 0, 1, forget=True)]
     assert plan_commit(known, None, "headrace") == everything
+
+
+@pytest.mark.parametrize("job", ["batch-orders", "batch-1", f"batch-{'0' * 32}"])
+def test_seen_here_the_list_of_a_repeated_write_whose_name_begins_with_batch_is_kept(job):
+    """findings: Sinks 6. Without it the write that is repeated would be written twice."""
+    known = lists(**{job: CommitList(0, (handle(f"headrace.{job}.0.0.0"),))})
+    assert plan_commit(known, [job], "headrace") == [Completion(job, 0, 1, forget=False)]
+    assert plan_commit(lists(**{job: DONE}), [job], "headrace") == []
 
 
 def test_another_prefix_would_fence_nobody_and_is_refused():

@@ -7,6 +7,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from headrace.connectors.files import FileFormat, FileSink
 from headrace.connectors.kafka.write.sink import KafkaSink
+from headrace.connectors.sink import one_off_job
 from headrace.enumerator.errors import UsageError
 from pyspark_headrace.connectors import kafka_options, planned_batch_write, planned_stream_write
 from pyspark_headrace.files_write import file_write
@@ -87,6 +88,7 @@ class TestEverySink:
             ({"txnAppId": "a b", "txnVersion": "1"}, "a job's name"),
             ({"txnApId": "app"}, "'txnApId' is not known to the sink; did you mean 'txnAppId'"),
             ({"wholly-other": "x"}, "'wholly-other' is not known to the sink$"),
+            ({"txnAppId": one_off_job(), "txnVersion": "1"}, "of another form than the names of writes that nobody repeats"),
             ({"txnAppId": " "}, "'txnAppId' must not be empty"),
         ],
     )

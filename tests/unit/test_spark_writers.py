@@ -9,10 +9,10 @@ import pytest
 
 from headrace.connectors.commit import JobCommitter
 from headrace.connectors.sink import Attempt, CommitList
-from headrace.enumerator.errors import FencedError
+from headrace.enumerator.errors import DeadlineExceededError, FencedError, PeerError
 from headrace.runners.spark import writers
 from headrace.runners.spark.writers import BatchWriter, PreparedMessage, StreamWriter
-from headrace.testing.memory_sink import MemorySink, MemoryTransactionLog
+from headrace.testing.memory_sink import MemoryCommitter, MemorySink, MemoryTransactionLog
 
 JOB = "query"
 
@@ -31,7 +31,6 @@ def new_process(monkeypatch):
     """What a process of the driver remembers, forgotten."""
     fresh = functools.lru_cache(writers._committer.__wrapped__)
     monkeypatch.setattr(writers, "_committer", fresh)
-    monkeypatch.setattr(writers, "_fenced", set())
     return fresh
 
 
@@ -68,6 +67,58 @@ def test_a_driver_that_was_overtaken_stops_and_takes_nothing_back(monkeypatch, s
     StreamWriter(sink, ["value"]).abort(late, 1)
     JobCommitter(JOB, sink.committer(JOB)).commit(2, tuple(item.handle for item in under_way))
     assert values(log) == ["0", "1", "2"]
+
+
+def test_seen_here_the_abort_of_an_overtaken_driver_in_a_new_process_leaves_its_successor_alone(monkeypatch, sink, log):
+    """findings: Sinks 13. Spark starts a process for the abort, which does not remember who was fenced."""
+    new_process(monkeypatch)
+    StreamWriter(sink, ["value"]).commit(messages(sink, 0, ["0"]), 0)
+    successor = JobCommitter(JOB, sink.committer(JOB))
+    successor.commit(1, tuple(item.handle for item in messages(sink, 1, ["1"])))
+    late = messages(sink, 1, ["late"])
+    with pytest.raises(FencedError):
+        StreamWriter(sink, ["value"]).commit(late, 1)
+    under_way = messages(sink, 2, ["2"])
+    new_process(monkeypatch)
+    StreamWriter(sink, ["value"]).abort(late, 1)
+    successor.commit(2, tuple(item.handle for item in under_way))
+    assert values(log) == ["0", "1", "2"]
+
+
+def test_a_repeated_batch_write_that_is_recorded_by_another_driver_is_left_alone_by_its_abort(monkeypatch, sink, log):
+    successor = JobCommitter(JOB, sink.committer(JOB))
+    successor.commit(1, tuple(item.handle for item in messages(sink, 1, ["1"])))
+    under_way = messages(sink, 2, ["2"])
+    monkeypatch.setattr(writers.time, "sleep", lambda _: None)
+    BatchWriter(sink, ["value"], JOB, 1).abort([None])
+    successor.commit(2, tuple(item.handle for item in under_way))
+    assert values(log) == ["1", "2"]
+
+
+def test_an_abort_that_cannot_ask_what_is_recorded_aborts_nothing(monkeypatch, sink, log):
+    def unreachable(_):
+        raise DeadlineExceededError("no broker")
+
+    prepared = messages(sink, 0, ["0"])
+    with monkeypatch.context() as patched:
+        patched.setattr(MemorySink, "recorded_epochs", unreachable)
+        StreamWriter(sink, ["value"]).abort(prepared, 0)
+    assert len(log.unended(JOB)) == 1
+    StreamWriter(sink, ["value"]).abort(prepared, 0)
+    assert log.unended(JOB) == []
+
+
+@pytest.mark.parametrize("error", [PeerError("gone"), OSError("gone")])
+def test_seen_here_a_list_that_cannot_be_removed_does_not_fail_a_committed_write(monkeypatch, sink, log, caplog, error):
+    """findings: Sinks 7. The caller would repeat it."""
+
+    def fail(self):
+        raise error
+
+    monkeypatch.setattr(MemoryCommitter, "forget", fail)
+    BatchWriter(sink, ["value"], None, None).commit(messages(sink, 0, ["0"]))
+    assert values(log) == ["0"]
+    assert "could not be removed: gone" in caplog.text
 
 
 def test_a_process_that_knows_nothing_recovers_before_it_commits(monkeypatch, sink, log):
