@@ -525,7 +525,7 @@ def refused_writes(world: World) -> Facts:
 
 
 def _keyless() -> bytes:
-    from headrace.testing.fake_kafka.state.batches import NewRecord, record_batch
+    from headrace.testing.fake_kafka.state.logs.batches import NewRecord, record_batch
 
     return bytes(record_batch([NewRecord(b"x", None, timestamp_ms=TIME_MS)], TIME_MS))
 

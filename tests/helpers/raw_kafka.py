@@ -8,7 +8,7 @@ from typing import Any
 from kafka.protocol import admin, consumer, metadata, producer
 from kafka.protocol.api_message import ApiMessage
 
-from headrace.testing.fake_kafka.state.batches import BatchShape, NewRecord, record_batch
+from headrace.testing.fake_kafka.state.logs.batches import BatchShape, NewRecord, record_batch
 
 PATIENCE_S = 40.0
 TIME_MS = 1_700_000_000_000

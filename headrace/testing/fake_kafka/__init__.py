@@ -28,7 +28,7 @@ from headrace.testing.fake_kafka.faults import (
     UnfiredFaultError,
 )
 from headrace.testing.fake_kafka.kafka import FakeKafka, ReadRecord
-from headrace.testing.fake_kafka.state.batches import NewRecord
+from headrace.testing.fake_kafka.state.logs.batches import NewRecord
 
 __all__ = [
     "Action",

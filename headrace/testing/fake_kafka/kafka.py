@@ -16,10 +16,10 @@ from headrace.testing.fake_kafka.dispatch import Dispatcher
 from headrace.testing.fake_kafka.faults import Action, Fault, Rewrite, Script, key_of
 from headrace.testing.fake_kafka.protocol import Message
 from headrace.testing.fake_kafka.server import BrokerServer
-from headrace.testing.fake_kafka.state.batches import NewRecord, read_batch, record_batch
-from headrace.testing.fake_kafka.state.cleaning import compact, spans
 from headrace.testing.fake_kafka.state.cluster import ClusterState
-from headrace.testing.fake_kafka.state.log import Log
+from headrace.testing.fake_kafka.state.logs.batches import NewRecord, read_batch, record_batch
+from headrace.testing.fake_kafka.state.logs.cleaning import compact, spans
+from headrace.testing.fake_kafka.state.logs.log import Log
 from headrace.testing.fake_kafka.state.topics import Partition, Topic
 
 __all__ = ["FakeKafka", "ReadRecord"]
@@ -243,11 +243,12 @@ class FakeKafka:
             self._state.elect()
         self._servers[broker] = BrokerServer(found, self._dispatcher)
 
-    def rolling_restart(self, between: Callable[[int], object] = lambda broker: None) -> None:
-        """Stop and start each broker, one after the other; `between` is called with its id while it is down."""
+    def rolling_restart(self, while_down: Callable[[int], object] | None = None) -> None:
+        """Stop and start each broker, one after the other; `while_down` is called with its id while it is down."""
         for broker in self.brokers:
             self.stop_broker(broker)
-            between(broker)
+            if while_down is not None:
+                while_down(broker)
             self.start_broker(broker)
 
     def isolate_broker(self, broker: int) -> None:

@@ -11,7 +11,6 @@ from headrace.enumerator.errors import UsageError
 from headrace.testing.fake_kafka.clock import Clock
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.state import configs
-from headrace.testing.fake_kafka.state.batches import read_batch, record_batch
 from headrace.testing.fake_kafka.state.brokers import (
     COORDINATOR_PARTITIONS,
     BrokerState,
@@ -19,8 +18,9 @@ from headrace.testing.fake_kafka.state.brokers import (
     coordinator_partition,
     elect,
 )
-from headrace.testing.fake_kafka.state.cleaning import apply_retention
 from headrace.testing.fake_kafka.state.groups import GroupCoordinator
+from headrace.testing.fake_kafka.state.logs.batches import read_batch, record_batch
+from headrace.testing.fake_kafka.state.logs.cleaning import apply_retention
 from headrace.testing.fake_kafka.state.offsets import OffsetAndMetadata, offset_record
 from headrace.testing.fake_kafka.state.quotas import Quotas
 from headrace.testing.fake_kafka.state.topics import Partition, Topic, TopicTable, placed

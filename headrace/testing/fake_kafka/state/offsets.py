@@ -6,7 +6,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headrace.testing.fake_kafka.state.batches import NewRecord
+from headrace.testing.fake_kafka.state.logs.batches import NewRecord
 
 __all__ = ["GroupOffsets", "OffsetAndMetadata", "offset_record"]
 

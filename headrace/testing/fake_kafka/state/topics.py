@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
-from headrace.testing.fake_kafka.state.log import Log
+from headrace.testing.fake_kafka.state.logs.log import Log
 
 __all__ = ["NO_LEADER", "Partition", "Topic", "TopicTable", "check_name", "placed"]
 

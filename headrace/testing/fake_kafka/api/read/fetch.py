@@ -10,7 +10,7 @@ from headrace.testing.fake_kafka.api.describing import node_endpoints
 from headrace.testing.fake_kafka.calls import Api, Call, Later
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import FetchResponse, Message
-from headrace.testing.fake_kafka.state.log import Log, ReadLimit
+from headrace.testing.fake_kafka.state.logs.log import Log, ReadLimit
 from headrace.testing.fake_kafka.state.quotas import CONSUMER_RATE
 from headrace.testing.fake_kafka.state.sessions import FINAL_EPOCH, INITIAL_EPOCH, FetchSession, Wanted, WantedKey
 from headrace.testing.fake_kafka.state.topics import NO_LEADER, Partition

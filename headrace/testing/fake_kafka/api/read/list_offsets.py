@@ -7,8 +7,8 @@ from typing import NamedTuple
 from headrace.testing.fake_kafka.calls import Api, Call
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import ListOffsetsResponse, Message
-from headrace.testing.fake_kafka.state.cleaning import spans
-from headrace.testing.fake_kafka.state.log import Log
+from headrace.testing.fake_kafka.state.logs.cleaning import spans
+from headrace.testing.fake_kafka.state.logs.log import Log
 
 _TopicAnswer = ListOffsetsResponse.ListOffsetsTopicResponse
 _PartitionAnswer = _TopicAnswer.ListOffsetsPartitionResponse

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.testing.fake_kafka.calls import Api, Call
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import DescribeProducersResponse, Message
-from headrace.testing.fake_kafka.state.producers import ProducerState
+from headrace.testing.fake_kafka.state.logs.producers import ProducerState
 
 _TopicAnswer = DescribeProducersResponse.TopicResponse
 _PartitionAnswer = _TopicAnswer.PartitionResponse

@@ -7,8 +7,8 @@ from headrace.testing.fake_kafka.api.describing import node_endpoints
 from headrace.testing.fake_kafka.calls import Api, Call, Later
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import Message, ProduceResponse
-from headrace.testing.fake_kafka.state.batches import check_batch, single_batch
-from headrace.testing.fake_kafka.state.cleaning import spans
+from headrace.testing.fake_kafka.state.logs.batches import check_batch, single_batch
+from headrace.testing.fake_kafka.state.logs.cleaning import spans
 from headrace.testing.fake_kafka.state.quotas import PRODUCER_RATE
 from headrace.testing.fake_kafka.state.topics import NO_LEADER, Partition, Topic
 from headrace.testing.fake_kafka.state.transactions import ProducerIdentity

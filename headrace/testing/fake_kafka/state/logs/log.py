@@ -9,9 +9,9 @@ from operator import attrgetter
 
 from headrace.connectors.kafka.format.record_batch import StoredBatch
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
-from headrace.testing.fake_kafka.state.batches import BatchShape, control_batch, read_batch, stamped
-from headrace.testing.fake_kafka.state.epochs import LeaderEpochs
-from headrace.testing.fake_kafka.state.producers import Producers
+from headrace.testing.fake_kafka.state.logs.batches import BatchShape, control_batch, read_batch, stamped
+from headrace.testing.fake_kafka.state.logs.epochs import LeaderEpochs
+from headrace.testing.fake_kafka.state.logs.producers import Producers
 
 __all__ = ["Log", "ReadLimit"]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from headrace.connectors.kafka.format.decode import decode
 from headrace.connectors.kafka.format.record_batch import StoredBatch
-from headrace.testing.fake_kafka.state.batches import BatchShape, NewRecord, Span, read_batch, rewritten_batch
-from headrace.testing.fake_kafka.state.log import Log
+from headrace.testing.fake_kafka.state.logs.batches import BatchShape, NewRecord, Span, read_batch, rewritten_batch
+from headrace.testing.fake_kafka.state.logs.log import Log
 
 __all__ = ["apply_retention", "compact", "spans"]
 
