@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from headrace.harness.flink import FlinkCluster
     from headrace.harness.kafka import BrokerCluster
 
-pytest_plugins = ["headrace.testing.pytest_plugin"]
+pytest_plugins = ["headrace.pytest_plugin"]
 
 settings.register_profile("default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", parent=settings.get_profile("default"), max_examples=20, derandomize=True)

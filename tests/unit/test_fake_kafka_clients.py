@@ -207,6 +207,14 @@ def test_the_fixture_is_a_cluster_of_one_broker(fake_kafka):
     assert fake_kafka.brokers == (1,)
 
 
+def test_the_plugin_costs_a_run_of_pytest_nothing_before_its_fixture_is_used():
+    code = (
+        "import sys, headrace.pytest_plugin; print([m for m in ('pyarrow', 'kafka', 'headrace.testing') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
 def test_importing_the_package_imports_neither_pytest_nor_the_fake():
     code = "import sys, headrace.testing; print([m for m in ('pytest', 'headrace.testing.fake_kafka') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
