@@ -87,6 +87,7 @@ class EmbeddedRun(Generic[SplitT]):
         self._due_at: float | None = None
         self._persisting: Checkpoint[SplitT] | None = None
         self._declined = ""
+        self._discovery_fails = False
         self._last_id = 0
         self._closed = False
         if checkpoint is None:
@@ -225,7 +226,9 @@ class EmbeddedRun(Generic[SplitT]):
             case ReportMissing(splits):
                 self.source.splits_missing(splits)
             case ReportDiscoveryFailure(error):
-                log.warning("discovery of %s failed and will be tried again: %s", self.source.name, error)
+                level = logging.DEBUG if self._discovery_fails else logging.WARNING
+                log.log(level, "discovery of %s failed and will be tried again: %s", self.source.name, error)
+                self._discovery_fails = True
             case Fail(error):
                 raise error
             case NoMoreSplits() | SourceFinished():
@@ -236,6 +239,10 @@ class EmbeddedRun(Generic[SplitT]):
 
     def _discover(self, find: Callable[[], Findings[SplitT]]) -> Event[SplitT]:
         try:
-            return SplitsDiscovered(find())
+            findings = find()
         except Exception as error:  # noqa: BLE001 - the coordinator decides whether it can pass; it comes back as Fail if not
             return DiscoveryFailed(error)
+        if self._discovery_fails:
+            log.warning("discovery of %s works again", self.source.name)
+        self._discovery_fails = False
+        return SplitsDiscovered(findings)

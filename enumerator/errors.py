@@ -35,6 +35,13 @@ class DeadlineExceededError(PeerError):
     """Retriable errors did not pass within the deadline. The message holds the last one; `__cause__` is it."""
 
 
+class OutageError(RetriableError):
+    """Retriable errors did not pass within the time of one call, and the caller set no limit: the outage is to be ridden out.
+
+    The message holds the last error; `__cause__` is it.
+    """
+
+
 class FencedError(HeadraceError):
     """A newer instance of ourselves has taken over; this one must stop and must not try again."""
 

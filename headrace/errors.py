@@ -4,7 +4,8 @@
       UsageError (also a ValueError)   the caller's fault: an option, argument or schema that cannot be honoured
       PeerError                        a broker or a database refused, broke the protocol, or sent corrupt bytes
         RetriableError                 a passing condition
-        DeadlineExceededError          it did not pass in time
+          OutageError                   it lasts longer than one call waits; trying on is safe
+        DeadlineExceededError          it did not pass in the time that was set
         AuthenticationError, CorruptDataError, TlsError
         BrokerError                    a Kafka error code, with its `code` and `name`
       DataLossError                    records that were promised are gone
@@ -38,6 +39,7 @@ from headrace.enumerator.errors import (
     DeadlineExceededError,
     FencedError,
     HeadraceError,
+    OutageError,
     PeerError,
     ProtocolViolationError,
     RetriableError,
@@ -61,6 +63,7 @@ __all__ = [
     "InvalidForBrokerError",
     "LogTruncatedError",
     "OffsetOutOfRangeError",
+    "OutageError",
     "PeerError",
     "ProtocolViolationError",
     "RefusedByBrokerError",

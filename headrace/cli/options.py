@@ -75,7 +75,7 @@ def connect(config: ClientConfig) -> KafkaCluster:
     """The process's cluster, once it answered. Raises DeadlineExceededError after 10 s, AuthenticationError, TlsError."""
     from headrace.connectors.kafka.client.cluster import KafkaCluster, shared_cluster
 
-    hasty = replace(config, default_api_timeout_ms=min(config.default_api_timeout_ms, FIRST_CONTACT_MS))
+    hasty = replace(config, default_api_timeout_ms=min(config.default_api_timeout_ms or FIRST_CONTACT_MS, FIRST_CONTACT_MS))
     with KafkaCluster(hasty) as cluster:
         cluster.brokers()
     return shared_cluster(config)

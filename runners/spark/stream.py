@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic
 
-from headrace.enumerator.errors import HeadraceError, StateError
+from headrace.enumerator.errors import HeadraceError, OutageError, StateError
 from headrace.enumerator.split import OffsetSplitT
 from headrace.runners.spark.log_read import LogOffsets, LogRead
 from headrace.runners.spark.planning import OffsetRange, admit
@@ -66,6 +66,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
         self._missing: frozenset[str] = frozenset()
         self._retired: dict[str, OffsetSplitT] = {}
         self._publishing_fails = False
+        self._is_away = False
         self._published: dict[str, int] = {}
         self._last_batch_at: float | None = None
         self._pins_end = False
@@ -83,7 +84,14 @@ class StreamPlanner(Generic[OffsetSplitT]):
         first batch what the initial discovery raises, and StateError when a predecessor's offsets cannot be read.
         """
         offsets = self._started(self._parse(start))
-        self._seen = backlog = self._look(offsets)
+        try:
+            self._seen = backlog = self._look(offsets)
+        except OutageError as error:
+            self._ride_out(error)
+            return start
+        if self._is_away:
+            log.warning("the source answers again")
+        self._is_away = False
         self._publish(offsets)
         if self._waits_for_more(backlog, offsets, min_offsets):
             return start
@@ -184,6 +192,14 @@ class StreamPlanner(Generic[OffsetSplitT]):
         if unproven:
             proven = self._source.retired(unproven)
             self._retired |= {split.split_id: split for split in unproven if split.split_id in proven}
+
+    def _ride_out(self, error: OutageError) -> None:
+        """No batch for now, said once. AvailableNow cannot wait: without a batch it would end, as if there were nothing."""
+        if self._pins_end:
+            raise error
+        if not self._is_away:
+            log.warning("the query goes on, but finds nothing new until this is over: %s", error)
+        self._is_away = True
 
     def _waits_for_more(
         self, backlog: Backlog[OffsetSplitT], offsets: LogOffsets[OffsetSplitT], min_offsets: int | None

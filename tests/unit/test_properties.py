@@ -50,7 +50,7 @@ def test_a_property_reaches_its_field(name, value, field, expected):
 def test_the_defaults_are_those_of_the_java_client():
     made = ClientConfig(bootstrap="broker:9092")
     assert made == ClientConfig.from_properties(BOOTSTRAP)
-    assert (made.request_timeout_ms, made.default_api_timeout_ms, made.fetch_max_bytes) == (30_000, 60_000, 52_428_800)
+    assert (made.request_timeout_ms, made.default_api_timeout_ms, made.fetch_max_bytes) == (30_000, None, 52_428_800)
     assert made.isolation is Isolation.READ_UNCOMMITTED
     assert made.security_protocol == "PLAINTEXT"
 

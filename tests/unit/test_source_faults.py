@@ -7,13 +7,19 @@ from dataclasses import replace
 
 import pytest
 
+from headrace.connectors.kafka.client import retries
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.wire.connection import Connection
 from headrace.connectors.kafka.client.wire.protocol import MetadataRequest
 from headrace.connectors.kafka.client.wire.throttles import Throttles
+from headrace.connectors.kafka.read import fetcher
 from headrace.connectors.kafka.read.split import KafkaSplit, KafkaSplitSerializer
+from headrace.enumerator.errors import DeadlineExceededError, OutageError
 from headrace.kafka import Earliest, KafkaSource, Latest
+from headrace.runners.spark.log_read import LogRead
+from headrace.runners.spark.stream import StreamPlanner
 from headrace.testing.fake_kafka import FakeKafka, Rewrite, Throttle
+from pyspark_headrace.kafka_offsets import KafkaOffsets
 
 DEADLINE_S = 30.0
 
@@ -115,3 +121,101 @@ def test_a_leader_changes_inside_one_answer_and_a_checkpoint_between_two_of_its_
 def test_epochs_in_checkpoints_of_before_are_not_believed():
     written = KafkaSplit("t", None, 0, 170, None, 3)
     assert KafkaSplitSerializer().deserialize(1, KafkaSplitSerializer().serialize(written)) == replace(written, last_epoch=None)
+
+
+# --- outages ----------------------------------------------------------------------------------------------------------------
+
+
+class _FastClock:
+    """`time.monotonic`, so many times as fast, for the retry policy alone: waits stay as they are."""
+
+    def __init__(self, times: float) -> None:
+        self._times, self._began = times, time.monotonic()
+
+    def monotonic(self) -> float:
+        return self._began + (time.monotonic() - self._began) * self._times
+
+
+def stop_all(kafka: FakeKafka) -> None:
+    for broker in kafka.brokers:
+        kafka.stop_broker(broker)
+
+
+def start_all(kafka: FakeKafka) -> None:
+    for broker in kafka.brokers:
+        kafka.start_broker(broker)
+
+
+def poll_until(run, condition) -> list[bytes]:
+    values: list[bytes] = []
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition(values):
+        assert time.monotonic() < deadline
+        batch = run.poll(0.05)
+        values += [] if batch is None else batch.records.column("value").to_pylist()
+    return values
+
+
+def test_every_broker_is_away_for_longer_than_a_minute_and_the_reader_goes_on(kafka, monkeypatch, caplog):
+    monkeypatch.setattr(fetcher, "time", _FastClock(100))
+    kafka.append("t", b"before")
+    run = source_of(kafka, stop=None).batches()._run
+    assert poll_until(run, lambda values: values) == [b"before"]
+    began = time.monotonic()
+    stop_all(kafka)
+    assert poll_until(run, lambda _: time.monotonic() - began > 1.0) == []  # 100 s of the fetcher's clock
+    start_all(kafka)
+    kafka.append("t", b"after")
+    assert poll_until(run, lambda values: values) == [b"after"]
+    run.close()
+    said = [record.message for record in caplog.records if "fetched" in record.message]
+    assert len(said) == 2, said
+    assert "nothing can be fetched of t-0" in said[0]
+    assert "every partition is fetched again" in said[1]
+
+
+def test_the_limit_of_an_outage_is_the_one_that_was_set(kafka):
+    kafka.append("t", b"before")
+    run = source_of(kafka, stop=None, properties={"default.api.timeout.ms": "300"}).batches()._run
+    assert poll_until(run, lambda values: values) == [b"before"]
+    stop_all(kafka)
+    with pytest.raises(DeadlineExceededError, match="t-0"):
+        poll_until(run, lambda _: False)
+    run.close()
+
+
+def test_discovery_is_due_while_every_broker_is_away_and_the_run_goes_on(kafka, monkeypatch, caplog):
+    monkeypatch.setattr(retries, "_LONGEST_CALL_S", 0.3)
+    kafka.append("t", b"before")
+    run = source_of(kafka, stop=None, discovery_interval_s=0.05).batches()._run
+    assert poll_until(run, lambda values: values) == [b"before"]
+    stop_all(kafka)
+    poll_until(run, lambda _: "will be tried again" in caplog.text)
+    poll_until(run, lambda _: run._due_at is not None)
+    start_all(kafka)
+    kafka.append("t", b"after")
+    assert poll_until(run, lambda values: values) == [b"after"]
+    poll_until(run, lambda _: "works again" in caplog.text)
+    assert caplog.text.count("will be tried again") == 1
+    run.close()
+
+
+def test_every_broker_is_away_while_a_batch_is_planned_and_the_query_finds_nothing_new_until_they_are_back(
+    kafka, monkeypatch, caplog
+):
+    monkeypatch.setattr(retries, "_LONGEST_CALL_S", 0.3)
+    kafka.append("t", b"before")
+    source = source_of(kafka, stop=None)
+    planner = StreamPlanner(LogRead(source=source, offsets=KafkaOffsets(source), columns=("value",)), time.monotonic)
+    end = planner.next_offsets(planner.initial_offsets(), None, None)
+    stop_all(kafka)
+    assert [planner.next_offsets(end, None, None) for _ in range(2)] == [end, end]
+    start_all(kafka)
+    kafka.append("t", b"after")
+    assert planner.next_offsets(end, None, None) != end
+    assert caplog.text.count("finds nothing new until this is over") == 1
+    assert caplog.text.count("the source answers again") == 1
+    planner.pin_end()
+    stop_all(kafka)
+    with pytest.raises(OutageError):  # AvailableNow
+        planner.next_offsets(end, None, None)

@@ -2,7 +2,8 @@
 
 Every public method is synchronous, contacts nothing before it is called, and may be called from any thread. Retriable errors
 are retried as the Java client does: metadata refreshed, exponential backoff with jitter from `retry.backoff.ms` to
-`retry.backoff.max.ms`, until `default.api.timeout.ms` have passed. Then `DeadlineExceededError` says what the last error was.
+`retry.backoff.max.ms`, for 60 s: then `OutageError`, which is retriable, says what the last error was. Where
+`default.api.timeout.ms` is set, it is the limit, and the error is `DeadlineExceededError`, which is not.
 """
 
 from __future__ import annotations
@@ -199,7 +200,8 @@ class KafkaCluster:
     def retrying(self, what: str, operation: Callable[[], T]) -> T:
         """Run `operation` until it raises no retriable error, at most for `default.api.timeout.ms` (plus one request).
 
-        Raises `DeadlineExceededError`, or `UnknownTopicError` once a missing topic has had 3 s to turn up.
+        Raises `DeadlineExceededError`, or where that is not set `OutageError` after 60 s, which is retriable; and
+        `UnknownTopicError` once a missing topic has had 3 s to turn up.
         """
         return self._retries.run(what, operation)
 

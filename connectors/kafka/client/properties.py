@@ -112,6 +112,8 @@ class ClientConfig:
     Not the Java defaults: `max_partition_fetch_bytes` None shares a fetch among its partitions; `receive_buffer_bytes` and
     `send_buffer_bytes` None let the operating system tune its buffers; `batch_size` None fills record batches up to 900,000
     bytes and `max_request_size` None produce requests up to 4 MiB. `batch_size` bounds a batch before its compression.
+    `default_api_timeout_ms` is where a job gives up during an outage, and None rides it out: a single call then takes 60 s at
+    most, and is made again.
     `compression_level` is the `compression.<type>.level` of the `compression_type`; None is the codec's default.
     `transaction_timeout_ms` is 15 minutes. Raises `UsageError` for a value out of range.
     """
@@ -124,7 +126,7 @@ class ClientConfig:
     group_id: str | None = None
     isolation: Isolation = Isolation.READ_UNCOMMITTED
     request_timeout_ms: int = 30_000
-    default_api_timeout_ms: int = 60_000
+    default_api_timeout_ms: int | None = None
     socket_connection_setup_timeout_ms: int = 10_000
     connections_max_idle_ms: int = 540_000
     reconnect_backoff_ms: int = 50
@@ -195,7 +197,14 @@ class ClientConfig:
 
 
 _OPTIONAL = frozenset(
-    {"max_partition_fetch_bytes", "receive_buffer_bytes", "send_buffer_bytes", "batch_size", "max_request_size"}
+    {
+        "default_api_timeout_ms",
+        "max_partition_fetch_bytes",
+        "receive_buffer_bytes",
+        "send_buffer_bytes",
+        "batch_size",
+        "max_request_size",
+    }
 )
 _LEAST: dict[str, int] = {
     "request_timeout_ms": 1,

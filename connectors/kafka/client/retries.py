@@ -1,4 +1,8 @@
-"""The retry policy, that of the Java client: exponential backoff with jitter, up to `default.api.timeout.ms`."""
+"""The retry policy, that of the Java client: exponential backoff with jitter, up to `default.api.timeout.ms`.
+
+Its default, 60 s, bounds a call and not a job: `OutageError` is retriable, and whoever can goes on. A limit that somebody set
+is one: `DeadlineExceededError`.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,13 @@ import tenacity
 
 from headrace.connectors.kafka.client.errors import UnknownTopicError
 from headrace.connectors.kafka.client.properties import ClientConfig
-from headrace.enumerator.errors import DeadlineExceededError, is_retriable
+from headrace.enumerator.errors import DeadlineExceededError, OutageError, is_retriable
 
 __all__ = ["Retries"]
 
 T = TypeVar("T")
 
+_LONGEST_CALL_S = 60.0
 _UNKNOWN_TOPIC_GRACE_S = 3.0  # a topic just created is not known to every broker at once
 
 
@@ -40,6 +45,7 @@ class Retries:
     def run(self, what: str, operation: Callable[[], T]) -> T:
         """See `KafkaCluster.retrying`."""
         started = time.monotonic()
+        limit_ms = self._config.default_api_timeout_ms
 
         def worth_another_try(error: BaseException) -> bool:
             if isinstance(error, UnknownTopicError) and time.monotonic() - started > _UNKNOWN_TOPIC_GRACE_S:
@@ -50,13 +56,14 @@ class Retries:
             assert state.outcome is not None
             error = state.outcome.exception()
             waited = time.monotonic() - started
-            raise DeadlineExceededError(
+            kind = OutageError if limit_ms is None else DeadlineExceededError
+            raise kind(
                 f"{what}: gave up after {state.attempt_number} tries in {waited:.1f} s; the last error was: {error}"
             ) from error
 
         tries = tenacity.Retrying(
             retry=tenacity.retry_if_exception(worth_another_try),
-            stop=tenacity.stop_before_delay(self._config.default_api_timeout_ms / 1000),
+            stop=tenacity.stop_before_delay(_LONGEST_CALL_S if limit_ms is None else limit_ms / 1000),
             wait=lambda state: self._backoff_s(state.attempt_number),
             sleep=self._pause,
             retry_error_callback=give_up,

@@ -21,6 +21,7 @@ from headrace.connectors.kafka.client.errors import LogTruncatedError, TopicRecr
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.topology import Broker, Leader, TopicPartition
 from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer, span_of_batches
+from headrace.connectors.kafka.read.outages import Outages
 from headrace.enumerator.errors import CorruptDataError, DeadlineExceededError, HeadraceError, is_retriable
 
 __all__ = ["Asked", "FetchFailed", "FetchFrom", "FetchPlan", "FetchedData"]
@@ -142,6 +143,7 @@ class FetchPlan:
         self._config = config
         self._densities = {} if densities is None else densities
         self._partitions: dict[TopicPartition, _Partition] = {}
+        self.outages = Outages()
 
     def __len__(self) -> int:
         """The number of partitions that have not ended."""
@@ -149,7 +151,7 @@ class FetchPlan:
 
     def add(self, source: FetchFrom) -> None:
         """Start a partition, or start it over at another offset; an answer to an older request for it is then ignored."""
-        self._partitions.pop(source.key, None)
+        self.remove(source.key)
         partition = _Partition(source, source.offset, source.topic_id, source.last_epoch)
         partition.bytes_per_offset = self._densities.get(source.key, _GUESSED_BYTES_PER_OFFSET)
         if not partition.ended:
@@ -158,6 +160,7 @@ class FetchPlan:
     def remove(self, key: TopicPartition) -> None:
         """Stop a partition; unknown ones are ignored."""
         self._partitions.pop(key, None)
+        self.outages.over(key)
 
     # --- finding leaders -----------------------------------------------------------------------------------------------
 
@@ -267,6 +270,7 @@ class FetchPlan:
         if answer.diverging is not None:
             return self._end(partition, LogTruncatedError(asked.topic, asked.index, asked.offset, answer.diverging[1]))
         partition.failing_since, partition.failures, partition.state = None, 0, _State.READY
+        self.outages.over(partition.source.key)
         if preferred is not None:
             partition.replica = preferred
             return None
@@ -345,8 +349,9 @@ class FetchPlan:
             return self._end(partition, error)
         if partition.failing_since is None:
             partition.failing_since = now
-        waited = now - partition.failing_since
-        if waited >= self._config.default_api_timeout_ms / 1000:
+        self.outages.failed(partition.source.key, now)
+        waited, limit_ms = now - partition.failing_since, self._config.default_api_timeout_ms
+        if limit_ms is not None and waited >= limit_ms / 1000:
             late = DeadlineExceededError(
                 f"{partition.source.topic}-{partition.source.partition}: no successful fetch for {waited:.0f} s "
                 f"({partition.failures} tries); the last error was: {error}"
@@ -363,7 +368,7 @@ class FetchPlan:
         partition.state = _State.LEADERLESS
 
     def _end(self, partition: _Partition, error: HeadraceError) -> FetchFailed:
-        self._partitions.pop(partition.source.key, None)
+        self.remove(partition.source.key)
         return FetchFailed(partition.source.topic, partition.source.partition, partition.offset, error)
 
     def _current(self, source: FetchFrom) -> _Partition | None:

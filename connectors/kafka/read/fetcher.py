@@ -7,6 +7,7 @@ are for one reader thread.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -26,6 +27,8 @@ from headrace.connectors.kafka.format.fetch_protocol import FetchAnswer
 from headrace.connectors.kafka.read.densities import shared_densities
 from headrace.connectors.kafka.read.fetch_plan import Asked, FetchedData, FetchFailed, FetchFrom, FetchPlan
 from headrace.enumerator.errors import HeadraceError, RetriableError
+
+log = logging.getLogger(__name__)
 
 __all__ = ["FetchFailed", "FetchFrom", "FetchedData", "Fetcher"]
 
@@ -154,7 +157,10 @@ class Fetcher:
             if broker is not None:
                 self._give_back(broker)
 
-    def _deliver(self, outcomes: Iterable[FetchedData | FetchFailed | None]) -> None:
+    def _deliver(self, outcomes: Iterable[FetchedData | FetchFailed | None], error: HeadraceError | None = None) -> None:
+        """Queue what the plan made of an answer, or of an `error`."""
+        if news := self._plan.outages.news(error, time.monotonic()):
+            log.warning("%s", news)
         for outcome in outcomes:
             if outcome is not None:
                 self._queue.append(outcome)
@@ -211,7 +217,7 @@ class Fetcher:
         for source in sources:
             self._cluster.invalidate(source.topic)
             with self._lock:
-                self._deliver([self._plan.lookup_failed(source, error, time.monotonic())])
+                self._deliver([self._plan.lookup_failed(source, error, time.monotonic())], error)
 
     def _check_range(self, source: FetchFrom, offset: int) -> None:
         """OFFSET_OUT_OF_RANGE proves nothing: is it still the same topic, and what does its present leader say? (I4)"""
@@ -222,7 +228,7 @@ class Fetcher:
             verdict = error
         self._cluster.invalidate(source.topic)
         with self._lock:
-            self._deliver([self._plan.cleared(source, verdict, time.monotonic())])
+            self._deliver([self._plan.cleared(source, verdict, time.monotonic())], verdict)
 
     def _range_verdict(self, source: FetchFrom, offset: int) -> HeadraceError:
         found = self._cluster.find_topics([source.topic])[source.topic]
@@ -341,7 +347,7 @@ class Fetcher:
         for topic in {item.topic for item in asked}:
             self._cluster.invalidate(topic)
         with self._lock:
-            self._deliver(self._plan.lost(asked, error, time.monotonic()))
+            self._deliver(self._plan.lost(asked, error, time.monotonic()), error)
 
     def _request(self, asked: list[Asked], room: int) -> Message:
         limits = FetchLimits(

@@ -1,0 +1,44 @@
+"""Partitions that cannot be fetched for now: said once when it lasts, and once when it is over. Sans-IO."""
+
+from __future__ import annotations
+
+from headrace.connectors.kafka.client.topology import TopicPartition
+from headrace.enumerator.errors import HeadraceError
+
+__all__ = ["Outages"]
+
+SAID_AFTER_S = 10.0
+"""How long partitions fail before the log says so, in seconds: a leader that moves is no news."""
+
+
+class Outages:
+    """What fails, since when, and what was said of it. The fetcher guards it with its lock."""
+
+    def __init__(self) -> None:
+        """Nothing fails."""
+        self._failing: set[TopicPartition] = set()
+        self._since = 0.0
+        self._said = False
+
+    def failed(self, key: TopicPartition, now: float) -> None:
+        """This partition could not be fetched; it will be tried again."""
+        if not self._failing and not self._said:
+            self._since = now
+        self._failing.add(key)
+
+    def over(self, key: TopicPartition) -> None:
+        """It was fetched, or is wanted no more."""
+        self._failing.discard(key)
+
+    def news(self, error: HeadraceError | None, now: float) -> str | None:
+        """A line for the log, or None. `error` is why the last try failed; None when none did."""
+        waited = now - self._since
+        if self._failing and error is not None and not self._said and waited >= SAID_AFTER_S:
+            self._said = True
+            named = ", ".join(f"{topic}-{number}" for topic, number in sorted(self._failing)[:5])
+            more = "" if len(self._failing) <= 5 else f" and {len(self._failing) - 5} more"
+            return f"nothing can be fetched of {named}{more} for {waited:.0f} s; trying on. The last error was: {error}"
+        if self._said and not self._failing:
+            self._said = False
+            return f"every partition is fetched again, after {waited:.0f} s"
+        return None
