@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from headrace.testing.fake_kafka import FakeKafka
+    from headrace.testing import FakeKafka
 
 __all__ = ["fake_kafka"]
 
@@ -19,7 +19,7 @@ __all__ = ["fake_kafka"]
 @pytest.fixture
 def fake_kafka() -> Iterator[FakeKafka]:
     """A Kafka cluster of one broker for one test; see `headrace.testing.FakeKafka`."""
-    from headrace.testing.fake_kafka import FakeKafka
+    from headrace.testing import FakeKafka
 
     with FakeKafka() as kafka:
         yield kafka

@@ -5,6 +5,7 @@ The kits need pytest (`pip install 'headrace[testing]'`), the rest does not. A k
 """
 
 import sys
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,9 @@ _KITS = {
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the module has under this name
     """The fake, or a kit's class. Raises ImportError, with advice, for a kit where there is no pytest."""
     if name == "FakeKafka":
-        return import_module("headrace.testing.fake_kafka").FakeKafka
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "(read|open)_text is deprecated", DeprecationWarning)  # kafka-python's, 200 times
+            return import_module("headrace.testing.fake_kafka").FakeKafka
     if name not in _KITS:
         raise AttributeError(f"module 'headrace.testing' has no attribute {name!r}")
     try:
