@@ -55,7 +55,7 @@ def test_a_number_without_a_name_is_named_by_itself():
 @pytest.mark.parametrize(
     ("codes", "kind"),
     [
-        ((3, 5, 6, 7, 13, 14, 15, 16, 51, 56, 74, 75, 78, 88, 100, 103), RetriableError),
+        ((-1, 3, 5, 6, 7, 13, 14, 15, 16, 51, 56, 74, 75, 78, 88, 100, 103), RetriableError),
         ((29, 30, 31, 33, 34, 53, 58), AuthenticationError),
         ((47, 90), FencedError),
         ((2,), CorruptDataError),
@@ -73,7 +73,7 @@ def test_what_a_code_means(codes, kind):
         assert str(error).startswith("doing it")
 
 
-@pytest.mark.parametrize("code", [-1, 1, 48, 128, 999])
+@pytest.mark.parametrize("code", [1, 48, 128, 999])
 def test_a_code_of_unknown_meaning_is_not_retried_and_keeps_its_number(code):
     error = broker_error(code, "doing it")
     assert type(error) is BrokerError

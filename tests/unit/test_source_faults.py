@@ -18,7 +18,7 @@ from headrace.enumerator.errors import DeadlineExceededError, OutageError
 from headrace.kafka import Earliest, KafkaSource, Latest
 from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.stream import StreamPlanner
-from headrace.testing.fake_kafka import FakeKafka, Rewrite, Throttle
+from headrace.testing.fake_kafka import ErrorCode, FakeKafka, Refuse, Rewrite, Throttle
 from pyspark_headrace.kafka_offsets import KafkaOffsets
 
 DEADLINE_S = 30.0
@@ -121,6 +121,70 @@ def test_a_leader_changes_inside_one_answer_and_a_checkpoint_between_two_of_its_
 def test_epochs_in_checkpoints_of_before_are_not_believed():
     written = KafkaSplit("t", None, 0, 170, None, 3)
     assert KafkaSplitSerializer().deserialize(1, KafkaSplitSerializer().serialize(written)) == replace(written, last_epoch=None)
+
+
+# --- followers and old leaders ----------------------------------------------------------------------------------------------
+
+
+def _partition_of(response):
+    return response.responses[0].partitions[0]
+
+
+def _sends_to(broker: int):
+    def change(response) -> None:
+        _partition_of(response).preferred_read_replica = broker
+        _partition_of(response).records = b""
+
+    return change
+
+
+def _in_a_rack(request) -> bool:
+    return request.rack_id == "near"
+
+
+def _nothing(response) -> None:
+    _partition_of(response).records = b""
+
+
+NEAR = {"client.rack": "near", "metadata.max.age.ms": "300"}
+
+
+def test_the_leader_names_a_follower_that_no_metadata_has_and_the_leader_is_read_meanwhile(kafka):
+    kafka.append("t", b"x")
+    redirect = kafka.fault("Fetch", Rewrite(_sends_to(99)), when=_in_a_rack, times=None)
+    assert read_all(source_of(kafka, properties=NEAR)) == [b"x"]
+    assert 1 <= redirect.fired < 10
+    redirect.stop()
+
+
+def test_a_follower_that_gives_nothing_any_more_is_left_for_the_leader_when_the_metadata_is_old(kafka):
+    kafka.append("t", b"x")
+    leader = kafka.leader("t")[0]
+    follower = leader % 3 + 1
+    kafka.fault("Fetch", Rewrite(_sends_to(follower)), broker=leader, when=_in_a_rack)
+    silent = kafka.fault("Fetch", Rewrite(_nothing), broker=follower, times=None)
+    assert read_all(source_of(kafka, properties=NEAR)) == [b"x"]
+    assert silent.fired
+
+
+def test_a_leader_that_is_cut_off_and_knows_of_no_other_is_left_when_the_metadata_is_old(kafka):
+    kafka.append("t", b"x")
+    run = source_of(kafka, stop=None, properties={"metadata.max.age.ms": "300"}).batches()._run
+    assert poll_until(run, lambda values: values) == [b"x"]
+    kafka.isolate_broker(kafka.leader("t")[0])
+    kafka.append("t", b"y")
+    assert poll_until(run, lambda values: values) == [b"y"]
+    run.close()
+
+
+# --- error codes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("api", ["Fetch", "ListOffsets"])
+def test_a_broker_answers_unknown_server_error_and_is_asked_again(kafka, api):
+    kafka.append("t", b"x")
+    kafka.fault(api, Refuse(ErrorCode.UNKNOWN_SERVER_ERROR, topic="t"), times=3)
+    assert read_all(source_of(kafka)) == [b"x"]
 
 
 # --- outages ----------------------------------------------------------------------------------------------------------------

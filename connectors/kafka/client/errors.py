@@ -157,6 +157,7 @@ class TlsError(PeerError):
 
 _KINDS: dict[type[BrokerError], tuple[ErrorCode, ...]] = {
     RetriableBrokerError: (
+        ErrorCode.UNKNOWN_SERVER_ERROR,
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         ErrorCode.LEADER_NOT_AVAILABLE,
         ErrorCode.NOT_LEADER_OR_FOLLOWER,

@@ -5,6 +5,7 @@ A partition is in one of these states:
 - *leaderless*: its leader must be looked up (now, or after a backoff), see `leaderless`, `leader_found`, `lookup_failed`;
 - *in doubt*: the broker says that the offset is out of range, which proves nothing yet, see `doubtful` and `cleared`;
 - *ready*: `take` may put it in the next request to its broker;
+  after `metadata.max.age.ms` its leader is looked up again beside that, and a follower gives way to the leader;
 - *in flight*: in a request; `landed` or `lost` ends that;
 - *ended*: its `stop` is reached, or it failed, or the caller removed it.
 """
@@ -27,6 +28,7 @@ from headrace.enumerator.errors import CorruptDataError, DeadlineExceededError, 
 __all__ = ["Asked", "FetchFailed", "FetchFrom", "FetchPlan", "FetchedData"]
 
 _UNKNOWN_TOPIC_GRACE_S = 3.0
+_LEAST_AGE_MS = 50
 _GUESSED_BYTES_PER_OFFSET = 1024.0
 _SMALLEST_REQUEST = 64 * 1024
 _PARTITION_SHARE = 1024 * 1024
@@ -110,11 +112,20 @@ class _Partition:
     leader: Leader | None = None
     replica: Broker | None = None  # the leader, or a follower nearer to us (KIP-392)
     ready_at: float = 0.0
+    known_until: float = 0.0  # the leader is to be looked up again then
+    nearby_until: float = 0.0  # the follower gives way to the leader then
+    leader_until: float = 0.0  # until then the leader must not send us to a follower
     failing_since: float | None = None
     missing_since: float | None = None
     failures: int = 0
     bytes_per_offset: float = _GUESSED_BYTES_PER_OFFSET
     max_bytes: int | None = None  # raised when not even one batch fitted
+
+    @property
+    def lookup_at(self) -> float | None:
+        if self.state is _State.IN_DOUBT:
+            return None
+        return self.ready_at if self.state is _State.LEADERLESS else self.known_until
 
     @property
     def ended(self) -> bool:
@@ -133,6 +144,7 @@ class Asked:
     leader_epoch: int | None
     last_epoch: int | None
     max_bytes: int
+    may_be_nearby: bool
 
 
 class FetchPlan:
@@ -142,6 +154,7 @@ class FetchPlan:
         """Empty; see `add`. `densities`, in bytes per offset, is what plans before this one found, and is kept up to date."""
         self._config = config
         self._densities = {} if densities is None else densities
+        self._max_age_s = max(config.metadata_max_age_ms, config.retry_backoff_ms, _LEAST_AGE_MS) / 1000
         self._partitions: dict[TopicPartition, _Partition] = {}
         self.outages = Outages()
 
@@ -165,8 +178,8 @@ class FetchPlan:
     # --- finding leaders -----------------------------------------------------------------------------------------------
 
     def leaderless(self, now: float) -> list[FetchFrom]:
-        """The partitions whose leader is to be looked up now."""
-        return [p.source for p in self._partitions.values() if p.state is _State.LEADERLESS and p.ready_at <= now]
+        """The partitions whose leader is to be looked up now: there is none, or it is known for longer than it should be."""
+        return [p.source for p in self._partitions.values() if p.lookup_at is not None and p.lookup_at <= now]
 
     def doubtful(self, now: float) -> list[tuple[FetchFrom, int]]:
         """The partitions, with their offsets, of which the leader must be asked what range it has."""
@@ -178,17 +191,30 @@ class FetchPlan:
         partition = self._current(source)
         if partition is None:
             return None
+        if partition.state is _State.IN_FLIGHT:
+            self._led_by(partition, leader, now)
+            return None
         if partition.topic_id is not None and topic_id != partition.topic_id:
             found = None if topic_id is None else str(topic_id)
             return self._missing(partition, TopicRecreatedError(source.topic, str(partition.topic_id), found), now)
         partition.topic_id, partition.missing_since = topic_id, None
-        partition.leader, partition.replica, partition.state = leader, leader.broker, _State.READY
+        if partition.state is _State.LEADERLESS:
+            partition.replica, partition.state = leader.broker, _State.READY
+        self._led_by(partition, leader, now)
         return None
+
+    def _led_by(self, partition: _Partition, leader: Leader, now: float) -> None:
+        if partition.leader is None or partition.leader.broker != leader.broker:
+            partition.replica = leader.broker
+        partition.leader, partition.known_until = leader, now + self._max_age_s
 
     def lookup_failed(self, source: FetchFrom, error: HeadraceError, now: float) -> Outcome:
         """No leader was found; ask again after a backoff, or give up when the deadline has passed or trying does not help."""
         partition = self._current(source)
         if partition is None:
+            return None
+        if partition.state is not _State.LEADERLESS:
+            partition.known_until = now + self._max_age_s  # it is being fetched: that will tell what is wrong
             return None
         if isinstance(error, UnknownTopicError):
             if partition.topic_id is not None and source.topic in error.topics:
@@ -204,7 +230,7 @@ class FetchPlan:
     def is_ready(self, source: FetchFrom) -> bool:
         """True when the partition has found its leader."""
         partition = self._current(source)
-        return partition is not None and partition.state is _State.READY
+        return partition is not None and partition.state in (_State.READY, _State.IN_FLIGHT)
 
     def topic_id_of(self, source: FetchFrom) -> UUID | None:
         """The topic id that the positions of this partition are for: given by the caller or learnt at the first lookup."""
@@ -216,7 +242,7 @@ class FetchPlan:
     def take(self, broker: Broker, now: float, room: int) -> list[Asked]:
         """The next request to a broker: its ready partitions, those longest not served first. They are then in flight."""
         ready = [p for p in self._partitions.values() if p.state is _State.READY and p.replica == broker and p.ready_at <= now]
-        return [self._ask(partition, max(room // len(ready), _PARTITION_SHARE)) for partition in ready]
+        return [self._ask(partition, max(room // len(ready), _PARTITION_SHARE), now) for partition in ready]
 
     def wants_wait(self, asked: Iterable[Asked]) -> bool:
         """True when all partitions asked are without a stop, so that waiting for more bytes than one makes sense."""
@@ -224,19 +250,16 @@ class FetchPlan:
 
     def next_due(self, broker: Broker | None) -> float | None:
         """When a partition waiting for its backoff is due: of this broker, or with None of those to be looked up."""
-        times = [
-            p.ready_at
-            for p in self._partitions.values()
-            if (broker is None and p.state in (_State.LEADERLESS, _State.IN_DOUBT))
-            or (broker is not None and p.state is _State.READY and p.replica == broker)
-        ]
-        return min(times, default=None)
+        if broker is None:
+            return min((p.ready_at if p.lookup_at is None else p.lookup_at for p in self._partitions.values()), default=None)
+        ready = (p for p in self._partitions.values() if p.state is _State.READY and p.replica == broker)
+        return min((p.ready_at for p in ready), default=None)
 
     def replicas(self) -> set[Broker]:
         """The brokers that partitions are fetched from."""
         return {p.replica for p in self._partitions.values() if p.replica is not None}
 
-    def _ask(self, partition: _Partition, share: int) -> Asked:
+    def _ask(self, partition: _Partition, share: int, now: float) -> Asked:
         partition.state = _State.IN_FLIGHT
         source = partition.source
         limit = partition.max_bytes or self._config.max_partition_fetch_bytes or share
@@ -252,12 +275,17 @@ class FetchPlan:
             leader_epoch=partition.leader.epoch if partition.leader else None,
             last_epoch=partition.last_epoch,
             max_bytes=limit,
+            may_be_nearby=now >= partition.leader_until,
         )
 
     # --- answers -------------------------------------------------------------------------------------------------------
 
     def landed(self, asked: Asked, answer: PartitionAnswer, preferred: Broker | None, now: float) -> Outcome:
-        """Digest what the broker said about one partition. `preferred` is the broker behind `answer.preferred_replica`."""
+        """Digest what the broker said about one partition.
+
+        `preferred` is the broker behind `answer.preferred_replica`, None when it is not among those we know: then the leader is
+        looked up, with the brokers, and is asked not to send us away meanwhile.
+        """
         partition = asked.partition
         if self._partitions.get(partition.source.key) is not partition:
             return None
@@ -271,13 +299,22 @@ class FetchPlan:
             return self._end(partition, LogTruncatedError(asked.topic, asked.index, asked.offset, answer.diverging[1]))
         partition.failing_since, partition.failures, partition.state = None, 0, _State.READY
         self.outages.over(partition.source.key)
-        if preferred is not None:
-            partition.replica = preferred
+        if answer.preferred_replica is not None:
+            self._sent_away(partition, preferred, now)
             return None
+        if partition.leader is not None and partition.replica != partition.leader.broker and now >= partition.nearby_until:
+            partition.replica = partition.leader.broker
         try:
             return self._advance(partition, asked, answer)
         except CorruptDataError as error:
             return self._end(partition, CorruptDataError(f"{where}: {error}"))
+
+    def _sent_away(self, partition: _Partition, preferred: Broker | None, now: float) -> None:
+        if preferred is None:
+            partition.leader_until = now + max(self._config.retry_backoff_max_ms, self._config.retry_backoff_ms) / 1000
+            partition.state, partition.ready_at = _State.LEADERLESS, now
+        else:
+            partition.replica, partition.nearby_until = preferred, now + self._max_age_s
 
     def lost(self, asked: Iterable[Asked], error: HeadraceError, now: float) -> list[FetchFailed]:
         """The request failed as a whole, or the answer left these partitions out."""

@@ -329,7 +329,7 @@ class Fetcher:
                     continue
                 replica = part.preferred_replica
                 preferred = None if replica is None else self._cluster.broker(replica)
-                if part.error:
+                if part.error or (replica is not None and preferred is None):
                     self._cluster.invalidate(item.topic)
                 outcomes.append(self._plan.landed(item, part, preferred, now))
                 if preferred is not None:
@@ -355,7 +355,8 @@ class Fetcher:
             min_bytes=self._config.fetch_min_bytes if self._plan.wants_wait(asked) else 1,
             max_bytes=room,
         )
-        return fetch_request(map(_wanted, asked), limits, self._config.isolation, self._config.client_rack)
+        rack = self._config.client_rack if all(item.may_be_nearby for item in asked) else None
+        return fetch_request(map(_wanted, asked), limits, self._config.isolation, rack)
 
 
 def _wanted(item: Asked) -> PartitionFetch:
