@@ -20,7 +20,7 @@ import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -65,13 +65,16 @@ class Outcome(Enum):
 class Attempt:
     """Who writes: one attempt at one task of one epoch of a job. No two running attempts are equal.
 
-    `job` is made of letters, digits, `-` and `_`, at most 100; `epoch`, `task` and `number` count from 0.
+    `job` is made of letters, digits, `-` and `_`, at most 100; `epoch`, `task` and `number` are from 0. `retry` is for sinks
+    whose names for transactions are to stay few: two running attempts may have the same (Spark counts a task's attempts from 0
+    again in every attempt at its stage: SPARK-24552), so such a sink takes none that is in use.
     """
 
     job: str
     epoch: int
     task: int
     number: int
+    retry: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

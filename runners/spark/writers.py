@@ -103,8 +103,7 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         job, epoch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         if job is None or epoch is None:
             raise UsageError("Spark does not say which query and batch this task is of: headrace needs PySpark 4.2 or later")
-        attempt = Attempt(job, int(epoch), context.partitionId(), context.attemptNumber())
-        return _prepare(self._sink, self._recorded, attempt, self._columns, iterator)
+        return _prepare(self._sink, self._recorded, _attempt(context, job, int(epoch)), self._columns, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """On the driver. The first of a query recovers: it fences an older driver, and completes what that has left."""
@@ -143,8 +142,7 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PreparedMessage[HandleT]:
         """In a task."""
         context = _context()
-        attempt = Attempt(self._job, self._epoch, context.partitionId(), context.attemptNumber())
-        return _prepare(self._sink, self._recorded, attempt, self._columns, iterator)
+        return _prepare(self._sink, self._recorded, _attempt(context, self._job, self._epoch), self._columns, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver. If it dies in here, `headrace transactions commit` finishes the write."""
@@ -171,6 +169,11 @@ def _context() -> TaskContext:
     if context is None:
         raise UsageError("this writer is called outside of a Spark task")
     return context
+
+
+def _attempt(context: TaskContext, job: str, epoch: int) -> Attempt:
+    """By the number that no other attempt has: attempt numbers restart with each attempt at a stage."""
+    return Attempt(job, epoch, context.partitionId(), context.taskAttemptId(), context.attemptNumber())
 
 
 def _of_tasks(messages: Sequence[WriterCommitMessage | None]) -> list[PreparedMessage[Any]]:

@@ -121,6 +121,34 @@ def test_seen_here_a_list_that_cannot_be_removed_does_not_fail_a_committed_write
     assert "could not be removed: gone" in caplog.text
 
 
+class Context:
+    """A task's context in the second attempt at a stage: attempts are counted from 0 again."""
+
+    def __init__(self, task_attempt):
+        self._task_attempt = task_attempt
+
+    def partitionId(self):  # noqa: N802 - Spark's names
+        return 3
+
+    def attemptNumber(self):  # noqa: N802
+        return 0
+
+    def taskAttemptId(self):  # noqa: N802
+        return self._task_attempt
+
+
+def test_spark_24552_attempts_at_a_task_in_two_attempts_at_its_stage_have_two_names(monkeypatch, sink, log):
+    """findings: Sinks 3. With one name the second would abort what the first has prepared."""
+    rows = [pa.RecordBatch.from_pydict({"value": ["0"]})]
+    sent = []
+    for task_attempt in (17, 29):
+        monkeypatch.setattr(writers.TaskContext, "get", lambda number=task_attempt: Context(number))
+        sent.append(BatchWriter(sink, ["value"], JOB, 0).write(iter(rows)))
+    assert len(log.unended(JOB)) == 2
+    BatchWriter(sink, ["value"], JOB, 0).commit(sent[:1])
+    assert values(log) == ["0"]
+
+
 def test_a_process_that_knows_nothing_recovers_before_it_commits(monkeypatch, sink, log):
     new_process(monkeypatch)
     StreamWriter(sink, ["value"]).commit(messages(sink, 0, ["0"]), 0)

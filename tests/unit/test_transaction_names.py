@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.connectors.kafka.write.names import JobNames, Role, TransactionName, parse_name, prefix_of
-from headrace.connectors.sink import Attempt
 from headrace.kafka import KafkaSink
 
 JOBS = st.text("abcXYZ019-_", min_size=1, max_size=20)
@@ -18,11 +17,10 @@ JOBS = st.text("abcXYZ019-_", min_size=1, max_size=20)
 
 @given(JOBS, JOBS, st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
 def test_names_are_read_as_the_sink_writes_them(prefix, job, epoch, task, number):
-    sink = KafkaSink("h:1", topic="out", transactional_id_prefix=prefix)
-    made = sink.begin(Attempt(job, epoch, task, number))._id
+    names = KafkaSink("h:1", topic="out", transactional_id_prefix=prefix).names(job)
+    made = names.task(epoch, task, number)
     assert parse_name(made) == TransactionName(prefix, job, Role.TASK, epoch % 2, task, number)
     assert prefix_of(made) == prefix
-    names = sink.names(job)
     assert made.startswith(names.beginning)
     assert parse_name(names.driver) == TransactionName(prefix, job, Role.DRIVER)
     assert parse_name(names.repair) == TransactionName(prefix, job, Role.REPAIR)

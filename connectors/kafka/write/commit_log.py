@@ -18,12 +18,14 @@ from headrace.connectors.kafka.client.errors import FencedByBrokerError, broker_
 from headrace.connectors.kafka.client.fetch import fetch_once
 from headrace.connectors.kafka.client.positions import Earliest, Latest
 from headrace.connectors.kafka.client.properties import Isolation
+from headrace.connectors.kafka.client.topology import TopicMetadata
 from headrace.connectors.kafka.client.wire.protocol import CreateTopicsRequest
 from headrace.connectors.kafka.format.decode import decode
 from headrace.connectors.kafka.format.encode import Codec, RecordEncoder
+from headrace.connectors.kafka.write.existence import find_topic
 from headrace.connectors.kafka.write.produce import OutBatch, transactional_sender
 from headrace.connectors.kafka.write.transactions import Answer, Producer, TransactionProtocol, Transactions, Verdict
-from headrace.enumerator.errors import FencedError, PeerError, RetriableError
+from headrace.enumerator.errors import FencedError, PeerError, RetriableError, StateError
 
 __all__ = ["CommitLog", "DriverLog"]
 
@@ -59,7 +61,7 @@ class CommitLog:
         Raises RefusedByBrokerError without the right to; then it has to be made beforehand.
         """
         if self.cluster.find_topics([self.topic])[self.topic] is not None:
-            return
+            return  # if it is only this broker that does not know it, the controller says that it is there
         self.cluster.retrying(f"creating topic {self.topic!r}", self._create)
         self.cluster.topics([self.topic])  # every broker's view of a new topic comes with a delay
 
@@ -82,14 +84,30 @@ class CommitLog:
             raise broker_error(code, f"creating topic {self.topic!r} for the lists of transactions", hint)
 
     def read(self) -> dict[str, bytes]:
-        """Job to its durable list, of all jobs; no topic, no jobs. Waits until all writes begun before are decided."""
-        found = self.cluster.find_topics([self.topic])[self.topic]
+        """Job to its durable list, of all jobs. Waits until all writes begun before are decided.
+
+        No topic, no jobs; but that takes every broker, looked at several times. Raises StateError for a topic that this
+        process has read before and that is gone.
+        """
+        found = find_topic(self.cluster, self.topic)
+        if found is not None:
+            return self._read(found)
+        if self._position is not None:
+            raise StateError(
+                f"the topic {self.topic!r} was there, and no broker knows it any more: the lists of all jobs are lost"
+            )
+        return {}
+
+    def read_created(self) -> dict[str, bytes]:
+        """`read`, after `create`: a broker that does not know the topic yet is asked again. Raises UnknownTopicError."""
+        return self._read(self.cluster.topics([self.topic])[self.topic])
+
+    def _read(self, found: TopicMetadata) -> dict[str, bytes]:
         with self._lock:
-            if found is None or found.topic_id != self._topic_id:
-                self._topic_id, self._position = None if found is None else found.topic_id, None
+            if found.topic_id != self._topic_id:
+                self._topic_id, self._position = found.topic_id, None
                 self._lists.clear()
-            if found is not None:
-                self._catch_up()
+            self._catch_up()
             return dict(self._lists)
 
     def _catch_up(self) -> None:
@@ -148,7 +166,7 @@ class DriverLog:
         self._log.create()
         self._protocol = self._transactions.protocol()
         self._producer = self._transactions.init(self._id, _DRIVER_TIMEOUT_MS)
-        return self._log.read().get(self._job)
+        return self._log.read_created().get(self._job)
 
     def write(self, value: bytes | None) -> None:
         """Replace the job's list (None: remove it). Raises FencedError when another driver has taken over since `fence`."""

@@ -4,8 +4,11 @@
     <prefix>.<job>.driver                           guards the job's list of committables
     <prefix>.<job>.repair                           copies what was aborted after it was on that list
 
-So the coordinators keep few of them, and no two attempts share one: an id is used again two epochs later, when its epoch is
-resolved. The command line and the engines' options import this module: it imports nothing but the standard library.
+So the coordinators keep few of them: an id is used again two epochs later, when its epoch is resolved. An attempt takes the
+first that is free: two attempts never write under one at the same time, whatever numbers the engine gives them.
+
+The command line and the engines' options import this module:
+it imports nothing but the standard library.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ Transactional ids are made in `names.py`. One is taken over by InitProducerId be
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -108,7 +109,7 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
     def begin(self, attempt: Attempt) -> KafkaTransaction:
         """A transaction; nothing is contacted before its first row."""
         check_job(attempt.job)
-        return KafkaTransaction(self, self.names(attempt.job).task(attempt.epoch, attempt.task, attempt.number))
+        return KafkaTransaction(self, attempt)
 
     def committer(self, job: str) -> KafkaCommitter:
         """The one for this job's driver."""
@@ -207,9 +208,9 @@ class _Rows:
 class KafkaTransaction(Transaction[KafkaHandle]):
     """One attempt's transaction. Begins with its first row: a task without rows opens none."""
 
-    def __init__(self, sink: KafkaSink, transactional_id: str) -> None:
+    def __init__(self, sink: KafkaSink, attempt: Attempt) -> None:
         """Contacts nobody."""
-        self._sink, self._id = sink, transactional_id
+        self._sink, self._attempt = sink, attempt
         self._transactions = Transactions(sink.cluster())
         self._producer: Producer | None = None
         self._protocol = TransactionProtocol.V1
@@ -249,17 +250,31 @@ class KafkaTransaction(Transaction[KafkaHandle]):
             try:
                 self._transactions.end(producer, self._protocol, Verdict.ABORT)
             except HeadraceError as error:
-                log.warning("the transaction of %s could not be aborted now: %s", self._id, error)
+                log.warning("the transaction of %s could not be aborted now: %s", producer.transactional_id, error)
 
     def _begun(self) -> tuple[BatchSender, _Rows]:
         if self._sender is None or self._rows is None:
             cluster = self._sink.cluster()
             self._protocol = self._transactions.protocol()
-            producer = self._producer = self._transactions.init(self._id, self._sink.config.transaction_timeout_ms)
+            producer = self._producer = self._transactions.init(self._free_id(), self._sink.config.transaction_timeout_ms)
             self._started_ms = time.time_ns() // 1_000_000
             self._sender = transactional_sender(cluster, self._transactions, producer, self._protocol)
             self._rows = _Rows(cluster, self._sink.topic, lambda partitions: _encoder(self._sink.config, partitions, producer))
         return self._sender, self._rows
+
+    def _free_id(self) -> str:
+        """The first of the task's ids, from its retry on, under which nothing is open: to take over one would abort it.
+
+        An open one may be another attempt's that is at work or has prepared; the driver aborts what nobody wants. Should two
+        attempts find the same one free, the second fences the first, which then fails before it has prepared.
+        """
+        names, attempt = self._sink.names(self._attempt.job), self._attempt
+        ids = (names.task(attempt.epoch, attempt.task, number) for number in itertools.count(attempt.retry))
+        return next(name for name in ids if not self._is_open(name))
+
+    def _is_open(self, transactional_id: str) -> bool:
+        found = self._transactions.describe([transactional_id])[transactional_id]
+        return found is not None and found.is_ongoing
 
 
 def _ranges(cluster: KafkaCluster, sender: BatchSender) -> tuple[WrittenRange, ...]:

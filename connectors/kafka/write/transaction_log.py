@@ -18,8 +18,9 @@ from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.fetch import fetch_once
 from headrace.connectors.kafka.client.properties import Isolation
-from headrace.connectors.kafka.client.topology import TopicPartition
+from headrace.connectors.kafka.client.topology import TopicMetadata, TopicPartition
 from headrace.connectors.kafka.format.record_batch import CRC_AT, CRC_FROM, HEADER, LOG_APPEND_TIME, StoredBatch, stored_batches
+from headrace.connectors.kafka.write.existence import find_topic
 from headrace.connectors.kafka.write.handles import KafkaHandle, WrittenRange
 from headrace.connectors.kafka.write.produce import OutBatch
 from headrace.connectors.kafka.write.transactions import Producer
@@ -51,8 +52,11 @@ def outcome_of(cluster: KafkaCluster, handle: KafkaHandle) -> Outcome:
 
 def _is_there(cluster: KafkaCluster, written: WrittenRange) -> bool:
     """Whether the topic is still the one that was written to."""
-    found = cluster.find_topics([written.topic])[written.topic]
-    return found is not None and _same(written.topic_id, found.topic_id) and written.partition in found.partitions
+
+    def is_it(found: TopicMetadata) -> bool:
+        return _same(written.topic_id, found.topic_id) and written.partition in found.partitions
+
+    return find_topic(cluster, written.topic, is_it) is not None
 
 
 def _same(expected: UUID | None, found: UUID | None) -> bool:
