@@ -24,10 +24,17 @@ from headrace.enumerator.split import SplitT
 from headrace.runners.beam import worker as workers
 from headrace.runners.beam.coders import Element, EnumerationFormat, ReaderFormat
 from headrace.runners.beam.event_time import IDLE_LAG, SplitWatermark
-from headrace.runners.beam.flink_placement import Subtasks, placed
+from headrace.runners.beam.flink.placement import Subtasks, placed
 from headrace.runners.beam.pauses import pause
-from headrace.runners.beam.reader_restriction import deal
-from headrace.runners.beam.restrictions import EncodedTracker, Enumerated, Enumeration, EnumerationTracker, Fresh, HandedOn
+from headrace.runners.beam.restrictions.reader import deal
+from headrace.runners.beam.restrictions.split import (
+    EncodedTracker,
+    Enumerated,
+    Enumeration,
+    EnumerationTracker,
+    Fresh,
+    HandedOn,
+)
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from headrace.enumerator.errors import UsageError
 from headrace.enumerator.source import LogSource, Source, SplitBatch
 from headrace.runners.beam.coders import ReaderFormat
 from headrace.runners.beam.event_time import EventTime, bounds
-from headrace.runners.beam.reader_restriction import ReaderRestriction
+from headrace.runners.beam.restrictions.reader import ReaderRestriction
 
 POSITIONS = "positions"
 """The output with where every split was left: the bytes of a `ReaderRestriction` without anything to read."""

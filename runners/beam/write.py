@@ -36,7 +36,7 @@ from headrace.connectors.commit import Copied, Copy, End, Ended, Sweep, Swept
 from headrace.connectors.sink import Attempt, Committer, HandleT, ImmediateSink, Transaction, TwoPhaseSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.beam.coders import FixedCoder, RecordBatchCoder
-from headrace.runners.beam.flink_options import ON_FLINK, Promise, refuse
+from headrace.runners.beam.flink.options import ON_FLINK, Promise, refuse
 from headrace.runners.beam.pauses import pause
 from headrace.runners.beam.shard import (
     BundleFinalised,

@@ -45,7 +45,7 @@ class BrokenPromiseError(AssertionError):
 
 @dataclass(frozen=True)
 class Engine:
-    """What the options of a job let Flink do; as it stands, what `headrace.runners.beam.flink_options` accepts.
+    """What the options of a job let Flink do; as it stands, what `headrace.runners.beam.flink.options` accepts.
 
     concurrent: so many checkpoints may be under way. pause: a task hears of a completed checkpoint before the next one's
     barrier comes. savepoints: somebody takes them while the job runs; they ask neither for the others' end nor for a pause, no

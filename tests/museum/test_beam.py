@@ -16,7 +16,7 @@ from headrace.runners.beam import enumerate as enumerating
 from headrace.runners.beam import worker
 from headrace.runners.beam.coders import Element
 from headrace.runners.beam.publication import Publication
-from headrace.runners.beam.restrictions import Fresh, OffsetSplitTracker
+from headrace.runners.beam.restrictions.split import Fresh, OffsetSplitTracker
 from headrace.testing.memory import MemoryLog, MemorySource, MemorySplit
 from tests.helpers.beam_rig import BeamRun, Stage
 from tests.helpers.planted_publications import Trusting

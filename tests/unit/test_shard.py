@@ -16,7 +16,7 @@ from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSeri
 from headrace.connectors.kafka.write.transactions import Producer, TransactionProtocol
 from headrace.connectors.sink import Outcome
 from headrace.enumerator.errors import ProtocolViolationError, StateError
-from headrace.runners.beam.flink_options import RULES
+from headrace.runners.beam.flink.options import RULES
 from headrace.runners.beam.shard import (
     SHARD_TRANSITIONS,
     SPARE_SLOTS,

@@ -19,10 +19,9 @@ from uuid import UUID
 
 from headrace.connectors.kafka.client.calls import Calls
 from headrace.connectors.kafka.client.coordinators import CoordinatorKind, Coordinators
-from headrace.connectors.kafka.client.epoch_ends import EpochEnds
 from headrace.connectors.kafka.client.groups import CommittedOffset, Groups
 from headrace.connectors.kafka.client.metadata import Metadata
-from headrace.connectors.kafka.client.offsets import OffsetAnswer, Offsets
+from headrace.connectors.kafka.client.offsets import EpochEnds, OffsetAnswer, Offsets
 from headrace.connectors.kafka.client.positions import Symbol
 from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
 from headrace.connectors.kafka.client.retries import Retries

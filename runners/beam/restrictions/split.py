@@ -2,7 +2,7 @@
 
 The enumerating stage's restriction is the ledger. It begins as `Fresh`, the one state that leads to the initial discovery; what
 is handed on to the next call is always `Enumerated`, so a restored pipeline cannot initialise again (Beam #31313, #34890). The
-reading stage's restriction is made of splits at their positions (`reader_restriction`), each guarded by a tracker of here. What
+reading stage's restriction is made of splits at their positions (`reader.py`), each guarded by a tracker of here. What
 is claimed is the split as it stands after a batch, rows or not: it moves over records that yield nothing (Beam #25962).
 """
 

@@ -16,7 +16,7 @@ from apache_beam.io.iobase import RestrictionProgress, RestrictionTracker
 
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.split import SplitT
-from headrace.runners.beam.restrictions import OffsetSplitTracker, SplitTracker, progress_of
+from headrace.runners.beam.restrictions.split import OffsetSplitTracker, SplitTracker, progress_of
 
 SplitTrackers = Callable[[SplitState[Any]], SplitTracker[Any] | OffsetSplitTracker]
 
