@@ -66,8 +66,8 @@ class Attempt:
     """Who writes: one attempt at one task of one epoch of a job. No two running attempts are equal.
 
     `job` is made of letters, digits, `-` and `_`, at most 100; `epoch`, `task` and `number` are from 0. `retry` is for sinks
-    whose names for transactions are to stay few: two running attempts may have the same (Spark counts a task's attempts from 0
-    again in every attempt at its stage: SPARK-24552), so such a sink takes none that is in use.
+    whose names for transactions are to stay few: two running attempts may have the same (engines count from 0 again when they
+    repeat a stage), so such a sink takes none that is in use.
     """
 
     job: str
