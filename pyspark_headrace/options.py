@@ -116,7 +116,7 @@ class OptionTable:
     """The options of one connector in one direction. `known_to` and `owner` say whose they are, in errors and warnings.
 
     `prefix`: options that begin with it are properties, and are given as they are. `ignored`: passed over in silence, in lower
-    case. `other_side`: the table of the other direction, whose options mean nothing here: people write one set of options for
+    case. `other_side`: the options of the other direction, which mean nothing here: people write one set of options for
     both, as Spark's own connector allows. A warning names each.
     """
 
@@ -125,7 +125,7 @@ class OptionTable:
     options: Sequence[Option]
     prefix: str = ""
     ignored: frozenset[str] = frozenset()
-    other_side: Callable[[], OptionTable] | None = None
+    other_side: Sequence[Option] = ()
     nothing_alike: str = field(default="", kw_only=True)
     """What is said of an option that resembles none."""
 
@@ -166,7 +166,7 @@ class OptionTable:
 
     def _pass_over(self, written: str) -> None:
         """Raises UsageError unless the option is the other direction's."""
-        other = self.other_side().option(written) if self.other_side is not None else None
+        other = next((option for option in self.other_side if option.name.lower() == written.lower()), None)
         if other is None:
             raise self._unknown(written)
         _warn_once(f"option '{other.name}' means nothing to {self.owner}, and is ignored")

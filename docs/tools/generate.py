@@ -18,7 +18,7 @@ from typer.cli import get_docs_for_click
 
 from headrace.cli import app
 from headrace.connectors.kafka.client import properties
-from pyspark_headrace import files_write, kafka_read, kafka_write, sql_write
+from pyspark_headrace import files_write, kafka_options, sql_write
 from pyspark_headrace.options import OptionTable
 
 DOCS = Path(__file__).parents[1]
@@ -83,8 +83,8 @@ def command_line() -> str:
 
 
 GENERATED: Mapping[str, Callable[[], str]] = {
-    "kafka-read": lambda: options_of(kafka_read.OPTIONS),
-    "kafka-write": lambda: options_of(kafka_write.OPTIONS),
+    "kafka-read": lambda: options_of(kafka_options.SOURCE_OPTIONS),
+    "kafka-write": lambda: options_of(kafka_options.SINK_OPTIONS),
     "sql-write": lambda: options_of(sql_write.OPTIONS),
     "files-write": lambda: options_of(files_write.OPTIONS),
     "client-properties": client_properties,

@@ -7,7 +7,8 @@ import pytest
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Timestamp
 from headrace.enumerator.errors import StateError, UsageError
 from pyspark_headrace.jvm_checkpoint import JvmCheckpoint
-from pyspark_headrace.kafka_read import OPTIONS, Mode, any_read, kafka_read
+from pyspark_headrace.kafka_options import SOURCE_OPTIONS as OPTIONS
+from pyspark_headrace.kafka_read import Mode, any_read, kafka_read
 from pyspark_headrace.kafka_write import kafka_write
 from pyspark_headrace.options import _warn_once
 

@@ -1,0 +1,193 @@
+"""The options of Spark's Kafka source and sink, and ours, as two tables: how the text of each is read, and what it means.
+
+Names, defaults and meanings are those of Spark's own connector. Case is ignored. An option that nobody knows is refused; one
+that means something in the other direction only is passed over with a warning.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Any
+
+from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Position, Timestamp
+from headrace.connectors.kafka.read.discovery import NoMatch, Positions
+from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC, DEFAULT_PREFIX
+from headrace.enumerator.errors import UsageError
+from pyspark_headrace.options import REPEATED_WRITE, Option, OptionTable, boolean, choice, integer, text
+
+__all__ = ["SINK_OPTIONS", "SOURCE_OPTIONS", "Delivery"]
+
+
+class Delivery(StrEnum):
+    """What a reader of the output, under read_committed, sees of each row after failures."""
+
+    EXACTLY_ONCE = "exactly-once"
+    AT_LEAST_ONCE = "at-least-once"
+
+
+# --- reading the text of one option -----------------------------------------------------------------------------------
+
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def _duration(option: Option, value: str) -> float:
+    match = re.fullmatch(r"\s*(\d+)\s*([a-z]*)\s*", value.lower())
+    if match is None or (match[2] or "ms") not in _SECONDS:
+        raise option.refuse(value, "a time such as 500ms, 30s, 15m, 1h (a bare number is milliseconds)")
+    return int(match[1]) * _SECONDS[match[2] or "ms"]
+
+
+def _names(option: Option, value: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in value.split(",") if name.strip())
+    if not names:
+        raise UsageError(f"No topics to subscribe to as specified value for option '{option.name}' is '{value}'")
+    return names
+
+
+def _pattern(option: Option, value: str) -> str:
+    if not value.strip():
+        raise UsageError(f"Pattern to subscribe is empty as specified value for option '{option.name}' is '{value}'")
+    return value.strip()
+
+
+def _json(option: Option, value: str, example: str) -> Mapping[str, Any]:
+    try:
+        document = json.loads(value)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise option.refuse(value, f"JSON like {example}")
+    return document
+
+
+def _partitions(option: Option, value: str) -> Mapping[str, tuple[int, ...]]:
+    if not value.strip().startswith("{"):
+        raise UsageError(f"No topicpartitions to assign as specified value for option '{option.name}' is '{value}'")
+    example = '{"topicA":[0,1],"topicB":[2,4]}'
+    try:
+        return {topic: tuple(int(number) for number in numbers) for topic, numbers in _json(option, value, example).items()}
+    except (TypeError, ValueError):
+        raise option.refuse(value, f"JSON like {example}") from None
+
+
+def _each(option: Option, value: str, example: str, position: Callable[[int], Position]) -> Positions:
+    try:
+        return {
+            (topic, int(partition)): position(int(number))
+            for topic, partitions in _json(option, value, example).items()
+            for partition, number in partitions.items()
+        }
+    except UsageError:
+        raise
+    except (AttributeError, TypeError, ValueError):
+        raise option.refuse(value, f"JSON like {example}") from None
+
+
+_BY_NUMBER: Mapping[int, Position] = {-2: Earliest(), -1: Latest()}
+_BY_NAME: Mapping[str, Position] = {"earliest": Earliest(), "latest": Latest(), "group": Committed()}
+
+
+def _offsets(option: Option, value: str) -> Positions:
+    word = value.strip().lower()
+    if word in _BY_NAME and not (word == "group" and option.name != "startingOffsets"):
+        return _BY_NAME[word]
+    example = '{"topicA":{"0":23,"1":-1},"topicB":{"0":-2}} (-1 is latest, -2 is earliest)'
+    if not word.startswith("{"):
+        words = "earliest, latest, group" if option.name == "startingOffsets" else "latest"
+        raise option.refuse(value, f"{words}, or JSON like {example}")
+    return _each(option, value, example, lambda number: _BY_NUMBER[number] if number in _BY_NUMBER else At(number))
+
+
+def _timestamp(_option: Option, value: str) -> Position:
+    try:
+        return Timestamp(int(value))
+    except ValueError:
+        raise UsageError(f"Expected a single long value, got {value.strip()}") from None
+
+
+def _timestamps(option: Option, value: str) -> Positions:
+    return _each(option, value, '{"topicA":{"0":1000,"1":1000},"topicB":{"0":2000}}', Timestamp)
+
+
+def _end_word(option: Option, value: str) -> Position:
+    word = value.strip().lower()
+    if word not in ("earliest", "latest"):
+        raise option.refuse(value, "earliest or latest")
+    return _BY_NAME[word]
+
+
+def _no_match(option: Option, value: str) -> NoMatch:
+    match value.strip().lower():
+        case "error":
+            return "error"
+        case "latest":
+            return "latest"
+        case _:
+            raise option.refuse(value, "error or latest")
+
+
+# --- the tables -------------------------------------------------------------------------------------------------------
+
+_SOURCE: tuple[Option, ...] = (
+    Option("subscribe", _names, "topics to read, separated by commas"),
+    Option("subscribePattern", _pattern, "regular expression (Java's) for whole topic names"),
+    Option("assign", _partitions, "exactly these partitions, as JSON"),
+    Option("startingOffsets", _offsets, "start: earliest (batch default), latest (streaming default), group, or JSON"),
+    Option("startingTimestamp", _timestamp, "start at this time, in ms since 1970 UTC. Overrides startingOffsetsByTimestamp"),
+    Option("startingOffsetsByTimestamp", _timestamps, "start at these times, as JSON. Overrides startingOffsets"),
+    Option("startingOffsetsByTimestampStrategy", _no_match, "no record that late: error (default), or latest"),
+    Option("startingOffsetsOfNewPartitions", _end_word, "ours: where partitions that appear later start. Default earliest"),
+    Option("startingOffsetsWithoutCommit", _end_word, "ours: start of what the group has not committed. Default earliest"),
+    Option("endingOffsets", _offsets, "batch: where to end, exclusively. Default latest"),
+    Option("endingTimestamp", _timestamp, "batch: end at this time. Overrides endingOffsetsByTimestamp"),
+    Option("endingOffsetsByTimestamp", _timestamps, "batch: end at these times. Overrides endingOffsets"),
+    Option("failOnDataLoss", boolean, "fail when records are gone (default true), or warn and continue"),
+    Option("includeHeaders", boolean, "add the column headers. Default false"),
+    Option("maxOffsetsPerTrigger", integer(1), "streaming: most offsets in a batch, divided among the partitions"),
+    Option("minOffsetsPerTrigger", integer(1), "streaming: wait for this many offsets, or for maxTriggerDelay"),
+    Option("maxTriggerDelay", _duration, "streaming: longest wait for minOffsetsPerTrigger. Default 15m"),
+    Option("maxRecordsPerPartition", integer(1), "most offsets in one Spark task"),
+    Option("minPartitions", integer(1), "about this many Spark tasks: large ranges are split"),
+    Option("kafkaConsumer.pollTimeoutMs", integer(1), "a task that receives nothing for this time fails. Default 120000"),
+    Option("commitOffsetsToGroup", text, "ours, streaming: commit offsets to this group as batches complete"),
+    Option("jvmCheckpoint", text, "ours: path of the JVM connector's checkpoint, if that query was killed in its first batch"),
+    Option("fetchOffset.numRetries", integer(0), "accepted, not needed: see kafka.default.api.timeout.ms"),
+    Option("fetchOffset.retryIntervalMs", integer(0), "accepted, not needed: see kafka.retry.backoff.ms"),
+    Option("groupIdPrefix", text, "accepted, not needed: no consumer group is joined"),
+)
+
+_SINK: tuple[Option, ...] = (
+    Option("topic", text, "topic of all rows; overrides the column `topic`"),
+    Option("delivery", choice(Delivery), "`exactly-once` (default) or `at-least-once`"),
+    Option("transactionalIdPrefix", text, f"prefix of all transactional ids (default `{DEFAULT_PREFIX}`)"),
+    Option(
+        "commitTopic",
+        text,
+        f"compacted topic for the lists of committables, created if missing (default `{DEFAULT_COMMIT_TOPIC}`)",
+    ),
+    *REPEATED_WRITE,
+)
+
+SOURCE_OPTIONS = OptionTable(
+    "headrace",
+    "headrace's source",
+    _SOURCE,
+    prefix="kafka.",
+    ignored=frozenset({"path"}),
+    other_side=_SINK,
+    nothing_alike=f"there are: {', '.join(option.name for option in _SOURCE)}, kafka.*",
+)
+"""Every option of the source; `kafka.*` are the client's properties."""
+
+SINK_OPTIONS = OptionTable(
+    "the sink",
+    "the sink",
+    _SINK,
+    prefix="kafka.",
+    ignored=frozenset({"path"}),  # Spark's own sink ignores it, too
+    other_side=_SOURCE,
+)
+"""Every option of the sink; `kafka.*` are the client's properties."""
