@@ -188,6 +188,7 @@ _KINDS: dict[type[BrokerError], tuple[ErrorCode, ...]] = {
         ErrorCode.INCONSISTENT_TOPIC_ID,
         ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR,
         ErrorCode.NEW_LEADER_ELECTED,
+        ErrorCode.REBOOTSTRAP_REQUIRED,
     ),
     RefusedByBrokerError: (
         ErrorCode.TOPIC_AUTHORIZATION_FAILED,

@@ -108,6 +108,9 @@ class Metadata:
     def _refresh(self, names: Collection[str] | None) -> dict[str, TopicMetadata | None]:
         """One Metadata request for these topics, or all; the answer is also cached."""
         response = self._calls.call_any(_request(names))
+        if getattr(response, "error_code", None):  # from version 13 on, of the whole answer
+            self._calls.learn(())  # so that the bootstrap addresses are asked (KIP-1102)
+            raise broker_error(response.error_code, "looking up the cluster")
         answer = _answer(names, response)
         if response.brokers:
             self._calls.learn(Broker(b.node_id, b.host, b.port, b.rack) for b in response.brokers)

@@ -1,0 +1,1 @@
+"""What the error codes of brokers mean, API by API."""
