@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, Self, assert_never
 
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.coordinator import Coordinator
 from headrace.enumerator.enumerator import Assignment, EagerEnumerator, create_enumerator, restore_enumerator
-from headrace.enumerator.errors import StateError, UsageError
+from headrace.enumerator.errors import DeadlineExceededError, StateError, UsageError, is_retriable
 from headrace.enumerator.events import (
     Assign,
     CheckpointAborted,
@@ -120,11 +120,13 @@ class EmbeddedRun(Generic[SplitT]):
         if self._due_at is not None and self._clock() >= self._due_at:
             self._due_at = None
             self._send(DiscoveryDue())
+        ledger = self.coordinator.enumerator.ledger
+        waiting = [number for number in self._slots if ledger.load(number)] or list(self._slots)
         for number in list(self._slots):
             # the reader polled last goes to the end, so that one busy reader does not starve the others
             slot = self._slots.pop(number)
             self._slots[number] = slot
-            batch = slot.reader.poll(timeout / len(self._slots))
+            batch = slot.reader.poll(timeout / len(waiting) if number in waiting else 0.0)
             if batch is not None:
                 self._delivered(number, slot, batch)
                 return batch
@@ -145,13 +147,17 @@ class EmbeddedRun(Generic[SplitT]):
         return self._serializer.serialize(self._persisting)
 
     def checkpoint_completed(self) -> None:
-        """The bytes of the last `checkpoint` are durable: positions are published (group offsets are committed)."""
+        """The bytes of the last `checkpoint` are durable: positions are published (group offsets are committed).
+
+        Positions that cannot be published for now are a warning: the next checkpoint publishes later ones. Raises what refuses
+        them for good; the checkpoint is completed all the same.
+        """
         if self._persisting is None:
             raise UsageError("no checkpoint is under way: call checkpoint() first")
-        self._send(CheckpointCompleted(self._persisting.checkpoint_id))
-        self._persisting = None
+        completed, self._persisting = self._persisting, None
         for slot in self._slots.values():
             slot.progress.checkpoint_completed(slot.reported)
+        self._send(CheckpointCompleted(completed.checkpoint_id))
 
     def checkpoint_aborted(self) -> None:
         """The bytes of the last `checkpoint` were not stored."""
@@ -222,7 +228,7 @@ class EmbeddedRun(Generic[SplitT]):
             case DeclineCheckpoint(_, reason):
                 self._declined = reason
             case PublishPositions(splits):
-                self.source.checkpoint_completed(splits)
+                self._publish(splits)
             case ReportMissing(splits):
                 self.source.splits_missing(splits)
             case ReportDiscoveryFailure(error):
@@ -236,6 +242,14 @@ class EmbeddedRun(Generic[SplitT]):
             case _:
                 assert_never(command)
         return None
+
+    def _publish(self, splits: Sequence[SplitT]) -> None:
+        try:
+            self.source.checkpoint_completed(splits)
+        except Exception as error:
+            if not (is_retriable(error) or isinstance(error, DeadlineExceededError)):
+                raise
+            log.warning("positions of %s could not be published now, later ones will be: %s", self.source.name, error)
 
     def _discover(self, find: Callable[[], Findings[SplitT]]) -> Event[SplitT]:
         try:

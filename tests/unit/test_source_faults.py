@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 import time
 from dataclasses import replace
 
 import pytest
 
 from headrace.connectors.kafka.client import retries
+from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.wire.connection import Connection
 from headrace.connectors.kafka.client.wire.protocol import MetadataRequest
 from headrace.connectors.kafka.client.wire.throttles import Throttles
-from headrace.connectors.kafka.read import fetcher
+from headrace.connectors.kafka.read import fetch_plan, fetcher
 from headrace.connectors.kafka.read.split import KafkaSplit, KafkaSplitSerializer
 from headrace.enumerator.errors import DeadlineExceededError, OutageError
 from headrace.kafka import Earliest, KafkaSource, Latest
@@ -283,3 +286,103 @@ def test_every_broker_is_away_while_a_batch_is_planned_and_the_query_finds_nothi
     stop_all(kafka)
     with pytest.raises(OutageError):  # AvailableNow
         planner.next_offsets(end, None, None)
+
+
+def test_a_checkpoint_is_durable_while_the_coordinator_is_away_and_its_completion_is_no_error(kafka, caplog):
+    kafka.append("t", b"x")
+    batches = source_of(kafka, stop=None, group="g", properties={"default.api.timeout.ms": "300"}).batches()
+    next(batches)
+    first = batches.checkpoint()
+    away = kafka.fault("FindCoordinator", Refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE), times=None)
+    batches.checkpoint_completed()
+    assert "could not be published now" in caplog.text
+    away.stop()
+    assert batches.checkpoint() != first
+    batches.checkpoint_completed()
+    assert kafka.committed("g") == {("t", 0): 1}
+    batches.close()
+
+
+# --- topics and leaders that are not there ----------------------------------------------------------------------------------
+
+
+def test_every_broker_does_not_know_a_topic_for_longer_than_three_seconds_and_a_loss_allowed_does_not_end_its_partition(
+    kafka, monkeypatch, caplog
+):
+    monkeypatch.setattr(fetch_plan, "_UNKNOWN_TOPIC_GRACE_S", 0.2)
+    kafka.append("t", b"before")
+    run = source_of(kafka, stop=None, fail_on_data_loss=False).batches()._run
+    assert poll_until(run, lambda values: values) == [b"before"]
+    unknown = kafka.fault("Metadata", Refuse(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, topic="t"), times=None)
+    moved = kafka.fault("Fetch", Refuse(ErrorCode.NOT_LEADER_OR_FOLLOWER, topic="t"))
+    assert poll_until(run, lambda _: "waiting for it to come back" in caplog.text) == []
+    assert moved.fired
+    unknown.stop()
+    kafka.append("t", b"after")
+    assert poll_until(run, lambda values: values) == [b"after"]
+    run.close()
+
+
+def test_one_broker_does_not_know_a_topic_and_the_others_are_asked(kafka, monkeypatch):
+    monkeypatch.setattr(fetch_plan, "_UNKNOWN_TOPIC_GRACE_S", 0.2)
+    kafka.append("t", b"before")
+    run = source_of(kafka, stop=None).batches()._run
+    assert poll_until(run, lambda values: values) == [b"before"]
+    unknown = kafka.fault("Metadata", Refuse(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, topic="t"), broker=1, times=None)
+    kafka.fault("Fetch", Refuse(ErrorCode.NOT_LEADER_OR_FOLLOWER, topic="t"), times=10)
+    kafka.append("t", b"after")
+    assert poll_until(run, lambda values: values and unknown.fired) == [b"after"]
+    run.close()
+
+
+def test_two_hundred_of_three_hundred_partitions_have_no_leader_and_one_try_asks_once(kafka):
+    kafka.create_topic("wide", partitions=300)
+
+    def leaderless(response) -> None:
+        for topic in response.topics:
+            for partition in topic.partitions:
+                partition.leader_id = -1 if partition.partition_index < 200 else partition.leader_id
+
+    asked = kafka.fault("Metadata", Rewrite(leaderless), times=None)
+    config = ClientConfig(bootstrap=kafka.bootstrap, default_api_timeout_ms=1)
+    with KafkaCluster(config) as cluster, pytest.raises(DeadlineExceededError, match="no leader"):
+        cluster.list_offsets({("wide", number): Latest() for number in range(300)})
+    assert asked.fired <= 2
+
+
+def test_a_log_is_cut_and_grows_again_and_a_loss_allowed_reads_what_was_written_after_the_cut(kafka):
+    kafka.append("t", *(b"old-%d" % number for number in range(10)))
+    source = source_of(kafka, stop=None, fail_on_data_loss=False)
+    with source.batches() as batches:
+        next(batches)
+        stored = batches.checkpoint()
+    kafka.lose_records("t", from_offset=5)
+    kafka.append("t", b"new-5", b"new-6")
+    with source.batches(stored) as batches:
+        assert next(batches).column("value").to_pylist() == [b"new-5", b"new-6"]
+
+
+# --- readers that nobody reads ----------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_assigned_and_a_poll_waits(kafka):
+    reader = source_of(kafka).create_reader()
+    started = time.monotonic()
+    assert reader.poll(0.2) is None
+    reader.add_splits([])
+    assert reader.poll(0.2) is None
+    assert time.monotonic() - started >= 0.4
+    reader.close()
+
+
+def test_a_reader_is_dropped_in_the_middle_and_its_threads_end(kafka):
+    kafka.append("t", b"x")
+    before = set(threading.enumerate())
+    for _ in range(3):
+        for _ in source_of(kafka, stop=None).batches():
+            break
+    gc.collect()
+    for thread in set(threading.enumerate()) - before:
+        if thread.name.startswith("headrace-fetch"):
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive()

@@ -23,13 +23,17 @@ __all__ = ["Metadata"]
 
 @dataclass(frozen=True, slots=True)
 class _Cached:
-    """A topic as it was last answered. `fresh_until` is on `time.monotonic`'s clock; None once it was invalidated."""
+    """A topic as it was last answered. Both times are on `time.monotonic`'s clock.
+
+    It is not asked for again before `settled_at`, whatever is said of it: else each partition without a leader would ask.
+    """
 
     topic: TopicMetadata
-    fresh_until: float | None
+    fresh_until: float
+    settled_at: float
 
     def is_fresh(self, now: float) -> bool:
-        return self.fresh_until is not None and now < self.fresh_until
+        return now < max(self.fresh_until, self.settled_at)
 
 
 class Metadata:
@@ -38,6 +42,7 @@ class Metadata:
     def __init__(self, config: ClientConfig, calls: Calls, retries: Retries) -> None:
         """Contacts nothing."""
         self._max_age_s = config.metadata_max_age_ms / 1000
+        self._settling_s = config.retry_backoff_ms / 1000 / 2  # less than any backoff between two tries
         self._calls, self._retries = calls, retries
         self._topics: dict[str, _Cached] = {}
         self._lock = threading.Lock()
@@ -96,7 +101,7 @@ class Metadata:
         with self._lock:
             for name in topics:
                 if name in self._topics:
-                    self._topics[name] = replace(self._topics[name], fresh_until=None)
+                    self._topics[name] = replace(self._topics[name], fresh_until=0.0)
 
     def _cached(self, topic: str) -> TopicMetadata:
         with self._lock:
@@ -125,7 +130,8 @@ class Metadata:
                 kept[name] = None
                 if topic is not None:
                     newest = kept[name] = _newest(old.topic if old else None, topic)
-                    self._topics[name] = _Cached(newest, time.monotonic() + self._max_age_s)
+                    now = time.monotonic()
+                    self._topics[name] = _Cached(newest, now + self._max_age_s, now + self._settling_s)
         return kept
 
 

@@ -16,7 +16,7 @@ from types import TracebackType
 from uuid import UUID
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
-from headrace.connectors.kafka.client.errors import OffsetOutOfRangeError, broker_error
+from headrace.connectors.kafka.client.errors import LogTruncatedError, OffsetOutOfRangeError, UnknownTopicError, broker_error
 from headrace.connectors.kafka.client.fetch import FetchLimits, PartitionFetch, fetch_request
 from headrace.connectors.kafka.client.positions import Earliest, Latest
 from headrace.connectors.kafka.client.properties import Isolation
@@ -202,6 +202,8 @@ class Fetcher:
         for source in sources:
             try:
                 found.append((source, self._cluster.leader(*source.key), self._cluster.topic_id(source.topic)))
+            except UnknownTopicError as error:
+                self._lookups_failed([source], self._unless_known(source.topic, error))
             except HeadraceError as error:
                 self._lookups_failed([source], error)
         # All at once, so that a broker's first request already asks for all that it leads.
@@ -218,6 +220,16 @@ class Fetcher:
             self._cluster.invalidate(source.topic)
             with self._lock:
                 self._deliver([self._plan.lookup_failed(source, error, time.monotonic())], error)
+
+    def _unless_known(self, topic: str, error: UnknownTopicError) -> HeadraceError:
+        """One broker's word that there is no such topic is no proof: what does every other one say?"""
+        try:
+            answers = self._cluster.find_topics_everywhere([topic])
+        except HeadraceError as unanswered:
+            return unanswered
+        if all(answer[topic] is None for answer in answers):
+            return error
+        return RetriableError(f"some brokers do not know the topic {topic!r}, and others do")
 
     def _check_range(self, source: FetchFrom, offset: int) -> None:
         """OFFSET_OUT_OF_RANGE proves nothing: is it still the same topic, and what does its present leader say? (I4)"""
@@ -239,6 +251,10 @@ class Fetcher:
         latest = self._cluster.list_offsets({source.key: Latest()}, Isolation.READ_UNCOMMITTED)[source.key].offset
         if earliest is None or latest is None or earliest <= offset <= latest:
             return RetriableError(f"{source.topic}-{source.partition}: offset {offset} is in range after all")
+        epoch = self._plan.last_epoch_of(source)
+        parted = self._cluster.epoch_ends({source.key: epoch})[source.key] if epoch is not None and offset > latest else None
+        if parted is not None and parted < offset:  # what was written after the cut is still to be read
+            return LogTruncatedError(source.topic, source.partition, offset, parted)
         return OffsetOutOfRangeError(source.topic, source.partition, offset, earliest, latest)
 
     # --- the threads that fetch ----------------------------------------------------------------------------------------

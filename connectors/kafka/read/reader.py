@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +12,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
-from headrace.connectors.kafka.client.errors import LogTruncatedError, OffsetOutOfRangeError
+from headrace.connectors.kafka.client.errors import LogTruncatedError, OffsetOutOfRangeError, TopicRecreatedError
 from headrace.connectors.kafka.client.topology import TopicPartition
 from headrace.connectors.kafka.format.decode import DecodedBatch, arrow_schema, decode
 from headrace.connectors.kafka.read.fetcher import FetchedData, Fetcher, FetchFailed, FetchFrom
@@ -48,6 +50,7 @@ class KafkaReader(SourceReader[KafkaSplit]):
         self._ended: deque[KafkaSplit] = deque()
         self._decoding: _Decoding | None = None
         self._failure: HeadraceError | None = None
+        self._closed = threading.Event()
 
     def add_splits(self, splits: Sequence[KafkaSplit]) -> None:
         """Begin to fetch these. Where a topic was re-created, the split given later waits for the end of the other."""
@@ -63,6 +66,7 @@ class KafkaReader(SourceReader[KafkaSplit]):
                 fetch.append(_fetch_from(split))
         if self._fetcher is None:
             self._fetcher = Fetcher(self._cluster, fetch, budget_bytes=self._budget_bytes)
+            weakref.finalize(self, _close_beside, self._fetcher).atexit = False
         else:
             for source in fetch:
                 self._fetcher.assign(source)
@@ -84,6 +88,7 @@ class KafkaReader(SourceReader[KafkaSplit]):
 
     def close(self) -> None:
         """Stop the fetching threads."""
+        self._closed.set()
         self._decoding = None
         if self._fetcher is not None:
             self._fetcher.close()
@@ -91,7 +96,10 @@ class KafkaReader(SourceReader[KafkaSplit]):
 
     def _fetch(self, timeout: float) -> bool:
         """Wait for what comes next; True when something did."""
-        item = self._fetcher.poll(timeout) if self._fetcher is not None else None
+        if self._fetcher is None or not self._splits:
+            self._closed.wait(timeout)  # there is nothing to wait for, and a caller in a loop must not be kept busy
+            return False
+        item = self._fetcher.poll(timeout)
         if isinstance(item, FetchFailed):
             self._failed(item)
         elif item is not None:
@@ -156,6 +164,12 @@ class KafkaReader(SourceReader[KafkaSplit]):
             self._failure = failure.error
             raise failure.error
         split = self._splits[failure.topic, failure.partition]
+        if split.stop_offset is None and isinstance(failure.error, TopicRecreatedError) and failure.error.found is None:
+            log.warning(
+                "%s; waiting for it to come back", failure.error
+            )  # that nobody knows it now ends nothing: a new id does
+            self._read_from(split)
+            return
         resume = _after_loss(failure.error, split)
         log.warning("%s; going on %s", failure.error, "without this partition" if resume is None else f"at offset {resume}")
         if resume is None or (split.stop_offset is not None and resume >= split.stop_offset):
@@ -167,6 +181,11 @@ class KafkaReader(SourceReader[KafkaSplit]):
 
     def _no_rows(self) -> pa.RecordBatch:
         return pa.RecordBatch.from_pylist([], schema=arrow_schema(self._columns))
+
+
+def _close_beside(fetcher: Fetcher) -> None:
+    """A reader was dropped and not closed. In a thread of its own: the collector may run in one that has the fetcher's lock."""
+    threading.Thread(target=fetcher.close, name="headrace-fetch-close", daemon=True).start()
 
 
 def _fetch_from(split: KafkaSplit) -> FetchFrom:
