@@ -55,11 +55,18 @@ _LOOKS = 100  # every look that fails means that another driver has just written
 
 @dataclass(frozen=True)
 class FileSink(TwoPhaseSink[FileHandle]):
-    """Writes files into the folder `path`: a local path, `file://`, or a URL of any fsspec filesystem (extra `files`).
+    """Writes rows of any columns, exactly once, as files that appear in a folder when their epoch is committed.
 
-    `compression` is Parquet's (default snappy). A Parquet row group ends after `row_group_bytes` of Arrow data (default
-    64 MiB), which is also what a task holds in memory. `storage_options` go to fsspec, and are not shown. Raises UsageError
-    for what cannot be honoured. A relative path means the folder of the process that makes the sink.
+    - `path`: the folder, a local path, `file://`, or a URL of any fsspec filesystem (extra `files`). A relative path means the
+      folder of the process that makes the sink.
+    - `format`: FileFormat.PARQUET (default), or JSON_LINES, one object in each line.
+    - `compression`: Parquet's; None (default) means snappy.
+    - `row_group_bytes`: a Parquet row group ends after so many bytes of Arrow data (default 64 MiB), which is also what a task
+      holds in memory.
+    - `storage_options`: what fsspec is told about the filesystem; never shown.
+
+    A value that is checked when made, hashable and picklable; touches no file before a method is called. Raises UsageError for
+    what cannot be honoured.
     """
 
     path: str

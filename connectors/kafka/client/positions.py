@@ -63,7 +63,7 @@ class Timestamp:
 class Committed:
     """The offset that a consumer group committed, and `fallback` where it committed none.
 
-    `group` None means the group of the client's configuration (`kafka.group.id`). The default fallback is `Earliest`, which
+    `group` None means that of the source: its `group`, or the property `group.id`. The default fallback is `Earliest`, which
     loses nothing. Raises `UsageError` for an empty group name or a fallback that is itself `Committed`.
     """
 
