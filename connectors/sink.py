@@ -200,6 +200,7 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
     def recorded_epochs(self) -> Mapping[str, int]:
         """Job to its last recorded epoch, of all jobs that share the place where committables are recorded.
 
+        A job whose list cannot be read is left out, since it may be another's: `Committer.fence` of its own driver raises.
         Called before an epoch's tasks start, and shipped to them: they must not write again what is durable.
         """
 

@@ -15,11 +15,15 @@ list once more under the next number; an older driver finds its own next number 
 that was replaced cannot remove what its successor has checked: `check` refuses a file that is already renamed, and `end` finds
 one that is renamed later. Beginning an attempt once more removes nothing, since every file has a name of its own.
 
+**Tables of others.** A folder with `_delta_log` or `_spark_metadata` is refused: its readers go by the lists in there,
+and would never see our files.
+
 **No repair.** A file does not expire. If one that is on the durable list is gone, somebody removed it: DataLossError.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -31,7 +35,7 @@ import pyarrow as pa
 
 from headrace.connectors.files.formats import FileFormat, RowWriter, create_writer
 from headrace.connectors.files.handles import OPEN, SWEPT, FileHandle, FileHandleSerializer, temporary_name
-from headrace.connectors.files.store import Store, normal_path, open_store
+from headrace.connectors.files.store import Store, is_local, normal_path, open_store
 from headrace.connectors.sink import (
     Attempt,
     CommitList,
@@ -42,13 +46,16 @@ from headrace.connectors.sink import (
     TwoPhaseSink,
     check_job,
 )
-from headrace.enumerator.errors import DataLossError, FencedError, PeerError, ProtocolViolationError, UsageError
+from headrace.enumerator.errors import DataLossError, FencedError, PeerError, ProtocolViolationError, StateError, UsageError
+
+log = logging.getLogger(__name__)
 
 __all__ = ["FileCommitter", "FileSink", "FileTransaction"]
 
 WORK = "_headrace"
 ROW_GROUP_BYTES = 64 << 20
 _LIST = re.compile(r"([A-Za-z0-9_-]{1,100})\.(\d{12})\.json")
+_TABLES = {"_delta_log": "Delta Lake", "_spark_metadata": "a streaming query's own file sink"}
 _NO_LIST = b"null"  # a driver has fenced, and nothing was ever recorded
 _LOOKS = 100  # every look that fails means that another driver has just written a list
 
@@ -84,7 +91,7 @@ class FileSink(TwoPhaseSink[FileHandle]):
             raise UsageError(f"compression {self.compression!r} is for Parquet; the format is {self.format.value}")
         if self.compression not in (None, "none") and not _has_codec(self.compression):
             raise UsageError(f"this pyarrow has no compression {self.compression!r}")
-        if self.storage_options and "://" not in self.path:
+        if self.storage_options and is_local(self.path):
             raise UsageError(f"{self.path}: a local folder has no storage options; got {sorted(self.storage_options)}")
 
     @property
@@ -102,10 +109,18 @@ class FileSink(TwoPhaseSink[FileHandle]):
         return FileCommitter(open_store(self.path, self.storage_options), check_job(job), self.path)
 
     def recorded_epochs(self) -> dict[str, int]:
-        """From the durable lists in this folder. Raises StateError for one that cannot be read."""
+        """From the durable lists in this folder. Those that cannot be read are left out, with a warning.
+
+        Raises UsageError for a folder that is a table of others.
+        """
         store, epochs = open_store(self.path, self.storage_options), {}
+        _refuse_tables(store, self.path)
         for job in _newest(store):
-            commits = _Lists(store, job, self.path).latest()[1]
+            try:
+                commits = _Lists(store, job, self.path).latest()[1]
+            except (StateError, PeerError, OSError) as error:
+                log.warning("%s: the list of job %r is left alone: %s", self.path, job, error)
+                continue
             if commits is not None:
                 epochs[job] = commits.epoch
         return epochs
@@ -200,7 +215,12 @@ class FileCommitter(Committer[FileHandle]):
         self._lists = _Lists(store, job, path)
 
     def fence(self) -> CommitList[FileHandle] | None:
-        """Write the list once more under the next number. Raises UsageError naming a store where two could do so."""
+        """Write the list once more under the next number.
+
+        Raises UsageError naming a store where two could do so, or for a folder that is a table of others; StateError for a list
+        that cannot be read.
+        """
+        _refuse_tables(self._store, self._path)
         self._store.make_folder(self._folder)
         self._store.check_exclusive(self._folder)
         return self._lists.take_over()
@@ -328,6 +348,15 @@ class _Lists:
 
     def _fenced(self) -> FencedError:
         return FencedError(f"{self._path}: another driver of job {self._job!r} has taken over; this one must stop")
+
+
+def _refuse_tables(store: Store, path: str) -> None:
+    for folder, whose in _TABLES.items():
+        if store.names(folder):
+            raise UsageError(
+                f"{path}: this folder is a table of {whose}: its readers see the files that {folder} lists, and would never "
+                "see what is written here. Write to another folder"
+            )
 
 
 def _has_codec(name: str) -> bool:

@@ -14,6 +14,7 @@ Names are relative to the folder that is written to. What a store must give, and
 from __future__ import annotations
 
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
@@ -22,9 +23,10 @@ from uuid import uuid4
 
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["FsspecStore", "LocalStore", "Store", "normal_path", "open_store"]
+__all__ = ["FsspecStore", "LocalStore", "Store", "is_local", "normal_path", "open_store"]
 
 _LOCAL = ("file:", "local:")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # RFC 3986
 
 
 class Store(ABC):
@@ -280,8 +282,9 @@ def normal_path(path: str) -> str:
             if not local.startswith("/"):
                 raise UsageError(f"{path}: write file:///folder: a host's name, or a relative path, is not possible here")
             return os.path.abspath(local)
-    if "://" not in path:
+    if is_local(path):
         return os.path.abspath(path)
+    _check_url(path)
     if any(letter in path for letter in "*?["):
         raise UsageError(f"{path}: fsspec takes '*', '?' and '[' for patterns")
     return path.rstrip("/")
@@ -289,7 +292,25 @@ def normal_path(path: str) -> str:
 
 def open_store(path: str, options: Mapping[str, Any]) -> Store:
     """The store of a path that `normal_path` has given."""
-    return FsspecStore(path, options) if "://" in path else LocalStore(path)
+    return LocalStore(path) if is_local(path) else FsspecStore(path, options)
+
+
+def is_local(path: str) -> bool:
+    """Whether a path that `normal_path` has given, or one without `file:`, is the operating system's: it has no scheme.
+
+    A colon behind the first slash is part of a name.
+    """
+    return _SCHEME.match(path) is None
+
+
+def _check_url(path: str) -> None:
+    """Hadoop takes `scheme:/folder`, fsspec takes it for a local name, and a scheme of one letter for a drive of Windows."""
+    scheme, rest = path.split(":", 1)
+    if len(scheme) == 1 or not rest.startswith("//"):
+        raise UsageError(
+            f"{path}: this names no filesystem. Write an address of fsspec, like s3://bucket/folder; for a folder that is "
+            "mounted its local path, like /dbfs/folder; for a local folder with a colon in its name ./a:b"
+        )
 
 
 def _sync_folder(path: str) -> None:

@@ -110,12 +110,38 @@ def test_names_before_and_after():
         ("file:/a/b", "/a/b"),
         ("a", os.path.abspath("a")),
         ("s3://bucket/a/", "s3://bucket/a"),
+        ("./a:b", os.path.abspath("a:b")),
+        ("/a://b", "/a:/b"),
     ],
 )
 def test_a_path_means_the_same_in_every_process(path, normal):
     sink = FileSink(path)
     assert sink.path == normal
     assert pickle.loads(pickle.dumps(sink)) == sink
+
+
+@pytest.mark.parametrize(
+    "path", ["dbfs:/x", "hdfs:/x", "s3:/x", "s3a:bucket/x", "HDFS:/x", "s3:", "c:/x", "x://y", "simplecache::s3://b"]
+)
+def test_seen_here_an_address_without_two_slashes_is_no_local_folder(path):
+    """findings: Sinks 9. Hadoop takes `dbfs:/x`; here it became the folder `dbfs:` of one machine."""
+    with pytest.raises(UsageError, match=rf"^{path}: this names no filesystem.*/dbfs/folder"):
+        FileSink(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "whose"), [("_delta_log", "Delta Lake"), ("_spark_metadata", "a streaming query's own file sink")]
+)
+def test_seen_here_rows_written_into_a_table_of_others_are_seen_by_nobody_so_it_is_refused(sink, name, whose):
+    """findings: Sinks 9. Before any task, and at the latest by the driver's first look; nothing is published."""
+    handle, store = prepared(sink, 0, 0, ROWS), open_store(sink.path, sink.storage_options)
+    store.make_folder(name)
+    job_committer(sink).recover()  # an empty folder is no table
+    store.create(f"{name}/0", b"{}", f"{WORK}/scratch")
+    for act in (sink.recorded_epochs, lambda: job_committer(sink).commit(0, (handle,))):
+        with pytest.raises(UsageError, match=rf"is a table of {whose}: .* {name} lists"):
+            act()
+    assert visible(sink) == []
 
 
 @pytest.mark.parametrize(
@@ -327,9 +353,51 @@ def test_a_damaged_list_is_refused_and_the_file_is_named(sink):
     name = next(name for name in store.names(WORK) if name.endswith(".json"))
     store.remove(f"{WORK}/{name}")
     store.create(f"{WORK}/{name}", b"{", f"{WORK}/x")
-    for act in (sink.recorded_epochs, committer_of(sink).fence):
-        with pytest.raises(StateError, match=rf"{WORK}/{name}: the list of transactions is damaged"):
+    with pytest.raises(StateError, match=rf"{WORK}/{name}: the list of transactions is damaged"):
+        committer_of(sink).fence()
+
+
+@pytest.mark.parametrize(
+    "data", [b"{", b'{"format": "headrace-commit-list", "version": 99, "handle_version": 1}', None], ids=str
+)
+def test_seen_here_a_list_of_another_job_that_cannot_be_read_stops_no_query_of_the_folder(sink, caplog, data, monkeypatch):
+    """findings: Sinks 11. It is damaged, a newer headrace wrote it, or it may not be read."""
+    store = open_store(sink.path, {})
+    store.make_folder(WORK)
+    name = f"{WORK}/other.000000000007.json"
+    store.create(name, data or b"secret", f"{WORK}/scratch")
+    if data is None:
+        readable = type(store).read
+
+        def read(self, asked):
+            if asked == name:
+                raise PermissionError(13, "Permission denied", asked)
+            return readable(self, asked)
+
+        monkeypatch.setattr(type(store), "read", read)
+    job_committer(sink).commit(0, (prepared(sink, 0, 0, ROWS),))
+    assert sink.recorded_epochs() == {JOB: 0}
+    assert "the list of job 'other' is left alone" in caplog.text
+    assert visible(sink) == ROWS
+    with pytest.raises((StateError, PermissionError)):  # its own driver
+        sink.committer("other").fence()
+    assert name.rpartition("/")[2] in store.names(WORK)
+
+
+def test_seen_here_the_job_whose_own_list_is_damaged_ends_and_sweeps_nothing(sink):
+    """findings: Sinks 11. Its tasks may write, as they do not know; its driver stops before it touches what they prepared."""
+    job_committer(sink).commit(0, (prepared(sink, 0, 0, ROWS),))
+    store = open_store(sink.path, {})
+    name = next(name for name in store.names(WORK) if name.endswith(".json"))
+    store.remove(f"{WORK}/{name}")
+    store.create(f"{WORK}/{name}", b"{", f"{WORK}/x")
+    assert sink.recorded_epochs() == {}
+    handle = prepared(sink, 0, 0, ROWS)
+    for act in (job_committer(sink).recover, lambda: job_committer(sink).commit(0, (handle,))):
+        with pytest.raises(StateError, match="damaged"):
             act()
+    assert visible(sink) == ROWS
+    assert left_over(sink) == [handle.temporary]
 
 
 def test_lists_are_written_in_the_common_form(sink):
