@@ -237,11 +237,6 @@ class FetchPlan:
         partition = self._current(source)
         return source.topic_id if partition is None else partition.topic_id
 
-    def last_epoch_of(self, source: FetchFrom) -> int | None:
-        """The leader epoch of the last batch read of this partition, if known."""
-        partition = self._current(source)
-        return source.last_epoch if partition is None else partition.last_epoch
-
     # --- requests ------------------------------------------------------------------------------------------------------
 
     def take(self, broker: Broker, now: float, room: int) -> list[Asked]:

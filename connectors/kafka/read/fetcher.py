@@ -16,7 +16,7 @@ from types import TracebackType
 from uuid import UUID
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
-from headrace.connectors.kafka.client.errors import LogTruncatedError, OffsetOutOfRangeError, UnknownTopicError, broker_error
+from headrace.connectors.kafka.client.errors import OffsetOutOfRangeError, UnknownTopicError, broker_error
 from headrace.connectors.kafka.client.fetch import FetchLimits, PartitionFetch, fetch_request
 from headrace.connectors.kafka.client.positions import Earliest, Latest
 from headrace.connectors.kafka.client.properties import Isolation
@@ -251,10 +251,6 @@ class Fetcher:
         latest = self._cluster.list_offsets({source.key: Latest()}, Isolation.READ_UNCOMMITTED)[source.key].offset
         if earliest is None or latest is None or earliest <= offset <= latest:
             return RetriableError(f"{source.topic}-{source.partition}: offset {offset} is in range after all")
-        epoch = self._plan.last_epoch_of(source)
-        parted = self._cluster.epoch_ends({source.key: epoch})[source.key] if epoch is not None and offset > latest else None
-        if parted is not None and parted < offset:  # what was written after the cut is still to be read
-            return LogTruncatedError(source.topic, source.partition, offset, parted)
         return OffsetOutOfRangeError(source.topic, source.partition, offset, earliest, latest)
 
     # --- the threads that fetch ----------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ class KafkaReader(SourceReader[KafkaSplit]):
         self._ended: deque[KafkaSplit] = deque()
         self._decoding: _Decoding | None = None
         self._failure: HeadraceError | None = None
+        self._awaited: set[str] = set()
         self._closed = threading.Event()
 
     def add_splits(self, splits: Sequence[KafkaSplit]) -> None:
@@ -165,10 +166,10 @@ class KafkaReader(SourceReader[KafkaSplit]):
             raise failure.error
         split = self._splits[failure.topic, failure.partition]
         if split.stop_offset is None and isinstance(failure.error, TopicRecreatedError) and failure.error.found is None:
-            log.warning(
-                "%s; waiting for it to come back", failure.error
-            )  # that nobody knows it now ends nothing: a new id does
-            self._read_from(split)
+            if split.split_id not in self._awaited:
+                log.warning("%s; waiting for it to come back", failure.error)
+            self._awaited.add(split.split_id)
+            self._read_from(split)  # that nobody knows it now ends nothing: a new id does
             return
         resume = _after_loss(failure.error, split)
         log.warning("%s; going on %s", failure.error, "without this partition" if resume is None else f"at offset {resume}")
