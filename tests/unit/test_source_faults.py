@@ -11,13 +11,16 @@ import pytest
 
 from headrace.connectors.kafka.client import retries
 from headrace.connectors.kafka.client.cluster import KafkaCluster
+from headrace.connectors.kafka.client.errors import ConnectionLostError
 from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.client.topology import Broker
 from headrace.connectors.kafka.client.wire.connection import Connection
 from headrace.connectors.kafka.client.wire.protocol import MetadataRequest
 from headrace.connectors.kafka.client.wire.throttles import Throttles
 from headrace.connectors.kafka.read import fetch_plan, fetcher
+from headrace.connectors.kafka.read.discovery import java_pattern
 from headrace.connectors.kafka.read.split import KafkaSplit, KafkaSplitSerializer
-from headrace.enumerator.errors import DeadlineExceededError, OutageError
+from headrace.enumerator.errors import CorruptDataError, DeadlineExceededError, OutageError, UsageError
 from headrace.kafka import Earliest, KafkaSource, Latest
 from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.stream import StreamPlanner
@@ -386,3 +389,46 @@ def test_a_reader_is_dropped_in_the_middle_and_its_threads_end(kafka):
         if thread.name.startswith("headrace-fetch"):
             thread.join(DEADLINE_S)
             assert not thread.is_alive()
+
+
+# --- bytes and names --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pattern", ["orders-[a-z&&[^x]]+", "[a-c[x-z]]", "[^a&&b]"])
+def test_a_java_pattern_with_a_class_in_a_class_is_refused_and_selects_no_other_topics(pattern):
+    with pytest.raises(UsageError, match="class in a class"):
+        java_pattern(pattern)
+
+
+@pytest.mark.parametrize(("pattern", "name"), [(r"[a-z\[]+", "a["), ("a&&b", "a&&b"), (r"\[[a&]\]", "[&]"), (r"x[^\]]", "x[")])
+def test_brackets_and_ampersands_elsewhere_are_what_they_were(pattern, name):
+    assert java_pattern(pattern).fullmatch(name)
+
+
+def test_a_batch_shorter_than_its_own_header_is_corrupt_data_and_no_bug_of_the_fetching_thread(kafka):
+    kafka.append("t", b"x")
+
+    def shorten(response) -> None:
+        short = bytearray(_partition_of(response).records[:26])
+        short[8:12] = (14).to_bytes(4, "big")
+        _partition_of(response).records = bytes(short)
+
+    kafka.fault("Fetch", Rewrite(shorten))
+    with pytest.raises(CorruptDataError, match="t-0"):
+        read_all(source_of(kafka))
+
+
+def test_a_broker_that_could_not_be_reached_is_asked_last(kafka, monkeypatch):
+    config = ClientConfig(bootstrap=kafka.bootstrap)
+    with KafkaCluster(config) as cluster:
+        kafka.stop_broker(1)
+        host, _, port = kafka.address(1).rpartition(":")
+        with pytest.raises(ConnectionLostError):
+            cluster.lease(Broker(1, host, int(port)))
+        connect = cluster._pool._connect
+        tried = []
+        monkeypatch.setattr(cluster._pool, "_connect", lambda address: (tried.append(address), connect(address))[1])
+        for _ in range(20):
+            cluster._calls.learn(())  # so that there are the bootstrap addresses only, in random order
+            cluster.brokers()
+        assert (host, int(port)) not in tried

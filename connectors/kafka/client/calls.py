@@ -70,7 +70,8 @@ class Calls:
         bootstrap = list(self._config.bootstrap_servers)
         random.shuffle(bootstrap)
         last: RetriableError | None = None
-        for address in dict.fromkeys(known + bootstrap):
+        # Those that could not be reached come last: a host that is off answers nothing for all of the connection timeout.
+        for address in sorted(dict.fromkeys(known + bootstrap), key=self._pool.is_failing):
             try:
                 connection = self._pool.lease(address)
                 try:

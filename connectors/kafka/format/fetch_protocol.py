@@ -219,6 +219,8 @@ _OFFSET_AND_SIZE = struct.Struct(">qi")
 _BATCH_HEAD = struct.Struct(">qiib4xhi")  # base offset, length, leader epoch, magic, (crc), attributes, last offset delta
 _ENTRY_OVERHEAD = 12
 _MAGIC = 16
+_SHORTEST = 14  # what a message of the oldest format has behind its length
+_SHORTEST_BATCH = 15  # and what is read here of a batch of format 2
 
 
 def span_of_batches(records: memoryview) -> BatchSpan | None:
@@ -233,12 +235,14 @@ def span_of_batches(records: memoryview) -> BatchSpan | None:
     epochs: list[tuple[int, int]] = []
     while position + _ENTRY_OVERHEAD <= end:
         offset, size = _OFFSET_AND_SIZE.unpack_from(records, position)
-        if size < 14:
+        if size < _SHORTEST:
             raise CorruptDataError(f"a record batch claims a length of {size} bytes")
         position += size + _ENTRY_OVERHEAD
         if position > end:
             break
         last, complete = complete, position
+        if records[last + _MAGIC] >= 2 and size < _SHORTEST_BATCH:
+            raise CorruptDataError(f"a record batch claims a length of {size} bytes")
         epoch = _INT32.unpack_from(records, last + _ENTRY_OVERHEAD)[0] if records[last + _MAGIC] >= 2 else -1
         if epoch >= 0 and (not epochs or epochs[-1][1] != epoch):
             epochs.append((offset, epoch))

@@ -291,16 +291,21 @@ def validate(positions: Positions | None, what: str, allowed: Sequence[type]) ->
             raise UsageError(f"{what} must be one of {names}, or a mapping (topic, partition) -> one of them, not {item!r}")
 
 
+_ESCAPED = re.compile(r"\\.", re.DOTALL)
+_CLASS = re.compile(r"\[\^?(\]?[^\]]*)\]")  # what lies between the brackets
 _JAVA_ONLY = re.compile(r"\\Q(.*?)(?:\\E|$)", re.DOTALL)
 
 
 def java_pattern(text: str) -> re.Pattern[str]:
     r"""A Java regular expression, as in `subscribePattern`, for Python: `\Q..\E` and `(?<name>..)` are translated.
 
-    Raises `UsageError` for an expression that Python cannot take, such as one with `\p{..}` classes.
+    Raises `UsageError` for an expression that Python cannot take, such as one with `\p{..}` classes, or would take to mean
+    something else: a class in a class, which Java unites (`[a-c[x-z]]`) or intersects (`[a-z&&[^x]]`).
     """
     python = _JAVA_ONLY.sub(lambda match: re.escape(match[1]), text)
     python = re.sub(r"\(\?<(?![=!])", "(?P<", python)
+    if any("&&" in found or "[" in found for found in _CLASS.findall(_ESCAPED.sub("", python))):
+        raise UsageError(f"the topic pattern {text!r} has a class in a class, as Java only has them: write it as one class")
     try:
         return re.compile(python)
     except re.error as error:

@@ -12,6 +12,7 @@ import io
 import os
 import select
 import socket
+import struct
 import threading
 import time
 from collections import deque
@@ -198,7 +199,7 @@ def _decoder(message: Message) -> Callable[[memoryview], Any]:
     def decode(frame: memoryview) -> Message:
         try:
             return response_class.decode(frame, version=version, header=True)
-        except (ValueError, IndexError, io.UnsupportedOperation) as error:
+        except (ValueError, IndexError, TypeError, struct.error, io.UnsupportedOperation) as error:
             raise CorruptDataError(f"the broker's {response_class.__name__} cannot be decoded: {error}") from error
 
     return decode

@@ -56,6 +56,10 @@ class ConnectionPool:
             connection.close()
         return self._connect(address)
 
+    def is_failing(self, address: Address) -> bool:
+        """The last try to connect there failed."""
+        return address in self._failures
+
     def give_back(self, connection: Connection) -> None:
         """Return a leased connection. One that is broken, or still has a request in flight, is closed instead."""
         if self._closed.is_set() or connection.in_flight or not connection.usable:
