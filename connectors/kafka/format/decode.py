@@ -133,7 +133,6 @@ _BAD_FIELD = cython.declare(cython.int, 4)
 _BAD_OFFSET = cython.declare(cython.int, 5)
 _BAD_TIME = cython.declare(cython.int, 6)
 _BAD_HEADER = cython.declare(cython.int, 7)
-_BAD_TEXT = cython.declare(cython.int, 8)
 _BAD_END = cython.declare(cython.int, 9)
 _TRAILING = cython.declare(cython.int, 10)
 
@@ -143,7 +142,6 @@ _WHAT: dict[int, str] = {
     5: "the record's offset is not between the one before it and the last of the batch",
     6: "the record's timestamp does not fit 64-bit microseconds",
     7: "a header of the record runs past its end, has a negative length or a malformed varint, or the count is wrong",
-    8: "the key of a header of the record is not UTF-8",
     9: "bytes are left over after the record's last field",
     10: "bytes are left over after the last record",
 }
@@ -374,12 +372,14 @@ class _Headers:
     ends_buffer: pa.Buffer
     ends: cython.p_int
     capacity: cython.Py_ssize_t
+    malformed: cython.bint
 
     def __init__(self, row_capacity: cython.Py_ssize_t, byte_capacity: cython.Py_ssize_t, capacity: cython.Py_ssize_t) -> None:
         self.validity = _Validity(row_capacity)
         self.keys = _Binary(capacity, byte_capacity)
         self.values = _Binary(capacity, byte_capacity)
         self.capacity = capacity
+        self.malformed = False
         self.ends_buffer = pa.allocate_buffer(4 * (row_capacity + 1))
         if cython.compiled:
             self.ends = cython.cast(cython.p_int, cython.cast(cython.size_t, self.ends_buffer.address))
@@ -405,6 +405,8 @@ class _Headers:
         while count > 0:
             length, at = _varint(source, at, end)
             self.keys.append(source, at, length)
+            if not _is_utf8(source, at, at + length):
+                self.malformed = True
             at += length
             length, at = _varint(source, at, end)
             self.values.append(source, at, length)
@@ -414,10 +416,16 @@ class _Headers:
 
     @cython.cfunc
     def finish(self, rows: cython.Py_ssize_t) -> pa.Array:
-        fields = [self.keys.finish(pa.string()), self.values.finish(pa.binary())]
+        keys = _decoded(self.keys.finish(pa.binary())) if self.malformed else self.keys.finish(pa.string())
+        fields = [keys, self.values.finish(pa.binary())]
         entries = pa.StructArray.from_arrays(fields, fields=list(HEADERS_TYPE.value_type))
         buffers = [self.validity.finish(), self.ends_buffer]
         return pa.Array.from_buffers(HEADERS_TYPE, rows, buffers, self.validity.nulls, children=[entries])
+
+
+def _decoded(keys: pa.Array) -> pa.Array:
+    """Some are not UTF-8, which no broker checks: replaced by U+FFFD, as the Java client does."""
+    return pa.array([key.decode("utf-8", "replace") for key in keys.to_pylist()], pa.string())
 
 
 @cython.cfunc
@@ -456,8 +464,6 @@ def _check_headers(
         if length < 0 or at > end or length > end - at:
             return _BAD_HEADER
         key_end = at + length
-        if not _is_utf8(source, at, key_end):
-            return _BAD_TEXT
         length, at = _varint(source, key_end, end)
         if length < -1 or at > end or length > end - at:
             return _BAD_HEADER
