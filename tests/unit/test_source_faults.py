@@ -418,6 +418,18 @@ def test_a_batch_shorter_than_its_own_header_is_corrupt_data_and_no_bug_of_the_f
         read_all(source_of(kafka))
 
 
+def test_a_request_that_went_to_a_newer_broker_goes_to_an_older_one_in_the_version_of_that(kafka, monkeypatch):
+    asked = MetadataRequest(topics=[], allow_auto_topic_creation=False)
+    sent = []
+    for broker, version in ((1, 12), (2, 9)):
+        host, _, port = kafka.address(broker).rpartition(":")
+        connection = Connection(host, int(port), ClientConfig(bootstrap=kafka.bootstrap))
+        monkeypatch.setattr(connection, "version_of", lambda _, version=version: version)
+        sent.append(connection.request(asked).API_VERSION)
+        connection.close()
+    assert sent == [12, 9]
+
+
 def test_a_broker_that_could_not_be_reached_is_asked_last(kafka, monkeypatch):
     config = ClientConfig(bootstrap=kafka.bootstrap)
     with KafkaCluster(config) as cluster:

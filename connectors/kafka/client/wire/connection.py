@@ -8,6 +8,7 @@ the child must not use its parent's connections (`KafkaCluster` sees to that).
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 import select
@@ -107,6 +108,7 @@ class Connection:
 
     def send(self, message: Message) -> int:
         """Send a request without waiting; `receive` returns responses in the order of sending. Returns the correlation id."""
+        message = copy.copy(message)  # the caller's may go to another broker, which speaks another version of it
         if message.API_VERSION is None:
             message.API_VERSION = self.version_of(message)
         self._correlation_id = (self._correlation_id + 1) % 2**31
