@@ -177,7 +177,7 @@ def describe(
 # --- abort -------------------------------------------------------------------------------------------------------------
 
 
-class Decision(Enum):
+class AbortDecision(Enum):
     """What happens to a transaction that was named for an abort."""
 
     ABORT = "abort"
@@ -190,7 +190,7 @@ class Planned:
     """One transactional id, the decision, and its reason."""
 
     transactional_id: str
-    decision: Decision
+    decision: AbortDecision
     reason: str = ""
 
 
@@ -206,18 +206,20 @@ def plan_abort(described: Mapping[str, TransactionDescription | None], lists: Du
             job, epoch = holder
             command = completing_command(job, name.prefix if name else DEFAULT_PREFIX, lists.topic)
             reason = f"it is on the list of committables of job {job}, epoch {epoch}, and must be committed: {command}"
-            planned.append(Planned(transactional_id, Decision.REFUSED, reason))
+            planned.append(Planned(transactional_id, AbortDecision.REFUSED, reason))
         elif name is not None and name.job in lists.unreadable:
             reason = f"the list of committables of its job may name it, and cannot be read: {lists.unreadable[name.job]}"
-            planned.append(Planned(transactional_id, Decision.REFUSED, reason))
+            planned.append(Planned(transactional_id, AbortDecision.REFUSED, reason))
         elif found is None:
-            planned.append(Planned(transactional_id, Decision.REFUSED, "no coordinator knows it: never used, or expired"))
+            planned.append(Planned(transactional_id, AbortDecision.REFUSED, "no coordinator knows it: never used, or expired"))
         elif found.is_ongoing:
-            planned.append(Planned(transactional_id, Decision.ABORT))
+            planned.append(Planned(transactional_id, AbortDecision.ABORT))
         elif found.state in _ABORTED_STATES:
-            planned.append(Planned(transactional_id, Decision.ABORTED, f"it is {found.state} already"))
+            planned.append(Planned(transactional_id, AbortDecision.ABORTED, f"it is {found.state} already"))
         else:
-            planned.append(Planned(transactional_id, Decision.REFUSED, f"it is {found.state}: there is no open transaction"))
+            planned.append(
+                Planned(transactional_id, AbortDecision.REFUSED, f"it is {found.state}: there is no open transaction")
+            )
     return planned
 
 
@@ -237,11 +239,11 @@ def abort_one(transactions: Transactions, found: TransactionDescription) -> Plan
     answer, _ = transactions.end(found.producer, transactions.protocol(), Verdict.ABORT)
     match answer:
         case Answer.DONE:
-            return Planned(name, Decision.ABORTED)
+            return Planned(name, AbortDecision.ABORTED)
         case Answer.REFUSED:
-            return Planned(name, Decision.REFUSED, "it was ended by another client in the meantime")
+            return Planned(name, AbortDecision.REFUSED, "it was ended by another client in the meantime")
         case Answer.UNKNOWN:
-            return Planned(name, Decision.REFUSED, "another producer has taken over its id in the meantime")
+            return Planned(name, AbortDecision.REFUSED, "another producer has taken over its id in the meantime")
 
 
 @transactions_app.command()
@@ -273,7 +275,7 @@ def abort(
         return known, plan_abort(known, read_lists(cluster, commit_topic))
 
     described, planned = plan()
-    due = [item.transactional_id for item in planned if item.decision is Decision.ABORT]
+    due = [item.transactional_id for item in planned if item.decision is AbortDecision.ABORT]
     if due and not yes:
         note("\n".join(due))
         confirm(f"Abort {len(due)} transaction(s)?")
@@ -281,10 +283,10 @@ def abort(
     ended = []
     for item in planned:
         found = described[item.transactional_id]
-        ended.append(abort_one(transactions, found) if item.decision is Decision.ABORT and found else item)
+        ended.append(abort_one(transactions, found) if item.decision is AbortDecision.ABORT and found else item)
     rows = [(item.transactional_id, item.decision.value, item.reason) for item in ended]
     show(Listing("abort", "Abort", ("id", "result", "reason"), rows))
-    if any(item.decision is Decision.REFUSED for item in ended):
+    if any(item.decision is AbortDecision.REFUSED for item in ended):
         raise typer.Exit(1)
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from headrace.cli.durable_lists import DurableLists, parse_lists
 from headrace.cli.transactions import (
+    AbortDecision,
     Completion,
-    Decision,
     abort_one,
     description_rows,
     list_rows,
@@ -90,42 +90,42 @@ def decisions(found, known):
 
 def test_what_is_open_is_aborted_and_nothing_else():
     states = {
-        "Ongoing": Decision.ABORT,
-        "PrepareAbort": Decision.ABORTED,
-        "CompleteAbort": Decision.ABORTED,
-        "PrepareCommit": Decision.REFUSED,
-        "CompleteCommit": Decision.REFUSED,
-        "Empty": Decision.REFUSED,
+        "Ongoing": AbortDecision.ABORT,
+        "PrepareAbort": AbortDecision.ABORTED,
+        "CompleteAbort": AbortDecision.ABORTED,
+        "PrepareCommit": AbortDecision.REFUSED,
+        "CompleteCommit": AbortDecision.REFUSED,
+        "Empty": AbortDecision.REFUSED,
     }
     assert decisions({state: described(state, state) for state in states} | {"gone": None}, lists()) == {
         **states,
-        "gone": Decision.REFUSED,
+        "gone": AbortDecision.REFUSED,
     }
 
 
 def test_what_a_durable_list_names_is_refused_and_the_command_named():
     found = {name: described(name) for name in ("headrace.q.0.1.0", "headrace.q.1.0.0")}
     refused, free = plan_abort(found, lists(q=RECORDED))
-    assert refused.decision is Decision.REFUSED
+    assert refused.decision is AbortDecision.REFUSED
     assert refused.reason.endswith("headrace transactions commit --job q")
-    assert free.decision is Decision.ABORT
+    assert free.decision is AbortDecision.ABORT
     (other,) = plan_abort(
         {"mine.q.0.0.0": described("mine.q.0.0.0")}, DurableLists("t", {"q": CommitList(1, (handle("mine.q.0.0.0"),))})
     )
     assert other.reason.endswith("headrace transactions commit --job q --prefix mine --commit-topic t")
     completed = lists(q=CommitList(4, RECORDED.handles, completed=True))
-    assert set(decisions(found, completed).values()) == {Decision.ABORT}
+    assert set(decisions(found, completed).values()) == {AbortDecision.ABORT}
 
 
 def test_a_list_that_cannot_be_read_may_name_anything_of_its_job():
     known = DurableLists("t", {}, {"q": "a newer headrace wrote this"})
     found = {name: described(name) for name in ("headrace.q.0.1.0", "headrace.q1.0.1.0")}
-    assert decisions(found, known) == {"headrace.q.0.1.0": Decision.REFUSED, "headrace.q1.0.1.0": Decision.ABORT}
+    assert decisions(found, known) == {"headrace.q.0.1.0": AbortDecision.REFUSED, "headrace.q1.0.1.0": AbortDecision.ABORT}
 
 
 @pytest.mark.parametrize(
     ("answer", "decision"),
-    [(Answer.DONE, Decision.ABORTED), (Answer.REFUSED, Decision.REFUSED), (Answer.UNKNOWN, Decision.REFUSED)],
+    [(Answer.DONE, AbortDecision.ABORTED), (Answer.REFUSED, AbortDecision.REFUSED), (Answer.UNKNOWN, AbortDecision.REFUSED)],
 )
 def test_what_happened_meanwhile_is_told(answer, decision):
     class Coordinator:
