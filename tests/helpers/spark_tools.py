@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Producer
+from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.harness.kafka import BrokerCluster, add_partitions, create_topic, delete_topic
@@ -32,12 +33,14 @@ def start_session(**settings: str) -> SparkSession:
 
 
 def stop_session(session: SparkSession) -> None:
-    """Stop the session, and the JVM with it."""
+    """Stop the session, and the JVM with it: the next one of this process starts a JVM of its own."""
     gateway: Any = session.sparkContext._gateway
     session.stop()
     gateway.shutdown()
     gateway.proc.stdin.close()
     gateway.proc.wait(60)
+    SparkContext._gateway = None
+    SparkContext._jvm = None
 
 
 class Topics:
