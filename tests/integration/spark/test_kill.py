@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from pyspark_headrace.kafka_offsets import OURS
 from tests.helpers.spark_tools import ROOT
 
 DRIVER = ROOT / "tests" / "helpers" / "spark_driver.py"
