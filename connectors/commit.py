@@ -343,9 +343,11 @@ class JobCommitter(Generic[HandleT]):
         """Make these the epoch, for good. An epoch that is recorded already is completed instead, and these are aborted.
 
         Raises StaleEpochError for an epoch below the recorded one, FencedError when another driver has taken over,
-        DataLossError when rows are gone, and what the sink raises. After any of them use a new JobCommitter, which recovers.
+        DataLossError when rows are gone, StateError for handles of another write than the recorded one, and what the sink
+        raises. After any of them use a new JobCommitter, which recovers.
         """
         self._run(CommitRequested(epoch, handles))
+        self._committer.confirm(handles)
 
     def forget(self) -> None:
         """The job is over for good: drop what is recorded of it."""

@@ -37,8 +37,10 @@ __all__ = [
     "HandleSerializer",
     "ImmediateSink",
     "Outcome",
+    "RecordedEpoch",
     "Transaction",
     "TwoPhaseSink",
+    "another_write",
     "check_job",
     "is_one_off",
     "one_off_job",
@@ -47,7 +49,7 @@ __all__ = [
 HandleT = TypeVar("HandleT")
 
 FORMAT = "headrace-commit-list"
-VERSION = 1
+VERSION = 2
 _JOB_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
 _LONGEST_JOB = 100
 _ONE_OFF = "batch-"
@@ -79,11 +81,25 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class CommitList(Generic[HandleT]):
-    """An epoch's committables. `completed`: all of them are committed, and `handles` names them no more."""
+    """An epoch's committables. `completed`: all of them are committed, and `handles` names them no more.
+
+    `destination`: what the list is bound to, where lists of several destinations lie in one place; None in lists of before.
+    `targets`: what the epoch was written to where rows name it themselves (Kafka: topics), sorted; None if that is not known.
+    """
 
     epoch: int
     handles: tuple[HandleT, ...]
     completed: bool = False
+    destination: str | None = None
+    targets: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedEpoch:
+    """A job's last recorded epoch, and its targets, as in `CommitList`."""
+
+    epoch: int
+    targets: tuple[str, ...] | None = None
 
 
 class HandleSerializer(ABC, Generic[HandleT]):
@@ -164,6 +180,12 @@ class Committer(ABC, Generic[HandleT]):
     def sweep(self, keep: Collection[HandleT]) -> None:
         """Abort every open transaction of this job but these."""
 
+    def confirm(self, handles: Sequence[HandleT]) -> None:
+        """After a commit: raise StateError if these are of another write than the one that is recorded as this epoch.
+
+        They were aborted then, as those of a replay are, and must not be so in silence.
+        """
+
     @abstractmethod
     def forget(self) -> None:
         """Remove what is recorded of the job: it will not run again."""
@@ -198,11 +220,22 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
 
     @abstractmethod
     def recorded_epochs(self) -> Mapping[str, int]:
-        """Job to its last recorded epoch, of all jobs that share the place where committables are recorded.
+        """Job to its last recorded epoch at this destination, of all jobs that share the place of the lists."""
+
+    def recorded(self) -> Mapping[str, RecordedEpoch]:
+        """`recorded_epochs`, with what each was written to where rows name it themselves.
 
         A job whose list cannot be read is left out, since it may be another's: `Committer.fence` of its own driver raises.
         Called before an epoch's tasks start, and shipped to them: they must not write again what is durable.
         """
+        return {job: RecordedEpoch(epoch) for job, epoch in self.recorded_epochs().items()}
+
+    def targets_of(self, rows: pa.RecordBatch) -> frozenset[str]:
+        """What these rows are to be written to, where they name it themselves. Called in tasks of a recorded epoch.
+
+        A row that names what the recorded epoch was not written to is of another write: it must not be skipped in silence.
+        """
+        return frozenset()
 
 
 class _Nothing(HandleSerializer[Any]):
@@ -262,19 +295,21 @@ class ImmediateSink(TwoPhaseSink[Any]):
 
 
 class CommitListSerializer(Generic[HandleT]):
-    """An epoch's committables as JSON in UTF-8. Writes the newest version, reads every version, refuses newer ones."""
+    """An epoch's committables as JSON in UTF-8. Reads every version, refuses newer ones. Version 2 has the destination."""
 
     def __init__(self, handles: HandleSerializer[HandleT]) -> None:
         """`handles` is the sink's."""
         self._handles = handles
 
     def serialize(self, commits: CommitList[HandleT]) -> bytes:
-        """In the newest version."""
+        """A list that is bound to no destination is of version 1: the place that it is in says whose it is."""
+        bound = {} if commits.destination is None else {"destination": commits.destination, "targets": commits.targets}
         value = {
             "format": FORMAT,
-            "version": VERSION,
+            "version": VERSION if bound else 1,
             "epoch": commits.epoch,
             "completed": commits.completed,
+            **bound,
             "handle_version": self._handles.version,
             "handles": [self._handles.serialize(handle) for handle in commits.handles],
         }
@@ -295,9 +330,30 @@ class CommitListSerializer(Generic[HandleT]):
             if value["version"] < 1 or type(epoch) is not int or epoch < 0 or type(completed) is not bool:
                 raise ValueError(f"version {value['version']!r}, epoch {epoch!r}, completed {completed!r}")
             handles = tuple(self._handles.deserialize(value["handle_version"], item) for item in value["handles"])
-            return CommitList(epoch, handles, completed)
+            if value["version"] == 1:
+                return CommitList(epoch, handles, completed)
+            return CommitList(epoch, handles, completed, _text(value["destination"]), _texts(value["targets"]))
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise StateError(f"{where}: the list of transactions is damaged: {type(error).__name__}: {error}") from error
+
+
+def _text(value: object) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    raise ValueError(f"{value!r} is no text")
+
+
+def _texts(value: list[object] | None) -> tuple[str, ...] | None:
+    return None if value is None else tuple(str(_text(item)) for item in value)
+
+
+def another_write(job: str, recorded: RecordedEpoch, others: Collection[str]) -> StateError:
+    """The error for rows that name what the recorded epoch was not written to: to skip them would lose them."""
+    known = ", ".join(recorded.targets or ()) or "nothing"
+    return StateError(
+        f"epoch {recorded.epoch} of job {job!r} is recorded as written to {known}, and there are rows for "
+        f"{', '.join(sorted(others))}: two writes have one name. Give each a name of its own, or one topic for all of its rows"
+    )
 
 
 def check_job(job: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from headrace.connectors.kafka.write.names import TransactionName, parse_key
 from headrace.enumerator.errors import StateError
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DurableLists:
-    """Job to its list of committables. `unreadable`: job to the reason (damaged, or written by a newer headrace)."""
+    """Key to list of committables, see `names.py`. `unreadable`: key to the reason (damaged, or newer)."""
 
     topic: str
     lists: Mapping[str, CommitList[KafkaHandle]] = field(default_factory=dict)
@@ -24,13 +25,21 @@ class DurableLists:
 
     def incomplete(self) -> dict[str, CommitList[KafkaHandle]]:
         """The lists whose transactions are not all committed yet."""
-        return {job: commits for job, commits in self.lists.items() if not commits.completed}
+        return {key: commits for key, commits in self.lists.items() if not commits.completed}
+
+    def unreadable_of(self, name: TransactionName) -> str | None:
+        """Why a list that may name this transaction cannot be read; None when there is none such."""
+        for key, reason in self.unreadable.items():
+            found = parse_key(key)
+            if found.job == name.job and (found.digest is None or name.digest in (None, found.digest)):
+                return reason
+        return None
 
     def holder(self, transactional_id: str) -> tuple[str, int] | None:
         """The job and epoch whose list names this transactional id; None when no list does."""
-        for job, commits in self.incomplete().items():
+        for key, commits in self.incomplete().items():
             if any(handle.transactional_id == transactional_id for handle in commits.handles):
-                return job, commits.epoch
+                return parse_key(key).job, commits.epoch
         return None
 
 
@@ -42,16 +51,16 @@ def read_lists(cluster: KafkaCluster, topic: str) -> DurableLists:
 
 
 def parse_lists(topic: str, records: Mapping[str, bytes]) -> DurableLists:
-    """Parse the records of a commit topic, given by job."""
+    """Parse the records of a commit topic, given by key."""
     from headrace.connectors.kafka.write.handles import KafkaHandleSerializer
     from headrace.connectors.sink import CommitListSerializer
 
     serializer = CommitListSerializer(KafkaHandleSerializer())
     lists: dict[str, CommitList[KafkaHandle]] = {}
     unreadable: dict[str, str] = {}
-    for job, data in sorted(records.items()):
+    for key, data in sorted(records.items()):
         try:
-            lists[job] = serializer.deserialize(data, f"{topic}, job {job!r}")
+            lists[key] = serializer.deserialize(data, f"{topic}, key {key!r}")
         except StateError as error:
-            unreadable[job] = str(error)
+            unreadable[key] = str(error)
     return DurableLists(topic, lists, unreadable)

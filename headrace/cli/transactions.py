@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,8 +25,9 @@ from headrace.cli.output import Listing, confirm, instant, note, progress, show
 from headrace.connectors.kafka.write.names import (
     DEFAULT_COMMIT_TOPIC,
     DEFAULT_PREFIX,
-    JobNames,
+    EACH_ROWS_TOPIC,
     Role,
+    parse_key,
     parse_name,
     prefix_of,
 )
@@ -65,7 +66,7 @@ def parse_state(text: str) -> str:
 # --- list and describe -------------------------------------------------------------------------------------------------
 
 TRANSACTION_COLUMNS = ("id", "job", "slot", "task", "attempt", "state", "producer id", "producer epoch", "age s", "timeout s")
-LIST_COLUMNS = ("job", "epoch", "state", "to commit")
+LIST_COLUMNS = ("job", "epoch", "state", "to commit", "prefix", "destination")
 
 
 def transaction_row(transactional_id: str, found: TransactionDescription | None, now_ms: int) -> Sequence[object]:
@@ -90,10 +91,19 @@ def transaction_row(transactional_id: str, found: TransactionDescription | None,
 def list_rows(lists: DurableLists) -> list[Sequence[object]]:
     """The cells of LIST_COLUMNS for every job."""
     rows: list[Sequence[object]] = [
-        (job, commits.epoch, "completed" if commits.completed else "recorded", len(commits.handles))
-        for job, commits in lists.lists.items()
+        (
+            parse_key(key).job,
+            commits.epoch,
+            "completed" if commits.completed else "recorded",
+            len(commits.handles),
+            parse_key(key).prefix,
+            commits.destination,
+        )
+        for key, commits in lists.lists.items()
     ]
-    return [*rows, *((job, None, f"unreadable: {reason}", None) for job, reason in lists.unreadable.items())]
+    for key, reason in lists.unreadable.items():
+        rows.append((parse_key(key).job, None, f"unreadable: {reason}", None, parse_key(key).prefix, None))
+    return rows
 
 
 @transactions_app.command(name="list")
@@ -111,7 +121,7 @@ def list_command(
     """List transactional ids and the stored lists of committables. `--prefix ""` lists every id of the cluster.
 
     Plain lines are `transaction` (id, job, slot, task, attempt, state, producer id, producer epoch, age in s, timeout in s) and
-    `list` (job, epoch, completed or recorded, number of transactions to commit).
+    `list` (job, epoch, completed or recorded, number of transactions to commit, prefix, destination).
     """
     from headrace.connectors.kafka.write.transactions import Transactions
 
@@ -207,8 +217,8 @@ def plan_abort(described: Mapping[str, TransactionDescription | None], lists: Du
             command = completing_command(job, name.prefix if name else DEFAULT_PREFIX, lists.topic)
             reason = f"it is on the list of committables of job {job}, epoch {epoch}, and must be committed: {command}"
             planned.append(Planned(transactional_id, AbortDecision.REFUSED, reason))
-        elif name is not None and name.job in lists.unreadable:
-            reason = f"the list of committables of its job may name it, and cannot be read: {lists.unreadable[name.job]}"
+        elif name is not None and (unread := lists.unreadable_of(name)):
+            reason = f"the list of committables of its job may name it, and cannot be read: {unread}"
             planned.append(Planned(transactional_id, AbortDecision.REFUSED, reason))
         elif found is None:
             planned.append(Planned(transactional_id, AbortDecision.REFUSED, "no coordinator knows it: never used, or expired"))
@@ -292,8 +302,8 @@ def abort(
 
 def _open_of(transactions: Transactions, prefix: str, job: str) -> list[str]:
     """All but the driver's own transaction, which guards the stored list and is open for milliseconds."""
-    names = JobNames(check_job(prefix), check_job(job))
-    return [name for name in transactions.ongoing(names.beginning) if name != names.driver]
+    found = transactions.ongoing(f"{check_job(prefix)}.{check_job(job)}.")
+    return [name for name in found if (parsed := parse_name(name)) is None or parsed.role is not Role.DRIVER]
 
 
 # --- commit ------------------------------------------------------------------------------------------------------------
@@ -301,12 +311,16 @@ def _open_of(transactions: Transactions, prefix: str, job: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A job whose list must be completed, and its number of transactions. `forget`: the list is deleted afterwards."""
+    """A list that must be completed, and its number of transactions. `forget`: it is deleted afterwards.
+
+    `topic`: the one that it is for; None when each row names its own.
+    """
 
     job: str
     epoch: int
     transactions: int
     forget: bool
+    topic: str | None = None
 
 
 def plan_commit(lists: DurableLists, jobs: Collection[str] | None, prefix: str) -> list[Completion]:
@@ -315,32 +329,49 @@ def plan_commit(lists: DurableLists, jobs: Collection[str] | None, prefix: str) 
     Raises StateError for a named job without a list, with an unreadable one, or with another prefix: its driver would then
     have another id and would not be fenced.
     """
-    wanted = lists.lists if jobs is None else jobs
+    for job in jobs or ():
+        _refuse_unknown(lists, job, prefix)
     completions = []
-    for job in wanted:
-        if job in lists.unreadable:
-            raise StateError(lists.unreadable[job])
-        if job not in lists.lists:
-            there = ", ".join(lists.lists) or "none"
-            raise StateError(f"job {job!r} has no list of committables in {lists.topic}; jobs that have one: {there}")
-        commits = lists.lists[job]
-        others = other_prefixes(commits, prefix)
-        if others and jobs is not None:
-            raise StateError(f"the transactions of job {job} have another prefix: use --prefix {' or '.join(others)}")
-        one_off = is_one_off(job)
+    for key, commits in lists.lists.items():
+        job, one_off = parse_key(key).job, is_one_off(parse_key(key).job)
         is_due = not commits.completed or (one_off and jobs is not None)
-        if is_due and not others:
-            completions.append(Completion(job, commits.epoch, len(commits.handles), one_off))
+        if is_due and (jobs is None or job in jobs) and not other_prefixes(key, commits, prefix):
+            completions.append(Completion(job, commits.epoch, len(commits.handles), one_off, _topic_of(commits)))
     return completions
 
 
-def other_prefixes(commits: CommitList[KafkaHandle], prefix: str) -> list[str]:
-    """The prefixes of the transactional ids in a list, other than `prefix`."""
-    return sorted({prefix_of(handle.transactional_id) for handle in commits.handles} - {prefix})
+def _refuse_unknown(lists: DurableLists, job: str, prefix: str) -> None:
+    """Raise StateError unless the job has a list of this prefix, and all of its lists can be read."""
+    unreadable = [reason for key, reason in lists.unreadable.items() if parse_key(key).job == job]
+    if unreadable:
+        raise StateError("; ".join(unreadable))
+    own = {key: commits for key, commits in lists.lists.items() if parse_key(key).job == job}
+    if not own:
+        there = ", ".join(sorted({parse_key(key).job for key in lists.lists})) or "none"
+        raise StateError(f"job {job!r} has no list of committables in {lists.topic}; jobs that have one: {there}")
+    others = {key: other_prefixes(key, commits, prefix) for key, commits in own.items()}
+    if all(others.values()):
+        found = sorted({name for names in others.values() for name in names})
+        raise StateError(f"the transactions of job {job} have another prefix: use --prefix {' or '.join(found)}")
+
+
+def _topic_of(commits: CommitList[KafkaHandle]) -> str | None:
+    """The topic of the sink whose list this is. That of an earlier version says it by what it names."""
+    if commits.destination is not None:
+        return None if commits.destination == EACH_ROWS_TOPIC else commits.destination
+    topics = {written.topic for handle in commits.handles for written in handle.ranges}
+    return topics.pop() if len(topics) == 1 else None
+
+
+def other_prefixes(key: str, commits: CommitList[KafkaHandle], prefix: str) -> list[str]:
+    """The prefixes of a list, other than `prefix`: that of its key, or, in an earlier version, of what it names."""
+    of_key = parse_key(key).prefix
+    found = {of_key} if of_key is not None else {prefix_of(handle.transactional_id) for handle in commits.handles}
+    return sorted(found - {prefix})
 
 
 def complete(sink: KafkaSink, completion: Completion) -> None:
-    """Commit the list, repair transactions that timed out, abort the job's others; delete the list of a one-off write.
+    """Commit the list with a sink for its topic, repair what timed out, abort the others; delete the list of a one-off write.
 
     Raises DataLossError, FencedError, PeerError. May be called again after any of them.
     """
@@ -388,7 +419,7 @@ def commit(
     for item in completions:
         note(f"job {item.job}: completing epoch {item.epoch}; a driver of this job that is still running is fenced and fails")
         try:
-            complete(sink, item)
+            complete(replace(sink, topic=item.topic), item)
         except HeadraceError as error:
             failures.append(error)
             note(f"job {item.job}: {error}")
@@ -402,6 +433,6 @@ def commit(
 def _note_left_alone(lists: DurableLists, prefix: str) -> None:
     for reason in lists.unreadable.values():
         note(f"skipped: {reason}")
-    for job, commits in lists.incomplete().items():
-        if others := other_prefixes(commits, prefix):
-            note(f"skipped: job {job} needs --prefix {' or '.join(others)}")
+    for key, commits in lists.incomplete().items():
+        if others := other_prefixes(key, commits, prefix):
+            note(f"skipped: job {parse_key(key).job} needs --prefix {' or '.join(others)}")

@@ -22,6 +22,7 @@ from headrace.cli.durable_lists import DurableLists, read_lists
 from headrace.cli.options import Bootstrap, Properties, PropertiesFile, client_config, client_properties, connect
 from headrace.cli.output import Listing, escaped, note, progress, show
 from headrace.cli.tally import Identity, OrderCheck, RecordFault, RecordField, Tally, parse_origin
+from headrace.connectors.kafka.write.names import parse_key
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,8 +58,8 @@ def epoch_states(cluster: KafkaCluster, lists: DurableLists, topic: str) -> list
     from headrace.connectors.kafka.write.log_dump import fate_of
 
     return [
-        EpochState(job, commits.epoch, Counter(fate_of(cluster, handle) for handle in commits.handles))
-        for job, commits in lists.incomplete().items()
+        EpochState(parse_key(key).job, commits.epoch, Counter(fate_of(cluster, handle) for handle in commits.handles))
+        for key, commits in lists.incomplete().items()
         if any(written.topic == topic for handle in commits.handles for written in handle.ranges)
     ]
 

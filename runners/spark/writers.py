@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from headrace.connectors.commit import JobCommitter, refuse_stale
-from headrace.connectors.sink import Attempt, HandleT, TwoPhaseSink, one_off_job
+from headrace.connectors.sink import Attempt, HandleT, RecordedEpoch, TwoPhaseSink, another_write, one_off_job
 from headrace.enumerator.errors import FencedError, HeadraceError, UsageError
 
 log = logging.getLogger(__name__)
@@ -61,14 +61,14 @@ class _Recorded:
 
     def __init__(self, sink: TwoPhaseSink[Any]) -> None:
         self._sink = sink
-        self._epochs: Mapping[str, int] | None = None
+        self._epochs: Mapping[str, RecordedEpoch] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         if self._epochs is None:
-            self._epochs = dict(self._sink.recorded_epochs())
+            self._epochs = dict(self._sink.recorded())
         return {"_sink": self._sink, "_epochs": self._epochs}
 
-    def epoch_of(self, job: str) -> int | None:
+    def of(self, job: str) -> RecordedEpoch | None:
         """The job's last epoch on its durable list."""
         return None if self._epochs is None else self._epochs.get(job)
 
@@ -77,15 +77,28 @@ def _prepare(
     sink: TwoPhaseSink[HandleT], recorded: _Recorded, attempt: Attempt, columns: Sequence[str], rows: Iterable[pa.RecordBatch]
 ) -> PreparedMessage[HandleT]:
     """One task's part of an epoch."""
-    last = recorded.epoch_of(attempt.job)
+    last = recorded.of(attempt.job)
     if last is not None:
-        refuse_stale(attempt.job, attempt.epoch, last)
-    if last == attempt.epoch:
+        refuse_stale(attempt.job, attempt.epoch, last.epoch)
+    if last is not None and last.epoch == attempt.epoch:
+        _refuse_of_another_write(sink, attempt, last, rows)
         return PreparedMessage(attempt.job, attempt.epoch, None)
     with sink.begin(attempt) as transaction:
         for batch in rows:
             transaction.write(batch.select(columns))
         return PreparedMessage(attempt.job, attempt.epoch, transaction.prepare())
+
+
+def _refuse_of_another_write(
+    sink: TwoPhaseSink[Any], attempt: Attempt, recorded: RecordedEpoch, rows: Iterable[pa.RecordBatch]
+) -> None:
+    """Raise StateError for rows that name what the recorded epoch was not written to: to skip them would lose them."""
+    if recorded.targets is None:
+        return
+    for batch in rows:
+        others = sink.targets_of(batch) - set(recorded.targets)
+        if others:
+            raise another_write(attempt.job, recorded, others)
 
 
 class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):

@@ -17,7 +17,7 @@ from confluent_kafka import KafkaException
 from headrace import cli
 from headrace.connectors.commit import JobCommitter
 from headrace.connectors.kafka.write.transactions import Transactions, Verdict
-from headrace.connectors.sink import Attempt
+from headrace.connectors.sink import Attempt, one_off_job
 from headrace.harness.kafka import create_topic, start_broker
 from headrace.testing import DyingCommitter, Killed
 from tests.helpers.kafka_rig import commit, transactional, wait_for_end, write, write_records
@@ -31,6 +31,8 @@ from tests.helpers.sink_rig import (
 )
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
+
+ONE_OFF = one_off_job()
 
 MAIN = "from headrace.cli import main; main()"
 HASTY = ("--property", "default.api.timeout.ms=1500")
@@ -105,8 +107,8 @@ def test_transactions_are_listed_whatever_became_of_them(run, sink, where):
     transaction.abort()
     (still,) = prepared(sink, "open", 2, ["c"])
     ids = {
-        f"{sink.transactional_id_prefix}.done.0.0.0": "CompleteCommit",
-        f"{sink.transactional_id_prefix}.gone.1.5.1": "CompleteAbort",
+        sink.names("done").task(0, 0, 0): "CompleteCommit",
+        sink.names("gone").task(1, 5, 0): "CompleteAbort",
     }
     for name, state in ids.items():
         eventually(lambda name=name: state_of(sink, name), state)
@@ -114,14 +116,14 @@ def test_transactions_are_listed_whatever_became_of_them(run, sink, where):
     listed = run("transactions", "list", *where)
     assert listed.status == 0
     rows = {row[0]: row[1:] for row in listed.of("transaction")}
-    assert rows.keys() == {*ids, still.transactional_id, f"{sink.transactional_id_prefix}.done.driver"}
-    assert rows[f"{sink.transactional_id_prefix}.gone.1.5.1"][:5] == ["gone", "1", "5", "1", "CompleteAbort"]
-    assert rows[f"{sink.transactional_id_prefix}.done.driver"][:4] == ["done", "-", "driver", "-"]
+    assert rows.keys() == {*ids, still.transactional_id, sink.names("done").driver}
+    assert rows[sink.names("gone").task(1, 5, 0)][:5] == ["gone", "1", "5", "0", "CompleteAbort"]
+    assert rows[sink.names("done").driver][:4] == ["done", "-", "driver", "-"]
     job, slot, task, attempt, state, producer_id, epoch, age, timeout = rows[still.transactional_id]
     assert (job, slot, task, attempt, state, timeout) == ("open", "0", "0", "0", "Ongoing", "900.0")
     assert (int(producer_id), int(epoch)) == (still.producer.producer_id, still.producer.epoch)
     assert 0 <= float(age) < 60
-    assert listed.of("list") == [["done", "0", "completed", "0"]]
+    assert listed.of("list") == [["done", "0", "completed", "0", sink.transactional_id_prefix, sink.destination]]
 
     only = run("transactions", "list", *where, "--state", "ongoing")
     assert [row[0] for row in only.of("transaction")] == [still.transactional_id]
@@ -194,33 +196,37 @@ def test_what_a_durable_list_names_is_not_aborted_but_completed(run, sink, where
         )
         assert command in refused.out
     assert {state_of(sink, handle.transactional_id) for handle in handles} == {"Ongoing"}
-    assert run("transactions", "list", *where).of("list") == [["job", "0", "recorded", "2"]]
+    assert run("transactions", "list", *where).of("list") == [
+        ["job", "0", "recorded", "2", sink.transactional_id_prefix, sink.destination]
+    ]
 
     completed = run("transactions", "commit", "--job", "job", *where)
     assert (completed.status, completed.of("committed")) == (0, [["job", "0", "2", "kept"]])
     assert "fenced" in completed.err
     eventually(lambda: read_all(broker.bootstrap, out), ["a", "b"])
-    assert run("transactions", "list", *where).of("list") == [["job", "0", "completed", "0"]]
+    assert run("transactions", "list", *where).of("list") == [
+        ["job", "0", "completed", "0", sink.transactional_id_prefix, sink.destination]
+    ]
     nothing = run("transactions", "commit", "--job", "job", *where)
     assert (nothing.status, nothing.out) == (0, "")
 
 
 @pytest.mark.parametrize(("step", "nth"), [("record", 1), ("end", 1), ("sweep", 2)])
 def test_a_batch_write_whose_driver_died_in_its_commit_is_finished_and_forgotten(run, sink, where, out, broker, step, nth):
-    die_in_commit(sink, "batch-1", prepared(sink, "batch-1", 0, ["a"], ["b"]), step, nth)
-    loser = prepared(sink, "batch-1", 0, ["lost"], number=1)
+    die_in_commit(sink, ONE_OFF, prepared(sink, ONE_OFF, 0, ["a"], ["b"]), step, nth)
+    loser = prepared(sink, ONE_OFF, 0, ["lost"], number=1)
     completed = run("transactions", "commit", "--all", *where)
-    assert (completed.status, completed.of("committed")) == (0, [["batch-1", "0", "2", "deleted"]])
+    assert (completed.status, completed.of("committed")) == (0, [[ONE_OFF, "0", "2", "deleted"]])
     eventually(lambda: read_all(broker.bootstrap, out), ["a", "b"])
     assert sink.recorded_epochs() == {}
     eventually(lambda: state_of(sink, loser[0].transactional_id), "CompleteAbort")
 
 
 def test_what_timed_out_after_it_was_recorded_is_copied(run, sink, where, out, broker):
-    handles = prepared(sink, "batch-1", 0, ["a", "b"])
-    die_in_commit(sink, "batch-1", handles)
+    handles = prepared(sink, ONE_OFF, 0, ["a", "b"])
+    die_in_commit(sink, ONE_OFF, handles)
     Transactions(sink.cluster()).init(handles[0].transactional_id, 10_000)  # as its timeout would: aborted and fenced
-    assert run("transactions", "commit", "--job", "batch-1", *where).status == 0
+    assert run("transactions", "commit", "--job", ONE_OFF, *where).status == 0
     eventually(lambda: read_all(broker.bootstrap, out), ["a", "b"])
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from headrace.cli.durable_lists import DurableLists, parse_lists
@@ -17,6 +19,7 @@ from headrace.cli.transactions import (
     transaction_row,
 )
 from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSerializer, WrittenRange
+from headrace.connectors.kafka.write.names import EACH_ROWS_TOPIC
 from headrace.connectors.kafka.write.transactions import Answer, Producer, TransactionDescription, TransactionProtocol
 from headrace.connectors.sink import CommitList, CommitListSerializer, one_off_job
 from headrace.enumerator.errors import StateError, UsageError
@@ -40,6 +43,9 @@ def lists(**jobs):
 RECORDED = CommitList(4, (handle("headrace.q.0.0.0"), handle("headrace.q.0.1.0")))
 
 
+NEW_KEY, OF_ORDERS = "p.q.0a1b2c3d", CommitList(1, (), completed=True, destination="orders")
+
+
 def test_states_are_kafkas_in_any_case():
     assert parse_state("ongoing") == "Ongoing"
     with pytest.raises(UsageError, match="CompleteCommit"):
@@ -60,11 +66,14 @@ def test_rows_of_a_listing():
 
 
 def test_rows_of_durable_lists():
-    found = DurableLists("t", {"q": RECORDED, "done": CommitList(9, (), completed=True)}, {"bad": "damaged"})
+    found = DurableLists(
+        "t", {"q": RECORDED, "done": CommitList(9, (), completed=True), NEW_KEY: OF_ORDERS}, {"bad": "damaged"}
+    )
     assert list_rows(found) == [
-        ("q", 4, "recorded", 2),
-        ("done", 9, "completed", 0),
-        ("bad", None, "unreadable: damaged", None),
+        ("q", 4, "recorded", 2, None, None),
+        ("done", 9, "completed", 0, None, None),
+        ("q", 1, "completed", 0, "p", "orders"),
+        ("bad", None, "unreadable: damaged", None, None, None),
     ]
 
 
@@ -144,10 +153,10 @@ DONE = CommitList(9, (), completed=True)
 def test_a_job_is_completed_and_a_one_off_write_forgotten():
     one, two = one_off_job(), one_off_job()
     known = lists(**{"q": RECORDED, "done": DONE, one: CommitList(0, (handle(f"headrace.{one}.0.0.0"),)), two: DONE})
-    assert plan_commit(known, ["q"], "headrace") == [Completion("q", 4, 2, forget=False)]
+    assert plan_commit(known, ["q"], "headrace") == [Completion("q", 4, 2, forget=False, topic="out")]
     assert plan_commit(known, ["done"], "headrace") == []
     assert plan_commit(known, [two], "headrace") == [Completion(two, 9, 0, forget=True)]
-    everything = [Completion("q", 4, 2, forget=False), Completion(one, 0, 1, forget=True)]
+    everything = [Completion("q", 4, 2, forget=False, topic="out"), Completion(one, 0, 1, forget=True, topic="out")]
     assert plan_commit(known, None, "headrace") == everything
 
 
@@ -155,8 +164,24 @@ def test_a_job_is_completed_and_a_one_off_write_forgotten():
 def test_seen_here_the_list_of_a_repeated_write_whose_name_begins_with_batch_is_kept(job):
     """findings: Sinks 6. Without it the write that is repeated would be written twice."""
     known = lists(**{job: CommitList(0, (handle(f"headrace.{job}.0.0.0"),))})
-    assert plan_commit(known, [job], "headrace") == [Completion(job, 0, 1, forget=False)]
+    assert plan_commit(known, [job], "headrace") == [Completion(job, 0, 1, forget=False, topic="out")]
     assert plan_commit(lists(**{job: DONE}), [job], "headrace") == []
+
+
+def test_a_job_has_a_list_for_each_destination_and_all_of_the_prefix_are_completed():
+    known = lists(
+        **{
+            "headrace.q.0a1b2c3d": replace(RECORDED, destination="orders"),
+            "headrace.q.1a1b2c3d": replace(RECORDED, destination=EACH_ROWS_TOPIC, targets=("out",)),
+            "green.q.0a1b2c3d": replace(RECORDED, destination="orders"),
+            "headrace.q.2a1b2c3d": replace(DONE, destination="done"),
+        }
+    )
+    found = [(item.job, item.topic) for item in plan_commit(known, ["q"], "headrace")]
+    assert found == [("q", "orders"), ("q", None)]
+    assert [item.topic for item in plan_commit(known, None, "green")] == ["orders"]
+    with pytest.raises(StateError, match="--prefix green or headrace"):
+        plan_commit(known, ["q"], "mine")
 
 
 def test_another_prefix_would_fence_nobody_and_is_refused():

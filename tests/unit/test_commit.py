@@ -282,9 +282,9 @@ def test_the_current_version_writes_its_golden_file(name):
     assert LISTS.serialize(GOLDEN_LISTS[name]) == (GOLDEN / name).read_bytes()
 
 
-@pytest.mark.parametrize("newer", [{"version": 2}, {"handle_version": 2}])
+@pytest.mark.parametrize("newer", [{"version": 3}, {"handle_version": 2}])
 def test_a_newer_list_is_refused_and_says_what_it_is(newer):
-    with pytest.raises(StateError, match=r"over there: a newer headrace wrote this .*reads up to \(1, 1\)"):
+    with pytest.raises(StateError, match=r"over there: a newer headrace wrote this .*reads up to \(2, 1\)"):
         LISTS.deserialize(changed(**newer), "over there")
 
 

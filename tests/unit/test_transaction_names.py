@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.connectors.kafka.write.names import JobNames, Role, TransactionName, parse_name, prefix_of
+from headrace.connectors.kafka.write.names import (
+    JobNames,
+    ListKey,
+    Role,
+    TransactionName,
+    digest_of,
+    parse_key,
+    parse_name,
+    prefix_of,
+)
 from headrace.kafka import KafkaSink
 
 JOBS = st.text("abcXYZ019-_", min_size=1, max_size=20)
@@ -19,11 +28,11 @@ JOBS = st.text("abcXYZ019-_", min_size=1, max_size=20)
 def test_names_are_read_as_the_sink_writes_them(prefix, job, epoch, task, number):
     names = KafkaSink("h:1", topic="out", transactional_id_prefix=prefix).names(job)
     made = names.task(epoch, task, number)
-    assert parse_name(made) == TransactionName(prefix, job, Role.TASK, epoch % 2, task, number)
+    assert parse_name(made) == TransactionName(prefix, job, Role.TASK, digest_of("out"), epoch % 2, task, number)
     assert prefix_of(made) == prefix
     assert made.startswith(names.beginning)
-    assert parse_name(names.driver) == TransactionName(prefix, job, Role.DRIVER)
-    assert parse_name(names.repair) == TransactionName(prefix, job, Role.REPAIR)
+    assert parse_name(names.driver) == TransactionName(prefix, job, Role.DRIVER, digest_of("out"))
+    assert parse_name(names.repair) == TransactionName(prefix, job, Role.REPAIR, digest_of("out"))
 
 
 @pytest.mark.parametrize(
@@ -34,11 +43,32 @@ def test_names_of_others_are_not_ours(other):
 
 
 def test_no_job_begins_as_another_does():
-    assert not JobNames("p", "q10").task(0, 0, 0).startswith(JobNames("p", "q1").beginning)
+    assert not JobNames("p", "q10", "t").task(0, 0, 0).startswith(JobNames("p", "q1", "t").of_job)
+
+
+def test_no_destination_has_the_names_of_another():
+    assert not JobNames("p", "q", "t1").task(0, 0, 0).startswith(JobNames("p", "q", "t2").beginning)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("p.q.1.20.3", TransactionName("p", "q", Role.TASK, None, 1, 20, 3)),
+        ("p.q.driver", TransactionName("p", "q", Role.DRIVER)),
+        ("p.q.repair", TransactionName("p", "q", Role.REPAIR)),
+    ],
+)
+def test_ids_of_earlier_versions_say_no_destination(name, said):
+    assert parse_name(name) == said
+
+
+def test_a_lists_key_says_whose_it_is():
+    assert parse_key(JobNames("p", "q", "t").key) == ListKey("q", "p", digest_of("t"))
+    assert parse_key("q") == ListKey("q")
 
 
 def test_two_epochs_in_a_row_and_two_attempts_share_no_name():
-    names = JobNames("p", "q")
+    names = JobNames("p", "q", "t")
     made = {names.task(epoch, task, attempt) for epoch in (7, 8) for task in (0, 1) for attempt in (0, 1)}
     assert len(made | {names.driver, names.repair}) == 10
 

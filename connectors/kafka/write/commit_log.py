@@ -1,4 +1,5 @@
-"""The durable lists of Kafka sinks: a compacted topic, a key for each job, written under a transactional id of its driver.
+"""The durable lists of Kafka sinks: a compacted topic, a key for each job and destination (`names.py`), written under a
+transactional id of its driver.
 
 The transactional id is what makes it safe: taking it over fences an older driver, whose write can then no longer land after
 the new driver has read the list. A plain compacted topic would let it.
@@ -6,9 +7,11 @@ the new driver has read the list. A plain compacted topic would let it.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from uuid import UUID
+from collections.abc import Collection, Mapping
+from uuid import UUID, uuid4
 
 import pyarrow as pa
 
@@ -23,6 +26,7 @@ from headrace.connectors.kafka.client.wire.protocol import CreateTopicsRequest
 from headrace.connectors.kafka.format.decode import decode
 from headrace.connectors.kafka.format.encode import Codec, RecordEncoder
 from headrace.connectors.kafka.write.existence import find_topic
+from headrace.connectors.kafka.write.names import JobNames
 from headrace.connectors.kafka.write.produce import OutBatch, transactional_sender
 from headrace.connectors.kafka.write.transactions import Answer, Producer, TransactionProtocol, Transactions, Verdict
 from headrace.enumerator.errors import FencedError, PeerError, RetriableError, StateError
@@ -40,7 +44,13 @@ _CONFIGS = {
     # What is in the last segment is not compacted, and a process reads all of the topic once: keep that small.
     "segment.bytes": str(16 << 20),
     "min.cleanable.dirty.ratio": "0.1",
+    "max.message.bytes": str(1 << 20),  # brokers may have a lower default
 }
+
+_PART_BYTES = 1 << 19
+"""A longer list is split: well below what a broker takes as one record, whatever compression makes of it."""
+_PARTS_FORMAT = "headrace-commit-list-parts"
+_PARTS_VERSION = 1
 
 
 class CommitLog:
@@ -84,9 +94,9 @@ class CommitLog:
             raise broker_error(code, f"creating topic {self.topic!r} for the lists of transactions", hint)
 
     def read(self) -> dict[str, bytes]:
-        """Job to its durable list, of all jobs. Waits until all writes begun before are decided.
+        """Key to durable list, of all jobs and destinations. Waits until all writes begun before are decided.
 
-        No topic, no jobs; but that takes every broker, looked at several times. Raises StateError for a topic that this
+        No topic, no lists; but that takes every broker, looked at several times. Raises StateError for a topic that this
         process has read before and that is gone.
         """
         found = find_topic(self.cluster, self.topic)
@@ -108,7 +118,12 @@ class CommitLog:
                 self._topic_id, self._position = found.topic_id, None
                 self._lists.clear()
             self._catch_up()
-            return dict(self._lists)
+            return {key: _whole(key, self._lists) for key in self._lists if _SEPARATOR not in key}
+
+    def parts_of(self, key: str) -> frozenset[str]:
+        """The keys of the further records of a list that is split, as last read."""
+        with self._lock:
+            return frozenset(name for name in self._lists if name.startswith(f"{key}{_SEPARATOR}"))
 
     def _catch_up(self) -> None:
         key = (self.topic, _PARTITION)
@@ -145,19 +160,62 @@ class CommitLog:
                 self._take_in((row["key"] or b"").decode(errors="replace"), row["value"])
         return position
 
-    def _take_in(self, job: str, value: bytes | None) -> None:
+    def _take_in(self, key: str, value: bytes | None) -> None:
         if value is None:
-            self._lists.pop(job, None)
+            self._lists.pop(key, None)
         else:
-            self._lists[job] = value
+            self._lists[key] = value
+
+
+# --- a list in several records -------------------------------------------------------------------------------------------
+
+_SEPARATOR = "/"
+
+
+def _split(key: str, value: bytes | None, before: Collection[str]) -> dict[str, bytes | None]:
+    """Key to value of the records that are the list; those of `before` that are no part of it are removed.
+
+    All are of one transaction. Parts begin with the id of their list, which the record under the list's own key names.
+    """
+    gone: dict[str, bytes | None] = dict.fromkeys(before)
+    if value is None or len(value) <= _PART_BYTES:
+        return {**gone, key: value}
+    list_id = uuid4().hex
+    parts = [value[start : start + _PART_BYTES] for start in range(0, len(value), _PART_BYTES)]
+    head = {"format": _PARTS_FORMAT, "version": _PARTS_VERSION, "id": list_id, "parts": len(parts)}
+    named = {f"{key}{_SEPARATOR}{index}": list_id.encode() + part for index, part in enumerate(parts)}
+    return {**gone, **named, key: json.dumps(head).encode()}
+
+
+def _whole(key: str, records: Mapping[str, bytes]) -> bytes:
+    """What `_split` was given; a list whose parts are not there as it is, which is then no list that can be read."""
+    value = records[key]
+    if _PARTS_FORMAT.encode() not in value[:_HEAD_BYTES]:
+        return value
+    try:
+        head = json.loads(value)
+        list_id = head["id"].encode()
+        if head["format"] != _PARTS_FORMAT or head["version"] != _PARTS_VERSION:
+            return value
+        parts = [records[f"{key}{_SEPARATOR}{index}"] for index in range(head["parts"])]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return value
+    if not all(part.startswith(list_id) for part in parts):
+        return value
+    return b"".join(part[len(list_id) :] for part in parts)
+
+
+_HEAD_BYTES = 100
 
 
 class DriverLog:
-    """One job's list, and its driver's right to write it. Used by one thread."""
+    """The list of one job at one destination, and its driver's right to write it. Used by one thread."""
 
-    def __init__(self, log: CommitLog, transactions: Transactions, job: str, transactional_id: str) -> None:
-        """`transactional_id` is the same for all drivers of the job."""
-        self._log, self._transactions, self._job, self._id = log, transactions, job, transactional_id
+    def __init__(self, log: CommitLog, transactions: Transactions, names: JobNames) -> None:
+        """Contacts nobody."""
+        self._log, self._transactions, self._names = log, transactions, names
+        self._removed: tuple[str, ...] = ()
+        self._parts: frozenset[str] = frozenset()
         self._producer: Producer | None = None
         self._protocol = TransactionProtocol.V1
 
@@ -165,8 +223,20 @@ class DriverLog:
         """Shut other drivers of the job out; then the job's durable list."""
         self._log.create()
         self._protocol = self._transactions.protocol()
-        self._producer = self._transactions.init(self._id, _DRIVER_TIMEOUT_MS)
-        return self._log.read_created().get(self._job)
+        self._producer = self._transactions.init(self._names.driver, _DRIVER_TIMEOUT_MS)
+        found = self._log.read_created()
+        self._parts = self._log.parts_of(self._names.key)
+        return found.get(self._names.key)
+
+    def older(self) -> bytes | None:
+        """After `fence`: the list that an earlier version wrote for the job at all its destinations."""
+        return self._log.read_created().get(self._names.job)
+
+    def take_over(self) -> bytes | None:
+        """Shut out a driver of an earlier version, then `older`; the next `write` removes it."""
+        self._transactions.init(self._names.old_driver, _DRIVER_TIMEOUT_MS)
+        self._removed = (self._names.job,)
+        return self.older()
 
     def write(self, value: bytes | None) -> None:
         """Replace the job's list (None: remove it). Raises FencedError when another driver has taken over since `fence`."""
@@ -180,9 +250,10 @@ class DriverLog:
         if self._protocol is TransactionProtocol.V1:
             # A delayed EndTxn of the write before could end this one (KAFKA-17754); version 2 bumps the epoch with each.
             producer = self._transactions.renew(producer, _DRIVER_TIMEOUT_MS)
-        rows = pa.RecordBatch.from_pylist([{"key": self._job.encode(), "value": value}], schema=_ROW)
+        records = {**dict.fromkeys(self._removed), **_split(self._names.key, value, self._parts)}
+        rows = pa.RecordBatch.from_pylist([{"key": key.encode(), "value": data} for key, data in records.items()], schema=_ROW)
         encoder = RecordEncoder(
-            1, producer_id=producer.producer_id, producer_epoch=producer.epoch, transactional=True, codec=Codec.NONE
+            1, producer_id=producer.producer_id, producer_epoch=producer.epoch, transactional=True, codec=Codec.ZSTD
         )
         encoded = [*encoder.append(rows, time.time_ns() // 1_000_000), *encoder.flush()]
         sender = transactional_sender(self._log.cluster, self._transactions, producer, self._protocol)
@@ -195,7 +266,13 @@ class DriverLog:
         if answer is Answer.UNKNOWN:
             raise self._fenced()
         if answer is Answer.REFUSED:
-            raise PeerError(f"the list of transactions of job {self._job!r} was not written: its own transaction timed out")
+            raise PeerError(
+                f"the list of transactions of job {self._names.job!r} was not written: its own transaction timed out"
+            )
+        self._removed = ()
+        self._parts = frozenset(name for name, data in records.items() if _SEPARATOR in name and data is not None)
 
     def _fenced(self) -> FencedError:
-        return FencedError(f"another driver of job {self._job!r} has taken over: this one must stop, and has changed nothing")
+        return FencedError(
+            f"another driver of job {self._names.job!r} has taken over: this one must stop, and has changed nothing"
+        )

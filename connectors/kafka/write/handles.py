@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 from uuid import UUID
 
@@ -54,9 +56,9 @@ class KafkaHandle:
 
 
 class KafkaHandleSerializer(HandleSerializer[KafkaHandle]):
-    """Version 1: a JSON object with short names; a list of them is one Kafka record."""
+    """Version 2: a JSON object with short names, and each topic named once. In version 1 every range named its topic."""
 
-    version = 1
+    version = 2
 
     def serialize(self, handle: KafkaHandle) -> Any:  # noqa: ANN401 - JSON
         """As JSON."""
@@ -67,19 +69,31 @@ class KafkaHandleSerializer(HandleSerializer[KafkaHandle]):
             "protocol": int(handle.protocol),
             "started": handle.started_ms,
             "timeout": handle.timeout_ms,
-            "ranges": [
-                [item.topic, str(item.topic_id) if item.topic_id else None, item.partition, item.first, item.last, item.records]
-                for item in handle.ranges
+            "topics": [
+                [topic, str(topic_id) if topic_id else None, [[r.partition, r.first, r.last, r.records] for r in ranges]]
+                for (topic, topic_id), ranges in groupby(handle.ranges, lambda item: (item.topic, item.topic_id))
             ],
         }
 
     def deserialize(self, version: int, value: Any) -> KafkaHandle:  # noqa: ANN401 - JSON
-        """Version 1 is the only one so far."""
-        if version != 1:
+        """Versions 1 and 2."""
+        if version not in (1, 2):
             raise ValueError(f"handles have versions up to {self.version}, not {version!r}")
-        ranges = tuple(
-            WrittenRange(topic, UUID(topic_id) if topic_id else None, partition, first, last, records)
-            for topic, topic_id, partition, first, last, records in value["ranges"]
-        )
+        ranges = _ranges_v1(value["ranges"]) if version == 1 else _ranges(value["topics"])
         producer = Producer(value["id"], value["pid"], value["epoch"])
         return KafkaHandle(producer, TransactionProtocol(value["protocol"]), value["started"], value["timeout"], ranges)
+
+
+def _ranges(topics: Iterable[Any]) -> tuple[WrittenRange, ...]:
+    return tuple(
+        WrittenRange(topic, UUID(topic_id) if topic_id else None, *numbers)
+        for topic, topic_id, ranges in topics
+        for numbers in ranges
+    )
+
+
+def _ranges_v1(ranges: Iterable[Any]) -> tuple[WrittenRange, ...]:
+    return tuple(
+        WrittenRange(topic, UUID(topic_id) if topic_id else None, partition, first, last, records)
+        for topic, topic_id, partition, first, last, records in ranges
+    )

@@ -1,8 +1,11 @@
 """The transactional ids of exactly-once writes: how they are made, and what one says.
 
-    <prefix>.<job>.<epoch mod 2>.<task>.<attempt>   a task's
-    <prefix>.<job>.driver                           guards the job's list of committables
-    <prefix>.<job>.repair                           copies what was aborted after it was on that list
+    <prefix>.<job>.<destination>.<epoch mod 2>.<task>.<attempt>   a task's
+    <prefix>.<job>.<destination>.driver                           guards the list of committables
+    <prefix>.<job>.<destination>.repair                           copies what was aborted after it was on that list
+
+`<destination>` is a digest of it, 8 hexadecimal digits; the key of the list in the commit topic is what the ids begin with.
+Ids of earlier versions have none, and the key of their lists is `<job>`.
 
 So the coordinators keep few of them: an id is used again two epochs later, when its epoch is resolved. An attempt takes the
 first that is free: two attempts never write under one at the same time, whatever numbers the engine gives them.
@@ -13,15 +16,20 @@ it imports nothing but the standard library.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
 
 __all__ = [
     "DEFAULT_COMMIT_TOPIC",
     "DEFAULT_PREFIX",
+    "EACH_ROWS_TOPIC",
     "JobNames",
+    "ListKey",
     "Role",
     "TransactionName",
+    "digest_of",
+    "parse_key",
     "parse_name",
     "prefix_of",
 ]
@@ -32,8 +40,12 @@ DEFAULT_PREFIX = "headrace"
 DEFAULT_COMMIT_TOPIC = "headrace-commits"
 """The compacted topic with the jobs' lists of committables."""
 
+EACH_ROWS_TOPIC = "each row's topic"
+"""The destination of a sink without a topic of its own; every other destination is the name of a topic."""
+
 _SLOTS = 2  # epochs whose transactional ids are distinct
 _NUMBERS = 3  # of a task's id: slot, task, attempt
+_DIGEST_BYTES = 4
 
 
 class Role(StrEnum):
@@ -46,15 +58,31 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobNames:
-    """Makes the transactional ids of one job. Neither `prefix` nor `job` holds a dot (`check_job`)."""
+    """Makes the transactional ids of one job at one destination. Neither `prefix` nor `job` holds a dot (`check_job`)."""
 
     prefix: str
     job: str
+    destination: str
+
+    @property
+    def key(self) -> str:
+        """The key of its list of committables."""
+        return f"{self.of_job}{digest_of(self.destination)}"
+
+    @property
+    def of_job(self) -> str:
+        """What the ids of the job begin with, at every destination, and no other job's: the last dot keeps `q1` from `q10`."""
+        return f"{self.prefix}.{self.job}."
 
     @property
     def beginning(self) -> str:
-        """What all of them begin with, and no other job's: the last dot keeps job `q1` apart from `q10`."""
-        return f"{self.prefix}.{self.job}."
+        """What all of them begin with."""
+        return f"{self.key}."
+
+    @property
+    def old_driver(self) -> str:
+        """The driver's id in versions that had one list for all destinations of a job."""
+        return self.of_job + Role.DRIVER
 
     def task(self, epoch: int, task: int, attempt: int) -> str:
         """The id of one attempt at one task of an epoch."""
@@ -73,11 +101,15 @@ class JobNames:
 
 @dataclass(frozen=True, slots=True)
 class TransactionName:
-    """What a transactional id says. `slot` (the epoch modulo 2), `task` and `attempt` are a task's, None for other roles."""
+    """What a transactional id says. `digest` is its destination's, None in ids of earlier versions.
+
+    `slot` (the epoch modulo 2), `task` and `attempt` are a task's, None for other roles.
+    """
 
     prefix: str
     job: str
     role: Role
+    digest: str | None = None
     slot: int | None = None
     task: int | None = None
     attempt: int | None = None
@@ -86,13 +118,41 @@ class TransactionName:
 def parse_name(transactional_id: str) -> TransactionName | None:
     """What `JobNames` made; None for an id that it did not make."""
     prefix, *rest = transactional_id.split(".")
+    digest = rest.pop(1) if len(rest) > 2 and _is_digest(rest[1]) else None
     if len(rest) == 2 and rest[1] in (Role.DRIVER, Role.REPAIR):
-        return TransactionName(prefix, rest[0], Role(rest[1]))
+        return TransactionName(prefix, rest[0], Role(rest[1]), digest)
     numbers = rest[1:]
     if len(numbers) != _NUMBERS or not all(number.isascii() and number.isdigit() for number in numbers):
         return None
     slot, task, attempt = map(int, numbers)
-    return TransactionName(prefix, rest[0], Role.TASK, slot, task, attempt)
+    return TransactionName(prefix, rest[0], Role.TASK, digest, slot, task, attempt)
+
+
+def _is_digest(text: str) -> bool:
+    return len(text) == 2 * _DIGEST_BYTES and all(digit in "0123456789abcdef" for digit in text)
+
+
+def digest_of(destination: str) -> str:
+    """What stands for a destination in names: they are short, and it may be anything."""
+    return hashlib.blake2b(destination.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class ListKey:
+    """What the key of a list says. `prefix` and `digest` are None for lists of earlier versions, which have the job alone."""
+
+    job: str
+    prefix: str | None = None
+    digest: str | None = None
+
+
+def parse_key(key: str) -> ListKey:
+    """What the key of a record in the commit topic says."""
+    match key.split("."):
+        case [prefix, job, digest]:
+            return ListKey(job, prefix, digest)
+        case _:
+            return ListKey(key)
 
 
 def prefix_of(transactional_id: str) -> str:

@@ -10,7 +10,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -32,11 +32,23 @@ from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSeri
 from headrace.connectors.kafka.write.names import (
     DEFAULT_COMMIT_TOPIC,
     DEFAULT_PREFIX,
+    EACH_ROWS_TOPIC,
     JobNames,
+    Role,
+    digest_of,
+    parse_key,
+    parse_name,
 )
 from headrace.connectors.kafka.write.produce import BatchSender, OutBatch, idempotent_sender, transactional_sender
 from headrace.connectors.kafka.write.transaction_log import BatchCopier, outcome_of
-from headrace.connectors.kafka.write.transactions import Answer, Producer, TransactionProtocol, Transactions, Verdict
+from headrace.connectors.kafka.write.transactions import (
+    Answer,
+    Producer,
+    TransactionDescription,
+    TransactionProtocol,
+    Transactions,
+    Verdict,
+)
 from headrace.connectors.sink import (
     Attempt,
     CommitList,
@@ -44,8 +56,10 @@ from headrace.connectors.sink import (
     Committer,
     ImmediateSink,
     Outcome,
+    RecordedEpoch,
     Transaction,
     TwoPhaseSink,
+    another_write,
     check_job,
 )
 from headrace.enumerator.errors import DeadlineExceededError, HeadraceError, StateError, UsageError
@@ -129,19 +143,62 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
             found = pc.coalesce(pc.abs(pc.subtract(own, rounds)).cast(pa.int32()), found)
         return found
 
+    @property
+    def destination(self) -> str:
+        """What lists, transactional ids and fencing are bound to: the topic, or that each row has its own."""
+        return EACH_ROWS_TOPIC if self.topic is None else self.topic
+
     def recorded_epochs(self) -> Mapping[str, int]:
-        """From the commit topic. Damaged lists of other jobs are left out, with a warning."""
-        epochs: dict[str, int] = {}
-        for job, data in self.commit_log().read().items():
+        """From the commit topic."""
+        return {job: found.epoch for job, found in self.recorded().items()}
+
+    def recorded(self) -> Mapping[str, RecordedEpoch]:
+        """From the commit topic: the lists of this prefix and destination. Damaged lists are left out, with a warning."""
+        own: dict[str, RecordedEpoch] = {}
+        older: dict[str, RecordedEpoch] = {}
+        for key, data in self.commit_log().read().items():
+            name = parse_key(key)
+            if name.prefix is not None and key != self.names(name.job).key:
+                continue
             try:
-                epochs[job] = _LISTS.deserialize(data, f"{self.commit_topic}, job {job!r}").epoch
+                commits = self.read_list(key, data)
             except StateError as error:
                 log.warning("%s; it is left alone", error)
-        return epochs
+                continue
+            if name.prefix is not None:
+                own[name.job] = RecordedEpoch(commits.epoch, commits.targets)
+            elif self.takes_over(name.job, commits):
+                older[name.job] = RecordedEpoch(commits.epoch)
+        return {**older, **own}
+
+    def read_list(self, key: str, data: bytes) -> CommitList[KafkaHandle]:
+        """A record of the commit topic. Raises StateError for a damaged one, or one of another destination."""
+        where = f"{self.commit_topic}, key {key!r}"
+        commits = _LISTS.deserialize(data, where)
+        if commits.destination is not None and commits.destination != self.destination:
+            raise StateError(f"{where}: this is a list for {commits.destination}, not for {self.destination}")
+        return commits
+
+    def takes_over(self, job: str, commits: CommitList[KafkaHandle]) -> bool:
+        """Whether a list of an earlier version, which names the job alone, is of this prefix and destination.
+
+        What it names tells; one that is completed names nothing, and is for whoever comes first.
+        """
+        named = [parse_name(handle.transactional_id) for handle in commits.handles]
+        if any(name is None or (name.prefix, name.job) != (self.transactional_id_prefix, job) for name in named):
+            return False
+        topics = {written.topic for handle in commits.handles for written in handle.ranges}
+        return self.topic is None or topics <= {self.topic}
+
+    def targets_of(self, rows: pa.RecordBatch) -> frozenset[str]:
+        """The topics that rows name; nothing where the sink has a topic for all."""
+        if self.topic is not None or _TOPIC_COLUMN not in rows.schema.names:
+            return frozenset()
+        return frozenset(str(name) for name in rows.column(_TOPIC_COLUMN).unique().to_pylist())
 
     def names(self, job: str) -> JobNames:
-        """The transactional ids of a job."""
-        return JobNames(self.transactional_id_prefix, job)
+        """The transactional ids of a job at this destination."""
+        return JobNames(self.transactional_id_prefix, job, self.destination)
 
     def cluster(self) -> KafkaCluster:
         """The process's connections to this cluster."""
@@ -277,6 +334,10 @@ class KafkaTransaction(Transaction[KafkaHandle]):
         return found is not None and found.is_ongoing
 
 
+def _topics(handles: Sequence[KafkaHandle]) -> tuple[str, ...]:
+    return tuple(sorted({written.topic for handle in handles for written in handle.ranges}))
+
+
 def _ranges(cluster: KafkaCluster, sender: BatchSender) -> tuple[WrittenRange, ...]:
     return tuple(
         WrittenRange(topic, cluster.topic_id(topic), partition, written.first, written.last, written.records)
@@ -362,12 +423,31 @@ class KafkaCommitter(Committer[KafkaHandle]):
         self._cluster = sink.cluster()
         self._transactions = Transactions(self._cluster)
         self._names = sink.names(job)
-        self._log = DriverLog(sink.commit_log(), self._transactions, job, self._names.driver)
+        self._log = DriverLog(sink.commit_log(), self._transactions, self._names)
+        self._last: RecordedEpoch | None = None
+        self._others_are_older = False
 
     def fence(self) -> CommitList[KafkaHandle] | None:
         """Take the driver's transactional id over, then read the commit topic to its end."""
         data = self._log.fence()
-        return None if data is None else _LISTS.deserialize(data, f"{self._sink.commit_topic}, job {self._job!r}")
+        commits = self._take_over() if data is None else self._sink.read_list(self._names.key, data)
+        if commits is None:
+            return None
+        is_untold = commits.destination is None and commits.completed  # by an earlier version
+        told = commits.targets if commits.destination is not None else _topics(commits.handles)
+        self._last = RecordedEpoch(commits.epoch, None if is_untold else told)
+        return CommitList(commits.epoch, commits.handles, commits.completed)  # `record` binds it to the destination again
+
+    def _take_over(self) -> CommitList[KafkaHandle] | None:
+        """The job's list of an earlier version, if it is of this destination."""
+        data = self._log.older()
+        if data is None:
+            return None
+        if not self._sink.takes_over(self._job, self._sink.read_list(self._job, data)):
+            self._others_are_older = True
+            return None
+        data = self._log.take_over()
+        return None if data is None else self._sink.read_list(self._job, data)
 
     def check(self, handles: Sequence[KafkaHandle]) -> None:
         """Every one Ongoing under its own producer, with time left. Raises DeadlineExceededError or StateError."""
@@ -404,7 +484,23 @@ class KafkaCommitter(Committer[KafkaHandle]):
 
     def record(self, commits: CommitList[KafkaHandle]) -> None:
         """Write it to the commit topic, in a transaction of the driver's own."""
-        self._log.write(_LISTS.serialize(commits))
+        self._log.write(_LISTS.serialize(replace(commits, destination=self._names.destination, targets=self._targets(commits))))
+
+    def _targets(self, commits: CommitList[KafkaHandle]) -> tuple[str, ...] | None:
+        """The topics that the epoch was written to, also of what is committed already and no longer in the list."""
+        found: tuple[str, ...] | None = _topics(commits.handles)
+        if self._last is not None and self._last.epoch == commits.epoch:
+            known = self._last.targets
+            found = None if known is None else tuple(sorted({*known, *_topics(commits.handles)}))
+        self._last = RecordedEpoch(commits.epoch, found if self._sink.topic is None else None)
+        return self._last.targets
+
+    def confirm(self, handles: Sequence[KafkaHandle]) -> None:
+        """Raise StateError for handles of topics that the recorded epoch was not written to."""
+        known = None if self._last is None else self._last.targets
+        others = set() if known is None else set(_topics(handles)) - set(known)
+        if self._last is not None and others:
+            raise another_write(self._job, self._last, others)
 
     def end(self, handle: KafkaHandle) -> Outcome:
         """Commit in the handle's version of the protocol. "Fenced" settles nothing: the log is asked then."""
@@ -439,13 +535,24 @@ class KafkaCommitter(Committer[KafkaHandle]):
     def sweep(self, keep: Collection[KafkaHandle]) -> None:
         """Abort what is Ongoing under the job's prefix: losing attempts, and what a dead run has left."""
         kept = {handle.producer for handle in keep}
-        names = [name for name in self._transactions.ongoing(self._names.beginning) if name != self._names.driver]
+        names = [name for name in self._transactions.ongoing(self._names.of_job) if self._may_be_own(name)]
         open_ones = [found for found in self._transactions.describe(names).values() if found is not None and found.is_ongoing]
-        losers = [found.producer for found in open_ones if found.producer not in kept]
+        losers = [found.producer for found in open_ones if found.producer not in kept and self._is_own(found)]
         if losers:
             protocol = self._transactions.protocol()
             for producer in losers:
                 self._transactions.end(producer, protocol, Verdict.ABORT)
+
+    def _may_be_own(self, transactional_id: str) -> bool:
+        name = parse_name(transactional_id)
+        if name is None or name.role is Role.DRIVER:
+            return False
+        return name.digest == digest_of(self._names.destination) or (name.digest is None and not self._others_are_older)
+
+    def _is_own(self, found: TransactionDescription) -> bool:
+        """An id of an earlier version does not say its destination: its partitions do."""
+        is_of_now = str(found.producer.transactional_id).startswith(self._names.beginning)
+        return is_of_now or self._sink.topic is None or {topic for topic, _ in found.partitions} <= {self._sink.topic}
 
     def forget(self) -> None:
         """A tombstone in the commit topic."""

@@ -1,0 +1,366 @@
+"""Lists of committables in Kafka: one for each destination of a job, of any size, and those of earlier versions."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from headrace.connectors.commit import JobCommitter, StaleEpochError
+from headrace.connectors.kafka.write.commit_log import DriverLog
+from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSerializer, WrittenRange
+from headrace.connectors.kafka.write.names import EACH_ROWS_TOPIC, JobNames
+from headrace.connectors.kafka.write.sink import KafkaSink
+from headrace.connectors.kafka.write.transactions import Producer, TransactionProtocol, Transactions
+from headrace.connectors.sink import Attempt, CommitList, CommitListSerializer, RecordedEpoch
+from headrace.enumerator.errors import FencedError, StateError
+from headrace.runners.spark.writers import BatchWriter
+from headrace.testing import DyingCommitter, FakeKafka, Killed
+from headrace.testing.fake_kafka import Before, NewRecord
+from tests.helpers.sink_rig import committer, kafka_sink, prepared, rows
+
+GOLDEN = Path(__file__).parent / "golden"
+JOB = "job"
+LISTS = CommitListSerializer(KafkaHandleSerializer())
+TOPIC_ID = UUID("f81d4fae-7dec-11d0-a765-00a0c91e6bf6")
+
+
+@pytest.fixture
+def kafka():
+    with FakeKafka() as cluster:
+        for topic in ("a", "b"):
+            cluster.create_topic(topic)
+        yield cluster
+
+
+def sink_to(kafka, topic, **given):
+    return kafka_sink(kafka.bootstrap, topic, "commits", **given)
+
+
+def values(kafka, topic):
+    return sorted(record.value.decode() for record in kafka.records(topic))
+
+
+class FakeContext:
+    def partitionId(self):  # noqa: N802 - Spark's names
+        return 0
+
+    def attemptNumber(self):  # noqa: N802
+        return 0
+
+    def taskAttemptId(self):  # noqa: N802
+        return 0
+
+
+@pytest.fixture
+def in_a_task(monkeypatch):
+    monkeypatch.setattr("headrace.runners.spark.writers.TaskContext.get", FakeContext)
+
+
+def written(sink, epoch, *batches):
+    """A batch write of one task, as Spark does it: the writer is pickled before its tasks start."""
+    writer = BatchWriter(sink, batches[0].schema.names, JOB, epoch)
+    writer._recorded.__getstate__()
+    writer.commit([writer.write(iter(batches))])
+
+
+def to_topic(sink, task, topic):
+    """The handle of a task that wrote the topic's name to it."""
+    with sink.begin(Attempt(JOB, 0, task, 0)) as transaction:
+        transaction.write(rows([topic], topic=[topic]))
+        return transaction.prepare()
+
+
+# --- destinations --------------------------------------------------------------------------------------------------------
+
+
+class TestDestinations:
+    def test_seen_here_two_writes_of_one_name_and_number_to_two_topics_both_write(self, kafka, in_a_task):
+        """findings: Sinks 1. The second found the epoch recorded, and wrote nothing, in silence."""
+        for epoch in (0, 1, 1):
+            written(sink_to(kafka, "a"), epoch, rows([f"a{epoch}"]))
+            written(sink_to(kafka, "b"), epoch, rows([f"b{epoch}"]))
+        assert values(kafka, "a") == ["a0", "a1"]
+        assert values(kafka, "b") == ["b0", "b1"]
+
+    def test_also_from_two_threads_at_once(self, kafka, in_a_task):
+        sinks = [sink_to(kafka, "a"), sink_to(kafka, "b")]
+        for epoch in range(4):
+            with ThreadPoolExecutor(2) as threads:
+                list(threads.map(lambda sink, epoch=epoch: written(sink, epoch, rows([f"{epoch}"])), sinks))
+        assert values(kafka, "a") == values(kafka, "b") == ["0", "1", "2", "3"]
+
+    def test_seen_here_an_application_with_another_prefix_writes_for_itself(self, kafka, in_a_task):
+        written(sink_to(kafka, "a"), 0, rows(["blue"]))
+        written(sink_to(kafka, "a", transactional_id_prefix="green"), 0, rows(["green"]))
+        assert values(kafka, "a") == ["blue", "green"]
+
+    def test_a_driver_fences_and_sweeps_its_own_destination_only(self, kafka):
+        one, other = sink_to(kafka, "a"), sink_to(kafka, "b")
+        driver = committer(one, JOB)
+        driver.commit(0, prepared(one, JOB, 0, ["0"]))
+        handles = prepared(one, JOB, 1, ["1"])
+        committer(other, JOB).recover()
+        driver.commit(1, handles)
+        assert values(kafka, "a") == ["0", "1"]
+        committer(one, JOB).recover()
+        with pytest.raises(FencedError):
+            driver.commit(2, prepared(one, JOB, 2, ["2"]))
+
+    def test_a_list_under_ones_key_for_another_destination_is_refused_by_name(self, kafka):
+        sink = sink_to(kafka, "a")
+        driver = DriverLog(sink.commit_log(), Transactions(sink.cluster()), sink.names(JOB))
+        driver.fence()
+        driver.write(LISTS.serialize(CommitList(0, (), completed=True, destination="elsewhere")))
+        with pytest.raises(StateError, match="this is a list for elsewhere, not for a"):
+            committer(sink, JOB).recover()
+        assert sink.recorded_epochs() == {}
+
+
+class TestEachRowsTopic:
+    def test_seen_here_rows_for_a_topic_that_the_recorded_epoch_lacks_are_not_skipped_in_silence(self, kafka, in_a_task):
+        """findings: Sinks 1. Both writes have one destination: that each row has its own topic."""
+        sink = sink_to(kafka, None)
+        written(sink, 0, rows(["1"], topic=["a"]))
+        with pytest.raises(StateError, match="epoch 0 of job 'job' is recorded as written to a, and there are rows for b"):
+            written(sink, 0, rows(["1", "2"], topic=["a", "b"]))
+
+    def test_a_replay_is_skipped(self, kafka, in_a_task):
+        sink = sink_to(kafka, None)
+        for _ in range(2):
+            written(sink, 0, rows(["1", "2"], topic=["a", "b"]))
+        assert (values(kafka, "a"), values(kafka, "b")) == (["1"], ["2"])
+        assert sink.recorded() == {JOB: RecordedEpoch(0, ("a", "b"))}
+
+    def test_two_writes_at_once_that_find_out_at_their_commit_do_not_lose_one_in_silence(self, kafka):
+        sink = sink_to(kafka, None)
+        first, second = (to_topic(sink, task, topic) for task, topic in enumerate("ab"))
+        committer(sink, JOB).commit(0, (first,))
+        with pytest.raises(StateError, match="recorded as written to a, and there are rows for b"):
+            committer(sink, JOB).commit(0, (second,))
+
+    def test_what_was_committed_before_a_repair_is_still_known(self, kafka):
+        sink = sink_to(kafka, None)
+        handles = tuple(to_topic(sink, task, topic) for task, topic in enumerate("ab"))
+        with pytest.raises(Killed):
+            JobCommitter(JOB, DyingCommitter(sink.committer(JOB), "end", "before", 2)).commit(0, handles)
+        Transactions(sink.cluster()).init(handles[1].transactional_id, 10_000)
+        committer(sink, JOB).recover()
+        assert (values(kafka, "a"), values(kafka, "b")) == (["a"], ["b"])
+        assert sink.recorded() == {JOB: RecordedEpoch(0, ("a", "b"))}
+
+    def test_an_epoch_without_rows_was_written_to_nothing(self, kafka, in_a_task):
+        sink = sink_to(kafka, None)
+        committer(sink, JOB).commit(0, ())
+        with pytest.raises(StateError, match="is recorded as written to nothing, and there are rows for a"):
+            written(sink, 0, rows(["1"], topic=["a"]))
+
+
+# --- size ----------------------------------------------------------------------------------------------------------------
+
+
+def many(tasks, partitions, epoch=0):
+    """The handles of so many tasks that wrote to each of so many partitions of a topic, at offsets that differ."""
+    return tuple(
+        KafkaHandle(
+            Producer(f"headrace.{JOB}.00000000.0.{task}.0", 4000 + task, 2),
+            TransactionProtocol.V2,
+            1_700_000_000_000 + task,
+            900_000,
+            tuple(
+                WrittenRange("orders", TOPIC_ID, at, first := hash((task, at, epoch)) % 10**9, first + 99, 100)
+                for at in range(partitions)
+            ),
+        )
+        for task in range(tasks)
+    )
+
+
+class TestSize:
+    @pytest.fixture
+    def driver(self, kafka):
+        sink = sink_to(kafka, "orders")
+        return DriverLog(sink.commit_log(), Transactions(sink.cluster()), sink.names(JOB))
+
+    def test_seen_here_1000_tasks_that_wrote_to_200_partitions_are_recorded_and_recovered(self, kafka, driver):
+        """findings: Sinks 4. It was one record, and MESSAGE_TOO_LARGE failed every commit and every restart."""
+        commits = CommitList(0, many(1000, 200), destination="orders")
+        driver.fence()
+        driver.write(LISTS.serialize(commits))
+        sizes = [len(record.value) for record in kafka.records("commits")]
+        assert len(sizes) > 5
+        assert max(sizes) < 1_000_000
+        sink = sink_to(kafka, "orders")
+        assert (
+            LISTS.deserialize(DriverLog(sink.commit_log(), Transactions(sink.cluster()), sink.names(JOB)).fence(), "")
+            == commits
+        )
+        assert sink.recorded_epochs() == {JOB: 0}
+
+    def test_parts_that_are_no_longer_needed_are_removed(self, kafka, driver):
+        driver.fence()
+        driver.write(LISTS.serialize(CommitList(0, many(300, 200), destination="orders")))
+        assert len(records_by_key(kafka)) > 2
+        driver.write(LISTS.serialize(CommitList(0, (), completed=True, destination="orders")))
+        key = sink_to(kafka, "orders").names(JOB).key
+        assert [name for name, value in records_by_key(kafka).items() if value is not None] == [key]
+        driver.write(None)
+        assert set(records_by_key(kafka).values()) == {None}
+
+    def test_also_by_the_next_driver(self, kafka, driver):
+        driver.fence()
+        driver.write(LISTS.serialize(CommitList(0, many(300, 200), destination="orders")))
+        sink = sink_to(kafka, "orders")
+        successor = DriverLog(sink.commit_log(), Transactions(sink.cluster()), sink.names(JOB))
+        successor.fence()
+        successor.write(LISTS.serialize(CommitList(1, many(150, 200), destination="orders")))
+        live = {name for name, value in records_by_key(kafka).items() if value is not None}
+        assert 1 < len(live) < len(records_by_key(kafka))
+        assert sink.recorded_epochs() == {JOB: 1}
+
+    def test_a_list_whose_parts_are_of_another_is_refused_and_not_put_together(self, kafka, driver):
+        driver.fence()
+        driver.write(LISTS.serialize(CommitList(0, many(150, 200), destination="orders")))
+        with FakeKafka() as other:
+            other.create_topic("commits")
+            for key, value in records_by_key(kafka).items():
+                damaged = value if "/1" not in key else b"0" * 32 + value[32:]
+                other.append("commits", NewRecord(damaged, key=key.encode()))
+            sink = sink_to(other, "orders")
+            with pytest.raises(StateError, match="this is no list of transactions: its format is 'headrace-commit-list-parts'"):
+                committer(sink, JOB).recover()
+
+    def test_the_commit_topic_takes_a_part_whatever_the_brokers_default(self, kafka, driver):
+        requests = []
+        kafka.fault("CreateTopics", Before(lambda: None), when=lambda request: requests.append(request) or True)
+        driver.fence()
+        configs = {config.name: config.value for config in requests[0].topics[0].configs}
+        assert configs["max.message.bytes"] == "1048576"
+
+
+def records_by_key(kafka):
+    """What compaction leaves of the commit topic."""
+    return {record.key.decode(): record.value for record in kafka.records("commits")}
+
+
+# --- versions ------------------------------------------------------------------------------------------------------------
+
+LISTED = tuple(
+    KafkaHandle(
+        Producer(f"headrace.job.1.{task}.0", 4000 + task, 2),
+        TransactionProtocol.V2,
+        1_700_000_000_000,
+        900_000,
+        (WrittenRange("out", TOPIC_ID, 0, 5, 9, 5), WrittenRange("out", TOPIC_ID, 1, 7, 7, 1)),
+    )
+    for task in range(2)
+)
+GOLDEN_LISTS = {
+    "kafka_commit_list_v1.json": CommitList(7, LISTED),
+    "kafka_commit_list_v2.json": CommitList(7, LISTED, destination=EACH_ROWS_TOPIC, targets=("out",)),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN_LISTS)
+def test_what_any_version_wrote_is_read(name):
+    assert LISTS.deserialize((GOLDEN / name).read_bytes(), "here") == GOLDEN_LISTS[name]
+
+
+def test_the_current_version_writes_its_golden_file():
+    """A difference here means that the format has changed, and needs a new version."""
+    name = "kafka_commit_list_v2.json"
+    assert LISTS.serialize(GOLDEN_LISTS[name]) == (GOLDEN / name).read_bytes()
+
+
+@pytest.mark.parametrize("wrong", [{"destination": 7}, {"targets": [1]}, {"targets": 1}])
+def test_a_destination_that_is_none_is_damage(wrong):
+    data = json.loads(LISTS.serialize(GOLDEN_LISTS["kafka_commit_list_v2.json"])) | wrong
+    with pytest.raises(StateError, match="damaged"):
+        LISTS.deserialize(json.dumps(data).encode(), "here")
+
+
+class OldNames(JobNames):
+    """As earlier versions made them: one list, one driver and one set of ids for all destinations of a job."""
+
+    @property
+    def key(self):
+        return self.job
+
+    @property
+    def beginning(self):
+        return self.of_job
+
+
+class OldSink:
+    """What an earlier version has left."""
+
+    def __init__(self, monkeypatch, sink):
+        self.sink = sink
+        self._transactions = Transactions(sink.cluster())
+        self._names = OldNames(sink.transactional_id_prefix, JOB, sink.destination)
+        self._driver = DriverLog(sink.commit_log(), self._transactions, self._names)
+        self._monkeypatch = monkeypatch
+
+    def prepared(self, epoch, *tasks):
+        with self._monkeypatch.context() as patched:
+            patched.setattr(KafkaSink, "names", lambda _, job: self._names)
+            return prepared(self.sink, JOB, epoch, *tasks)
+
+    def record(self, commits):
+        self._driver.fence()
+        self._driver.write(LISTS.serialize(commits))
+
+    def record_again(self, commits):
+        self._driver.write(LISTS.serialize(commits))
+
+
+class TestTakeover:
+    @pytest.fixture
+    def old(self, monkeypatch, kafka):
+        return OldSink(monkeypatch, sink_to(kafka, "a"))
+
+    def test_what_an_earlier_version_recorded_is_completed_and_its_list_replaced(self, kafka, old):
+        old.record(CommitList(4, old.prepared(4, ["0"], ["1"])))
+        sink = sink_to(kafka, "a")
+        assert sink.recorded_epochs() == {JOB: 4}
+        committer(sink, JOB).recover()
+        assert values(kafka, "a") == ["0", "1"]
+        assert sink.recorded_epochs() == {JOB: 4}
+        assert {key: value is None for key, value in records_by_key(kafka).items()} == {JOB: True, sink.names(JOB).key: False}
+
+    def test_one_of_another_destination_or_prefix_is_left_alone(self, kafka, old):
+        old.record(CommitList(4, old.prepared(4, ["0"])))
+        for other in (sink_to(kafka, "b"), sink_to(kafka, "a", transactional_id_prefix="green")):
+            assert other.recorded_epochs() == {}
+            committer(other, JOB).commit(0, prepared(other, JOB, 0, ["other"]))
+        assert values(kafka, "b") == ["other"]
+        assert Transactions(old.sink.cluster()).ongoing("headrace.") == ["headrace.job.0.0.0"]
+        committer(sink_to(kafka, "a"), JOB).recover()
+        assert values(kafka, "a") == ["0", "other"]
+
+    def test_of_a_completed_one_the_epoch_is_taken_over_by_whoever_comes_first(self, kafka, old):
+        old.record(CommitList(4, (), completed=True))
+        sink = sink_to(kafka, "a")
+        with pytest.raises(StaleEpochError):
+            committer(sink, JOB).commit(3, prepared(sink, JOB, 3, ["stale"]))
+        committer(sink, JOB).commit(4, prepared(sink, JOB, 4, ["replay"]))
+        committer(sink, JOB).commit(5, prepared(sink, JOB, 5, ["5"]))
+        other = sink_to(kafka, "b")
+        committer(other, JOB).commit(4, prepared(other, JOB, 4, ["4"]))
+        assert (values(kafka, "a"), values(kafka, "b")) == (["5"], ["4"])
+
+    def test_a_driver_of_an_earlier_version_is_fenced(self, kafka, old):
+        old.record(CommitList(4, old.prepared(4, ["0"])))
+        committer(sink_to(kafka, "a"), JOB).recover()
+        with pytest.raises(FencedError):
+            old.record_again(CommitList(5, (), completed=True))
+
+    def test_what_it_left_open_is_aborted(self, kafka, old):
+        old.record(CommitList(4, old.prepared(4, ["0"])))
+        old.prepared(5, ["orphan"])
+        committer(sink_to(kafka, "a"), JOB).recover()
+        assert Transactions(old.sink.cluster()).ongoing("headrace.") == []
+        assert values(kafka, "a") == ["0"]
