@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.connectors.kafka.client.answers.decisions import DECISIONS, Decision, decision
+from headrace.connectors.kafka.client.answers.decisions import DECISIONS, Reaction, decision
 from headrace.connectors.kafka.client.cluster import shared_cluster
 from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.errors import BrokerError, broker_error
@@ -12,7 +12,7 @@ from headrace.enumerator.errors import is_retriable
 from headrace.kafka import Committed, Earliest, KafkaSource, Latest
 from headrace.testing.fake_kafka import FakeKafka, Refuse, Rewrite
 
-RETRIED = (Decision.RETRY, Decision.REFRESH)
+RETRIED = (Reaction.RETRY, Reaction.REFRESH)
 READING = ("FindCoordinator", "Fetch", "ListOffsets", "OffsetFetch", "OffsetCommit")
 GOES_AWAY = {"Metadata": {ErrorCode.REBOOTSTRAP_REQUIRED}}  # of the whole answer, and not of a topic
 
@@ -20,20 +20,20 @@ GOES_AWAY = {"Metadata": {ErrorCode.REBOOTSTRAP_REQUIRED}}  # of the whole answe
 def cases(apis):
     for api in apis:
         for code in ErrorCode:
-            if decision(api, code) is not Decision.ANSWER and code not in GOES_AWAY.get(api, ()):
+            if decision(api, code) is not Reaction.ANSWER and code not in GOES_AWAY.get(api, ()):
                 yield pytest.param(api, code, id=f"{api}-{code.name}")
 
 
 @pytest.mark.parametrize("api", DECISIONS)
 def test_what_is_retried_is_of_the_class_that_is_retried_and_what_is_refused_is_not(api):
     for code, made in DECISIONS[api].items():
-        if made is not Decision.ANSWER:
+        if made is not Reaction.ANSWER:
             assert is_retriable(broker_error(code, "asking")) == (made in RETRIED), code.name
 
 
 def test_a_code_that_no_table_has_is_refused():
-    assert decision("Fetch", 4711) is Decision.REFUSE
-    assert decision("Fetch", ErrorCode.DUPLICATE_VOTER) is Decision.REFUSE
+    assert decision("Fetch", 4711) is Reaction.REFUSE
+    assert decision("Fetch", ErrorCode.DUPLICATE_VOTER) is Reaction.REFUSE
 
 
 @pytest.fixture(scope="module")
