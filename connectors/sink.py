@@ -205,7 +205,7 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
 
     @abstractmethod
     def begin(self, attempt: Attempt) -> Transaction[HandleT]:
-        """A new transaction; what an earlier attempt of the same name left open is aborted. Called in a task."""
+        """A new transaction. Nothing is aborted that a list may name: that is for a `Committer`. Called in a task."""
 
     @abstractmethod
     def committer(self, job: str) -> Committer[HandleT]:
@@ -236,6 +236,20 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
         A row that names what the recorded epoch was not written to is of another write: it must not be skipped in silence.
         """
         return frozenset()
+
+    def left_over(self) -> frozenset[str]:
+        """Names of what is prepared now, of all jobs here, if it may stand in the way of writers: none by default.
+
+        Called before an epoch's tasks start, and shipped to them.
+        """
+        return frozenset()
+
+    def end_left_over(self, job: str, left_over: frozenset[str]) -> None:
+        """Before a task begins, end what is left of these and is the job's, as a new driver would: complete what is recorded,
+        and abort the rest. What was prepared since is left alone. Called in tasks, of which several may come at the same time.
+
+        Raises FencedError when a driver takes over meanwhile, RetriableError when another recovery takes too long.
+        """
 
 
 class _Nothing(HandleSerializer[Any]):

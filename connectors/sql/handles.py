@@ -24,7 +24,17 @@ from typing import Any
 from headrace.connectors.sink import Attempt, HandleSerializer, check_job
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["SqlHandle", "SqlHandleSerializer", "attempt_prefix", "job_prefix", "new_gid", "place_digest", "split_gid"]
+__all__ = [
+    "SqlHandle",
+    "SqlHandleSerializer",
+    "attempt_prefix",
+    "is_of_job",
+    "job_prefix",
+    "new_gid",
+    "place_digest",
+    "place_prefix",
+    "split_gid",
+]
 
 _LONGEST_PART = 64
 _LONGEST_JOB = 46  # 64 without "headrace.", the place and its dot
@@ -71,7 +81,18 @@ def job_prefix(place: str, job: str) -> str:
     check_job(job)
     if len(job) > _LONGEST_JOB:
         job = f"{job[:_KEPT]}~{hashlib.sha256(job.encode()).hexdigest()[: _LONGEST_JOB - _KEPT - 1]}"
-    return f"headrace.{place}.{job}."
+    return f"{place_prefix(place)}{job}."
+
+
+def place_prefix(place: str) -> str:
+    """How the names of all transactions begin whose lists are in this place."""
+    return f"headrace.{place}."
+
+
+def is_of_job(gid: str, job: str) -> bool:
+    """Whether this is the name of a transaction of the job, in whatever place."""
+    place = gid.split(".", 2)[1]
+    return gid.startswith(job_prefix(place, job))
 
 
 def attempt_prefix(place: str, attempt: Attempt) -> str:

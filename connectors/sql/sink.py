@@ -5,13 +5,13 @@ ends it by name. It has no timeout. So nothing on a durable list is ever lost, u
 a dead job has prepared stays until the job runs again, or somebody ends it (`pg_prepared_xacts`, `XA RECOVER`).
 
 Two attempts at the same rows meet where the table has a unique key: the second waits for the first one's locks, for
-`lock_timeout_s`, and then fails. Recovery ends the first.
+`lock_timeout_s`, and then fails. Recovery ends the first: `SqlSink.end_left_over`, before a task begins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,12 +19,13 @@ import pyarrow as pa
 from sqlalchemy.engine import Connection, Engine
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
+from headrace.connectors.commit import JobCommitter
 from headrace.connectors.sink import Attempt, CommitList, Outcome, check_job
 from headrace.connectors.sql.arrow import Field
 from headrace.connectors.sql.commits import TRANSACTIONS, create_tables
 from headrace.connectors.sql.database import EndAnswer, TwoPhaseDatabase, Writer
 from headrace.connectors.sql.errors import translated
-from headrace.connectors.sql.handles import SqlHandle, attempt_prefix, job_prefix, new_gid
+from headrace.connectors.sql.handles import SqlHandle, is_of_job, job_prefix, new_gid, place_digest, place_prefix
 from headrace.connectors.sql.mysql import MySql
 from headrace.connectors.sql.postgresql import PostgreSql
 from headrace.connectors.sql.rows import RowTransaction
@@ -61,7 +62,7 @@ class SqlSink(TableSink):
             raise UsageError(f"{shown(self.url)} has no two-phase commit: use UpsertSink")
 
     def begin(self, attempt: Attempt) -> SqlTransaction:
-        """Connect, look at the table, abort what the same attempt left prepared.
+        """Connect, and look at the table. Nothing is ended that is prepared: a list may name it.
 
         Raises UsageError without such a table, or where the server has no prepared transactions; AuthenticationError;
         RetriableError when it cannot be reached.
@@ -71,12 +72,7 @@ class SqlSink(TableSink):
         with self._session(f"beginning to write to {shown(self.url)}") as (engine, connection, table):
             create_tables(connection)
             place = database.place(connection)
-            left_over = database.prepared(connection, attempt_prefix(place, attempt))
             connection.commit()
-            if left_over:
-                with _autocommit(engine) as other:
-                    for gid in sorted(left_over):
-                        _end_surely(partial(database.roll_back, other, gid), gid, self.lock_timeout_s)
             gid = new_gid(place, attempt)
             return SqlTransaction(engine, connection, table, database.writer(connection, table, gid), attempt, gid)
 
@@ -84,6 +80,26 @@ class SqlSink(TableSink):
         """The one that ends this job's transactions; connects when it is first used. Close it."""
         engine = driver_engine(self.url, self.lock_timeout_s)
         return SqlCommitter(engine, self._database, check_job(job), self.lock_timeout_s)
+
+    def left_over(self) -> frozenset[str]:
+        """The names of the prepared transactions of all jobs in this database: their locks stand in the way of writers."""
+        engine, database = driver_engine(self.url, self.lock_timeout_s), self._database
+        try:
+            with (
+                translated(engine, f"looking for prepared transactions in {shown(self.url)}"),
+                _autocommit(engine) as connection,
+            ):
+                return frozenset(database.prepared(connection, place_prefix(database.place(connection))))
+        finally:
+            engine.dispose()
+
+    def end_left_over(self, job: str, left_over: frozenset[str]) -> None:
+        """Fence, complete the recorded epoch, roll back the rest of these. Contacts nobody if none of them is the job's."""
+        earlier = frozenset(gid for gid in left_over if is_of_job(gid, job))
+        if earlier:
+            engine = driver_engine(self.url, self.lock_timeout_s)
+            with closing(_EarlierCommitter(engine, self._database, job, self.lock_timeout_s, earlier)) as committer:
+                committer.recover()
 
     @property
     def _database(self) -> TwoPhaseDatabase:
@@ -173,8 +189,11 @@ class SqlCommitter(StoredListCommitter):
         kept = {handle.gid for handle in keep}
         with self._connected("aborting what was left") as connection, self._locked(connection) as prefix:
             self._store.verify(self._job, self._fenced_driver())
-            for gid in sorted(self._database.prepared(connection, prefix) - kept):
+            for gid in sorted(self._sweepable(connection, prefix) - kept):
                 _end_surely(partial(self._database.roll_back, connection, gid), gid, self._lock_timeout_s)
+
+    def _sweepable(self, connection: Connection, prefix: str) -> Set[str]:
+        return self._database.prepared(connection, prefix)
 
     def _prefix(self, connection: Connection) -> str:
         return job_prefix(self._database.place(connection), self._job)
@@ -192,6 +211,33 @@ class SqlCommitter(StoredListCommitter):
         prefix = self._prefix(connection)
         with self._database.lock(connection, prefix.removesuffix("."), self._lock_timeout_s):
             yield prefix
+
+
+class _EarlierCommitter(SqlCommitter):
+    """A recovery in a task: it ends what was prepared before its epoch began, and nothing of its siblings.
+
+    It fences before it sweeps, as every recovery does. So a driver that still runs can no longer record what is rolled back
+    here; and what that one has recorded before is committed here.
+    """
+
+    def __init__(
+        self, engine: Engine, database: TwoPhaseDatabase, job: str, lock_timeout_s: float, earlier: frozenset[str]
+    ) -> None:
+        """`earlier`: the names."""
+        super().__init__(engine, database, job, lock_timeout_s)
+        self._earlier = earlier
+
+    def recover(self) -> None:
+        """Once for all tasks: the others wait, and find nothing left."""
+        with self._connected("waiting for another task's recovery") as connection:
+            prefix = self._prefix(connection)
+            name = f"headrace.recovery.{place_digest(prefix)}"
+            with self._database.lock(connection, name, self._lock_timeout_s):
+                if self._sweepable(connection, prefix):
+                    JobCommitter(self._job, self).recover()
+
+    def _sweepable(self, connection: Connection, prefix: str) -> Set[str]:
+        return self._earlier.intersection(super()._sweepable(connection, prefix))
 
 
 @contextmanager

@@ -57,20 +57,26 @@ def check_columns(schema: StructType, known: Mapping[str, Sequence[str]], requir
 
 
 class _Recorded:
-    """The epochs on the durable lists as of when this was pickled, which is before the tasks of an epoch start."""
+    """Which epochs are on the lists, and what is left over, as of when this was pickled: before the tasks of an epoch start."""
 
     def __init__(self, sink: TwoPhaseSink[Any]) -> None:
         self._sink = sink
         self._epochs: Mapping[str, RecordedEpoch] | None = None
+        self._left_over: frozenset[str] = frozenset()
 
     def __getstate__(self) -> dict[str, Any]:
         if self._epochs is None:
+            self._left_over = self._sink.left_over()  # first: what is recorded in between is ended then, not written again
             self._epochs = dict(self._sink.recorded())
-        return {"_sink": self._sink, "_epochs": self._epochs}
+        return {"_sink": self._sink, "_epochs": self._epochs, "_left_over": self._left_over}
 
     def of(self, job: str) -> RecordedEpoch | None:
         """The job's last epoch on its durable list."""
         return None if self._epochs is None else self._epochs.get(job)
+
+    def recover(self, job: str) -> None:
+        """End what an earlier run of the job left over. In a task, since the driver's side of Spark does not know the query."""
+        self._sink.end_left_over(job, self._left_over)
 
 
 def _prepare(
@@ -83,6 +89,7 @@ def _prepare(
     if last is not None and last.epoch == attempt.epoch:
         _refuse_of_another_write(sink, attempt, last, rows)
         return PreparedMessage(attempt.job, attempt.epoch, None)
+    recorded.recover(attempt.job)
     with sink.begin(attempt) as transaction:
         for batch in rows:
             transaction.write(batch.select(columns))

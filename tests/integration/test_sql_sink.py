@@ -8,7 +8,7 @@ import pickle
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from datetime import UTC, date, datetime, time, timedelta, timezone
@@ -35,6 +35,7 @@ from headrace.enumerator.errors import (
     UsageError,
 )
 from headrace.harness.databases import PASSWORD, Database
+from headrace.runners.spark import writers
 from tests.helpers.databases import REQUIRED, mariadb, postgresql, unavailable
 from tests.helpers.sql_rig import Crash, CrashingCommitter, SqlRig, batch, prepare, run_epoch, write_epoch
 
@@ -316,16 +317,143 @@ def test_a_writer_that_is_still_connected_is_waited_for_and_not_taken_for_aborte
     assert rig.ids() == [1]
 
 
-def test_the_same_attempt_again_aborts_what_it_left(rig):
+def test_seen_here_a_second_drivers_attempt_of_the_same_name_rolls_back_nothing_that_a_list_names(rig):
+    """findings: Sinks 3. Two drivers overlap: the first has checked, the second's task begins, the first records."""
     rig.create()
-    attempt = Attempt(rig.job(), 0, 0, 0)
-    left = prepare(rig.sink(), attempt, [1])
-    other = prepare(rig.sink(), Attempt(attempt.job, 0, 0, 10), [1])
-    transaction = rig.sink().begin(attempt)
-    assert left.gid not in rig.prepared()
-    assert other.gid in rig.prepared()
-    transaction.abort()
-    transaction.abort()
+    job, sink = rig.job(), rig.sink()
+    handles = write_epoch(sink, job, 0, [[1], [2]])
+    with closing(sink.committer(job)) as committer:
+        committer.fence()
+        committer.check(handles)
+        transaction = sink.begin(Attempt(job, 0, 0, 0))
+        assert {handle.gid for handle in handles} <= rig.prepared()
+        committer.record(CommitList(0, handles))
+        transaction.abort()
+        transaction.abort()
+        assert [committer.end(handle) for handle in handles] == [Outcome.COMMITTED] * 2
+    assert rig.ids() == [1, 2]
+
+
+# --- what an earlier run left over --------------------------------------------------------------------------------------
+
+
+class Context:
+    """What Spark tells a task of a streaming query."""
+
+    def __init__(self, job: str, epoch: int, task: int, attempt: int) -> None:
+        self._properties = {writers._QUERY_ID: job, writers._BATCH_ID: str(epoch)}
+        self.partitionId = lambda: task
+        self.taskAttemptId = lambda: attempt
+        self.attemptNumber = lambda: 0
+
+    def getLocalProperty(self, name: str) -> str:  # noqa: N802 - Spark's name
+        return self._properties[name]
+
+
+@pytest.fixture
+def driver_process(monkeypatch) -> Iterator[None]:
+    """Its committers are closed, where Spark's end with the process."""
+    made: list[JobCommitter[SqlHandle]] = []
+
+    @functools.cache
+    def committer(sink: SqlSink, job: str) -> JobCommitter[SqlHandle]:
+        made.append(JobCommitter(job, sink.committer(job)))
+        return made[-1]
+
+    monkeypatch.setattr(writers, "_committer", committer)
+    yield
+    for one in made:
+        one.close()
+
+
+def run_batch(monkeypatch, sink: SqlSink, job: str, epoch: int, tasks: Sequence[Sequence[int]]) -> list[Any]:
+    """The tasks of a batch as Spark runs them: each has a copy of the writer, which is pickled before they start."""
+    pickled = pickle.dumps(writers.StreamWriter(sink, ["id", "name"]))
+    sent = []
+    for task, ids in enumerate(tasks):
+        monkeypatch.setattr(writers.TaskContext, "get", lambda task=task: Context(job, epoch, task, 100 + task))
+        sent.append(pickle.loads(pickled).write(iter([batch(ids)])))
+    return sent
+
+
+@pytest.mark.usefixtures("driver_process")
+def test_seen_here_a_query_that_is_restarted_with_fewer_tasks_is_not_stuck_behind_what_another_task_prepared(rig, monkeypatch):
+    """findings: Sinks 5. Nothing is recorded, the driver is dead, and row 2 is locked by a task that never comes again."""
+    rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
+    job, sink = rig.job(), rig.sink(lock_timeout_s=2)
+    run_batch(monkeypatch, sink, job, 0, [[1], [2]])
+    assert len(rig.prepared()) == 2
+    sent = run_batch(monkeypatch, sink, job, 0, [[1, 2]])
+    writers.StreamWriter(sink, ["id", "name"]).commit(sent, 0)
+    assert rig.ids() == [1, 2]
+    assert not rig.prepared()
+
+
+@pytest.mark.usefixtures("driver_process")
+def test_a_query_goes_on_when_its_tasks_have_fenced_its_own_driver(rig, monkeypatch):
+    """Something is left over in the middle of a run, the tasks recover, and the driver takes its job back to commit."""
+    rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
+    job, sink = rig.job(), rig.sink(lock_timeout_s=2)
+    writer = writers.StreamWriter(sink, ["id", "name"])
+    writer.commit(run_batch(monkeypatch, sink, job, 0, [[1], [2]]), 0)
+    prepare(sink, Attempt(job, 1, 7, 0), [3, 4])
+    writer.commit(run_batch(monkeypatch, sink, job, 1, [[3], [4]]), 1)
+    assert rig.ids() == [1, 2, 3, 4]
+    assert not rig.prepared()
+
+
+def test_what_an_overlapping_driver_has_recorded_is_committed_by_a_tasks_recovery_and_the_rest_is_fenced(rig):
+    """findings: Sinks 3: rolled back is only what nobody can record any more."""
+    rig.create()
+    job, sink = rig.job(), rig.sink()
+    first = write_epoch(sink, job, 0, [[1], [2]])
+    with closing(sink.committer(job)) as old:
+        old.fence()
+        old.record(CommitList(0, first))
+        second = write_epoch(sink, job, 1, [[3]])
+        old.check(second)
+        left_over = sink.left_over()
+        assert left_over >= {handle.gid for handle in first + second}
+        sink.end_left_over(job, left_over)
+        with pytest.raises(FencedError, match=job):
+            old.record(CommitList(1, second))
+    assert rig.ids() == [1, 2]
+    assert not rig.prepared()
+
+
+def test_a_tasks_recovery_leaves_its_siblings_and_other_jobs_alone(rig):
+    rig.create()
+    job, sink = rig.job(), rig.sink()
+    prepare(sink, Attempt(job, 0, 5, 0), [1])
+    other = prepare(sink, Attempt(f"{job}0", 0, 0, 0), [9])
+    left_over = sink.left_over()
+    sibling = prepare(sink, Attempt(job, 0, 0, 0), [1])
+    sink.end_left_over(job, left_over)
+    assert rig.prepared() == {other.gid, sibling.gid}
+    run_epoch(sink, f"{job}0", 0, [[9]])
+
+
+def test_tasks_that_recover_at_the_same_time_wait_for_each_other(rig):
+    rig.create()
+    job, sink = rig.job(), rig.sink()
+    for task in range(6):
+        prepare(sink, Attempt(job, 0, task, 0), [task])
+    left_over = sink.left_over()
+
+    def task(number: int) -> SqlHandle:
+        sink.end_left_over(job, left_over)
+        return prepare(sink, Attempt(job, 0, number, 1), [number])
+
+    with ThreadPoolExecutor(4) as pool:
+        handles = tuple(pool.map(task, range(4)))
+    assert rig.prepared() == {handle.gid for handle in handles}
+    with closing(sink.committer(job)) as committer:
+        JobCommitter(job, committer).commit(0, handles)
+    assert rig.ids() == [0, 1, 2, 3]
+
+
+def test_a_recovery_without_anything_of_the_job_contacts_nobody():
+    SqlSink("postgresql://127.0.0.1:1/none", "t").end_left_over("q", frozenset({"headrace.00000000.q0.0.0.0.00c0ffee"}))
 
 
 def test_a_transaction_without_rows_has_no_handle(rig):
