@@ -244,6 +244,16 @@ def test_every_broker_is_away_for_longer_than_a_minute_and_the_reader_goes_on(ka
     assert "every partition is fetched again" in said[1]
 
 
+def test_an_outage_that_comes_as_an_error_code_of_the_partition_is_said_too(kafka, monkeypatch, caplog):
+    monkeypatch.setattr(fetcher, "time", _FastClock(100))
+    run = source_of(kafka, stop=None).batches()._run
+    refused = kafka.fault("Fetch", Refuse(ErrorCode.KAFKA_STORAGE_ERROR, topic="t"), times=1000)
+    poll_until(run, lambda _: "nothing can be fetched of t-0" in caplog.text)
+    assert refused.fired > 1
+    assert "KAFKA_STORAGE_ERROR" in caplog.text
+    run.close()
+
+
 def test_the_limit_of_an_outage_is_the_one_that_was_set(kafka):
     kafka.append("t", b"before")
     run = source_of(kafka, stop=None, properties={"default.api.timeout.ms": "300"}).batches()._run

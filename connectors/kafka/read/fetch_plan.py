@@ -386,7 +386,7 @@ class FetchPlan:
             return self._end(partition, error)
         if partition.failing_since is None:
             partition.failing_since = now
-        self.outages.failed(partition.source.key, now)
+        self.outages.failed(partition.source.key, error, now)
         waited, limit_ms = now - partition.failing_since, self._config.default_api_timeout_ms
         if limit_ms is not None and waited >= limit_ms / 1000:
             late = DeadlineExceededError(

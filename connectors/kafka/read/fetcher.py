@@ -157,9 +157,9 @@ class Fetcher:
             if broker is not None:
                 self._give_back(broker)
 
-    def _deliver(self, outcomes: Iterable[FetchedData | FetchFailed | None], error: HeadraceError | None = None) -> None:
-        """Queue what the plan made of an answer, or of an `error`."""
-        if news := self._plan.outages.news(error, time.monotonic()):
+    def _deliver(self, outcomes: Iterable[FetchedData | FetchFailed | None]) -> None:
+        """Queue what the plan made of an answer, or of an error."""
+        if news := self._plan.outages.news(time.monotonic()):
             log.warning("%s", news)
         for outcome in outcomes:
             if outcome is not None:
@@ -219,7 +219,7 @@ class Fetcher:
         for source in sources:
             self._cluster.invalidate(source.topic)
             with self._lock:
-                self._deliver([self._plan.lookup_failed(source, error, time.monotonic())], error)
+                self._deliver([self._plan.lookup_failed(source, error, time.monotonic())])
 
     def _unless_known(self, topic: str, error: UnknownTopicError) -> HeadraceError:
         """One broker's word that there is no such topic is no proof: what does every other one say?"""
@@ -240,7 +240,7 @@ class Fetcher:
             verdict = error
         self._cluster.invalidate(source.topic)
         with self._lock:
-            self._deliver([self._plan.cleared(source, verdict, time.monotonic())], verdict)
+            self._deliver([self._plan.cleared(source, verdict, time.monotonic())])
 
     def _range_verdict(self, source: FetchFrom, offset: int) -> HeadraceError:
         found = self._cluster.find_topics([source.topic])[source.topic]
@@ -359,7 +359,7 @@ class Fetcher:
         for topic in {item.topic for item in asked}:
             self._cluster.invalidate(topic)
         with self._lock:
-            self._deliver(self._plan.lost(asked, error, time.monotonic()), error)
+            self._deliver(self._plan.lost(asked, error, time.monotonic()))
 
     def _request(self, asked: list[Asked], room: int) -> Message:
         limits = FetchLimits(

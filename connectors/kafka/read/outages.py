@@ -19,9 +19,11 @@ class Outages:
         self._failing: set[TopicPartition] = set()
         self._since = 0.0
         self._said = False
+        self._error: HeadraceError | None = None
 
-    def failed(self, key: TopicPartition, now: float) -> None:
+    def failed(self, key: TopicPartition, error: HeadraceError, now: float) -> None:
         """This partition could not be fetched; it will be tried again."""
+        self._error = error
         if not self._failing and not self._said:
             self._since = now
         self._failing.add(key)
@@ -30,14 +32,14 @@ class Outages:
         """It was fetched, or is wanted no more."""
         self._failing.discard(key)
 
-    def news(self, error: HeadraceError | None, now: float) -> str | None:
-        """A line for the log, or None. `error` is why the last try failed; None when none did."""
+    def news(self, now: float) -> str | None:
+        """A line for the log, or None. However it failed: by a lost connection, or by an error code in an answer."""
         waited = now - self._since
-        if self._failing and error is not None and not self._said and waited >= SAID_AFTER_S:
+        if self._failing and not self._said and waited >= SAID_AFTER_S:
             self._said = True
             named = ", ".join(f"{topic}-{number}" for topic, number in sorted(self._failing)[:5])
             more = "" if len(self._failing) <= 5 else f" and {len(self._failing) - 5} more"
-            return f"nothing can be fetched of {named}{more} for {waited:.0f} s; trying on. The last error was: {error}"
+            return f"nothing can be fetched of {named}{more} for {waited:.0f} s; trying on. The last error was: {self._error}"
         if self._said and not self._failing:
             self._said = False
             return f"every partition is fetched again, after {waited:.0f} s"
