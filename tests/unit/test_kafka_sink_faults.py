@@ -69,14 +69,6 @@ class TestNames:
         committer(sink, JOB).commit(0, (first,))
         assert values(kafka) == ["first"]
 
-    def test_an_attempt_that_has_taken_its_id_and_sent_nothing_yet_keeps_it(self, kafka, sink):
-        first = sink.begin(Attempt(JOB, 0, 0, 0))
-        first.write(rows(["first"]))  # less than a request: the id is taken over, and nothing is open under it
-        second = sink.begin(Attempt(JOB, 0, 0, 0))
-        second.write(rows(["second"]))
-        committer(sink, JOB).commit(0, (first.prepare(),))
-        assert values(kafka) == ["first"]
-
     def test_an_id_is_used_again_when_nothing_is_open_under_it(self, kafka, sink):
         used = set()
         for epoch in range(6):

@@ -320,19 +320,18 @@ class KafkaTransaction(Transaction[KafkaHandle]):
         return self._sender, self._rows
 
     def _free_id(self) -> str:
-        """The first of the task's ids, from its retry on, that no other attempt has: to take its id over would abort it.
+        """The first of the task's ids, from its retry on, under which nothing is open: to take over one would abort it.
 
-        One that has been taken over may belong to an attempt that is at work and has sent nothing yet; the driver aborts what
-        nobody wants. Should two attempts find the same id free at the same moment, the second fences the first, and the
-        driver's check refuses what the first may have prepared in between: nothing of the epoch is visible then.
+        An open one may be another attempt's that is at work or has prepared; the driver aborts what nobody wants. Should two
+        attempts find the same one free, the second fences the first, which then fails before it has prepared.
         """
         names, attempt = self._sink.names(self._attempt.job), self._attempt
         ids = (names.task(attempt.epoch, attempt.task, number) for number in itertools.count(attempt.retry))
-        return next(name for name in ids if self._is_free(name))
+        return next(name for name in ids if not self._is_open(name))
 
-    def _is_free(self, transactional_id: str) -> bool:
+    def _is_open(self, transactional_id: str) -> bool:
         found = self._transactions.describe([transactional_id])[transactional_id]
-        return found is None or found.has_ended
+        return found is not None and found.is_ongoing
 
 
 def _topics(handles: Sequence[KafkaHandle]) -> tuple[str, ...]:

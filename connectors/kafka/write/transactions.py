@@ -42,7 +42,6 @@ _FENCED = (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_PRODUCER_ID_MAPPI
 _LAST_V1_END = 4
 _LAST_V1_ADD = 3  # later versions of AddPartitionsToTxn are for brokers among themselves
 _ONGOING = "Ongoing"
-_ENDED = frozenset({"CompleteCommit", "CompleteAbort"})
 
 
 class TransactionProtocol(IntEnum):
@@ -93,11 +92,6 @@ class TransactionDescription:
     def is_ongoing(self) -> bool:
         """True while it can still be committed or aborted."""
         return self.state == _ONGOING
-
-    @property
-    def has_ended(self) -> bool:
-        """Its last transaction is over, and nobody has taken it over since to begin another."""
-        return self.state in _ENDED
 
 
 @dataclass(frozen=True, slots=True)
