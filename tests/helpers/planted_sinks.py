@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -25,7 +26,8 @@ def fresh_transactional_ids() -> Iterator[None]:
     names_of, run = KafkaSink.names, uuid.uuid4().hex[:8]
 
     def planted(self: Any, job: str) -> JobNames:
-        return JobNames(f"{names_of(self, job).prefix}-{run}", job)
+        names = names_of(self, job)
+        return replace(names, prefix=f"{names.prefix}-{run}")
 
     with patch.object(KafkaSink, "names", planted):
         yield

@@ -322,8 +322,9 @@ class KafkaTransaction(Transaction[KafkaHandle]):
     def _free_id(self) -> str:
         """The first of the task's ids, from its retry on, under which nothing is open: to take over one would abort it.
 
-        An open one may be another attempt's that is at work or has prepared; the driver aborts what nobody wants. Should two
-        attempts find the same one free, the second fences the first, which then fails before it has prepared.
+        An open one may be another attempt's that is at work or has prepared; the driver aborts what nobody wants. One that was
+        taken over and has nothing open is taken again: so a zombie is fenced before it writes. Should that one prepare between
+        the look and the takeover, the driver's check refuses its handle before anything is recorded, and the epoch is repeated.
         """
         names, attempt = self._sink.names(self._attempt.job), self._attempt
         ids = (names.task(attempt.epoch, attempt.task, number) for number in itertools.count(attempt.retry))

@@ -32,6 +32,9 @@ from headrace.enumerator.errors import CorruptDataError, HeadraceError, PeerErro
 __all__ = ["Connection"]
 
 
+_shutdown = socket.socket.shutdown  # the socket's own, below TLS, whose orderly goodbye could block
+
+
 class Connection:
     """A connection to one broker: synchronous requests, or `send` and `receive` apart so that one can be in flight.
 
@@ -152,7 +155,7 @@ class Connection:
         self._aborted.set()
         if self._pid == os.getpid():  # a forked child shares the socket: shutting it down would break the parent's
             try:
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+                _shutdown(self._socket, socket.SHUT_RDWR)
             except OSError:
                 return
 
