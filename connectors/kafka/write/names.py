@@ -8,7 +8,8 @@
 Ids of earlier versions have none, and the key of their lists is `<job>`.
 
 So the coordinators keep few of them: an id is used again two epochs later, when its epoch is resolved. An attempt takes the
-first that is free: two attempts never write under one at the same time, whatever numbers the engine gives them.
+first under which nothing is open, whatever numbers the engine gives them; the driver's check refuses what was prepared under
+one that another attempt took over in between.
 
 The command line and the engines' options import this module:
 it imports nothing but the standard library.
