@@ -23,8 +23,12 @@ settings.register_profile("quick", parent=settings.get_profile("default"), max_e
 settings.register_profile("thorough", parent=settings.get_profile("default"), max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
-# Tests of expired transactions would otherwise wait up to 10 s for the broker to look.
-CONFIG = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500"}
+CONFIG = {
+    # Tests of expired transactions would otherwise wait up to 10 s for the broker to look.
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
+    # Tests write records that are years old: at its next look, after five minutes, a broker deletes those by default.
+    "log.retention.ms": "-1",
+}
 
 
 def _config() -> dict[str, str]:

@@ -36,8 +36,8 @@ def counters() -> Iterator[BrokerBytes]:
 @pytest.fixture(autouse=True)
 def _on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run whose machine had other things to do has worthless figures, but the harness must work there too."""
-    monkeypatch.setattr("restore.run.MOST_STOLEN", 1.0)
-    monkeypatch.setattr("restore.run.MOST_BEHIND_S", PATIENCE_S)
+    monkeypatch.setattr("benchmarks.restore.run.MOST_STOLEN", 1.0)
+    monkeypatch.setattr("benchmarks.restore.run.MOST_BEHIND_S", PATIENCE_S)
 
 
 SCENARIOS = [Scenario("by the clock"), Scenario("partitions added", added=2), Scenario("more parallelism", more=1)]
@@ -59,8 +59,8 @@ def test_a_loop_with_transactions_is_killed_comes_back_and_is_found_without_a_fl
 
 
 def test_what_a_loop_bears_is_found_and_whose_processor_time_it_takes(broker, tmp_path, monkeypatch):
-    monkeypatch.setattr("restore.capacity.MEASURED_S", 3.0)
-    monkeypatch.setattr("restore.capacity.STILL_GROWING", 100.0)  # two spans are enough here
+    monkeypatch.setattr("benchmarks.restore.capacity.MEASURED_S", 3.0)
+    monkeypatch.setattr("benchmarks.restore.capacity.STILL_GROWING", 100.0)  # two spans are enough here
     found = capacity(broker.bootstrap, Work(BY_NAME["confluent-txn"], 100, 0.0, 0, SHORT), tmp_path, lambda _step: None)
     assert found.records_per_s > RATE
     assert found.processors_us.keys() == {"Java", "Python", "load", "probe", "broker and others"}

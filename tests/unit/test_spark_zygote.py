@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from headrace.runners.spark_daemon import ZYGOTE_VARIABLE
+from tests.helpers.python_path import python_path
 
 PORT_BYTES = 4
 PATIENCE_S = 60.0
@@ -179,7 +180,7 @@ def run(processes, address, serving, tmp_path):
     """Start a module by the zygote."""
 
     def start(command: list[str]) -> subprocess.Popen[bytes]:
-        return processes.start(command, PYTHONPATH=f"{tmp_path}:{os.environ['PYTHONPATH']}", **{ZYGOTE_VARIABLE: str(address)})
+        return processes.start(command, PYTHONPATH=python_path(tmp_path), **{ZYGOTE_VARIABLE: str(address)})
 
     return start
 
@@ -291,7 +292,6 @@ def test_without_a_zygote_a_module_is_run_from_an_archive_as_sparks_are(processe
     with zipfile.ZipFile(tmp_path / "modules.zip", "w") as archive:
         archive.writestr("archived.py", "print('reached', __name__)")
     command = [sys.executable, "-m", "headrace.runners.spark_daemon", "archived"]
-    path = f"{tmp_path / 'modules.zip'}:{os.environ['PYTHONPATH']}"
-    ended = processes.start(command, PYTHONPATH=path, **{ZYGOTE_VARIABLE: str(address)})
+    ended = processes.start(command, PYTHONPATH=python_path(tmp_path / "modules.zip"), **{ZYGOTE_VARIABLE: str(address)})
     assert ended.wait(PATIENCE_S) == 0
     assert ended.stdout.read() == b"reached __main__\n"
