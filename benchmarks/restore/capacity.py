@@ -73,4 +73,4 @@ def _processors(rig: Rig) -> dict[str, float]:
     assert rig.family is not None
     told = {**rig.family.cpu_seconds(), **rig.cpu_seconds()}
     all_of_it = psutil.cpu_times()
-    return {**told, "broker and others": all_of_it.user + all_of_it.system - sum(told.values())}
+    return {**told, "broker and others": all_of_it.user + all_of_it.nice + all_of_it.system - sum(told.values())}
