@@ -27,6 +27,9 @@ class EndSeen:
 class Ends(Generic[SplitT]):
     """Where splits end: looked up in a thread of its own, so that no call ever waits for what is only a hint. Thread-safe.
 
+    By the split's id, which the parts of a divided split have in common: so what is asked is where the records of the whole
+    split end, and no split that is asked for has a stop.
+
     A look-up that fails for a reason that can pass is left out; any other failure is raised by the next `of`.
     """
 

@@ -20,7 +20,7 @@ from apache_beam.utils.timestamp import Timestamp
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.source import Boundedness, LogSource, Source
-from headrace.enumerator.split import SplitT
+from headrace.enumerator.split import OffsetSplit, SplitT
 from headrace.runners.beam import worker as workers
 from headrace.runners.beam.coders import Element, ReaderFormat
 from headrace.runners.beam.enumerate import EnumerateBounded, EnumerateUnbounded
@@ -173,16 +173,22 @@ class _Read(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         elif len(known := [time for time in times if time is not None]) == len(times):
             watermark.advance(min(known))
         if isinstance(source, LogSource):
-            self._worker.ends.ask(splits, source.end_offsets)
+            # of the whole split: a runner may have divided it, and its parts have one id
+            self._worker.ends.ask([split.between(split.next_offset, None) for split in splits], source.end_offsets)
 
     def _reached(self, split: Any, held: HeldReader[Any]) -> Timestamp | None:
         """The time of the split's latest record; or a little before the clock, where nothing came and it was caught up."""
         latest = held.latest.get(split.split_id)
         end = self._worker.ends.of(split.split_id) if isinstance(self._reading.source, LogSource) else None
-        if end is None or split.split_id in held.delivered or split.next_offset < end.offset:
+        if end is None or split.split_id in held.delivered or split.next_offset < _end_of_part(split, end.offset):
             return latest
         caught_up: Timestamp = end.asked - IDLE_LAG
         return caught_up if latest is None else max(caught_up, latest)
+
+
+def _end_of_part(split: OffsetSplit, end: int) -> int:
+    """Where the split's records end, or this part of it."""
+    return end if split.stop_offset is None else min(end, split.stop_offset)
 
 
 class ReadBounded(_Read):

@@ -441,6 +441,26 @@ def test_the_watermark_of_a_reader_is_that_of_its_slowest_split_that_is_not_idle
     assert bundle.watermark > minute(10)  # all are idle
 
 
+def test_seen_here_the_later_part_of_a_divided_split_is_not_caught_up_where_the_earlier_part_ends(opened, monkeypatch):
+    """Its watermark was the clock's then, before it had read one record, and all of its records were late."""
+    log = log_of(a=[str(number) for number in range(10)])
+    source = TimedSource(log, bounded=True, batch_size=2)
+    stage, (work,) = begin(opened, source, event_time=ColumnTime("time"), read_s=1e-9)
+    todo, later = [work], []
+    stage.on_output = dividing(stage, work, 1, 0.7, later)
+    while todo:
+        todo = again(stage, todo.pop()).residuals
+    (work,) = later
+    assert stage.decode(work) == ReaderRestriction((MemorySplit("a", 7, 10),))
+    with monkeypatch.context() as silent:
+        silent.setattr(TimedReader, "poll", lambda self, timeout: None)
+        bundle = again(stage, work)
+    assert (bundle.outputs, bundle.watermark) == ([], None)
+    bundle = again(stage, *bundle.residuals)
+    (output,) = bundle.outputs
+    assert (output.timestamp, bundle.watermark) == (minute(7), minute(8))
+
+
 def test_a_split_that_is_silent_but_not_caught_up_does_hold_back(opened, monkeypatch):
     """It is slow, not idle."""
     stage, (work,) = begin(opened, TimedSource(log_of(a=["3", "4", "5", "6"])), event_time=ColumnTime("time"), read_s=1e-9)
