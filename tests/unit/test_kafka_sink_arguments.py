@@ -37,6 +37,14 @@ def test_the_transaction_timeout_is_the_arguments_else_the_propertys_else_15_min
     assert KafkaSink(NOBODY, **arguments).config.transaction_timeout_ms == wanted_ms
 
 
+def test_a_delivery_may_take_two_minutes_and_longer_if_a_request_may():
+    """findings: Sinks 19. As in Java, where the default gives way and what was given is refused (see below)."""
+    assert KafkaSink(NOBODY).config.longest_delivery_ms == 120_000
+    assert KafkaSink(NOBODY, properties={"request.timeout.ms": "200000"}).config.longest_delivery_ms == 200_000
+    given = {"request.timeout.ms": "5000", "delivery.timeout.ms": "5000"}
+    assert KafkaSink(NOBODY, properties=given).config.longest_delivery_ms == 5000
+
+
 REFUSED = {
     "two timeouts": (
         {"transaction_timeout_ms": 1, "properties": {"transaction.timeout.ms": "2"}},
@@ -47,6 +55,10 @@ REFUSED = {
     "an unknown property": ({"properties": {"compression.typ": "zstd"}}, "did you mean 'compression.type'"),
     "a codec of nobody": ({"properties": {"compression.type": "rar"}}, "compression.type must be one of"),
     "a timeout of nothing": ({"transaction_timeout_ms": 0}, "transaction.timeout.ms must be a whole number from 1"),
+    "a delivery that no request can take": (
+        {"properties": {"delivery.timeout.ms": "29999"}},
+        r"^delivery.timeout.ms \(29999\) must not be shorter than request.timeout.ms \(30000\)",
+    ),
     "two logins": (
         {"sasl": OAUTH, "properties": {"sasl.mechanism": "PLAIN"}},
         "sasl=.* contradicts the property sasl.mechanism",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.topology import Broker, Leader, PartitionMetadata, TopicMetadata
+from headrace.connectors.kafka.write import produce
 from headrace.connectors.kafka.write.produce import OutBatch, idempotent_sender
 from headrace.connectors.kafka.write.sink import _encoder, _Rows
 from headrace.connectors.kafka.write.transactions import Producer
@@ -100,12 +102,62 @@ def test_a_batch_larger_than_a_request_goes_alone():
 
 
 def test_what_is_not_acknowledged_is_sent_again_until_the_delivery_timeout():
-    cluster = OneBroker(ErrorCode.NOT_LEADER_OR_FOLLOWER, delivery_timeout_ms=50)
+    cluster = OneBroker(ErrorCode.NOT_LEADER_OR_FOLLOWER, delivery_timeout_ms=50, request_timeout_ms=50)
     sender = cluster.sender()
     sender.send("t", batches(10))
     with pytest.raises(DeadlineExceededError, match="NOT_LEADER_OR_FOLLOWER"):
         sender.flush()
     assert len(cluster.connection.sizes) > 1
+
+
+class StoppedTime:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_seen_here_rows_that_trickle_do_not_use_up_the_delivery_timeout(monkeypatch):
+    """findings: Sinks 8. The time counted from the last acknowledgement: the first passing error after a pause was the end."""
+    clock, cluster = StoppedTime(), OneBroker()
+    monkeypatch.setattr(produce, "time", clock)
+    sender = cluster.sender()
+    sender.send("t", batches(10))
+    clock.now += 1000  # with nothing to send yet that would make a request
+    failures = [ErrorCode.NOT_LEADER_OR_FOLLOWER] * 3
+    monkeypatch.setattr(cluster, "back_off", lambda _: setattr(cluster.connection, "code", failures.pop()))
+    cluster.connection.code, failures[0] = ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.NONE
+    sender.flush()
+    clock.now += 1000  # with nothing to send
+    sender.send("t", batches(10))
+    cluster.connection.code, failures[:] = ErrorCode.NOT_LEADER_OR_FOLLOWER, [ErrorCode.NONE]
+    sender.flush()
+    assert failures == []
+    assert sender.written["t", 0].records == 2
+
+
+def test_nor_does_the_time_in_which_the_rows_are_made(monkeypatch):
+    clock, cluster = StoppedTime(), OneBroker(max_request_size=1000)
+    monkeypatch.setattr(produce, "time", clock)
+    sender = cluster.sender()
+    sender.send("t", batches(1000))
+    assert len(cluster.connection.sizes) == 1
+    clock.now += 1000  # with a request under way
+    cluster.connection.code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+    monkeypatch.setattr(cluster, "back_off", lambda _: setattr(cluster.connection, "code", ErrorCode.NONE))
+    sender.flush()
+    assert sender.written["t", 0].records == 1
+
+
+def test_the_delivery_timeout_counts_all_waiting_since_the_last_acknowledgement(monkeypatch):
+    clock, cluster = StoppedTime(), OneBroker(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    monkeypatch.setattr(produce, "time", clock)
+    monkeypatch.setattr(cluster, "back_off", lambda _: setattr(clock, "now", clock.now + 50))
+    sender = cluster.sender()
+    sender.send("t", batches(10))
+    with pytest.raises(DeadlineExceededError, match=r"no record was acknowledged for 150\.0 s"):
+        sender.flush()
 
 
 def rows(count: int, size: int) -> pa.RecordBatch:
@@ -136,6 +188,24 @@ def test_a_record_larger_than_max_request_size_is_refused_and_may_be_larger_than
     assert [batch.records for batch in sent({"batch_size": 100}, rows(1, 1000))] == [1]
     with pytest.raises(UsageError, match=r"a record for t-0 takes 10\d\d bytes, and max\.request\.size is 1000"):
         sent({"max_request_size": 1000}, rows(1, 1000))
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_seen_here_bytes_that_cannot_be_compressed_outgrow_neither_a_batch_nor_a_request(codec):
+    """findings: Sinks 19. The bound was on the batch before its compression, which added to it."""
+    noise = random.Random(7)
+    table = pa.RecordBatch.from_pydict({"value": pa.array([noise.randbytes(100) for _ in range(2000)], pa.binary())})
+    made = sent({"max_request_size": 20_000, "compression_type": codec}, table)
+    assert sum(batch.records for batch in made) == 2000
+    assert max(len(batch.data) for batch in made) <= 20_000
+    (fitting,) = sent({"max_request_size": 20_000, "compression_type": codec}, rows(100, 100))
+    assert len(fitting.data) < 10_000
+
+
+def test_a_record_that_compression_makes_larger_than_a_request_is_sent_as_it_is():
+    noise = pa.RecordBatch.from_pydict({"value": pa.array([random.Random(7).randbytes(900)], pa.binary())})
+    (batch,) = sent({"max_request_size": 975, "compression_type": "snappy"}, noise)
+    assert len(batch.data) <= 975
 
 
 def test_the_level_of_compression_reaches_the_batches():

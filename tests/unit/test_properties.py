@@ -35,7 +35,7 @@ def config(**properties: str) -> ClientConfig:
         ("max.partition.fetch.bytes", "80", "max_partition_fetch_bytes", 80),
         ("batch.size", "0", "batch_size", 0),
         ("max.request.size", "100000", "max_request_size", 100_000),
-        ("delivery.timeout.ms", "5", "delivery_timeout_ms", 5),
+        ("delivery.timeout.ms", "40000", "delivery_timeout_ms", 40_000),
         ("receive.buffer.bytes", "-1", "receive_buffer_bytes", None),
         ("receive.buffer.bytes", "65536", "receive_buffer_bytes", 65536),
         ("connections.max.idle.ms", "90", "connections_max_idle_ms", 90),

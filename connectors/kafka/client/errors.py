@@ -257,6 +257,7 @@ _HINTS: dict[int, str] = {
         "the broker allows no transaction this long: lower the timeout or raise transaction.max.timeout.ms"
     ),
     ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "grant this user Describe and Write on the transactional id",
+    ErrorCode.MESSAGE_TOO_LARGE: "a single record is larger than the topic's max.message.bytes",
     ErrorCode.SASL_AUTHENTICATION_FAILED: "check the user name and the password",
 }
 

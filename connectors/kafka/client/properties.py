@@ -21,6 +21,7 @@ __all__ = ["ClientConfig", "Isolation", "SaslConfig", "TlsConfig", "parse_jaas"]
 DEFAULT_TRANSACTION_TIMEOUT_MS = 900_000
 """15 minutes, the most that brokers allow by default (`transaction.max.timeout.ms`): it has to outlast an outage of the job."""
 
+_DELIVERY_TIMEOUT_MS = 120_000
 _INT32_MAX = 2**31 - 1
 _MECHANISMS_WITH_PASSWORD = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 _MECHANISMS = (*_MECHANISMS_WITH_PASSWORD, "GSSAPI", "OAUTHBEARER", "AWS_MSK_IAM")
@@ -115,6 +116,7 @@ class ClientConfig:
     `default_api_timeout_ms` is where a job gives up during an outage, and None rides it out: a single call then takes 60 s at
     most, and is made again.
     `compression_level` is the `compression.<type>.level` of the `compression_type`; None is the codec's default.
+    `delivery_timeout_ms` None is 2 minutes, or `request_timeout_ms` if that is longer; a shorter one than that is refused.
     `transaction_timeout_ms` is 15 minutes. Raises `UsageError` for a value out of range.
     """
 
@@ -144,7 +146,7 @@ class ClientConfig:
     compression_level: int | None = None
     batch_size: int | None = None
     max_request_size: int | None = None
-    delivery_timeout_ms: int = 120_000
+    delivery_timeout_ms: int | None = None
     transaction_timeout_ms: int = DEFAULT_TRANSACTION_TIMEOUT_MS
 
     def __post_init__(self) -> None:
@@ -161,6 +163,11 @@ class ClientConfig:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _INT32_MAX:
                 raise UsageError(f"{_JAVA_NAME[name]} must be a whole number from {least} to {_INT32_MAX}, not {value!r}")
+        if self.delivery_timeout_ms is not None and self.delivery_timeout_ms < self.request_timeout_ms:
+            raise UsageError(
+                f"delivery.timeout.ms ({self.delivery_timeout_ms}) must not be shorter than request.timeout.ms "
+                f"({self.request_timeout_ms}): no request could be answered late and sent again"
+            )
         if self.compression_type not in CODECS:
             raise UsageError(f"compression.type must be one of {', '.join(CODECS)}, not {self.compression_type!r}")
         if self.compression_level is not None:
@@ -172,6 +179,11 @@ class ClientConfig:
     def bootstrap_servers(self) -> tuple[tuple[str, int], ...]:
         """The bootstrap addresses as (host, port)."""
         return _parse_addresses(self.bootstrap)
+
+    @property
+    def longest_delivery_ms(self) -> int:
+        """How long a record may wait for its acknowledgement."""
+        return self.delivery_timeout_ms or max(_DELIVERY_TIMEOUT_MS, self.request_timeout_ms)
 
     @property
     def security_protocol(self) -> str:
@@ -204,6 +216,7 @@ _OPTIONAL = frozenset(
         "send_buffer_bytes",
         "batch_size",
         "max_request_size",
+        "delivery_timeout_ms",
     }
 )
 _LEAST: dict[str, int] = {

@@ -31,7 +31,16 @@ import pyarrow.compute as pc
 from crc32c import crc32c
 
 from headrace.connectors.kafka.format import NOT_COMPILED
-from headrace.connectors.kafka.format.record_batch import AFTER_LENGTH, CRC_AT, CRC_FROM, HEADER, LEVELS, MAGIC, TRANSACTIONAL
+from headrace.connectors.kafka.format.record_batch import (
+    AFTER_LENGTH,
+    CODEC_BITS,
+    CRC_AT,
+    CRC_FROM,
+    HEADER,
+    LEVELS,
+    MAGIC,
+    TRANSACTIONAL,
+)
 from headrace.enumerator.errors import UsageError
 
 try:
@@ -45,8 +54,8 @@ _INT16_MAX = 0x7FFF
 _INT32_MAX = 0x7FFFFFFF
 
 MAX_BATCH_BYTES = 900_000
-"""Default bound on one record batch in bytes, uncompressed and with its header: below the 1048588 bytes that a broker takes
-(`message.max.bytes`), with room for what a codec adds to bytes that it cannot compress."""
+"""Default bound on one record batch in bytes, with its header: below the 1048588 bytes that a broker takes
+(`message.max.bytes`)."""
 
 
 class Codec(StrEnum):
@@ -783,15 +792,15 @@ class _OpenBatch:
     def close(self) -> EncodedBatch:
         """Seal the batch, which must not be empty, and begin the next."""
         view = memoryview(self.buffer).cast("B")[: self.used]
-        compress = self.producer.compress
+        attributes: int = self.producer.attributes
+        packed = None if self.producer.compress is None else self.producer.compress(view[_RECORDS:])
         data: bytes | memoryview
-        if compress is None:
-            view[:_RECORDS] = self.header(view[_RECORDS:])
+        if packed is not None and _RECORDS + len(packed) <= max(self.used, self.limit):
+            data = self.header(packed, attributes) + packed
+        else:  # also where compression only made it too large
+            view[:_RECORDS] = self.header(view[_RECORDS:], attributes & ~CODEC_BITS)
             data = view.toreadonly()
             self.set_buffer(pa.allocate_buffer(0))
-        else:
-            body = compress(view[_RECORDS:])
-            data = self.header(body) + body
         sequence: int = self.sequence if self.producer.producer_id != _NO_PRODUCER else -1
         closed = EncodedBatch(self.partition, data, self.count, sequence)
         self.sequence = (self.sequence + self.count) & _INT32_MAX
@@ -800,7 +809,7 @@ class _OpenBatch:
         return closed
 
     @cython.cfunc
-    def header(self, body: bytes | memoryview) -> bytes:
+    def header(self, body: bytes | memoryview, attributes: int) -> bytes:
         """The header of a batch whose records, compressed or not, are `body`."""
         producer_id = self.producer.producer_id
         fields = HEADER.pack(
@@ -809,7 +818,7 @@ class _OpenBatch:
             -1,
             MAGIC,
             0,
-            self.producer.attributes,
+            attributes,
             self.count - 1,
             self.base_time,
             self.max_time,
@@ -878,8 +887,9 @@ class RecordEncoder:
     ) -> None:
         """An encoder for a topic of so many `partitions`. `producer_id` and `producer_epoch` are -1 for a plain producer.
 
-        `max_batch_bytes` bounds a batch before compression, header included (default 900 000); a record that is larger goes
-        alone into a batch of its own, for the broker to decide. `compression_level` is Kafka's `compression.gzip.level` (1
+        `max_batch_bytes` bounds a batch before compression, header included (default 900 000), and after it: one that would
+        outgrow it by being compressed is left as it is. A record that is larger goes alone into a batch of its own, for the
+        broker to decide. `compression_level` is Kafka's `compression.gzip.level` (1
         to 9), `compression.lz4.level` (1 to 17; 9 is its default) or `compression.zstd.level` (-131072 to 22); None is the
         codec's default. `first_sequences` says where the sequences of a producer that has written before go on, by
         partition; default 0.

@@ -14,6 +14,7 @@ from headrace.enumerator.errors import CorruptDataError
 __all__ = [
     "AFTER_LENGTH",
     "CODECS",
+    "CODEC_BITS",
     "CRC_AT",
     "CRC_FROM",
     "HEADER",
@@ -47,7 +48,9 @@ CRC_FROM = CRC_AT + 4
 MAGIC = 2
 TRANSACTIONAL = 0x10
 LOG_APPEND_TIME = 0x08
-_CODEC_BITS = 0x07
+CODEC_BITS = 0x07
+"""Those of the attributes that number the compression type."""
+
 _CONTROL = 0x20
 _MAGIC_AT = 16
 
@@ -83,7 +86,7 @@ class StoredBatch:
     @property
     def compression(self) -> str:
         """As `compression.type` names it."""
-        number = self.attributes & _CODEC_BITS
+        number = self.attributes & CODEC_BITS
         return CODECS[number] if number < len(CODECS) else f"codec {number}"
 
 

@@ -1,7 +1,7 @@
 """Sending record batches: to the leaders, several requests in flight, every batch acknowledged once or an error raised.
 
 The brokers put each partition's batches in order and drop repeated ones by (producer id, epoch, sequence) (KIP-98), so whatever
-is not acknowledged is simply sent again, in order. Nothing here knows what is in a batch.
+is not acknowledged is simply sent again, in order. A batch that is too large for its topic is sent as two (KIP-126).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from headrace.connectors.kafka.client.errors import BrokerError, broker_error
 from headrace.connectors.kafka.client.topology import Broker, TopicPartition
 from headrace.connectors.kafka.client.wire.connection import Connection
 from headrace.connectors.kafka.client.wire.protocol import Message, ProduceRequest
+from headrace.connectors.kafka.write.rebatch import halved
 from headrace.connectors.kafka.write.transactions import Producer, TransactionProtocol, Transactions
 from headrace.enumerator.errors import DeadlineExceededError, RetriableError
 
@@ -26,6 +27,7 @@ __all__ = ["BatchSender", "OutBatch", "Written", "idempotent_sender", "transacti
 _MAX_IN_FLIGHT = 5  # the brokers remember as many batches of a producer, to know a repeated one
 _REQUEST_BYTES = 4 * 1024 * 1024
 _ALL_REPLICAS = -1
+_TOO_LARGE = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
 _TOPIC_IDS_FROM = 13
 _LAST_OF_V1 = 11
 
@@ -60,6 +62,12 @@ class _Lane:
         self.waiting.extendleft(reversed(self.sent))
         self.sent.clear()
 
+    def replace_sent(self, batch: OutBatch, parts: Iterable[OutBatch]) -> None:
+        at = self.sent.index(batch)
+        self.sent.remove(batch)
+        for number, part in enumerate(parts):
+            self.sent.insert(at + number, part)
+
 
 @dataclass(slots=True)
 class _Channel:
@@ -83,19 +91,22 @@ class BatchSender:
         """`before_first` is told of partitions about to be written for the first time (KIP-98's AddPartitionsToTxn).
 
         `max_version` bounds the version of the Produce request. A request has up to `max.request.size` bytes of batches (by
-        default 4 MiB), or one batch that is larger; `delivery.timeout.ms` is how long to wait for any acknowledgement.
+        default 4 MiB), or one batch that is larger; `delivery.timeout.ms` is how long to wait for any acknowledgement, and only
+        waiting counts: not the time in which there is nothing to send, or the caller makes rows.
         """
         self._cluster = cluster
         self._transactional_id = transactional_id
         self._max_version = max_version
-        self._timeout_s = cluster.config.delivery_timeout_ms / 1000
+        self._timeout_s = cluster.config.longest_delivery_ms / 1000
         self._request_bytes = cluster.config.max_request_size or _REQUEST_BYTES
         self._before_first = before_first
         self._lanes: dict[TopicPartition, _Lane] = {}
         self._channels: dict[Broker, _Channel] = {}
         self._waiting_bytes = 0
         self._written: dict[TopicPartition, Written] = {}
-        self._progress_at = time.monotonic()
+        self._refused_bytes: dict[str, int] = {}
+        self._waited_s = 0.0  # in calls of `_pump` that are over, without an acknowledgement
+        self._waiting_since = 0.0
         self._tries = 0
 
     @property
@@ -112,10 +123,20 @@ class BatchSender:
             key = (topic, batch.partition)
             if key not in self._lanes:
                 self._lanes[key] = _Lane(key)
-            self._lanes[key].waiting.append(batch)
+            self._lanes[key].waiting.extend(self._fitting(topic, batch))
             self._waiting_bytes += len(batch.data)
         if self._waiting_bytes >= self._request_bytes:
             self._pump(_MAX_IN_FLIGHT - 1)
+
+    def _fitting(self, topic: str, batch: OutBatch) -> list[OutBatch]:
+        """The batch, in parts if the topic has refused one of its size."""
+        if batch.records == 1 or len(batch.data) < self._refused_bytes.get(topic, len(batch.data) + 1):
+            return [batch]
+        return [fitting for part in self._halves(batch) for fitting in self._fitting(topic, part)]
+
+    def _halves(self, batch: OutBatch) -> list[OutBatch]:
+        parts = halved(batch.data, self._cluster.config)
+        return [OutBatch(batch.partition, part.data, part.records) for part in parts]
 
     def flush(self) -> None:
         """Return when everything is acknowledged by all in-sync replicas.
@@ -136,6 +157,7 @@ class BatchSender:
 
     def _pump(self, most_in_flight: int) -> None:
         """Send all that waits, then receive until no broker has more than `most_in_flight` requests of ours."""
+        self._waiting_since = time.monotonic()
         try:
             self._announce()
             while self._dispatch():
@@ -145,6 +167,7 @@ class BatchSender:
                     self._receive(channel)
         except RetriableError as error:
             self._start_over(error)
+        self._waited_s += time.monotonic() - self._waiting_since
         self._waiting_bytes = sum(len(batch.data) for lane in self._lanes.values() for batch in lane.waiting)
 
     def _announce(self) -> None:
@@ -235,6 +258,10 @@ class BatchSender:
         where = f"writing to {topic}-{partition}"
         if item.error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and lane.sent[0] is not batch:
             return _BehindError(item.error_code, where)
+        if item.error_code in _TOO_LARGE and batch.records > 1:
+            self._refused_bytes[topic] = min(len(batch.data), self._refused_bytes.get(topic, len(batch.data)))
+            lane.replace_sent(batch, self._fitting(topic, batch))
+            return _TooLargeError(item.error_code, where)
         error = broker_error(item.error_code, f"{where}: {item.error_message}" if item.error_message else where)
         if not isinstance(error, RetriableError):
             raise error
@@ -243,7 +270,7 @@ class BatchSender:
 
     def _acknowledged(self, lane: _Lane, batch: OutBatch, base_offset: int) -> None:
         lane.sent.remove(batch)
-        self._progress_at, self._tries = time.monotonic(), 0
+        self._waited_s, self._waiting_since, self._tries = 0.0, time.monotonic(), 0
         last = base_offset + batch.records - 1
         written = self._written.setdefault(lane.key, Written(base_offset, last, 0))
         written.last = max(written.last, last)
@@ -261,17 +288,22 @@ class BatchSender:
         for lane in self._lanes.values():
             lane.back_to_start()
             self._cluster.invalidate(lane.key[0])
-        waited = time.monotonic() - self._progress_at
+        waited = self._waited_s + time.monotonic() - self._waiting_since
         if waited > self._timeout_s:
             raise DeadlineExceededError(
                 f"no record was acknowledged for {waited:.1f} s; the last error was: {error}"
             ) from error
-        self._tries += 1
-        self._cluster.back_off(self._tries)
+        if not isinstance(error, _TooLargeError):
+            self._tries += 1
+            self._cluster.back_off(self._tries)
 
 
 class _BehindError(BrokerError, RetriableError):
     """OUT_OF_ORDER_SEQUENCE_NUMBER because a batch before it in flight was not taken."""
+
+
+class _TooLargeError(BrokerError, RetriableError):
+    """The topic takes smaller batches only, and this one was replaced by such."""
 
 
 def _within(lanes: list[_Lane], most_bytes: int) -> list[_Lane]:
