@@ -52,6 +52,9 @@ class PretendedCluster:
     def back_off(self, attempt):
         self.pauses.append(attempt)
 
+    def retrying(self, what, operation):
+        return operation()
+
     def list_offsets(self, positions, isolation=None):
         self.asked += [(position, isolation) for position in positions.values()]
         return {tp: OffsetAnswer(_offset(position)) for tp, position in positions.items()}
@@ -73,14 +76,6 @@ def _offset(position):
             return 9
         case Timestamp(ms):
             return next((offset for offset in range(2, 9) if offset * 10 >= ms), None)
-
-
-@pytest.fixture(autouse=True)
-def pauses(monkeypatch):
-    """Nobody sleeps; how long they would have."""
-    slept = []
-    monkeypatch.setattr("tenacity.nap.time.sleep", slept.append)
-    return slept
 
 
 def discovery(cluster, subscription=Topics(("t",)), **plan):  # noqa: B008 - a value
@@ -200,12 +195,12 @@ def test_a_pattern_may_match_nothing_yet():
 # --- later ----------------------------------------------------------------------------------------------------------------
 
 
-def test_later_only_what_is_not_known_is_found_and_positions_are_not_looked_at(pauses):
+def test_later_only_what_is_not_known_is_found_and_positions_are_not_looked_at():
     cluster = PretendedCluster({"t": (A, 3)})
     found = discovery(cluster, start=Latest()).later(known(KafkaSplit("t", A, 0, 5), KafkaSplit("t", A, 2, 700)))
     assert of(found) == {("t", 1): (2, None)}
     assert (found.missing, found.complete) == (frozenset(), False)
-    assert pauses == []
+    assert cluster.pauses == []
 
 
 def test_new_partitions_have_their_own_position():
@@ -227,8 +222,8 @@ def test_a_deleted_topic_is_missing_and_no_error():
         assert found.missing == {old.split_id}
 
 
-@pytest.mark.parametrize("hidden_for", [1, 2, 3])
-def test_a_partition_that_is_back_within_the_looks_is_not_missing(hidden_for, pauses):
+@pytest.mark.parametrize(("hidden_for", "rounds"), [(1, 1), (2, 1), (3, 2), (4, 2), (6, 3)])
+def test_a_partition_that_is_back_within_the_looks_is_not_missing(hidden_for, rounds):
     class Flapping(PretendedCluster):
         def find_topics(self, names):
             self.there = {"t": (A, 1 if self.looks < hidden_for else 2)}
@@ -237,15 +232,15 @@ def test_a_partition_that_is_back_within_the_looks_is_not_missing(hidden_for, pa
     cluster = Flapping({})
     found = discovery(cluster).later(known(KafkaSplit("t", A, 0, 5), KafkaSplit("t", A, 1, 5)))
     assert (found.added, found.missing) == ([], frozenset())
-    assert cluster.looks == hidden_for + 1
-    assert pauses == [0.1, 0.2, 0.4][:hidden_for]
+    assert cluster.looks == 1 + 2 * rounds
+    assert cluster.pauses == [1, 2, 3][:rounds]
 
 
 def test_what_stays_away_for_all_looks_is_missing():
     cluster = PretendedCluster({"t": (A, 1)})
     gone = KafkaSplit("t", A, 1, 5)
     assert discovery(cluster).later(known(KafkaSplit("t", A, 0, 5), gone)).missing == {gone.split_id}
-    assert cluster.looks == 4
+    assert cluster.looks == 1 + 2 * 3
 
 
 def test_a_passing_error_while_looking_is_passed_on_as_such():

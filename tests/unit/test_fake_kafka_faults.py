@@ -512,3 +512,10 @@ def test_an_expired_transaction_of_a_real_client_cannot_be_committed():
             producer.commit_transaction(SECONDS)
         assert raised.value.args[0].code() == KafkaError._FENCED
         assert kafka.records("t") == []
+
+
+def test_a_test_that_names_what_is_not_there_is_told_what(kafka):
+    with pytest.raises(UsageError, match="UNKNOWN_TOPIC_OR_PARTITION: there is no topic 'u'"):
+        kafka.append("u", b"x")
+    with pytest.raises(UsageError, match="topic 't' has no partition 7"):
+        kafka.hold_high_watermark("t", 7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import socket
 import subprocess
 import sys
@@ -60,6 +61,30 @@ REFUSED = {
     "an unknown column": ({"columns": ["value", "valeu"]}, "valeu"),
     "no column": ({"columns": []}, "columns"),
     "a word for no match": ({"no_match": "earliest"}, "no_match must be 'error' or 'latest'"),
+    "no list of names": ({"topics": 5}, "topics must be a non-empty list"),
+    "names of bytes": ({"topics": [b"t"]}, "topics must be a non-empty list"),
+    "a pattern of Python": ({"topics": None, "pattern": re.compile("t")}, "pattern must be a string"),
+    "partitions without a topic": ({"topics": None, "partitions": [0, 1]}, "partitions must be like"),
+    "one partition": ({"topics": None, "partitions": {"t": 0}}, "partitions must be like"),
+    "a topic that is a number": ({"topics": None, "partitions": {1: [0]}}, "partitions must be like"),
+    "unhashable partitions": ({"topics": None, "partitions": {"t": [[0]]}}, "partitions must be like"),
+    "a group that is a list": ({"group": ["g"]}, "group must be a string"),
+    "an isolation that is a number": ({"isolation_level": 1}, "isolation_level must be a string"),
+    "no properties": ({"properties": None}, "properties must be a mapping .* not NoneType"),
+    "properties as pairs": ({"properties": [("client.id", "x")]}, "properties must be a mapping .* not list"),
+    "a property of no value": ({"properties": {"client.id": None}}, "the property client.id must be a string, .* not NoneType"),
+    "a property of bytes": ({"properties": {"client.id": b"x"}}, "the property client.id must be a string, .* not bytes"),
+    "a property without a name": ({"properties": {1: "x"}}, "the names of properties are strings, not 1"),
+    "a property twice": ({"properties": {"Client.Id": "a", "client.id": "b"}}, "client.id is given twice"),
+    "a number of Python": ({"properties": {"fetch.max.bytes": "1_000"}}, "fetch.max.bytes must be a whole number"),
+    "a number with a point": ({"properties": {"fetch.max.bytes": 1000.0}}, "fetch.max.bytes must be a whole number"),
+    "no login": ({"sasl": {"mechanism": "PLAIN"}}, "sasl must be a SaslConfig or None, not dict"),
+    "a word for a truth": ({"fail_on_data_loss": "false"}, "fail_on_data_loss must be True or False, not 'false'"),
+    "one column": ({"columns": "value"}, "columns must be a list of names, not 'value'"),
+    "a budget with a point": ({"fetch_budget_bytes": 1e9}, "fetch_budget_bytes must be a whole number"),
+    "an interval without end": ({"discovery_interval_s": float("inf")}, "discovery_interval_s must be positive .* not inf"),
+    "an interval that is no number": ({"discovery_interval_s": float("nan")}, "discovery_interval_s must be positive"),
+    "a word for an interval": ({"discovery_interval_s": "5"}, "discovery_interval_s must be positive .* not '5'"),
     "a tiny budget": ({"fetch_budget_bytes": 1000}, "at least 1 MiB"),
     "an interval of nothing": ({"discovery_interval_s": 0}, "discovery_interval_s must be positive"),
     "a negative interval": ({"discovery_interval_s": -1.0}, "discovery_interval_s must be positive"),

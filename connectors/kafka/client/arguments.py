@@ -26,10 +26,13 @@ def client_config(
     all properties that say who logs in. Raises UsageError for a property that says otherwise than an argument, and as
     `ClientConfig.from_properties`.
     """
+    login: object = sasl
+    if login is not None and not isinstance(login, SaslConfig):
+        raise UsageError(f"sasl must be a SaslConfig or None, not {type(login).__name__}")
     unchecked: object = bootstrap
     if not isinstance(unchecked, str):
         raise UsageError(f"bootstrap must be a string like 'host:9092,other:9092', not {type(unchecked).__name__}")
-    given = {name.lower(): str(value).strip() for name, value in properties.items()}
+    given = _by_name(properties)
     for argument, (name, value) in {"bootstrap": ("bootstrap.servers", bootstrap), **arguments}.items():
         if value is None:
             continue
@@ -41,6 +44,22 @@ def client_config(
     if sasl is None:
         return ClientConfig.from_properties(given)
     return _with_sasl(given, sasl)
+
+
+def _by_name(properties: object) -> dict[str, str]:
+    """The properties by their names in lower case. No message repeats a value, which may be a password."""
+    if not isinstance(properties, Mapping):
+        raise UsageError(f"properties must be a mapping like {{'client.id': 'x'}}, not {type(properties).__name__}")
+    given: dict[str, str] = {}
+    for name, value in properties.items():
+        if not isinstance(name, str):
+            raise UsageError(f"the names of properties are strings, not {name!r}")
+        if not isinstance(value, str | int | float):
+            raise UsageError(f"the property {name} must be a string, a number or a truth value, not {type(value).__name__}")
+        text = str(value).lower() if isinstance(value, bool) else str(value).strip()
+        if given.setdefault(name.lower(), text) != text:
+            raise UsageError(f"the property {name.lower()} is given twice, with another value")
+    return given
 
 
 def _shown(value: object) -> str:

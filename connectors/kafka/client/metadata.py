@@ -65,6 +65,8 @@ class Metadata:
     def find_topics_everywhere(self, names: Collection[str]) -> list[dict[str, TopicMetadata | None]]:
         """See `KafkaCluster.find_topics_everywhere`."""
         self._refresh(())
+        if not self._calls.brokers:
+            raise RetriableError(f"no broker names any live one, so none could be asked for {', '.join(sorted(names))}")
         return [_answer(names, self._calls.call(broker, _request(names))) for broker in self._calls.brokers]
 
     def brokers(self) -> tuple[Broker, ...]:
@@ -143,8 +145,10 @@ def _request(names: Collection[str] | None) -> Message:
 def _answer(names: Collection[str] | None, response: Message) -> dict[str, TopicMetadata | None]:
     answer: dict[str, TopicMetadata | None] = dict.fromkeys(names or ())
     for item in response.topics:
-        if item.error_code in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
+        if item.partitions and item.error_code in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
             answer[item.name] = _topic_metadata(item)
+        elif item.error_code == ErrorCode.LEADER_NOT_AVAILABLE and names is None:
+            continue  # just being created: of a list of all it is a part when it has partitions
         elif item.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             raise broker_error(item.error_code, f"looking up topic {item.name!r}")
     return answer

@@ -193,17 +193,19 @@ class EpochEnds:
         answers: dict[TopicPartition, int | None],
         failures: list[RetriableError],
     ) -> None:
+        left_out = set(partitions)
         for topic in self._calls.call(broker, _request(partitions)).topics:
             for item in topic.partitions:
                 tp = (topic.topic, item.partition)
+                left_out.discard(tp)
                 if item.error_code == ErrorCode.NONE:
                     answers[tp] = item.end_offset if item.end_offset >= 0 and item.leader_epoch >= 0 else None
                     continue
                 self._metadata.invalidate([topic.topic])
                 error = broker_error(item.error_code, f"looking up a leader epoch of {tp[0]}-{tp[1]} at {broker}")
-                if not isinstance(error, RetriableError):
-                    raise error
-                failures.append(error)
+                failures.append(_only_retriable(error))
+        if left_out:
+            failures.append(RetriableError(f"looking up leader epochs at {broker}: it left {len(left_out)} partitions out"))
 
 
 def _request(partitions: Mapping[TopicPartition, tuple[int, int]]) -> Message:

@@ -253,10 +253,9 @@ def _text_or_none(_name: str, value: str) -> str | None:
 
 
 def _integer(name: str, value: str) -> int:
-    try:
-        return int(value)
-    except ValueError:
-        raise UsageError(f"{name} must be a whole number, not {value!r}") from None
+    if not re.fullmatch("[+-]?[0-9]+", value):  # as Java reads it; Python takes 1_000, too
+        raise UsageError(f"{name} must be a whole number, not {value!r}")
+    return int(value)
 
 
 def _buffer_size(name: str, value: str) -> int | None:

@@ -26,6 +26,21 @@ _LONGEST_CALL_S = 60.0
 _UNKNOWN_TOPIC_GRACE_S = 3.0  # a topic just created is not known to every broker at once
 
 
+class _Grace:
+    """How long a topic has been unknown without a break. What no broker could be asked in between proves nothing."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def ends_with(self, error: BaseException) -> bool:
+        if not isinstance(error, UnknownTopicError):
+            self._since = None
+            return False
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        return now - self._since > _UNKNOWN_TOPIC_GRACE_S
+
+
 class Retries:
     """Runs operations until they raise no retriable error. Thread-safe; after `close` nothing is tried again."""
 
@@ -46,11 +61,10 @@ class Retries:
         """See `KafkaCluster.retrying`."""
         started = time.monotonic()
         limit_ms = self._config.default_api_timeout_ms
+        grace = _Grace()
 
         def worth_another_try(error: BaseException) -> bool:
-            if isinstance(error, UnknownTopicError) and time.monotonic() - started > _UNKNOWN_TOPIC_GRACE_S:
-                return False
-            return is_retriable(error) and not self._closed.is_set()
+            return not grace.ends_with(error) and is_retriable(error) and not self._closed.is_set()
 
         def give_up(state: tenacity.RetryCallState) -> T:
             assert state.outcome is not None

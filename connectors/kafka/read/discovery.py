@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
-
-from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponential
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.errors import UnknownTopicError
@@ -21,7 +19,7 @@ from headrace.connectors.kafka.client.positions import At, Committed, Earliest, 
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.client.topology import TopicMetadata, TopicPartition
 from headrace.connectors.kafka.read.split import KafkaSplit
-from headrace.enumerator.errors import DataLossError, UsageError
+from headrace.enumerator.errors import DataLossError, RetriableError, UsageError
 from headrace.enumerator.source import Findings, SplitDiscovery
 
 log = logging.getLogger(__name__)
@@ -30,7 +28,8 @@ Positions = Position | Mapping[TopicPartition, Position]
 NoMatch = Literal["error", "latest"]
 
 MISSING_POLLS = 4
-"""A partition is reported missing only when this many answers in a row lack it: metadata flaps (FLINK-39837)."""
+"""A partition is reported missing only when this many looks in a row lack it, each but the first at every live broker:
+metadata flaps (FLINK-39837), and one broker that lags behind is no proof."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +100,12 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         return Findings(splits, complete=self._plan.stop is not None)
 
     def later(self, known: Mapping[str, KafkaSplit]) -> Findings[KafkaSplit]:
-        """Partitions not in `known`, and those of `known` that are gone: deleted, or of a topic that was re-created (I5)."""
-        found, missing = self._poll_for_missing(known)
+        """Partitions not in `known`, and those of `known` that are gone: deleted, or of a topic that was re-created (I5).
+
+        While a broker cannot be asked, nothing is known to be gone.
+        """
+        found = self._select(self._known_topics)
+        missing = self._missing([split for split in known.values() if not _is(split, found)])
         identities = {(split.topic, split.partition, split.topic_id) for split in known.values()}
         new = {tp: topic_id for tp, topic_id in found.items() if (*tp, topic_id) not in identities}
         starts = self.resolve(dict.fromkeys(new, self._plan.start_of_new_partitions), "latest")
@@ -115,14 +118,14 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         One that is expected is missing in the answer only after several looks, each but the first at every broker.
         """
         found = self._select(self._known_topics)
-        for attempt in range(1, MISSING_POLLS):
-            absent = set(expected) - found.keys()
-            if not absent:
+        absent = {tp for tp in expected if tp not in found and self._selects(tp)}
+        if not absent:
+            return found
+        topics = {topic for topic, _ in absent}
+        for there in self._looks(lambda: self._everywhere_in_time(topics)):
+            found |= {tp: topic_id for tp, topic_id in there if tp in absent}
+            if absent <= found.keys():
                 break
-            self._cluster.back_off(attempt)
-            for topics in self._cluster.find_topics_everywhere({topic for topic, _ in absent}):
-                there = _partitions(topic for topic in topics.values() if topic is not None)
-                found |= {tp: topic_id for tp, topic_id in there.items() if tp in absent and self._selects(tp)}
         return found
 
     def retired(self, splits: Sequence[KafkaSplit]) -> frozenset[str]:
@@ -169,20 +172,35 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
             return [f"{topic}-{partition}" for topic, partition in self._subscription.wanted if (topic, partition) not in found]
         return []  # a topic that is named must be there to be found; of a pattern's, none may match yet
 
-    def _poll_for_missing(self, known: Mapping[str, KafkaSplit]) -> tuple[dict[TopicPartition, UUID | None], frozenset[str]]:
-        def poll() -> tuple[dict[TopicPartition, UUID | None], frozenset[str]]:
-            found = self._select(self._known_topics)
-            gone = (s.split_id for s in known.values() if not _is(s, found))
-            return found, frozenset(gone)
+    def _missing(self, absent: Sequence[KafkaSplit]) -> frozenset[str]:
+        """Of the splits that one look lacked those that are selected no more, or that no broker knows by their topic's id."""
+        unproven = {split for split in absent if self._selects((split.topic, split.partition))}
+        missing = frozenset(split.split_id for split in absent if split not in unproven)
+        if not unproven:
+            return missing
+        topics = {split.topic for split in unproven}
+        try:
+            for there in self._looks(lambda: self._cluster.find_topics_everywhere(topics)):
+                unproven = {s for s in unproven if ((s.topic, s.partition), s.topic_id) not in there}
+                if not unproven:
+                    break
+        except RetriableError as error:
+            log.warning("whether %s are gone is not known yet: %s", ", ".join(sorted(map(str, unproven))), error)
+            return missing
+        return missing | {split.split_id for split in unproven}
 
-        polls = Retrying(
-            retry=retry_if_result(lambda result: bool(result[1])),
-            stop=stop_after_attempt(MISSING_POLLS),
-            wait=wait_exponential(multiplier=0.1, max=1.0),
-            retry_error_callback=lambda state: state.outcome.result() if state.outcome else None,
-        )
-        result: tuple[dict[TopicPartition, UUID | None], frozenset[str]] = polls(poll)
-        return result
+    def _looks(
+        self, everywhere: Callable[[], Sequence[Mapping[str, TopicMetadata | None]]]
+    ) -> Iterator[set[tuple[TopicPartition, UUID | None]]]:
+        """What any broker knows, partitions with their topics' ids; as often as it takes to believe in an absence."""
+        for attempt in range(1, MISSING_POLLS):
+            self._cluster.back_off(attempt)
+            known = (topic for answer in everywhere() for topic in answer.values() if topic is not None)
+            yield {(tp, topic.topic_id) for topic in known for tp in _partitions([topic])}
+
+    def _everywhere_in_time(self, topics: Collection[str]) -> list[dict[str, TopicMetadata | None]]:
+        what = "looking up topics at every broker"
+        return self._cluster.retrying(what, lambda: self._cluster.find_topics_everywhere(topics))
 
     def resolve(
         self, positions: Mapping[TopicPartition, Position], no_match: NoMatch, *, is_stop: bool = False

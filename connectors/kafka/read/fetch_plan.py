@@ -155,6 +155,7 @@ class FetchPlan:
         self._config = config
         self._densities = {} if densities is None else densities
         self._max_age_s = max(config.metadata_max_age_ms, config.retry_backoff_ms, _LEAST_AGE_MS) / 1000
+        self._longest_backoff_s = max(config.retry_backoff_ms, config.retry_backoff_max_ms) / 1000
         self._partitions: dict[TopicPartition, _Partition] = {}
         self.outages = Outages()
 
@@ -291,7 +292,7 @@ class FetchPlan:
             return None
         where = f"fetching {asked.topic}-{asked.index} at offset {asked.offset} from {partition.replica}"
         if answer.error == ErrorCode.OFFSET_OUT_OF_RANGE:
-            self._out_of_range(partition)
+            self._out_of_range(partition, now)
             return None
         if answer.error:
             return self._failed(partition, broker_error(answer.error, where), now)
@@ -311,7 +312,7 @@ class FetchPlan:
 
     def _sent_away(self, partition: _Partition, preferred: Broker | None, now: float) -> None:
         if preferred is None:
-            partition.leader_until = now + max(self._config.retry_backoff_max_ms, self._config.retry_backoff_ms) / 1000
+            partition.leader_until = now + self._longest_backoff_s
             partition.state, partition.ready_at = _State.LEADERLESS, now
         else:
             partition.replica, partition.nearby_until = preferred, now + self._max_age_s
@@ -366,14 +367,15 @@ class FetchPlan:
         if len(answer.records) or (end is not None and end > asked.offset):
             partition.max_bytes = min(asked.max_bytes * 2, max(self._config.fetch_max_bytes, asked.max_bytes))
 
-    def _out_of_range(self, partition: _Partition) -> None:
+    def _out_of_range(self, partition: _Partition, now: float) -> None:
         if partition.leader is not None and partition.replica != partition.leader.broker:
             partition.replica, partition.state = partition.leader.broker, _State.READY  # a follower lags: ask the leader
+            partition.leader_until = now + self._longest_backoff_s
         else:
             partition.state = _State.IN_DOUBT
 
     def _missing(self, partition: _Partition, error: HeadraceError, now: float) -> FetchFailed | None:
-        """The topic seems gone. A broker may lag behind, so it is an error only after 3 s."""
+        """The topic seems gone. A broker may lag behind, so it is an error only after 3 s without any other answer."""
         if partition.missing_since is None:
             partition.missing_since = now
         elif now - partition.missing_since >= _UNKNOWN_TOPIC_GRACE_S:
@@ -384,6 +386,7 @@ class FetchPlan:
     def _failed(self, partition: _Partition, error: HeadraceError, now: float) -> FetchFailed | None:
         if not is_retriable(error):
             return self._end(partition, error)
+        partition.missing_since = None  # nobody could be asked, or somebody knows it: no part of the time it is unknown
         if partition.failing_since is None:
             partition.failing_since = now
         self.outages.failed(partition.source.key, error, now)
@@ -399,8 +402,8 @@ class FetchPlan:
         return None
 
     def _back_off(self, partition: _Partition, now: float) -> None:
-        longest = max(self._config.retry_backoff_ms, self._config.retry_backoff_max_ms)
-        partition.ready_at = now + min(self._config.retry_backoff_ms * 2 ** min(partition.failures, 30), longest) / 1000
+        backoff_s = self._config.retry_backoff_ms * 2 ** min(partition.failures, 30) / 1000
+        partition.ready_at = now + min(backoff_s, self._longest_backoff_s)
         partition.failures += 1
         partition.state = _State.LEADERLESS
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -101,6 +102,7 @@ class KafkaSource(LogSource[KafkaSplit]):
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself."""
+        self._check_kinds()
         _ = self.config, self.subscription, self.schema
         everywhere = (Earliest, Latest, At, Timestamp, Committed)
         validate(self.start, "start", everywhere)
@@ -115,10 +117,23 @@ class KafkaSource(LogSource[KafkaSplit]):
                     raise UsageError("Committed() needs a group: Committed('name'), or group='name'")
         if self.no_match not in ("error", "latest"):
             raise UsageError(f"no_match must be 'error' or 'latest', not {self.no_match!r}")
-        if self.fetch_budget_bytes < 1 << 20:
-            raise UsageError(f"fetch_budget_bytes must be at least 1 MiB, not {self.fetch_budget_bytes}")
-        if self.discovery_interval_s is not None and self.discovery_interval_s <= 0:
-            raise UsageError(f"discovery_interval_s must be positive seconds or None, not {self.discovery_interval_s}")
+
+    def _check_kinds(self) -> None:
+        """Raise UsageError for a value of another kind than its argument takes."""
+        for name in ("pattern", "group", "isolation_level"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise UsageError(f"{name} must be a string, not {value!r}")
+        if isinstance(self.columns, str) or not _are_names(self.columns):
+            raise UsageError(f"columns must be a list of names, not {self.columns!r}")
+        if not isinstance(self.fail_on_data_loss, bool):
+            raise UsageError(f"fail_on_data_loss must be True or False, not {self.fail_on_data_loss!r}")
+        budget: object = self.fetch_budget_bytes
+        if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1 << 20:
+            raise UsageError(f"fetch_budget_bytes must be a whole number of at least 1 MiB, not {budget!r}")
+        interval: object = self.discovery_interval_s
+        if interval is not None and not _is_positive(interval):
+            raise UsageError(f"discovery_interval_s must be positive seconds or None, not {interval!r}")
 
     @functools.cached_property
     def config(self) -> ClientConfig:
@@ -133,14 +148,11 @@ class KafkaSource(LogSource[KafkaSplit]):
         if len(given) != 1:
             raise UsageError(f"give exactly one of topics, pattern and partitions, not {' and '.join(given) or 'none'}")
         if self.topics is not None:
-            if isinstance(self.topics, str) or not self.topics or not all(self.topics):
+            if isinstance(self.topics, str) or not _are_names(self.topics) or not self.topics:
                 raise UsageError(f"topics must be a non-empty list of names, not {self.topics!r}")
             return Topics(tuple(dict.fromkeys(self.topics)))
         if self.partitions is not None:
-            wanted = tuple((topic, partition) for topic, numbers in self.partitions.items() for partition in numbers)
-            if not wanted or any(isinstance(p, bool) or not isinstance(p, int) or p < 0 for _, p in wanted):
-                raise UsageError(f"partitions must be like {{'topic': [0, 1]}}, not {self.partitions!r}")
-            return Partitions(tuple(dict.fromkeys(wanted)))
+            return Partitions(_numbered(self.partitions))
         if not self.pattern:
             raise UsageError("pattern must not be empty: no topic has an empty name")
         java_pattern(self.pattern)
@@ -300,6 +312,28 @@ class KafkaSource(LogSource[KafkaSplit]):
             if (s.topic, s.topic_id) in there
         }
         shared_cluster(self.config).commit_offsets(self.group, positions)
+
+
+def _are_names(values: object) -> bool:
+    return isinstance(values, Collection) and all(isinstance(value, str) and value for value in values)
+
+
+def _is_positive(seconds: object) -> bool:
+    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < math.inf
+
+
+def _numbered(partitions: object) -> tuple[TopicPartition, ...]:
+    """Each partition once. Raises UsageError for anything but names with whole numbers from 0."""
+    named = partitions if isinstance(partitions, Mapping) else {}
+    lists = {topic: numbers for topic, numbers in named.items() if isinstance(numbers, Collection)}
+    wanted = [(topic, number) for topic, numbers in lists.items() for number in numbers]
+    if not wanted or lists.keys() != named.keys() or not _are_names(lists) or not all(_is_index(p) for _, p in wanted):
+        raise UsageError(f"partitions must be like {{'topic': [0, 1]}}, not {partitions!r}")
+    return tuple(dict.fromkeys(wanted))
+
+
+def _is_index(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 0
 
 
 def _fate(split: KafkaSplit, topic: TopicMetadata | None) -> str:

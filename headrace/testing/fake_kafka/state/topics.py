@@ -86,20 +86,20 @@ class TopicTable:
         try:
             return self.by_name[name]
         except KeyError:
-            raise RefusedError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) from None
+            raise RefusedError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, about=f"there is no topic {name!r}") from None
 
     def identified(self, topic_id: uuid.UUID) -> Topic:
         """Raises UNKNOWN_TOPIC_ID."""
         for topic in self.by_name.values():
             if topic.id == topic_id:
                 return topic
-        raise RefusedError(ErrorCode.UNKNOWN_TOPIC_ID)
+        raise RefusedError(ErrorCode.UNKNOWN_TOPIC_ID, about=f"there is no topic with the id {topic_id}")
 
     def partition(self, name: str, index: int) -> Partition:
         """Raises UNKNOWN_TOPIC_OR_PARTITION."""
         partitions = self.named(name).partitions
         if not 0 <= index < len(partitions):
-            raise RefusedError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            raise RefusedError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, about=f"topic {name!r} has no partition {index}")
         return partitions[index]
 
     def copy(self) -> TopicTable:
