@@ -21,7 +21,7 @@ demo-beam: $(INSTALLED) ## The same through a Beam pipeline on Flink: two kills,
 	$(BIN)/python examples/flights/demo_beam.py
 
 test: $(INSTALLED) ## All tests, with a real Kafka, Spark, Flink and databases
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(INSTALLED) ## Style, types, and the import rules between layers
 	$(BIN)/ruff check .

@@ -166,11 +166,11 @@ def test_the_paths_lead_where_they_say_and_miss_no_phase():
     assert {phase: driven(path).phase for phase, path in PATHS.items()} == {phase: phase for phase in CommitPhase}
 
 
-@pytest.mark.parametrize("phase", CommitPhase, ids=lambda phase: phase.name)
-@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+OUT_OF_PLACE = [(phase, event) for phase in CommitPhase for event in EVENTS if (phase, type(event)) not in COMMIT_TRANSITIONS]
+
+
+@pytest.mark.parametrize(("phase", "event"), OUT_OF_PLACE, ids=lambda given: getattr(given, "name", type(given).__name__))
 def test_an_event_that_is_not_in_the_table_is_refused_and_changes_nothing(phase, event):
-    if (phase, type(event)) in COMMIT_TRANSITIONS:
-        return
     core = driven(PATHS[phase])
     before = pickle.dumps(vars(core))
     with pytest.raises(ProtocolViolationError, match=rf"'job' is {phase.name}: {type(event).__name__}"):

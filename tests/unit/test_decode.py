@@ -150,7 +150,6 @@ def record_lists(draw: st.DrawFn) -> list[Record]:
     return [Record(delta, draw(blobs), draw(blobs), draw(times), draw(headers)) for delta in deltas]
 
 
-@settings(derandomize=True)
 @given(
     lists=st.lists(record_lists(), min_size=1, max_size=3),
     codecs=st.lists(st.sampled_from(sorted(CODECS)), min_size=3, max_size=3),
@@ -544,7 +543,7 @@ def test_compressed_bytes_that_are_cut_or_garbage_are_refused(records: ModuleTyp
         assert "offset 2" in error
 
 
-@settings(max_examples=3 * settings.default.max_examples, derandomize=True)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(st.binary(max_size=12) | texts.map(str.encode))
 def test_header_keys_that_are_not_utf8_are_decoded_leniently_as_java_does(key: bytes) -> None:
     body = record(ZERO, ZERO, NULL, NULL, zigzag(1), zigzag(len(key)), key, NULL)
@@ -604,7 +603,7 @@ def changed(draw: st.DrawFn, part: bytes) -> bytes:
     return HEADER.pack(*fields) + body
 
 
-@settings(max_examples=8 * settings.default.max_examples, derandomize=True)
+@settings(max_examples=8 * settings.default.max_examples)
 @given(
     data=responses(),
     start=st.integers(0, 30) | st.integers(0, 20000),

@@ -15,7 +15,7 @@ import cramjam
 import kafka.codec
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2 as kafka_pythons_murmur2
 from kafka.record import MemoryRecords
@@ -189,7 +189,6 @@ def expected_at(partition: int | None, job: Job) -> list[Row]:
     return out
 
 
-@settings(derandomize=True)
 @given(job=jobs(), codec=st.sampled_from(CODECS))
 def test_rows_come_back_as_they_were_from_every_codec(job: Job, codec: str) -> None:
     encoded = by_partition(run(compiled, job, codec))
@@ -201,7 +200,6 @@ def test_rows_come_back_as_they_were_from_every_codec(job: Job, codec: str) -> N
     assert sorted(map(repr, free)) == sorted(map(repr, expected_at(None, job)))
 
 
-@settings(derandomize=True)
 @given(job=jobs(), codec=st.sampled_from(CODECS))
 def test_compiled_and_uncompiled_agree_to_the_byte(job: Job, codec: str) -> None:
     assert [tuple(each) for each in run(compiled, job, codec)] == [tuple(each) for each in run(uncompiled, job, codec)]
@@ -235,7 +233,6 @@ def built(rows: list[Row], partition: int, options: dict[str, Any]) -> list[tupl
     return out
 
 
-@settings(derandomize=True)
 @given(job=jobs())
 def test_the_bytes_are_those_of_kafka_pythons_builder_and_so_are_the_cuts(job: Job) -> None:
     for encode in (compiled, uncompiled):
@@ -451,7 +448,6 @@ def test_murmur2_of_the_java_clients_own_tests(encode: ModuleType, key: bytes) -
     assert encode.murmur2(key) == VECTORS[key]
 
 
-@settings(derandomize=True)
 @given(st.binary(max_size=40))
 def test_murmur2_is_that_of_kafka_python(key: bytes) -> None:
     for encode in (compiled, uncompiled):

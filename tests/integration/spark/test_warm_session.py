@@ -38,9 +38,9 @@ stream = spark.readStream.format("headrace").option("kafka.bootstrap.servers", s
 query = stream.option("startingOffsets", "earliest").load().writeStream.format("noop").start()
 query.processAllAvailable()
 rows = sum(progress["numInputRows"] for progress in query.recentProgress)
-running = psutil.process_iter(["cmdline"])
-found = [process for process in running if (process.info["cmdline"] or [""])[-1].endswith("source_runner")]
-planners = [" ".join(process.info["cmdline"]) for process in found]
+running = {process: process.cmdline() for process in psutil.Process().children(recursive=True)}
+found = [process for process, command in running.items() if command and command[-1].endswith("source_runner")]
+planners = [" ".join(running[process]) for process in found]
 query.stop()
 _, alive = psutil.wait_procs(found, 60)
 print(json.dumps({"values": values, "workers": workers, "rows": rows, "planners": planners, "alive": len(alive)}))
