@@ -1,28 +1,38 @@
-"""What we keep in the database that is written to: every job's durable list, and which transactions were committed.
+"""What we keep in the database that is written to: every job's durable lists, and which transactions were committed.
 
-`headrace_commits` has a row for each job: its driver, its list, the epoch of that. Who writes there says which driver it is; a
-newer driver has put itself in its place, so an older one finds no row of its own.
+`headrace_commits` has a row for each job and each table that it writes to, under the key `<job>.<digest of the table>`: its
+driver, its list, the epoch of that. Who writes there says which driver it is; a newer driver has put itself in its place, so an
+older one finds no row of its own.
 
 `headrace_transactions` has a row for each committed transaction of a job's last epoch. The row is part of the transaction, so
 it is seen when, and only when, that was committed: prepared transactions leave no other trace once they have ended.
 
 Both are made on first use, by whoever comes first, in the schema where the user's tables are made.
+
+**Rows of earlier versions** have the job alone for their key: one list for whatever tables. Whose it is cannot be told, so the
+first of the job's tables that comes takes it over, under its own key. A driver of such a version then finds no row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from headrace.connectors.sink import CommitList, CommitListSerializer
 from headrace.connectors.sql.errors import translated
-from headrace.connectors.sql.handles import SqlHandle, SqlHandleSerializer
-from headrace.enumerator.errors import FencedError
+from headrace.connectors.sql.handles import JobPrefixes, SqlHandle, SqlHandleSerializer, job_of_key, list_key
+from headrace.connectors.sql.table import destination_of
+from headrace.connectors.sql.url import Product
+from headrace.enumerator.errors import FencedError, StateError, UsageError
+
+log = logging.getLogger(__name__)
 
 __all__ = ["COMMITS", "TRANSACTIONS", "CommitStore", "create_tables"]
 
@@ -35,10 +45,12 @@ def _name(length: int) -> sa.types.TypeEngine[str]:
     return sa.String(length).with_variant(mysql.VARCHAR(length, charset="ascii", collation="ascii_bin"), "mysql")
 
 
+_LONGEST_KEY = 120  # 100 in tables that earlier versions made
+
 COMMITS = sa.Table(
     "headrace_commits",
     _METADATA,
-    sa.Column("job", _name(100), primary_key=True),
+    sa.Column("job", _name(_LONGEST_KEY), primary_key=True),  # and the table: `list_key`
     sa.Column("generation", sa.BigInteger, nullable=False),  # how many drivers there were: for people who look
     sa.Column("driver", _name(32), nullable=False),
     sa.Column("epoch", sa.BigInteger),
@@ -72,91 +84,143 @@ def create_tables(connection: Connection) -> None:
 
 
 class CommitStore:
-    """Reads and writes our tables, on the driver. Every method is a transaction of its own. Used by one thread."""
+    """Reads and writes our tables for one table that is written to, on the driver.
 
-    def __init__(self, engine: Engine) -> None:
-        """Takes the engine over; contacts nobody yet."""
-        self._engine = engine
+    Every method is a transaction of its own. Used by one thread.
+    """
+
+    def __init__(self, engine: Engine, table: str, product: Product) -> None:
+        """Takes the engine over; contacts nobody yet. `table` as it is given to a sink."""
+        self.engine = engine
+        self._table, self._product = table, product
         self._lists = CommitListSerializer(SqlHandleSerializer())
+        self._destination: str | None = None
+
+    @property
+    def destination(self) -> str:
+        """The full name of the table that the lists are bound to. Raises UsageError when there is none."""
+        if self._destination is None:
+            with translated(self.engine, f"looking for table {self._table!r}"), self.engine.connect() as connection:
+                self._destination = destination_of(connection, self._table, self._product)
+        return self._destination
 
     def create(self) -> None:
         """Make our tables, where they are not there."""
-        with translated(self._engine, "creating the tables of headrace"), self._engine.connect() as connection:
+        with translated(self.engine, "creating the tables of headrace"), self.engine.connect() as connection:
             create_tables(connection)
 
     def take_over(self, job: str, driver: str) -> CommitList[SqlHandle] | None:
-        """Make this the job's driver, and read its list."""
-        with translated(self._engine, f"taking over job {job!r}"):
+        """Make this the job's driver, and read its list. Raises StateError for a list that cannot be read."""
+        with translated(self.engine, f"taking over job {job!r}"):
             data = self._take_over(job, driver)
             # Another driver may have made the first row at the same moment: then there is one to take over.
             data = self._take_over(job, driver) if data is _RACED else data
         if not isinstance(data, str):
             return None
-        return self._lists.deserialize(data.encode(), f"{COMMITS.name}, job {job!r}")
+        where = f"{COMMITS.name}, job {self._key(job)!r}"
+        commits = self._lists.deserialize(data.encode(), where)
+        if commits.destination not in (None, self.destination):
+            raise StateError(f"{where}: this is a list for {commits.destination}, not for {self.destination}")
+        return replace(commits, destination=None)  # `record` binds it again
 
     def _take_over(self, job: str, driver: str) -> object:
         # An update first: it locks the row, so the list read after it is the last one of the driver before.
-        mine = sa.update(COMMITS).where(COMMITS.c.job == job)
+        key = self._key(job)
+        ours = {"job": key, "driver": driver, "generation": COMMITS.c.generation + 1}
         try:
-            with self._engine.begin() as connection:
-                if not connection.execute(mine.values(driver=driver, generation=COMMITS.c.generation + 1)).rowcount:
-                    connection.execute(sa.insert(COMMITS).values(job=job, driver=driver, generation=1))
-                return connection.execute(sa.select(COMMITS.c.commit_list).where(COMMITS.c.job == job)).scalar_one()
+            with self.engine.begin() as connection:
+                for known in (key, job):  # the name alone: a row of an earlier version, which becomes this table's
+                    if connection.execute(sa.update(COMMITS).where(COMMITS.c.job == known).values(ours)).rowcount:
+                        break
+                else:
+                    connection.execute(sa.insert(COMMITS).values(job=key, driver=driver, generation=1))
+                return connection.execute(sa.select(COMMITS.c.commit_list).where(COMMITS.c.job == key)).scalar_one()
         except IntegrityError:
             return _RACED
+        except DataError as error:
+            raise UsageError(
+                f"{COMMITS.name} was made by an earlier version, and takes no name as long as that of job {job!r}: make its "
+                f"column job a VARCHAR({_LONGEST_KEY})"
+            ) from error
 
-    def record(self, job: str, driver: str, commits: CommitList[SqlHandle]) -> None:
-        """Make this the job's list, and drop what is kept of epochs before it.
+    def record(self, job: str, driver: str, commits: CommitList[SqlHandle], prefixes: JobPrefixes | None) -> None:
+        """Make this the job's list, and drop what is kept of its transactions (None: it has none) of epochs before it.
 
         Raises FencedError if there is a newer driver.
         """
-        text = self._lists.serialize(commits).decode()
-        mine = sa.update(COMMITS).where(COMMITS.c.job == job, COMMITS.c.driver == driver)
-        older = sa.select(TRANSACTIONS.c.gid).where(TRANSACTIONS.c.job == job, TRANSACTIONS.c.epoch < commits.epoch)
-        with translated(self._engine, f"recording epoch {commits.epoch} of job {job!r}"), self._engine.begin() as connection:
+        text = self._lists.serialize(replace(commits, destination=self.destination)).decode()
+        mine = sa.update(COMMITS).where(COMMITS.c.job == self._key(job), COMMITS.c.driver == driver)
+        before = sa.and_(TRANSACTIONS.c.job == job, TRANSACTIONS.c.epoch < commits.epoch)
+        with translated(self.engine, f"recording epoch {commits.epoch} of job {job!r}"), self.engine.begin() as connection:
             if not connection.execute(mine.values(epoch=commits.epoch, commit_list=text)).rowcount:
                 raise _fenced(job)
-            _delete(connection, older)
+            self._drop(connection, job, before, prefixes)
 
     def verify(self, job: str, driver: str) -> None:
         """Raise FencedError if this is not the job's driver any more."""
-        mine = sa.select(COMMITS.c.job).where(COMMITS.c.job == job, COMMITS.c.driver == driver)
-        with translated(self._engine, f"looking who drives job {job!r}"), self._engine.begin() as connection:
+        mine = sa.select(COMMITS.c.job).where(COMMITS.c.job == self._key(job), COMMITS.c.driver == driver)
+        with translated(self.engine, f"looking who drives job {job!r}"), self.engine.begin() as connection:
             if connection.execute(mine).first() is None:
                 raise _fenced(job)
 
     def was_committed(self, gid: str) -> bool:
         """Whether a transaction that has ended was committed."""
         asked = sa.select(TRANSACTIONS.c.gid).where(TRANSACTIONS.c.gid == gid)
-        with translated(self._engine, f"looking what became of {gid}"), self._engine.begin() as connection:
+        with translated(self.engine, f"looking what became of {gid}"), self.engine.begin() as connection:
             return connection.execute(asked).first() is not None
 
     def epochs(self) -> Mapping[str, int]:
-        """Job to the last epoch on its list."""
-        asked = sa.select(COMMITS.c.job, COMMITS.c.epoch).where(COMMITS.c.epoch.is_not(None))
-        with translated(self._engine, "reading which epochs are recorded"), self._engine.begin() as connection:
-            return {row.job: row.epoch for row in connection.execute(asked)}
+        """Job to the last epoch on its list; a list of an earlier version counts until it is taken over."""
+        key = COMMITS.c.job
+        is_own = sa.or_(key.endswith(list_key("", self.destination), autoescape=True), key.not_like("%.%"))
+        asked = sa.select(key, COMMITS.c.epoch).where(COMMITS.c.epoch.is_not(None), is_own)
+        with translated(self.engine, "reading which epochs are recorded"), self.engine.begin() as connection:
+            found = {row.job: row.epoch for row in connection.execute(asked)}
+        # The longer keys last: a job's own list counts before one of an earlier version.
+        return {job_of_key(key): found[key] for key in sorted(found, key=len)}
 
-    def forget(self, job: str) -> None:
-        """Drop everything kept of the job."""
-        of_job = sa.select(TRANSACTIONS.c.gid).where(TRANSACTIONS.c.job == job)
-        with translated(self._engine, f"forgetting job {job!r}"), self._engine.begin() as connection:
-            connection.execute(sa.delete(COMMITS).where(COMMITS.c.job == job))
-            _delete(connection, of_job)
+    def ours(self, job: str, gids: Collection[str], prefixes: JobPrefixes) -> set[str]:
+        """Those of these transactions that are for this table, and those of earlier versions that no other table's list has."""
+        own = {gid for gid in gids if gid.startswith(prefixes.own)}
+        older = {gid for gid in gids if gid.startswith(prefixes.older)}
+        try:
+            return own | (older - self._named_elsewhere(job) if older else older)
+        except StateError as error:
+            log.warning("%s; so what it may name is left alone: %s", error, ", ".join(sorted(older)))
+            return own
+
+    def _named_elsewhere(self, job: str) -> set[str]:
+        """The transactions on the job's lists for other tables. Raises StateError for a list that cannot be read."""
+        key = COMMITS.c.job
+        others = sa.or_(key == job, key.startswith(f"{job}.", autoescape=True)), key != self._key(job)
+        asked = sa.select(key, COMMITS.c.commit_list).where(COMMITS.c.commit_list.is_not(None), *others)
+        with translated(self.engine, f"reading the lists of job {job!r}"), self.engine.begin() as connection:
+            found = connection.execute(asked).all()
+        lists = [self._lists.deserialize(text.encode(), f"{COMMITS.name}, job {name!r}") for name, text in found]
+        return {handle.gid for commits in lists for handle in commits.handles}
+
+    def forget(self, job: str, prefixes: JobPrefixes | None) -> None:
+        """Drop the job's list for this table, and what is kept of its transactions."""
+        with translated(self.engine, f"forgetting job {job!r}"), self.engine.begin() as connection:
+            connection.execute(sa.delete(COMMITS).where(COMMITS.c.job == self._key(job)))
+            self._drop(connection, job, TRANSACTIONS.c.job == job, prefixes)
 
     def close(self) -> None:
         """Close the connections."""
-        self._engine.dispose()
+        self.engine.dispose()
+
+    def _key(self, job: str) -> str:
+        return list_key(job, self.destination)
+
+    def _drop(self, connection: Connection, job: str, which: sa.ColumnElement[bool], prefixes: JobPrefixes | None) -> None:
+        """Delete these rows one by one: MariaDB would lock each row that one statement looks at, and wait for prepared ones."""
+        found = connection.execute(sa.select(TRANSACTIONS.c.gid).where(which)).scalars().all() if prefixes else []
+        ours = [{"ended": gid} for gid in self.ours(job, found, prefixes)] if prefixes else []
+        if ours:
+            connection.execute(sa.delete(TRANSACTIONS).where(TRANSACTIONS.c.gid == sa.bindparam("ended")), ours)
 
 
 _RACED = object()
-
-
-def _delete(connection: Connection, gids: sa.Select[tuple[str]]) -> None:
-    """Delete these rows one by one: MariaDB would lock each row that one statement looks at, and wait for prepared ones."""
-    found = [{"ended": gid} for (gid,) in connection.execute(gids)]
-    if found:
-        connection.execute(sa.delete(TRANSACTIONS).where(TRANSACTIONS.c.gid == sa.bindparam("ended")), found)
 
 
 def _fenced(job: str) -> FencedError:

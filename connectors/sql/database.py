@@ -49,16 +49,16 @@ class TwoPhaseDatabase(ABC):
         """Raise UsageError, saying what to set, when rows of this table cannot be written in two phases."""
 
     @abstractmethod
-    def place(self, connection: Connection) -> str:
-        """The digest of where our tables are."""
+    def place(self, connection: Connection) -> tuple[str, ...]:
+        """Where our tables are: the database, and its schema if it has some."""
 
     @abstractmethod
     def writer(self, connection: Connection, table: Table, gid: str) -> Writer:
         """Begin a transaction of this name."""
 
     @abstractmethod
-    def prepared(self, connection: Connection, prefix: str) -> set[str]:
-        """The names, beginning so, of all prepared transactions."""
+    def prepared(self, connection: Connection, *prefixes: str) -> set[str]:
+        """The names of all prepared transactions that begin with one of these."""
 
     @abstractmethod
     def commit(self, connection: Connection, gid: str) -> EndAnswer:

@@ -19,7 +19,7 @@ from headrace.connectors.sql.arrow import Field, check_finite, python_rows
 from headrace.connectors.sql.commits import TRANSACTIONS
 from headrace.connectors.sql.database import EndAnswer, TwoPhaseDatabase, Writer
 from headrace.connectors.sql.errors import code_of
-from headrace.connectors.sql.handles import place_digest, split_gid
+from headrace.connectors.sql.handles import split_gid
 from headrace.connectors.sql.table import Table, split_name
 from headrace.enumerator.errors import RetriableError, UsageError
 
@@ -56,22 +56,22 @@ class MySql(TwoPhaseDatabase):
                 "transactions: run ALTER TABLE ... ENGINE=InnoDB"
             )
 
-    def place(self, connection: Connection) -> str:
+    def place(self, connection: Connection) -> tuple[str, ...]:
         """The database: XA's names are shared by all databases of the server."""
-        return place_digest(str(connection.exec_driver_sql("SELECT database()").scalar_one()))
+        return (str(connection.exec_driver_sql("SELECT database()").scalar_one()),)
 
     def writer(self, connection: Connection, table: Table, gid: str) -> Writer:
         """XA START, which must be the first statement of a transaction."""
         connection.commit()
         return _Writer(connection, table, gid)
 
-    def prepared(self, connection: Connection, prefix: str) -> set[str]:
+    def prepared(self, connection: Connection, *prefixes: str) -> set[str]:
         """XA RECOVER lists those of the whole server, of other applications too, whose names are any bytes."""
         found = set()
         for form, global_length, branch_length, data in _recoverable(connection):
             job, attempt = data[:global_length], data[global_length : global_length + branch_length]
             gid = b".".join((job, attempt)).decode("ascii", "replace")
-            if form == _FORMAT and gid.startswith(prefix) and split_gid(gid) == (job.decode(), attempt.decode()):
+            if form == _FORMAT and gid.startswith(prefixes) and split_gid(gid) == (job.decode(), attempt.decode()):
                 found.add(gid)
         return found
 

@@ -16,7 +16,6 @@ from headrace.connectors.sql.arrow import Field, copy_lines
 from headrace.connectors.sql.commits import TRANSACTIONS
 from headrace.connectors.sql.database import EndAnswer, TwoPhaseDatabase, Writer
 from headrace.connectors.sql.errors import code_of
-from headrace.connectors.sql.handles import place_digest
 from headrace.connectors.sql.table import Table
 from headrace.enumerator.errors import RetriableError, UsageError
 
@@ -39,21 +38,19 @@ class PostgreSql(TwoPhaseDatabase):
                 "needs none"
             )
 
-    def place(self, connection: Connection) -> str:
+    def place(self, connection: Connection) -> tuple[str, ...]:
         """The database and the schema in which tables are made."""
         database, schema = connection.exec_driver_sql("SELECT current_database(), current_schema()").one()
-        return place_digest(str(database), str(schema))
+        return str(database), str(schema)
 
     def writer(self, connection: Connection, table: Table, gid: str) -> Writer:
         """The driver begins a transaction with its first statement."""
         return _Writer(connection, table, gid)
 
-    def prepared(self, connection: Connection, prefix: str) -> set[str]:
+    def prepared(self, connection: Connection, *prefixes: str) -> set[str]:
         """Those of this database: others cannot be ended from here."""
-        statement = sa.text(
-            "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND starts_with(gid, :prefix)"
-        )
-        return {str(gid) for (gid,) in connection.execute(statement, {"prefix": prefix})}
+        found = connection.exec_driver_sql("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")
+        return {gid for (gid,) in found if gid.startswith(prefixes)}
 
     def commit(self, connection: Connection, gid: str) -> EndAnswer:
         """COMMIT PREPARED."""

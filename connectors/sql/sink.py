@@ -10,6 +10,7 @@ Two attempts at the same rows meet where the table has a unique key: the second 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -22,16 +23,16 @@ from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wa
 from headrace.connectors.commit import JobCommitter
 from headrace.connectors.sink import Attempt, CommitList, Outcome, check_job
 from headrace.connectors.sql.arrow import Field
-from headrace.connectors.sql.commits import TRANSACTIONS, create_tables
+from headrace.connectors.sql.commits import TRANSACTIONS, CommitStore, create_tables
 from headrace.connectors.sql.database import EndAnswer, TwoPhaseDatabase, Writer
 from headrace.connectors.sql.errors import translated
-from headrace.connectors.sql.handles import SqlHandle, is_of_job, job_prefix, new_gid, place_digest, place_prefix
+from headrace.connectors.sql.handles import JobPrefixes, SqlHandle, is_of_job, new_gid, place_digest, place_prefix
 from headrace.connectors.sql.mysql import MySql
 from headrace.connectors.sql.postgresql import PostgreSql
 from headrace.connectors.sql.rows import RowTransaction
 from headrace.connectors.sql.table import Table
 from headrace.connectors.sql.table_sink import StoredListCommitter, TableSink
-from headrace.connectors.sql.url import Product, driver_engine, product_of, shown
+from headrace.connectors.sql.url import Product, product_of, shown
 from headrace.enumerator.errors import DataLossError, PeerError, RetriableError, UsageError
 
 __all__ = ["SqlCommitter", "SqlSink"]
@@ -73,32 +74,33 @@ class SqlSink(TableSink):
             create_tables(connection)
             place = database.place(connection)
             connection.commit()
-            gid = new_gid(place, attempt)
+            gid = new_gid(place_digest(*place, table.destination), attempt)
             return SqlTransaction(engine, connection, table, database.writer(connection, table, gid), attempt, gid)
 
     def committer(self, job: str) -> SqlCommitter:
         """The one that ends this job's transactions; connects when it is first used. Close it."""
-        engine = driver_engine(self.url, self.lock_timeout_s)
-        return SqlCommitter(engine, self._database, check_job(job), self.lock_timeout_s)
+        return SqlCommitter(self._store(), self._database, check_job(job), self.lock_timeout_s)
 
     def left_over(self) -> frozenset[str]:
-        """The names of the prepared transactions of all jobs in this database: their locks stand in the way of writers."""
-        engine, database = driver_engine(self.url, self.lock_timeout_s), self._database
-        try:
-            with (
-                translated(engine, f"looking for prepared transactions in {shown(self.url)}"),
-                _autocommit(engine) as connection,
-            ):
-                return frozenset(database.prepared(connection, place_prefix(database.place(connection))))
-        finally:
-            engine.dispose()
+        """The names of the prepared transactions of all jobs that write to this table: their locks stand in the way of writers.
+
+        Those of earlier versions do not say their table, so they are all among them.
+        """
+        database = self._database
+        with (
+            closing(self._store()) as store,
+            translated(store.engine, f"looking for prepared transactions in {shown(self.url)}"),
+            _autocommit(store.engine) as connection,
+        ):
+            place = database.place(connection)
+            places = place_digest(*place, store.destination), place_digest(*place)
+            return frozenset(database.prepared(connection, *map(place_prefix, places)))
 
     def end_left_over(self, job: str, left_over: frozenset[str]) -> None:
         """Fence, complete the recorded epoch, roll back the rest of these. Contacts nobody if none of them is the job's."""
         earlier = frozenset(gid for gid in left_over if is_of_job(gid, job))
         if earlier:
-            engine = driver_engine(self.url, self.lock_timeout_s)
-            with closing(_EarlierCommitter(engine, self._database, job, self.lock_timeout_s, earlier)) as committer:
+            with closing(_EarlierCommitter(self._store(), self._database, job, self.lock_timeout_s, earlier)) as committer:
                 committer.recover()
 
     @property
@@ -138,9 +140,9 @@ class SqlTransaction(RowTransaction):
 class SqlCommitter(StoredListCommitter):
     """Ends prepared transactions by their names. A lock of the database keeps drivers of the same job apart."""
 
-    def __init__(self, engine: Engine, database: TwoPhaseDatabase, job: str, lock_timeout_s: float) -> None:
-        """Takes the engine over; contacts nobody yet."""
-        super().__init__(engine, job)
+    def __init__(self, store: CommitStore, database: TwoPhaseDatabase, job: str, lock_timeout_s: float) -> None:
+        """Takes the store over; contacts nobody yet."""
+        super().__init__(store, job)
         self._database = database
         self._lock_timeout_s = lock_timeout_s
 
@@ -149,13 +151,14 @@ class SqlCommitter(StoredListCommitter):
 
         Raises RetriableError when it does so for longer than the lock timeout, StateError for a list that cannot be read.
         """
+        self._store.create()
         with self._connected("taking over") as connection, self._locked(connection):
             return super().fence()
 
     def check(self, handles: Sequence[SqlHandle]) -> None:
         """Raises PeerError naming what is not prepared any more."""
         with self._connected("looking for prepared transactions") as connection:
-            there = self._database.prepared(connection, self._prefix(connection))
+            there = self._database.prepared(connection, *self._prefixes)
         gone = [handle for handle in handles if handle.gid not in there]
         if gone:
             raise PeerError(
@@ -187,30 +190,29 @@ class SqlCommitter(StoredListCommitter):
     def sweep(self, keep: Collection[SqlHandle]) -> None:
         """Roll back what is prepared under the job's names. Raises FencedError instead when another driver has taken over."""
         kept = {handle.gid for handle in keep}
-        with self._connected("aborting what was left") as connection, self._locked(connection) as prefix:
+        with self._connected("aborting what was left") as connection, self._locked(connection):
             self._store.verify(self._job, self._fenced_driver())
-            for gid in sorted(self._sweepable(connection, prefix) - kept):
+            for gid in sorted(self._sweepable(connection) - kept):
                 _end_surely(partial(self._database.roll_back, connection, gid), gid, self._lock_timeout_s)
 
-    def _sweepable(self, connection: Connection, prefix: str) -> Set[str]:
-        return self._database.prepared(connection, prefix)
+    def _sweepable(self, connection: Connection) -> Set[str]:
+        return self._store.ours(self._job, self._database.prepared(connection, *self._prefixes), self._prefixes)
 
-    def _prefix(self, connection: Connection) -> str:
-        return job_prefix(self._database.place(connection), self._job)
+    @functools.cached_property
+    def _prefixes(self) -> JobPrefixes:
+        with self._connected("asking for the database's name") as connection:
+            return JobPrefixes.of(self._database.place(connection), self._store.destination, self._job)
 
     @contextmanager
     def _connected(self, doing: str) -> Iterator[Connection]:
-        with translated(self._engine, f"{doing}, job {self._job!r}"), _autocommit(self._engine) as connection:
+        with translated(self._store.engine, f"{doing}, job {self._job!r}"), _autocommit(self._store.engine) as connection:
             yield connection
 
     @contextmanager
-    def _locked(self, connection: Connection) -> Iterator[str]:
-        """Hold the job's lock, and give the prefix of its names. Without it an older driver, late in its sweep, could abort
-        what a newer one is about to commit.
-        """
-        prefix = self._prefix(connection)
-        with self._database.lock(connection, prefix.removesuffix("."), self._lock_timeout_s):
-            yield prefix
+    def _locked(self, connection: Connection) -> Iterator[None]:
+        """Hold the job's lock: an older driver, late in its sweep, could else abort what a newer one is about to commit."""
+        with self._database.lock(connection, self._prefixes.own.removesuffix("."), self._lock_timeout_s):
+            yield
 
 
 class _EarlierCommitter(SqlCommitter):
@@ -221,23 +223,22 @@ class _EarlierCommitter(SqlCommitter):
     """
 
     def __init__(
-        self, engine: Engine, database: TwoPhaseDatabase, job: str, lock_timeout_s: float, earlier: frozenset[str]
+        self, store: CommitStore, database: TwoPhaseDatabase, job: str, lock_timeout_s: float, earlier: frozenset[str]
     ) -> None:
         """`earlier`: the names."""
-        super().__init__(engine, database, job, lock_timeout_s)
+        super().__init__(store, database, job, lock_timeout_s)
         self._earlier = earlier
 
     def recover(self) -> None:
         """Once for all tasks: the others wait, and find nothing left."""
         with self._connected("waiting for another task's recovery") as connection:
-            prefix = self._prefix(connection)
-            name = f"headrace.recovery.{place_digest(prefix)}"
+            name = f"headrace.recovery.{place_digest(self._prefixes.own)}"
             with self._database.lock(connection, name, self._lock_timeout_s):
-                if self._sweepable(connection, prefix):
+                if self._sweepable(connection):
                     JobCommitter(self._job, self).recover()
 
-    def _sweepable(self, connection: Connection, prefix: str) -> Set[str]:
-        return self._earlier.intersection(super()._sweepable(connection, prefix))
+    def _sweepable(self, connection: Connection) -> Set[str]:
+        return self._earlier.intersection(super()._sweepable(connection))
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from sqlalchemy import inspect
+from sqlalchemy import inspect, text
 from sqlalchemy import types as sql
 from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Connection
@@ -21,7 +21,7 @@ from headrace.connectors.sql.arrow import Field, Kind, kind_of
 from headrace.connectors.sql.url import Product
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["Table", "check_key", "fields_of", "read_table", "split_name"]
+__all__ = ["Table", "check_key", "destination_of", "fields_of", "read_table", "split_name"]
 
 _KNOWN = (sql.Boolean, sql.Integer, sql.Float, sql.Numeric, sql.Date, sql.DateTime, sql.Time, _Binary)
 _DOUBLE_BITS = 64
@@ -32,6 +32,7 @@ class Table:
     """A table of the database. `sql` is its name as statements have it; `columns` are SQLAlchemy's descriptions by name."""
 
     name: str
+    destination: str
     sql: str
     product: Product
     columns: Mapping[str, Mapping[str, Any]]
@@ -46,12 +47,37 @@ def split_name(name: str) -> tuple[str | None, str]:
     return schema or None, table
 
 
+_FULL_NAME = {
+    Product.POSTGRESQL: "SELECT nspname, relname FROM pg_catalog.pg_class JOIN pg_catalog.pg_namespace ON relnamespace = "
+    "pg_namespace.oid WHERE pg_class.oid = to_regclass(:quoted)",
+    Product.MYSQL: "SELECT table_schema, table_name FROM information_schema.tables "
+    "WHERE table_schema = coalesce(:schema, database()) AND table_name = :name",
+    Product.SQLITE: "SELECT coalesce(:schema, 'main'), name FROM sqlite_master WHERE name = :name COLLATE NOCASE",
+}
+
+
+def destination_of(connection: Connection, name: str, product: Product) -> str:
+    """The table's one full name, `schema.table`, however it was written: what a durable list is bound to.
+
+    Raises UsageError when there is no such table.
+    """
+    schema, table = split_name(name)
+    quote = connection.dialect.identifier_preparer.quote_identifier
+    quoted = ".".join(quote(part) for part in (schema, table) if part is not None)
+    given = {"schema": schema, "name": table, "quoted": quoted}
+    found = connection.execute(text(_FULL_NAME[product]), given).all()
+    if not found:
+        raise UsageError(f"there is no table {name!r} in {connection.engine.url.database!r}: create it first")
+    # The exact name first: a catalogue may be searched without regard to case where tables are told apart by it.
+    full = min(found, key=lambda row: bool(row[1] != table))
+    return f"{full[0]}.{full[1]}"
+
+
 def read_table(connection: Connection, name: str, product: Product) -> Table:
     """Ask the database for a table. Raises UsageError when there is none of this name."""
     schema, table = split_name(name)
+    destination = destination_of(connection, name, product)
     inspector = inspect(connection)
-    if not inspector.has_table(table, schema=schema):
-        raise UsageError(f"there is no table {name!r} in {connection.engine.url.database!r}: create it first")
     columns = {column["name"]: dict(column) for column in inspector.get_columns(table, schema=schema)}
     unique = {frozenset(inspector.get_pk_constraint(table, schema=schema)["constrained_columns"])}
     unique |= {frozenset(found["column_names"]) for found in inspector.get_unique_constraints(table, schema=schema)}
@@ -61,7 +87,7 @@ def read_table(connection: Connection, name: str, product: Product) -> Table:
             unique.add(frozenset(column for column in index["column_names"] if column is not None))
     quote = connection.dialect.identifier_preparer.quote
     written = ".".join(quote(part) for part in (schema, table) if part is not None)
-    return Table(name, written, product, columns, frozenset(unique - {frozenset()}))
+    return Table(name, destination, written, product, columns, frozenset(unique - {frozenset()}))
 
 
 def fields_of(table: Table, schema: pa.Schema) -> tuple[Field, ...]:

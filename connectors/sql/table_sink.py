@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection, Engine
 from headrace.connectors.sink import CommitList, Committer, HandleSerializer, TwoPhaseSink
 from headrace.connectors.sql.commits import CommitStore
 from headrace.connectors.sql.errors import translated
-from headrace.connectors.sql.handles import SqlHandle, SqlHandleSerializer
+from headrace.connectors.sql.handles import JobPrefixes, SqlHandle, SqlHandleSerializer
 from headrace.connectors.sql.rows import closed_on_error, end_session
 from headrace.connectors.sql.table import Table, fields_of, read_table, split_name
 from headrace.connectors.sql.url import driver_engine, product_of, shown, task_engine
@@ -64,10 +64,14 @@ class TableSink(TwoPhaseSink[SqlHandle]):
         return SqlHandleSerializer()
 
     def recorded_epochs(self) -> Mapping[str, int]:
-        """Of all jobs whose lists are in this database."""
-        with closing(CommitStore(driver_engine(self.url, self.lock_timeout_s))) as store:
+        """Of all jobs that write to this table. Raises UsageError when there is none."""
+        with closing(self._store()) as store:
             store.create()
             return store.epochs()
+
+    def _store(self) -> CommitStore:
+        """The lists for this table; connects when it is first used. Close it."""
+        return CommitStore(driver_engine(self.url, self.lock_timeout_s), self.table, product_of(self.url))
 
     def check_rows(self, schema: pa.Schema) -> None:
         """Connect, and raise UsageError unless rows of this schema could be written; every task finds out for itself, too."""
@@ -94,17 +98,19 @@ class TableSink(TwoPhaseSink[SqlHandle]):
 
 
 class StoredListCommitter(Committer[SqlHandle]):
-    """Keeps the job's list in `headrace_commits`. A subclass says what ending a transaction is."""
+    """Keeps the job's list for a table in `headrace_commits`. A subclass says what ending a transaction is."""
 
-    def __init__(self, engine: Engine, job: str) -> None:
-        """Takes the engine over; contacts nobody yet."""
-        self._engine = engine
-        self._store = CommitStore(engine)
+    def __init__(self, store: CommitStore, job: str) -> None:
+        """Takes the store over; contacts nobody yet."""
+        self._store = store
         self._job = job
         self._driver: str | None = None
 
     def fence(self) -> CommitList[SqlHandle] | None:
-        """Put this driver in the place of the one before. Raises StateError for a list that cannot be read."""
+        """Put this driver in the place of the one before.
+
+        Raises StateError for a list that cannot be read, UsageError when the table is not there any more.
+        """
         self._store.create()
         driver = uuid.uuid4().hex
         commits = self._store.take_over(self._job, driver)
@@ -113,16 +119,21 @@ class StoredListCommitter(Committer[SqlHandle]):
 
     def record(self, commits: CommitList[SqlHandle]) -> None:
         """Replace the list in `headrace_commits`."""
-        self._store.record(self._job, self._fenced_driver(), commits)
+        self._store.record(self._job, self._fenced_driver(), commits, self._prefixes)
 
     def forget(self) -> None:
-        """Drop the job's rows from our tables."""
+        """Drop from our tables what is kept of the job and this table."""
         self._store.create()
-        self._store.forget(self._job)
+        self._store.forget(self._job, self._prefixes)
 
     def close(self) -> None:
         """Close the connections."""
         self._store.close()
+
+    @property
+    def _prefixes(self) -> JobPrefixes | None:
+        """How the names of the job's transactions begin; None where there are none."""
+        return None
 
     def _fenced_driver(self) -> str:
         if self._driver is None:

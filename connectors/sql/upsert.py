@@ -19,11 +19,11 @@ from sqlalchemy.engine import Connection, Engine
 from headrace.connectors.sink import Attempt, Outcome, check_job
 from headrace.connectors.sql.arrow import Field, check_finite, python_rows, text_rows
 from headrace.connectors.sql.commits import COMMITS, create_tables
-from headrace.connectors.sql.handles import SqlHandle
+from headrace.connectors.sql.handles import SqlHandle, list_key
 from headrace.connectors.sql.rows import RowTransaction
 from headrace.connectors.sql.table import Table, check_key
 from headrace.connectors.sql.table_sink import StoredListCommitter, TableSink
-from headrace.connectors.sql.url import Product, driver_engine, shown
+from headrace.connectors.sql.url import Product, shown
 from headrace.enumerator.errors import FencedError, UsageError
 
 __all__ = ["UpsertCommitter", "UpsertSink"]
@@ -61,7 +61,7 @@ class UpsertSink(TableSink):
 
     def committer(self, job: str) -> UpsertCommitter:
         """The one that records this job's epochs; connects when it is first used. Close it."""
-        return UpsertCommitter(driver_engine(self.url, self.lock_timeout_s), check_job(job))
+        return UpsertCommitter(self._store(), check_job(job))
 
     def _check_table(self, connection: Connection, table: Table) -> None:
         check_key(table, self.key)
@@ -92,11 +92,15 @@ class UpsertTransaction(RowTransaction):
         self._connection.exec_driver_sql(statement, rows(columns, fields))
 
     def _pre_commit(self) -> None:
-        # Holds the row until the commit, so that the epoch cannot be recorded in between.
-        recorded = sa.select(COMMITS.c.epoch).where(COMMITS.c.job == self._attempt.job).with_for_update(read=True)
-        epoch = self._connection.execute(recorded).scalar()
+        # Holds the row until the commit, so that the epoch cannot be recorded in between. A row of an earlier version, which
+        # has the job's name alone, counts until it is taken over.
+        job = self._attempt.job
+        keys = (list_key(job, self._table.destination), job)
+        recorded = sa.select(COMMITS.c.job, COMMITS.c.epoch).where(COMMITS.c.job.in_(keys)).with_for_update(read=True)
+        epochs = {row.job: row.epoch for row in self._connection.execute(recorded)}
+        epoch = next((epochs[key] for key in keys if key in epochs), None)
         if epoch is not None and epoch >= self._attempt.epoch:
-            raise FencedError(f"epoch {epoch} of job {self._attempt.job!r} is recorded: {self._attempt} comes too late")
+            raise FencedError(f"epoch {epoch} of job {job!r} is recorded: {self._attempt} comes too late")
         self._connection.commit()
 
 

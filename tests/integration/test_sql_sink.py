@@ -23,7 +23,9 @@ pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
 
 from headrace.connectors.commit import JobCommitter, StaleEpochError
 from headrace.connectors.sink import Attempt, CommitList, Outcome
-from headrace.connectors.sql.handles import SqlHandle, SqlHandleSerializer, split_gid
+from headrace.connectors.sql import commits, handles
+from headrace.connectors.sql import sink as sql_sink
+from headrace.connectors.sql.handles import SqlHandle, SqlHandleSerializer, place_digest, split_gid
 from headrace.connectors.sql.sink import SqlSink
 from headrace.connectors.sql.upsert import UpsertSink
 from headrace.enumerator.errors import (
@@ -208,6 +210,7 @@ def test_an_old_driver_can_neither_record_nor_sweep(rig, driver):
 
 
 def test_a_fence_waits_for_a_driver_that_sweeps_and_not_for_ever(rig, driver):
+    rig.create()
     job = rig.job()
     with closing(rig.sink().committer(job)) as holder, closing(rig.sink(lock_timeout_s=1).committer(job)) as waiting:
         holder.fence()
@@ -332,6 +335,128 @@ def test_seen_here_a_second_drivers_attempt_of_the_same_name_rolls_back_nothing_
         transaction.abort()
         assert [committer.end(handle) for handle in handles] == [Outcome.COMMITTED] * 2
     assert rig.ids() == [1, 2]
+
+
+# --- two tables of one job ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def other(rig) -> Iterator[SqlRig]:
+    """Another table of the same database."""
+    other = SqlRig(rig.url)
+    other.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
+    yield other
+    for gid in other.prepared():
+        other.roll_back(gid)
+    other.execute(f"DROP TABLE {other.table}")
+
+
+@pytest.mark.parametrize("step", range(len(STEPS)))
+def test_seen_here_two_tables_of_one_job_have_each_row_once_whatever_step_the_driver_dies_at(rig, other, step):
+    """findings: Sinks 1. As `foreachBatch` with one txnAppId and txnVersion: the second table had nothing, in silence."""
+    rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
+    job = rig.job()
+    for sink in (rig.sink(), other.sink()):
+        run_epoch(sink, job, 0, [[1], [2]])
+    for dying in (rig, other):  # the batch is written to both, and the driver dies in the first one's commit, then the other's
+        if dying is other:
+            run_epoch(rig.sink(), job, 1, [[3], [4]])
+        handles = write_epoch(dying.sink(), job, 1, [[3], [4]])
+        with closing(CrashingCommitter(dying.sink().committer(job), step, when="after")) as committer:
+            with pytest.raises(Crash):
+                JobCommitter(job, committer).commit(1, handles)
+            assert committer.calls == STEPS[: step + 1]
+    for sink in (rig.sink(), other.sink()):
+        run_epoch(sink, job, 1, [[3], [4]])
+    assert rig.ids() == other.ids() == [1, 2, 3, 4]
+    assert not rig.prepared()
+
+
+def test_a_driver_of_one_table_sweeps_and_fences_nothing_of_another(rig, other):
+    rig.create()
+    job = rig.job()
+    with closing(other.sink().committer(job)) as others:
+        others.fence()
+        handles = write_epoch(other.sink(), job, 0, [[1], [2]])
+        run_epoch(rig.sink(), job, 0, [[1]])
+        run_epoch(rig.sink(), job, 7, [[2]])
+        others.check(handles)
+        others.record(CommitList(0, handles))
+        assert others.end(handles[0]) is Outcome.COMMITTED
+        run_epoch(rig.sink(), job, 9, [[3]])  # drops what is kept of its own transactions only
+        assert [others.end(handle) for handle in handles] == [Outcome.COMMITTED] * 2
+    assert other.ids() == [1, 2]
+    assert rig.sink().left_over() == other.sink().left_over() == frozenset()
+
+
+def test_a_table_has_one_list_however_its_name_is_written(rig):
+    rig.create()
+    ((schema,),) = rig.execute("SELECT current_schema()" if rig.is_postgresql else "SELECT database()")
+    job = rig.job()
+    run_epoch(rig.sink(), job, 0, [[1]])
+    run_epoch(SqlSink(rig.url, f"{schema}.{rig.table}"), job, 0, [[2]])
+    assert rig.ids() == [1]
+
+
+@pytest.fixture
+def older_version(rig, monkeypatch) -> Iterator[Callable[[], None]]:
+    """Makes what follows that of a version with one list, and one set of names, for all tables of a job; then no more."""
+    for name in ("headrace_commits", "headrace_transactions"):
+        rig.execute(f"DROP TABLE IF EXISTS {name}")
+    text = "TEXT" if rig.is_postgresql else "LONGTEXT"
+    name = "VARCHAR({})" if rig.is_postgresql else "VARCHAR({}) CHARACTER SET ascii COLLATE ascii_bin"
+    columns = f"generation BIGINT NOT NULL, driver {name.format(32)} NOT NULL, epoch BIGINT, commit_list {text}"
+    rig.execute(f"CREATE TABLE headrace_commits (job {name.format(100)} PRIMARY KEY, {columns})")
+    with monkeypatch.context() as patched:
+        patched.setattr(commits, "list_key", lambda job, _: job)
+        patched.setattr(commits, "replace", lambda one, destination: one)  # nor did lists have a destination
+        patched.setattr(handles, "place_digest", lambda *names: place_digest(*names[: 2 if rig.is_postgresql else 1]))
+        patched.setattr(sql_sink, "place_digest", handles.place_digest)
+        yield patched.undo
+    rig.execute("DROP TABLE headrace_commits")
+
+
+@pytest.mark.parametrize("step", [2, 3, 4, 7], ids=["checked", "recorded", "half committed", "completed"])
+def test_a_job_of_an_earlier_version_that_died_at_any_step_goes_on(rig, older_version, step):
+    rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
+    job = rig.job()
+    run_epoch(rig.sink(), job, 0, [[1], [2]])
+    written = write_epoch(rig.sink(), job, 1, [[3], [4]])
+    with closing(CrashingCommitter(rig.sink().committer(job), step, when="after")) as committer, pytest.raises(Crash):
+        JobCommitter(job, committer).commit(1, written)
+    assert rig.execute("SELECT job FROM headrace_commits") == [(job,)]
+    older_version()
+    sink = rig.sink(lock_timeout_s=2)
+    sink.end_left_over(job, sink.left_over())  # or the tasks would wait for its locks
+    run_epoch(sink, job, 1, [[3], [4]])
+    run_epoch(sink, job, 2, [[5]])
+    assert rig.ids() == [1, 2, 3, 4, 5]
+    assert not rig.prepared()
+    assert [key.partition(".")[0] for (key,) in rig.execute("SELECT job FROM headrace_commits")] == [job]
+    assert len(rig.execute(f"SELECT gid FROM headrace_transactions WHERE job = '{job}'")) == 1  # of the last epoch
+
+
+def test_what_an_earlier_version_has_on_its_list_is_ended_by_one_table_and_left_alone_by_the_other(rig, other, older_version):
+    rig.create()
+    job = rig.job()
+    written = write_epoch(rig.sink(), job, 0, [[1], [2]])
+    with closing(rig.sink().committer(job)) as committer:
+        committer.fence()
+        committer.record(CommitList(0, written))
+    older_version()
+    with closing(rig.sink().committer(job)) as first:
+        assert first.fence() == CommitList(0, written)
+        assert first.end(written[0]) is Outcome.COMMITTED
+        run_epoch(other.sink(), job, 5, [[7]])  # the same job at another table, which sweeps, and records a later epoch
+        assert [first.end(handle) for handle in written] == [Outcome.COMMITTED] * 2
+    assert (rig.ids(), other.ids()) == ([1, 2], [7])
+
+
+def test_a_name_too_long_for_the_table_of_an_earlier_version_says_what_to_change(rig, older_version):
+    rig.create()
+    older_version()
+    with closing(rig.sink().committer("J" * 100)) as committer, pytest.raises(UsageError, match=r"VARCHAR\(120\)"):
+        committer.fence()
 
 
 # --- what an earlier run left over --------------------------------------------------------------------------------------
@@ -506,6 +631,7 @@ def test_jobs_with_the_longest_names_and_tables_with_odd_ones(rig):
 
 
 def test_our_tables_are_made_by_whoever_comes_first(rig):
+    rig.create()
     for name in ("headrace_commits", "headrace_transactions"):
         rig.execute(f"DROP TABLE IF EXISTS {name}")
     with ThreadPoolExecutor(8) as pool:

@@ -27,7 +27,7 @@ from headrace.enumerator.errors import (
     StateError,
     UsageError,
 )
-from tests.helpers import planted_files
+from tests.helpers import batch_writes, planted_files
 from tests.helpers.file_rig import (
     JOB,
     WORK,
@@ -334,6 +334,16 @@ def test_jobs_do_not_touch_each_other(sink):
     job_committer(sink).commit(3, (prepared(sink, 3, 0, ROWS),))
     sink.committer("job-2").check([handle])
     assert sink.recorded_epochs() == {JOB: 3}
+
+
+def test_seen_here_two_writes_of_one_name_and_number_to_two_folders_both_write(sink, monkeypatch):
+    """findings: Sinks 1. Lists are in the folder that they are for, so that no name has to tell them apart."""
+    batch_writes.in_a_task(monkeypatch)
+    other = FileSink(f"{sink.path}-other")
+    for epoch in (0, 1, 1):
+        for name, to in (("a", sink), ("b", other)):
+            batch_writes.written(to, JOB, epoch, batch_of([f"{name}{epoch}"]))
+    assert [visible(to) for to in (sink, other)] == [["a0", "a1"], ["b0", "b1"]]
 
 
 def test_a_forgotten_job_leaves_its_published_files_only(sink):
