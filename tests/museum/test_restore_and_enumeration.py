@@ -12,6 +12,7 @@ from headrace.enumerator import events as e
 from headrace.testing.memory import MemoryLog, MemorySource
 from tests.helpers import planted
 from tests.helpers.driving import Driver, assigned, assigned_splits, checkpoint_of, finished, only, reading, split
+from tests.helpers.findings import ROOT, Suite, named_tests
 
 
 def log_of(**splits: str) -> MemoryLog:
@@ -276,8 +277,11 @@ def test_faust_221_what_a_lost_reader_had_fetched_is_not_delivered_after_it():
 
 
 def test_every_test_that_the_table_names_exists():
-    named = set(re.findall(r"`(test_\w+)`", (Path(__file__).parent / "README.md").read_text()))
-    tests = Path(__file__).parents[1]
-    defined = {name for file in tests.rglob("test_*.py") for name in re.findall(r"def (test_\w+)", file.read_text())}
-    assert named
-    assert named <= defined
+    """By its name, its class, or its file: `test_a`, `TestA`, `tests/unit/test_x.py::TestA::test_a`."""
+    text, tests = (Path(__file__).parent / "README.md").read_text(), Suite()
+    named = named_tests(text)
+    assert len(named) > 100
+    assert [name for name in named if "::" in name]
+    assert [name for name in named if not tests.has(name)] == []
+    files = re.findall(r"`(tests/[\w/]+\.py)", text)
+    assert [path for path in files if not (ROOT / path).is_file()] == []
