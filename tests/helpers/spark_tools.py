@@ -15,19 +15,28 @@ from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.harness.kafka import BrokerCluster, add_partitions, create_topic, delete_topic
+from headrace.runners.spark.class_archive import archive_at_hand
 
 ROOT = Path(__file__).parents[2]
 
 
 def start_session(**settings: str) -> SparkSession:
-    """A session on two cores, with the JVM connector beside ours; a failed task is tried again, as on a cluster."""
-    from headrace.runners.spark import session_builder
+    """A session on two cores, with the JVM connector beside ours; a failed task is tried again, as on a cluster.
 
+    A warm one, as each query of the tests starts Python processes, and waits for what they import. Sessions that are not warm:
+    the drivers of `spark_jobs.py` and `spark_driver.py`, and those of test_warm_session.py.
+    """
+    from headrace.runners.spark import warm_session_builder
+
+    before = dict(os.environ)  # the builder tells the JVM by it which Python to run; a process that a test starts has its own
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = session_builder().master("local[2,4]").appName("headrace tests")
+    archive_at_hand()
+    builder = warm_session_builder().master("local[2,4]").appName("headrace tests")
     jvm_connector = runpy.run_path(str(ROOT / "benchmarks" / "jars.py"))["jvm_connector_jars"]()
     quiet = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2", "spark.jars": ",".join(jvm_connector)}
     session = builder.config(map={**quiet, **settings}).getOrCreate()
+    os.environ.clear()
+    os.environ.update(before)
     session.sparkContext.setLogLevel("ERROR")
     return session
 

@@ -10,6 +10,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from headrace.harness.kafka import start_broker
 from tests.helpers.kill_soak import BAD, FROZEN, LISTED, TIMEOUT_MS, BareSoak, kill_at
+from tests.helpers.sink_rig import set_transaction_version
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 
@@ -60,19 +61,19 @@ def frozen_while_another_takes_over(soak):
 
 
 def refused_by_the_broker(soak):
-    """The topic takes nothing for a while."""
+    """The topic takes nothing for a while: one that is compacted refuses records without a key."""
     admin = AdminClient({"bootstrap.servers": soak.bootstrap, "log_level": 0})
 
-    def set_most_bytes(value, operation):
-        entry = ConfigEntry("max.message.bytes", value, incremental_operation=operation)
+    def set_policy(value, operation):
+        entry = ConfigEntry("cleanup.policy", value, incremental_operation=operation)
         resource = ConfigResource(ResourceType.TOPIC, soak.told["topic"], incremental_configs=[entry])
         for future in admin.incremental_alter_configs([resource]).values():
             future.result(30)
 
-    set_most_bytes("100", AlterConfigOpType.SET)  # markers are smaller
+    set_policy("compact", AlterConfigOpType.SET)
     soak.start(None, 1, TASKS).wait(soak.job_seconds)
-    assert soak.told["bug"] or "MESSAGE_TOO_LARGE" in soak.tail()
-    set_most_bytes(None, AlterConfigOpType.DELETE)
+    assert soak.told["bug"] or "INVALID_RECORD" in soak.tail()
+    set_policy(None, AlterConfigOpType.DELETE)
 
 
 # the bug, what happens to the job, and what the oracle counts then
@@ -98,6 +99,39 @@ def test_a_planted_bug_is_seen_by_the_oracle(bootstrap, tmp_path, bug, provoke, 
     provoke(soak)
     verdict = soak.judge()
     assert verdict[seen_as] > 0, verdict
+
+
+EVERY_PHASE = {
+    "before prepare": kill_at("KafkaTransaction", "prepare", "before"),
+    "after prepare": kill_at("KafkaTransaction", "prepare", "after"),
+    "before the list is durable": kill_at("KafkaCommitter", "record", "before"),
+    "list durable": LISTED,
+    "between two commits": kill_at("KafkaCommitter", "end", "after"),
+    "after the commits, before the job's log": kill_at("KafkaCommitter", "record", "after", 2),
+    "in a later epoch": kill_at("KafkaCommitter", "end", "before", 2 * TASKS),
+}
+
+
+@pytest.fixture(params=["v1", "v2"])
+def protocol(bootstrap, request):
+    """Moves the cluster to that version of the transaction protocol, and back to version 2."""
+    set_transaction_version(bootstrap, int(request.param[1]))
+    yield request.param
+    set_transaction_version(bootstrap, 2)
+
+
+@pytest.mark.usefixtures("protocol")
+def test_a_job_killed_in_every_phase_has_each_record_once(bootstrap, tmp_path):
+    """Each kill is followed by a run with another number of tasks. Spark's part in it: `spark/test_sink.py`."""
+    soak = BareSoak(bootstrap, tmp_path, random.Random(1), LASTING_MS)
+    for phase, kill in EVERY_PHASE.items():
+        before = soak.epochs()
+        assert soak.run(kill, 2, TASKS) == -signal.SIGKILL, phase
+        assert soak.run(None, 1, TASKS + 1) == 0, phase
+        assert soak.epochs() > before, phase
+    verdict = soak.judge()
+    assert not any(verdict[bad] for bad in BAD), verdict
+    assert verdict["uncommitted_records_in_the_log"] > 0  # kills have left some, and these are aborted
 
 
 @pytest.mark.parametrize("is_outage", [False, True], ids=["kills", "outages"])

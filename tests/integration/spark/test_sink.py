@@ -1,4 +1,4 @@
-"""`format("headrace")` as a sink: Spark's options and columns, exactly once over SIGKILLs of the driver in every phase."""
+"""`format("headrace")` as a sink: Spark's options and columns, exactly once over SIGKILLs of the driver."""
 
 import functools
 import os
@@ -73,7 +73,6 @@ class TestBatch:
         spark.createDataFrame([], "value string").write.format("headrace").options(**written).mode("append").save()
         assert read_all(topics.bootstrap, written["topic"]) == []
 
-    @pytest.mark.usefixtures("protocol")
     def test_nothing_is_seen_when_a_task_fails(self, spark, topics, written):
         frame = spark.range(0, 100, 1, 4).selectExpr("IF(id = 99, raise_error('planted'), CAST(id AS STRING)) AS value")
         with pytest.raises(PySparkException, match="planted"):
@@ -142,7 +141,6 @@ class TestStream:
         for options in (written, second):
             eventually(lambda to=options["topic"]: read_all(topics.bootstrap, to), sorted(map(str, range(100))))
 
-    @pytest.mark.usefixtures("protocol")
     def test_a_stale_checkpoint_is_refused(self, spark, topics, filled, written, tmp_path):
         self.copy(spark, topics, filled, written, tmp_path)
         for log in ("offsets", "commits"):
@@ -167,7 +165,6 @@ class TestStream:
             spark.conf.unset("spark.sql.streaming.checkpointLocation")
         eventually(lambda: read_all(topics.bootstrap, written["topic"]), sorted(map(str, range(100))))
 
-    @pytest.mark.usefixtures("protocol")
     def test_in_foreach_batch_a_repeated_batch_is_written_once(self, spark, topics, filled, written, tmp_path):
         failed = []
 
@@ -188,14 +185,11 @@ class TestStream:
 
 
 PHASES = {
-    "before prepare": ("KafkaTransaction", "prepare", "before", 1),
     "after prepare": ("KafkaTransaction", "prepare", "after", 1),
-    "before the list is durable": ("KafkaCommitter", "record", "before", 1),
-    "list durable": ("KafkaCommitter", "record", "after", 1),
     "between two commits": ("KafkaCommitter", "end", "after", 1),
     "after the commits, before Spark's log": ("KafkaCommitter", "record", "after", 2),
-    "in a later batch": ("KafkaCommitter", "end", "before", 4),
 }
+"""Where Spark has part: which tasks it repeats, and which batch. Every phase, without Spark: test_planted_commits.py."""
 
 
 def check_kill(topics, filled, written, folder, phase, restart_under):
@@ -217,14 +211,6 @@ def check_kill(topics, filled, written, folder, phase, restart_under):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_driver_killed_in_any_phase(topics, filled, written, tmp_path, phase):
-    check_kill(topics, filled, written, tmp_path, phase, lambda: None)
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("phase", ["after prepare", "list durable"])
-@pytest.mark.parametrize("protocol", ["v1"], indirect=True)
-@pytest.mark.usefixtures("protocol")
-def test_a_driver_killed_under_the_older_protocol(topics, filled, written, tmp_path, phase):
     check_kill(topics, filled, written, tmp_path, phase, lambda: None)
 
 

@@ -291,10 +291,18 @@ def children_of(pid: int) -> list[int]:
 
 
 def task_workers(spark) -> list[int]:
-    """The Python processes of this session that run tasks: children of its daemon for the module pyspark.worker."""
-    jvm = spark.sparkContext._gateway.proc.pid
-    running = [pid for pid in children_of(jvm) if b"pyspark.worker" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
-    return [worker for daemon in running for worker in children_of(daemon)]
+    """The Python processes of this session that run tasks: children of the daemon of one that says who it is."""
+
+    def told(batches):
+        import os
+
+        import pyarrow as pa
+
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"daemon": [os.getppid()]})
+
+    (row,) = spark.range(1).coalesce(1).mapInArrow(told, "daemon long").collect()
+    return children_of(row.daemon)
 
 
 def test_a_query_goes_on_after_its_workers_are_gone(query, topics, spark):
