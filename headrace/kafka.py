@@ -5,8 +5,8 @@
 yours, drives them as `headrace.connectors.sink` says.
 """
 
+from headrace.connectors.kafka.client.login.sasl import SaslConfig
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Position, Timestamp
-from headrace.connectors.kafka.client.properties import SaslConfig
 from headrace.connectors.kafka.read.source import KafkaBatches, KafkaSource
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink, KafkaSink

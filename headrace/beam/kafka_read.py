@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.beam.kafka_records import KafkaRecord, as_kafka_records, as_pairs
+from headrace.connectors.kafka.client.login.sasl import SaslConfig
 from headrace.connectors.kafka.client.positions import Committed, Earliest, Latest, Position, Timestamp
-from headrace.connectors.kafka.client.properties import Isolation, SaslConfig
+from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.format.decode import ALL_COLUMNS
 from headrace.connectors.kafka.read.discovery import NoMatch, Positions
 from headrace.connectors.kafka.read.source import DISCOVERY_INTERVAL_S, KafkaSource

@@ -11,7 +11,7 @@ import pyarrow as pa
 from apache_beam.transforms.window import GlobalWindow, GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
-from headrace.connectors.kafka.client.properties import SaslConfig
+from headrace.connectors.kafka.client.login.sasl import SaslConfig
 from headrace.connectors.kafka.write.names import DEFAULT_PREFIX
 from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink, KafkaSink
 from headrace.enumerator.errors import UsageError

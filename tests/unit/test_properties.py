@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.connectors.kafka.client.properties import ClientConfig, Isolation, SaslConfig, TlsConfig, parse_jaas
+from headrace.connectors.kafka.client.login.sasl import SaslConfig, parse_jaas
+from headrace.connectors.kafka.client.properties import ClientConfig, DnsLookup, Isolation, TlsConfig
 from headrace.enumerator.errors import UsageError
 
 BOOTSTRAP = {"bootstrap.servers": "broker:9092"}
@@ -39,6 +40,16 @@ def config(**properties: str) -> ClientConfig:
         ("receive.buffer.bytes", "-1", "receive_buffer_bytes", None),
         ("receive.buffer.bytes", "65536", "receive_buffer_bytes", 65536),
         ("connections.max.idle.ms", "90", "connections_max_idle_ms", 90),
+        ("connections.max.idle.ms", "-1", "connections_max_idle_ms", None),
+        ("fetch.min.bytes", "0", "fetch_min_bytes", 0),
+        ("exclude.internal.topics", "false", "exclude_internal_topics", False),
+        ("client.dns.lookup", "use_all_dns_ips", "client_dns_lookup", DnsLookup.USE_ALL_DNS_IPS),
+        (
+            "client.dns.lookup",
+            "resolve_canonical_bootstrap_servers_only",
+            "client_dns_lookup",
+            DnsLookup.RESOLVE_CANONICAL_BOOTSTRAP_SERVERS_ONLY,
+        ),
         ("compression.type", "zstd", "compression_type", "zstd"),
     ],
 )
@@ -160,6 +171,9 @@ def test_addresses_that_are_none_are_refused(text):
         ("fetch.max.bytes", "2147483648"),
         ("isolation.level", "serializable"),
         ("check.crcs", "yes"),
+        ("connections.max.idle.ms", "-2"),
+        ("exclude.internal.topics", "no"),
+        ("client.dns.lookup", "default"),
         ("batch.size", "-1"),
         ("max.request.size", "0"),
         ("delivery.timeout.ms", "0"),
@@ -243,7 +257,7 @@ def test_bad_jaas_is_refused_without_repeating_the_password(text):
             "keyTab.*KRB5_CLIENT",
         ),
         ("com.sun.security.auth.module.Krb5LoginModule required principal=hunter2;", "GSSAPI", "principal.*kinit"),
-        ("software.amazon.msk.auth.iam.IAMLoginModule required awsProfileName=hunter2;", "AWS_MSK_IAM", "AWS_PROFILE"),
+        ("software.amazon.msk.auth.iam.IAMLoginModule required awsStsRegion=hunter2;", "AWS_MSK_IAM", "AWS_REGION"),
         (f"{PLAIN} required username=u password=p user_bob=hunter2;", "PLAIN", "user_bob.*leave it out"),
     ],
 )

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from headrace.connectors.kafka.client.properties import ClientConfig, SaslConfig
+from headrace.connectors.kafka.client.login.sasl import SASL_PROPERTIES, SaslConfig
+from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.enumerator.errors import UsageError
 
 __all__ = ["client_config"]
-
-_OF_SASL = ("sasl.mechanism", "sasl.jaas.config", "sasl.kerberos.service.name")
 
 
 def client_config(
@@ -67,7 +66,7 @@ def _shown(value: object) -> str:
 
 
 def _with_sasl(given: dict[str, str], sasl: SaslConfig) -> ClientConfig:
-    for name in _OF_SASL:
+    for name in SASL_PROPERTIES:
         if name in given:
             raise UsageError(f"sasl=SaslConfig(...) contradicts the property {name}; give only sasl")
     protocol = given.get("security.protocol", "SASL_PLAINTEXT").upper()

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.topology import Broker
+from headrace.connectors.kafka.client.wire.addresses import bootstrap_addresses
 from headrace.connectors.kafka.client.wire.connection import Connection
 from headrace.connectors.kafka.client.wire.pool import ConnectionPool
 from headrace.connectors.kafka.client.wire.protocol import Message
@@ -67,7 +68,7 @@ class Calls:
     def _any(self, ask: Callable[[Connection], T]) -> T:
         known = [(broker.host, broker.port) for broker in self.brokers]
         random.shuffle(known)
-        bootstrap = list(self._config.bootstrap_servers)
+        bootstrap = list(bootstrap_addresses(self._config))
         random.shuffle(bootstrap)
         last: RetriableError | None = None
         # Those that could not be reached come last: a host that is off answers nothing for all of the connection timeout.

@@ -82,8 +82,8 @@ class KafkaCluster:
     def topics(self, wanted: Collection[str] | re.Pattern[str]) -> dict[str, TopicMetadata]:
         """The named topics, or all whose whole name the pattern matches, asked now (never from the cache).
 
-        As with Java's `subscribe(Pattern)`, a pattern never matches internal topics; a name may be
-        one. Raises `UnknownTopicError` naming the topics that no broker knows, after a grace of 3 s for new ones.
+        As with Java's `subscribe(Pattern)`, a pattern matches no internal topics unless `exclude.internal.topics` is false; a
+        name may be one. Raises `UnknownTopicError` naming the topics that no broker knows, after a grace of 3 s for new ones.
         """
         return self._metadata.topics(wanted)
 

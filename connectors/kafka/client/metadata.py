@@ -43,6 +43,7 @@ class Metadata:
         """Contacts nothing."""
         self._max_age_s = config.metadata_max_age_ms / 1000
         self._settling_s = config.retry_backoff_ms / 1000 / 2  # less than any backoff between two tries
+        self._excludes_internal = config.exclude_internal_topics
         self._calls, self._retries = calls, retries
         self._topics: dict[str, _Cached] = {}
         self._lock = threading.Lock()
@@ -55,7 +56,8 @@ class Metadata:
         """See `KafkaCluster.topics`."""
         if isinstance(wanted, re.Pattern):
             known = self._retries.run("listing topics", lambda: self._refresh(None))
-            return {name: topic for name, topic in known.items() if topic and not topic.internal and wanted.fullmatch(name)}
+            there = ((name, topic) for name, topic in known.items() if topic is not None and wanted.fullmatch(name))
+            return {name: topic for name, topic in there if not (topic.internal and self._excludes_internal)}
         return self._retries.run("looking up topics", lambda: _all_known(self._refresh(wanted)))
 
     def find_topics(self, names: Collection[str]) -> dict[str, TopicMetadata | None]:

@@ -13,18 +13,18 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
+from headrace.connectors.kafka.client.login.sasl import SASL_PROPERTIES, SaslConfig, login
+from headrace.connectors.kafka.client.login.tokens import MskTokens
 from headrace.connectors.kafka.format.record_batch import CODECS, LEVELS
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["ClientConfig", "Isolation", "SaslConfig", "TlsConfig", "parse_jaas"]
+__all__ = ["ClientConfig", "DnsLookup", "Isolation", "TlsConfig"]
 
 DEFAULT_TRANSACTION_TIMEOUT_MS = 900_000
 """15 minutes, the most that brokers allow by default (`transaction.max.timeout.ms`): it has to outlast an outage of the job."""
 
 _DELIVERY_TIMEOUT_MS = 120_000
 _INT32_MAX = 2**31 - 1
-_MECHANISMS_WITH_PASSWORD = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
-_MECHANISMS = (*_MECHANISMS_WITH_PASSWORD, "GSSAPI", "OAUTHBEARER", "AWS_MSK_IAM")
 _STORE_TYPES = ("PEM", "PKCS12", "JKS")
 _PROTOCOLS = ("TLSv1.2", "TLSv1.3")
 
@@ -39,6 +39,15 @@ class Isolation(StrEnum):
     def wire_value(self) -> int:
         """As Fetch and ListOffsets write it."""
         return 1 if self is Isolation.READ_COMMITTED else 0
+
+
+class DnsLookup(StrEnum):
+    """`client.dns.lookup`: what is done with the names of the bootstrap addresses (KIP-235, KIP-302)."""
+
+    USE_ALL_DNS_IPS = "use_all_dns_ips"
+    """Connect by the name, to one of its IP addresses after the other."""
+    RESOLVE_CANONICAL_BOOTSTRAP_SERVERS_ONLY = "resolve_canonical_bootstrap_servers_only"
+    """Put the canonical name of each of its IP addresses in its place: for Kerberos and TLS behind an alias."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,32 +89,6 @@ class TlsConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SaslConfig:
-    """Who we are. PLAIN and SCRAM need `username` and `password`; GSSAPI and AWS_MSK_IAM take theirs from the environment.
-
-    OAUTHBEARER needs `token_provider`: an object with `token() -> str` and optionally `extensions() -> dict[str, str]`,
-    picklable if the configuration is to travel to workers.
-    """
-
-    mechanism: str
-    username: str | None = None
-    password: str | None = field(default=None, repr=False)
-    kerberos_service_name: str = "kafka"
-    token_provider: Any = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        """Raise `UsageError` for an unknown mechanism or missing credentials."""
-        if self.mechanism not in _MECHANISMS:
-            raise UsageError(f"sasl.mechanism must be one of {', '.join(_MECHANISMS)}, not {self.mechanism!r}")
-        if self.mechanism in _MECHANISMS_WITH_PASSWORD and (not self.username or self.password is None):
-            raise UsageError(
-                f"sasl.mechanism {self.mechanism} needs a user name and a password, in sasl.jaas.config or in SaslConfig"
-            )
-        if self.mechanism == "OAUTHBEARER" and not callable(getattr(self.token_provider, "token", None)):
-            raise UsageError("sasl.mechanism OAUTHBEARER needs SaslConfig(token_provider=...), an object with a token() method")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ClientConfig:
     """The settings of a Kafka client. Names, units and defaults are the Java client's unless noted.
 
@@ -113,8 +96,8 @@ class ClientConfig:
     Not the Java defaults: `max_partition_fetch_bytes` None shares a fetch among its partitions; `receive_buffer_bytes` and
     `send_buffer_bytes` None let the operating system tune its buffers; `batch_size` None fills record batches up to 900,000
     bytes and `max_request_size` None produce requests up to 4 MiB. `batch_size` bounds a batch before its compression.
-    `default_api_timeout_ms` is where a job gives up during an outage, and None rides it out: a single call then takes 60 s at
-    most, and is made again.
+    `connections_max_idle_ms` None, which Java writes as -1, keeps idle connections. `default_api_timeout_ms` is where a job
+    gives up during an outage, and None rides it out: a single call then takes 60 s at most, and is made again.
     `compression_level` is the `compression.<type>.level` of the `compression_type`; None is the codec's default.
     `delivery_timeout_ms` None is 2 minutes, or `request_timeout_ms` if that is longer; a shorter one than that is refused.
     `transaction_timeout_ms` is 15 minutes. Raises `UsageError` for a value out of range.
@@ -130,7 +113,9 @@ class ClientConfig:
     request_timeout_ms: int = 30_000
     default_api_timeout_ms: int | None = None
     socket_connection_setup_timeout_ms: int = 10_000
-    connections_max_idle_ms: int = 540_000
+    connections_max_idle_ms: int | None = 540_000
+    client_dns_lookup: DnsLookup = DnsLookup.USE_ALL_DNS_IPS
+    exclude_internal_topics: bool = True
     reconnect_backoff_ms: int = 50
     reconnect_backoff_max_ms: int = 1_000
     retry_backoff_ms: int = 100
@@ -174,6 +159,8 @@ class ClientConfig:
             _check_level(self.compression_type, self.compression_level)
         if self.group_id is not None and not self.group_id:
             raise UsageError("group.id must not be empty")
+        if self.sasl is not None and self.tls is None and isinstance(self.sasl.token_provider, MskTokens):
+            raise UsageError("to log in to Amazon MSK by IAM security.protocol must be SASL_SSL: tokens are secrets")
 
     @property
     def bootstrap_servers(self) -> tuple[tuple[str, int], ...]:
@@ -211,6 +198,7 @@ class ClientConfig:
 _OPTIONAL = frozenset(
     {
         "default_api_timeout_ms",
+        "connections_max_idle_ms",
         "max_partition_fetch_bytes",
         "receive_buffer_bytes",
         "send_buffer_bytes",
@@ -223,13 +211,13 @@ _LEAST: dict[str, int] = {
     "request_timeout_ms": 1,
     "default_api_timeout_ms": 1,
     "socket_connection_setup_timeout_ms": 1,
-    "connections_max_idle_ms": 1,
+    "connections_max_idle_ms": 0,
     "reconnect_backoff_ms": 0,
     "reconnect_backoff_max_ms": 0,
     "retry_backoff_ms": 0,
     "retry_backoff_max_ms": 0,
     "metadata_max_age_ms": 0,
-    "fetch_min_bytes": 1,
+    "fetch_min_bytes": 0,
     "fetch_max_bytes": 1,
     "fetch_max_wait_ms": 0,
     "max_partition_fetch_bytes": 1,
@@ -258,8 +246,21 @@ def _integer(name: str, value: str) -> int:
     return int(value)
 
 
-def _buffer_size(name: str, value: str) -> int | None:
-    return None if value == "-1" else _integer(name, value)  # Kafka writes "let the system decide" as -1
+def _unless_minus_one(name: str, value: str) -> int | None:
+    return None if value == "-1" else _integer(name, value)  # Kafka writes "let the system decide" and "never" as -1
+
+
+def _truth(name: str, value: str) -> bool:
+    if value.lower() not in ("true", "false"):
+        raise UsageError(f"{name} must be true or false, not {value!r}")
+    return value.lower() == "true"
+
+
+def _dns_lookup(name: str, value: str) -> DnsLookup:
+    try:
+        return DnsLookup(value)
+    except ValueError:
+        raise UsageError(f"{name} must be one of {', '.join(DnsLookup)}, not {value!r}") from None
 
 
 def _level(given: Mapping[str, str]) -> int | None:
@@ -314,7 +315,9 @@ _CLIENT: dict[str, tuple[str, Parser]] = {
     "request.timeout.ms": ("request_timeout_ms", _integer),
     "default.api.timeout.ms": ("default_api_timeout_ms", _integer),
     "socket.connection.setup.timeout.ms": ("socket_connection_setup_timeout_ms", _integer),
-    "connections.max.idle.ms": ("connections_max_idle_ms", _integer),
+    "connections.max.idle.ms": ("connections_max_idle_ms", _unless_minus_one),
+    "client.dns.lookup": ("client_dns_lookup", _dns_lookup),
+    "exclude.internal.topics": ("exclude_internal_topics", _truth),
     "reconnect.backoff.ms": ("reconnect_backoff_ms", _integer),
     "reconnect.backoff.max.ms": ("reconnect_backoff_max_ms", _integer),
     "retry.backoff.ms": ("retry_backoff_ms", _integer),
@@ -324,8 +327,8 @@ _CLIENT: dict[str, tuple[str, Parser]] = {
     "fetch.max.bytes": ("fetch_max_bytes", _integer),
     "fetch.max.wait.ms": ("fetch_max_wait_ms", _integer),
     "max.partition.fetch.bytes": ("max_partition_fetch_bytes", _integer),
-    "receive.buffer.bytes": ("receive_buffer_bytes", _buffer_size),
-    "send.buffer.bytes": ("send_buffer_bytes", _buffer_size),
+    "receive.buffer.bytes": ("receive_buffer_bytes", _unless_minus_one),
+    "send.buffer.bytes": ("send_buffer_bytes", _unless_minus_one),
     "compression.type": ("compression_type", _text),
     "batch.size": ("batch_size", _integer),
     "max.request.size": ("max_request_size", _integer),
@@ -349,7 +352,7 @@ _TLS: dict[str, tuple[str, Parser]] = {
     "ssl.enabled.protocols": ("enabled_protocols", _protocols),
 }
 
-_SECURITY = ("security.protocol", "sasl.mechanism", "sasl.jaas.config", "sasl.kerberos.service.name")
+_SECURITY = ("security.protocol", *SASL_PROPERTIES)
 
 # Accepted and without effect, for the reason that stands above each group; none changes what is read or written.
 _HARMLESS_NAMES = {
@@ -364,10 +367,11 @@ _HARMLESS_NAMES = {
     "socket.connection.setup.timeout.ms holds for every try": "socket.connection.setup.timeout.max.ms",
     "they choose among implementations in Java; here OpenSSL does this work": """
         ssl.trustmanager.algorithm ssl.keymanager.algorithm ssl.secure.random.implementation""",
-    "tokens are asked for at every login, and tickets are kept fresh outside": """
+    "tokens are renewed before they end, nobody looks into them here, and tickets are kept fresh outside": """
         sasl.login.connect.timeout.ms sasl.login.read.timeout.ms sasl.login.retry.backoff.ms
         sasl.login.retry.backoff.max.ms sasl.login.refresh.buffer.seconds sasl.login.refresh.min.period.seconds
-        sasl.login.refresh.window.factor sasl.login.refresh.window.jitter sasl.kerberos.min.time.before.relogin
+        sasl.login.refresh.window.factor sasl.login.refresh.window.jitter sasl.oauthbearer.scope.claim.name
+        sasl.oauthbearer.sub.claim.name sasl.kerberos.min.time.before.relogin
         sasl.kerberos.ticket.renew.jitter sasl.kerberos.ticket.renew.window.factor""",
     "a batch is sent when it is full or the writer flushes, and a writer waits while 5 requests are in flight": """
         linger.ms buffer.memory max.block.ms max.in.flight.requests.per.connection""",
@@ -384,13 +388,10 @@ _ONLY: dict[str, tuple[frozenset[str], str]] = {
     "check.crcs": (frozenset({"true"}), "the CRC of every batch is always checked, which costs little beside decoding it"),
     "ssl.protocol": (frozenset({"tls", "tlsv1.3"}), "ssl.enabled.protocols says which versions may be negotiated"),
     "enable.idempotence": (frozenset({"true"}), "writing is always idempotent"),
-    "exclude.internal.topics": (frozenset({"true"}), "a pattern never matches internal topics; name them to read them"),
-    "client.dns.lookup": (frozenset({"use_all_dns_ips"}), "every address of a name is tried"),
     "group.protocol": (frozenset({"classic", "consumer"}), "no group is joined"),
 }
 
 _CLASS = "it names a Java class, and no Java runs here"
-_OAUTH = "give sasl=SaslConfig(mechanism='OAUTHBEARER', token_provider=...) from Python instead"
 _BYTES = "keys and values are bytes here: convert them before writing, or after reading"
 _REFUSED: dict[str, str] = {
     "auto.offset.reset": "say where reading starts by the source's own argument, `start`",
@@ -406,21 +407,13 @@ _REFUSED: dict[str, str] = {
     "security.providers": _CLASS,
     "ssl.engine.factory.class": _CLASS,
     "ssl.provider": "it names a security provider of Java, and no Java runs here: TLS is the system's OpenSSL",
-    "sasl.client.callback.handler.class": _CLASS,
-    "sasl.login.callback.handler.class": _CLASS,
     "sasl.login.class": _CLASS,
     "partitioner.class": _CLASS + "; give a partition column instead",
     "partitioner.ignore.keys": "give a partition column instead",
     "group.remote.assignor": "no group is joined",
     "ssl.cipher.suites": "suite names are Java's; the system's OpenSSL policy decides",
     "sasl.kerberos.kinit.cmd": "run kinit, or keep the ticket fresh with k5start, outside",
-    "sasl.oauthbearer.token.endpoint.url": _OAUTH,
-    "sasl.oauthbearer.jwks.endpoint.url": _OAUTH,
-    "sasl.oauthbearer.scope.claim.name": _OAUTH,
-    "sasl.oauthbearer.sub.claim.name": _OAUTH,
-    "sasl.oauthbearer.client.credentials.client.id": _OAUTH,
-    "sasl.oauthbearer.client.credentials.client.secret": _OAUTH,
-    "sasl.oauthbearer.scope": _OAUTH,
+    "sasl.oauthbearer.jwks.endpoint.url": "it is for brokers, which check tokens",
 }
 
 _KNOWN = frozenset({*_CLIENT, *_LEVEL_NAMES, *_TLS, *_SECURITY, *_HARMLESS, *_ONLY, *_REFUSED})
@@ -446,85 +439,7 @@ def _security(given: Mapping[str, str]) -> tuple[TlsConfig | None, SaslConfig | 
     tls = TlsConfig(**tls_options) if protocol.endswith("SSL") else None
     if not protocol.startswith("SASL"):
         return tls, None
-    mechanism = given.get("sasl.mechanism", "GSSAPI").upper()
-    login: dict[str, str] = {}
-    if "sasl.jaas.config" in given:
-        login = parse_jaas(given["sasl.jaas.config"], mechanism)
-    service = login.get("serviceName") or given.get("sasl.kerberos.service.name", "kafka")
-    return tls, SaslConfig(
-        mechanism=mechanism,
-        username=login.get("username"),
-        password=login.get("password"),
-        kerberos_service_name=service,
-    )
-
-
-_QUOTED = r'"(?:[^"\\]|\\.)*"' + r"|'(?:[^'\\]|\\.)*'"
-_JAAS = re.compile(
-    rf"\s*(?P<module>[\w.$]+)\s+(?P<flag>\w+)(?P<options>(?:\s+\w+\s*=\s*(?:{_QUOTED}|[^\s;\"']+))*)\s*;\s*", re.DOTALL
-)
-_JAAS_OPTION = re.compile(rf"(\w+)\s*=\s*({_QUOTED}|[^\s;\"']+)", re.DOTALL)
-_LOGIN_MODULES: dict[str, tuple[str, ...]] = {
-    "org.apache.kafka.common.security.plain.PlainLoginModule": ("PLAIN",),
-    "org.apache.kafka.common.security.scram.ScramLoginModule": ("SCRAM-SHA-256", "SCRAM-SHA-512"),
-    "com.sun.security.auth.module.Krb5LoginModule": ("GSSAPI",),
-    "software.amazon.msk.auth.iam.IAMLoginModule": ("AWS_MSK_IAM",),
-}
-
-
-def parse_jaas(text: str, mechanism: str) -> dict[str, str]:
-    """The options of the one login module in a `sasl.jaas.config`, checked to belong to `mechanism`.
-
-    Raises `UsageError` for text that is not JAAS, an unknown login module or one for another mechanism. No message repeats
-    the text, since it holds the password.
-    """
-    match = _JAAS.fullmatch(text)
-    if match is None:
-        raise UsageError(
-            'sasl.jaas.config must look like: org.apache.kafka.common.security.plain.PlainLoginModule required username="..." '
-            'password="..."; (one login module, ended by a semicolon; the text given is not shown, as it may hold a password)'
-        )
-    module = match["module"].removeprefix("kafkashaded.").removeprefix("shadeddatabricks.")
-    if module not in _LOGIN_MODULES:
-        raise UsageError(
-            f"the login module {module} in sasl.jaas.config is not supported; supported are {', '.join(_LOGIN_MODULES)}"
-        )
-    if mechanism not in _LOGIN_MODULES[module]:
-        raise UsageError(f"the login module {module} in sasl.jaas.config does not fit sasl.mechanism {mechanism}")
-    options = {key: _unquote(value) for key, value in _JAAS_OPTION.findall(match["options"])}
-    for name in options:
-        _check_login_option(name)
-    if options.get("tokenauth", "false").lower() == "true":
-        raise UsageError("delegation tokens (tokenauth=true in sasl.jaas.config) are not supported")
-    return options
-
-
-# Options of Java's login modules. What names credentials that are not taken from there is refused, so that no others are used.
-_LOGIN_OPTIONS = frozenset({"username", "password", "serviceName", "tokenauth"})
-_LOGIN_HARMLESS = frozenset(
-    {
-        *("useKeyTab", "storeKey", "useTicketCache", "renewTGT", "doNotPrompt", "refreshKrb5Config", "isInitiator", "debug"),
-        *("awsDebugCreds", "awsMaxRetries", "awsMaxBackOffTimeMs"),
-    }
-)
-_LOGIN_INSTEAD = {
-    "keyTab": "run kinit -k -t, or set KRB5_CLIENT_KTNAME",
-    "principal": "run kinit for this principal",
-    "ticketCache": "set KRB5CCNAME",
-    "awsProfileName": "set AWS_PROFILE",
-}
-
-
-def _check_login_option(name: str) -> None:
-    if name not in _LOGIN_OPTIONS | _LOGIN_HARMLESS:
-        instead = _LOGIN_INSTEAD.get(name, "leave it out")
-        raise UsageError(f"the option {name} in sasl.jaas.config is not supported: {instead}")
-
-
-def _unquote(value: str) -> str:
-    if value[:1] not in ('"', "'"):
-        return value
-    return re.sub(r"\\(.)", r"\1", value[1:-1], flags=re.DOTALL)
+    return tls, login(given)
 
 
 _ADDRESS = re.compile(

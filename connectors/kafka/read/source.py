@@ -17,8 +17,9 @@ from headrace.connectors.kafka.client.arguments import client_config
 from headrace.connectors.kafka.client.cluster import shared_cluster
 from headrace.connectors.kafka.client.errors import LogTruncatedError
 from headrace.connectors.kafka.client.groups import CommittedOffset
+from headrace.connectors.kafka.client.login.sasl import SaslConfig
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Position, Timestamp
-from headrace.connectors.kafka.client.properties import ClientConfig, Isolation, SaslConfig
+from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
 from headrace.connectors.kafka.client.topology import TopicMetadata, TopicPartition
 from headrace.connectors.kafka.format.decode import ALL_COLUMNS, arrow_schema
 from headrace.connectors.kafka.read.discovery import (

@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 
 from headrace.connectors.kafka.client.arguments import client_config
 from headrace.connectors.kafka.client.cluster import KafkaCluster, shared_cluster
-from headrace.connectors.kafka.client.properties import ClientConfig, SaslConfig
+from headrace.connectors.kafka.client.login.sasl import SaslConfig
+from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.format.encode import (
     MAX_BATCH_BYTES,
     Codec,

@@ -21,6 +21,7 @@ from headrace.testing.fake_kafka.state.logs.batches import NewRecord, read_batch
 from headrace.testing.fake_kafka.state.logs.cleaning import compact, spans
 from headrace.testing.fake_kafka.state.logs.log import Log
 from headrace.testing.fake_kafka.state.topics import Partition, Topic
+from headrace.testing.fake_kafka.state.users import Users
 
 __all__ = ["FakeKafka", "ReadRecord"]
 
@@ -56,6 +57,7 @@ class FakeKafka:
         clock: Clock | None = None,
         config: Mapping[str, str] | None = None,
         users: Mapping[str, str] | None = None,
+        tokens: Mapping[str, str] | None = None,
     ) -> None:
         """Start the brokers, ids from 1, listening on free ports of 127.0.0.1.
 
@@ -63,13 +65,14 @@ class FakeKafka:
         config: broker settings as in `server.properties`. Defaults are Kafka's, but for `auto.create.topics.enable=false`
         and `group.initial.rebalance.delay.ms=0`.
         users: passwords by name; with any, clients have to log in by SASL_PLAINTEXT: PLAIN or SCRAM.
+        tokens: names by bearer token; with any, clients have to log in, and may by OAUTHBEARER.
 
         Raises UsageError for an unknown setting, or no brokers.
         """
         if brokers < 1:
             raise UsageError(f"a cluster of {brokers} brokers: at least 1 is needed")
         self.clock: Clock = clock or Clock()
-        self._state = ClusterState(brokers, self.clock, config or {}, users or {})
+        self._state = ClusterState(brokers, self.clock, config or {}, Users(users or {}, tokens or {}))
         self._script = Script()
         self._dispatcher = Dispatcher(self._state, self._script)
         self._changed = self._dispatcher.changed

@@ -56,7 +56,7 @@ class BrokerServer:
             threading.Thread(target=self._serve, args=(connection, address[0]), name=name, daemon=True).start()
 
     def _serve(self, connection: socket.socket, host: str) -> None:
-        needs_login = bool(self._dispatcher.state.users)
+        needs_login = self._dispatcher.state.users.must_log_in
         peer = Peer(host, is_authenticated=not needs_login)
         try:
             while True:

@@ -148,7 +148,7 @@ def _settings(config: ClientConfig) -> dict[str, Any]:
     }
     if config.sasl is not None:
         settings |= {
-            "sasl_mechanism": config.sasl.mechanism,
+            "sasl_mechanism": config.sasl.wire_mechanism,
             "sasl_plain_username": config.sasl.username,
             "sasl_plain_password": config.sasl.password,
             "sasl_kerberos_service_name": config.sasl.kerberos_service_name,

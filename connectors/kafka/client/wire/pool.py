@@ -83,8 +83,8 @@ class ConnectionPool:
             return self._idle[address].pop() if self._idle[address] else None
 
     def _fit(self, connection: Connection) -> bool:
-        idle_s = time.monotonic() - connection.last_used
-        return connection.usable and idle_s < self._config.connections_max_idle_ms / 1000 and connection.is_quiet()
+        most_ms, idle_s = self._config.connections_max_idle_ms, time.monotonic() - connection.last_used
+        return connection.usable and (most_ms is None or idle_s < most_ms / 1000) and connection.is_quiet()
 
     def _connect(self, address: Address) -> Connection:
         failures = self._failures.get(address)

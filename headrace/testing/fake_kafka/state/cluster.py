@@ -25,6 +25,7 @@ from headrace.testing.fake_kafka.state.offsets import OffsetAndMetadata, offset_
 from headrace.testing.fake_kafka.state.quotas import Quotas
 from headrace.testing.fake_kafka.state.topics import Partition, Topic, TopicTable, placed
 from headrace.testing.fake_kafka.state.transactions import ProducerIdentity, TransactionCoordinator, TransactionMetadata
+from headrace.testing.fake_kafka.state.users import Users
 
 __all__ = ["OFFSETS_TOPIC", "ClusterState"]
 
@@ -37,7 +38,7 @@ _FEATURES = {TRANSACTION_VERSION: (0, 2), "group.version": (0, 1), "metadata.ver
 class ClusterState:
     """Brokers, topics, transactions, groups; every method that refuses raises RefusedError."""
 
-    def __init__(self, brokers: int, clock: Clock, config: Mapping[str, str], users: Mapping[str, str]) -> None:
+    def __init__(self, brokers: int, clock: Clock, config: Mapping[str, str], users: Users) -> None:
         """`brokers` of them, ids from 1. Raises UsageError for an unknown setting."""
         unknown = sorted(set(config) - set(configs.BROKER_DEFAULTS))
         if unknown:
@@ -47,7 +48,7 @@ class ClusterState:
         self.id: str = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         self.clock: Clock = clock
         self.config: dict[str, str] = {**configs.BROKER_DEFAULTS, **config}
-        self.users: dict[str, str] = dict(users)
+        self.users: Users = users
         self.brokers: dict[int, BrokerState] = {number: BrokerState(number) for number in range(1, brokers + 1)}
         self.topics: TopicTable = TopicTable()
         self.groups: GroupCoordinator = GroupCoordinator()

@@ -1,4 +1,4 @@
-"""SASL users (KIP-43, KIP-84): PLAIN, and the server's side of SCRAM (RFC 5802) with SHA-256 and SHA-512."""
+"""SASL users (KIP-43, KIP-84, KIP-255): PLAIN, the server's side of SCRAM (RFC 5802) with SHA-256 and SHA-512, OAUTHBEARER."""
 
 from __future__ import annotations
 
@@ -7,14 +7,32 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 
-__all__ = ["MECHANISMS", "SaslExchange", "begin_exchange"]
+__all__ = ["SaslExchange", "Users", "begin_exchange"]
 
 _SCRAM = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
-MECHANISMS = ("PLAIN", *_SCRAM)
 _ITERATIONS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Users:
+    """Who may log in: passwords by name, and names by bearer token. With any of either, everybody has to."""
+
+    passwords: Mapping[str, str]
+    tokens: Mapping[str, str]
+
+    @property
+    def must_log_in(self) -> bool:
+        """Whether a connection begins with SASL."""
+        return bool(self.passwords or self.tokens)
+
+    @property
+    def mechanisms(self) -> list[str]:
+        """Those that are offered."""
+        return ["PLAIN", *_SCRAM, *(["OAUTHBEARER"] if self.tokens else [])]
 
 
 class SaslExchange:
@@ -86,14 +104,31 @@ class _Scram(SaslExchange):
         return hmac.new(key, data, self._digest).digest()
 
 
+class _Bearer(SaslExchange):
+    """RFC 7628, as Kafka's server speaks it: it says what is wrong, and refuses when the client has taken note."""
+
+    def __init__(self, tokens: Mapping[str, str]) -> None:
+        super().__init__({})
+        self._tokens = tokens
+        self._has_said_why = False
+
+    def answer(self, message: bytes) -> bytes:
+        if self._has_said_why:
+            raise RefusedError(ErrorCode.SASL_AUTHENTICATION_FAILED, '{"status":"invalid_token"}')
+        fields = dict(part.split("=", 1) for part in message.decode().split("\x01") if "=" in part)
+        self.user = self._tokens.get(fields["auth"].removeprefix("Bearer "))
+        self._has_said_why = self.user is None
+        return b'{"status":"invalid_token"}' if self._has_said_why else b""
+
+
 def _fields(text: bytes) -> dict[str, str]:
     return dict(part.split("=", 1) for part in text.decode().split(",") if "=" in part)
 
 
-def begin_exchange(mechanism: str, users: Mapping[str, str]) -> SaslExchange:
+def begin_exchange(mechanism: str, users: Users) -> SaslExchange:
     """Raises UNSUPPORTED_SASL_MECHANISM."""
-    if mechanism == "PLAIN":
-        return _Plain(users)
-    if mechanism not in _SCRAM:
+    if mechanism not in users.mechanisms:
         raise RefusedError(ErrorCode.UNSUPPORTED_SASL_MECHANISM)
-    return _Scram(users, _SCRAM[mechanism])
+    if mechanism == "OAUTHBEARER":
+        return _Bearer(users.tokens)
+    return _Plain(users.passwords) if mechanism == "PLAIN" else _Scram(users.passwords, _SCRAM[mechanism])

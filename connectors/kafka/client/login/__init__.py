@@ -1,0 +1,1 @@
+"""Who logs in, and with which credentials."""

@@ -1,0 +1,253 @@
+"""Who logs in: from the SASL properties of the Java client, and those of librdkafka, to one typed value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.connectors.kafka.client.login.tokens import ClientCredentials, MskTokens
+from headrace.enumerator.errors import UsageError
+
+__all__ = ["SASL_PROPERTIES", "SaslConfig", "login", "parse_jaas"]
+
+_WITH_PASSWORD = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+_WITH_TOKEN = ("OAUTHBEARER", "AWS_MSK_IAM")
+_MECHANISMS = (*_WITH_PASSWORD, "GSSAPI", *_WITH_TOKEN)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SaslConfig:
+    """Who we are. PLAIN and SCRAM need `username` and `password`; GSSAPI takes its ticket from the environment.
+
+    OAUTHBEARER needs `token_provider`: an object with `token() -> str` and optionally `extensions() -> dict[str, str]`,
+    picklable if the configuration is to travel to workers. AWS_MSK_IAM has one of its own, with AWS's default credentials;
+    what goes over the wire is OAUTHBEARER, which MSK's IAM listeners take, too.
+    """
+
+    mechanism: str
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    kerberos_service_name: str = "kafka"
+    token_provider: Any = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """Raise `UsageError` for an unknown mechanism or missing credentials."""
+        if self.mechanism not in _MECHANISMS:
+            raise UsageError(f"sasl.mechanism must be one of {', '.join(_MECHANISMS)}, not {self.mechanism!r}")
+        if self.mechanism in _WITH_PASSWORD and (not self.username or self.password is None):
+            raise UsageError(
+                f"sasl.mechanism {self.mechanism} needs a user name and a password, in sasl.jaas.config or in SaslConfig"
+            )
+        if self.mechanism == "AWS_MSK_IAM" and self.token_provider is None:
+            object.__setattr__(self, "token_provider", MskTokens())
+        if self.mechanism in _WITH_TOKEN and not callable(getattr(self.token_provider, "token", None)):
+            raise UsageError(
+                "sasl.mechanism OAUTHBEARER needs the property sasl.oauthbearer.token.endpoint.url, or from Python "
+                "SaslConfig(token_provider=...), an object with a token() method"
+            )
+
+    @property
+    def wire_mechanism(self) -> str:
+        """As it is called in the handshake with a broker."""
+        return "OAUTHBEARER" if self.mechanism in _WITH_TOKEN else self.mechanism
+
+
+_OAUTH = "sasl.oauthbearer."
+_URL = _OAUTH + "token.endpoint.url"
+_SPELLINGS: dict[str, tuple[str, ...]] = {
+    "clientId": (_OAUTH + "client.credentials.client.id", _OAUTH + "client.id"),  # Java's (KIP-1139), and librdkafka's
+    "clientSecret": (_OAUTH + "client.credentials.client.secret", _OAUTH + "client.secret"),
+    "scope": (_OAUTH + "scope",),
+}
+_ENCODED, _EXTENSIONS, _METHOD = _OAUTH + "header.urlencode", _OAUTH + "extensions", _OAUTH + "method"
+_HANDLERS = ("sasl.client.callback.handler.class", "sasl.login.callback.handler.class")
+_KAFKAS_HANDLERS = frozenset(
+    f"org.apache.kafka.common.security.oauthbearer.{name}"
+    for name in (
+        *("OAuthBearerLoginCallbackHandler", "secured.OAuthBearerLoginCallbackHandler"),
+        "internals.OAuthBearerSaslClientCallbackHandler",
+    )
+)
+_MSK_HANDLERS = frozenset(
+    f"software.amazon.msk.auth.iam.{name}" for name in ("IAMClientCallbackHandler", "IAMOAuthBearerLoginCallbackHandler")
+)
+
+SASL_PROPERTIES: tuple[str, ...] = tuple(
+    sorted(
+        {
+            *("sasl.mechanism", "sasl.jaas.config", "sasl.kerberos.service.name"),
+            *(_URL, _ENCODED, _EXTENSIONS, _METHOD, *_HANDLERS),
+            *(name for names in _SPELLINGS.values() for name in names),
+        }
+    )
+)
+"""The properties, in lower case, that `login` reads."""
+
+
+def login(given: Mapping[str, str]) -> SaslConfig:
+    """Who logs in, as these properties (names in lower case) say. Contacts nobody.
+
+    Raises `UsageError` naming the property that is missing, unknown or impossible here; no message holds a secret.
+    """
+    mechanism = given.get("sasl.mechanism", "GSSAPI").upper()
+    options = parse_jaas(given["sasl.jaas.config"], mechanism) if "sasl.jaas.config" in given else {}
+    is_msk = _is_msk(given, mechanism)
+    for name in options.keys() & (_CLIENT_OPTIONS if is_msk else _AWS_OPTIONS):
+        whose = "a token endpoint" if is_msk else f"Amazon MSK, with {_HANDLERS[0]}={min(_MSK_HANDLERS)}"
+        raise UsageError(f"the option {name} in sasl.jaas.config is for {whose}")
+    provider: Any = None
+    if is_msk:
+        provider = _msk_tokens(given, options)
+    elif mechanism == "OAUTHBEARER" and _URL in given:
+        provider = _client_credentials(given, options)
+    return SaslConfig(
+        mechanism=mechanism,
+        username=options.get("username"),
+        password=options.get("password"),
+        kerberos_service_name=options.get("serviceName") or given.get("sasl.kerberos.service.name", "kafka"),
+        token_provider=provider,
+    )
+
+
+def _is_msk(given: Mapping[str, str], mechanism: str) -> bool:
+    """Whether tokens are AWS's. Raises UsageError for a callback handler that is not known, or does not fit."""
+    named = {given[name]: name for name in _HANDLERS if name in given}
+    for handler, name in named.items():
+        if handler not in _KAFKAS_HANDLERS | _MSK_HANDLERS:
+            raise UsageError(
+                f"Kafka option '{name}' names a Java class, and no Java runs here; what is done by {handler} can be done by "
+                "sasl=SaslConfig(mechanism='OAUTHBEARER', token_provider=...) from Python"
+            )
+        if mechanism not in _WITH_TOKEN:
+            raise UsageError(f"Kafka option '{name}' does not fit sasl.mechanism {mechanism}")
+    if given.get(_METHOD, "oidc") != "oidc":
+        raise UsageError(f"Kafka option '{_METHOD}' may only be oidc, not {given[_METHOD]!r}")
+    return mechanism == "AWS_MSK_IAM" or bool(_MSK_HANDLERS & named.keys())
+
+
+_MSK_HOST = re.compile(r"\.kafka(?:-serverless)?\.([a-z0-9-]+)\.amazonaws\.com", re.IGNORECASE)
+
+
+def _msk_tokens(given: Mapping[str, str], options: Mapping[str, str]) -> MskTokens:
+    region = _MSK_HOST.search(given.get("bootstrap.servers", ""))
+    session = {"session_name": options["awsRoleSessionName"]} if "awsRoleSessionName" in options else {}
+    return MskTokens(
+        region=region[1].lower() if region else None,
+        profile=options.get("awsProfileName"),
+        role_arn=options.get("awsRoleArn"),
+        **session,
+    )
+
+
+def _client_credentials(given: Mapping[str, str], options: Mapping[str, str]) -> ClientCredentials:
+    found: dict[str, str] = {}
+    for option, names in _SPELLINGS.items():
+        spelt = [options[option]] if option in options else []
+        spelt += [given[name] for name in names if name in given]
+        if len(set(spelt)) > 1:
+            raise UsageError(f"{option} in sasl.jaas.config and the properties {' and '.join(names)} contradict each other")
+        found[option] = spelt[0] if spelt else ""
+    encoded = given.get(_ENCODED, "false").lower()
+    if encoded not in ("true", "false"):
+        raise UsageError(f"{_ENCODED} must be true or false, not {given[_ENCODED]!r}")
+    prefix = "extension_"
+    extensions = {name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)}
+    return ClientCredentials(
+        url=given[_URL],
+        client_id=found["clientId"],
+        client_secret=found["clientSecret"],
+        scope=found["scope"] or None,
+        sasl_extensions=tuple(sorted((extensions | _pairs(given.get(_EXTENSIONS, ""))).items())),
+        sends_encoded=encoded == "true",
+    )
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """librdkafka's extensions: name=value, several separated by commas."""
+    pairs = [part.strip().partition("=") for part in text.split(",") if part.strip()]
+    if not all(name and equals for name, equals, _ in pairs):
+        raise UsageError(f"{_EXTENSIONS} must be name=value, several separated by commas")
+    return {name: value for name, _, value in pairs}
+
+
+# --- sasl.jaas.config -------------------------------------------------------------------------------------------------------
+
+_QUOTED = r'"(?:[^"\\]|\\.)*"' + r"|'(?:[^'\\]|\\.)*'"
+_JAAS = re.compile(
+    rf"\s*(?P<module>[\w.$]+)\s+(?P<flag>\w+)(?P<options>(?:\s+\w+\s*=\s*(?:{_QUOTED}|[^\s;\"']+))*)\s*;\s*", re.DOTALL
+)
+_JAAS_OPTION = re.compile(rf"(\w+)\s*=\s*({_QUOTED}|[^\s;\"']+)", re.DOTALL)
+_LOGIN_MODULES: dict[str, tuple[str, ...]] = {
+    "org.apache.kafka.common.security.plain.PlainLoginModule": ("PLAIN",),
+    "org.apache.kafka.common.security.scram.ScramLoginModule": ("SCRAM-SHA-256", "SCRAM-SHA-512"),
+    "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule": ("OAUTHBEARER",),
+    "com.sun.security.auth.module.Krb5LoginModule": ("GSSAPI",),
+    "software.amazon.msk.auth.iam.IAMLoginModule": ("AWS_MSK_IAM",),
+}
+
+
+def parse_jaas(text: str, mechanism: str) -> dict[str, str]:
+    """The options of the one login module in a `sasl.jaas.config`, checked to belong to `mechanism`.
+
+    Raises `UsageError` for text that is not JAAS, an unknown login module or one for another mechanism. No message repeats
+    the text, since it holds the password.
+    """
+    match = _JAAS.fullmatch(text)
+    if match is None:
+        raise UsageError(
+            'sasl.jaas.config must look like: org.apache.kafka.common.security.plain.PlainLoginModule required username="..." '
+            'password="..."; (one login module, ended by a semicolon; the text given is not shown, as it may hold a password)'
+        )
+    module = match["module"].removeprefix("kafkashaded.").removeprefix("shadeddatabricks.")
+    if module not in _LOGIN_MODULES:
+        raise UsageError(
+            f"the login module {module} in sasl.jaas.config is not supported; supported are {', '.join(_LOGIN_MODULES)}"
+        )
+    if mechanism not in _LOGIN_MODULES[module]:
+        raise UsageError(f"the login module {module} in sasl.jaas.config does not fit sasl.mechanism {mechanism}")
+    options = {key: _unquote(value) for key, value in _JAAS_OPTION.findall(match["options"])}
+    for name in options:
+        _check_login_option(name, mechanism)
+    if options.get("tokenauth", "false").lower() == "true":
+        raise UsageError("delegation tokens (tokenauth=true in sasl.jaas.config) are not supported")
+    return options
+
+
+# Options of Java's login modules. What names credentials that are not taken from there is refused, so that no others are used.
+_PASSWORD_OPTIONS = frozenset({"username", "password", "tokenauth"})
+_CLIENT_OPTIONS = frozenset({"clientId", "clientSecret", "scope"})
+_AWS_OPTIONS = frozenset({"awsProfileName", "awsRoleArn", "awsRoleSessionName"})
+_LOGIN_OPTIONS: Mapping[str, frozenset[str]] = {
+    **dict.fromkeys(_WITH_PASSWORD, _PASSWORD_OPTIONS),
+    "GSSAPI": frozenset({"serviceName"}),
+    "OAUTHBEARER": _CLIENT_OPTIONS | _AWS_OPTIONS,
+    "AWS_MSK_IAM": _AWS_OPTIONS,
+}
+_LOGIN_HARMLESS = frozenset(
+    {
+        *("useKeyTab", "storeKey", "useTicketCache", "renewTGT", "doNotPrompt", "refreshKrb5Config", "isInitiator", "debug"),
+        *("awsDebugCreds", "awsMaxRetries", "awsMaxBackOffTimeMs"),
+    }
+)
+_LOGIN_INSTEAD = {
+    "keyTab": "run kinit -k -t, or set KRB5_CLIENT_KTNAME",
+    "principal": "run kinit for this principal",
+    "ticketCache": "set KRB5CCNAME",
+    "awsStsRegion": "set AWS_REGION",
+}
+
+
+def _check_login_option(name: str, mechanism: str) -> None:
+    if mechanism == "OAUTHBEARER" and name.startswith("extension_"):
+        return
+    if name not in _LOGIN_OPTIONS.get(mechanism, frozenset()) | _LOGIN_HARMLESS:
+        instead = _LOGIN_INSTEAD.get(name, "leave it out")
+        raise UsageError(f"the option {name} in sasl.jaas.config is not supported: {instead}")
+
+
+def _unquote(value: str) -> str:
+    if value[:1] not in ('"', "'"):
+        return value
+    return re.sub(r"\\(.)", r"\1", value[1:-1], flags=re.DOTALL)

@@ -1,0 +1,320 @@
+"""Logins by token: an OAuth 2 token endpoint and AWS's IAM, named by the Java client's properties, tried on a fake broker."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from headrace.connectors.kafka.client.cluster import KafkaCluster
+from headrace.connectors.kafka.client.login import tokens
+from headrace.connectors.kafka.client.login.sasl import SaslConfig
+from headrace.connectors.kafka.client.login.tokens import ClientCredentials, MskTokens
+from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.enumerator.errors import AuthenticationError, DeadlineExceededError, RetriableError, UsageError
+from headrace.kafka import KafkaSource, Latest
+from headrace.testing.fake_kafka import FakeKafka
+from tests.helpers.kafka_rig import read_all
+
+OAUTH_MODULE = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
+IAM = "software.amazon.msk.auth.iam."
+
+
+class TokenEndpoint:
+    """An HTTP server that answers every request alike, and keeps what was asked."""
+
+    def __init__(self) -> None:
+        self.status, self.body, self.headers = 200, json.dumps({"access_token": "good", "expires_in": 3600}), {}
+        self.asked: list[tuple[dict[str, str], dict[str, str]]] = []
+        endpoint = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                form = self.rfile.read(int(self.headers["Content-Length"])).decode()
+                endpoint.asked.append((dict(urllib.parse.parse_qsl(form)), dict(self.headers)))
+                self.send_response(endpoint.status)
+                for name, value in endpoint.headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(endpoint.body.encode())
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/token"
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def endpoint() -> Iterator[TokenEndpoint]:
+    server = TokenEndpoint()
+    yield server
+    server.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept():
+    tokens._kept.start_afresh()
+
+
+@pytest.fixture
+def kafka():
+    with FakeKafka(tokens={"good": "alice"}) as cluster:
+        cluster.create_topic("t")
+        cluster.append("t", b"x")
+        yield cluster
+
+
+JAVA = {"sasl.jaas.config": f'{OAUTH_MODULE} required clientId="me" clientSecret="hunter2" scope="kafka";'}
+JAVA_4_1 = {
+    "sasl.jaas.config": f"{OAUTH_MODULE} required;",
+    "sasl.oauthbearer.client.credentials.client.id": "me",
+    "sasl.oauthbearer.client.credentials.client.secret": "hunter2",
+    "sasl.oauthbearer.scope": "kafka",
+    "sasl.login.callback.handler.class": (
+        "org.apache.kafka.common.security.oauthbearer.secured.OAuthBearerLoginCallbackHandler"
+    ),
+}
+LIBRDKAFKA = {
+    "sasl.oauthbearer.method": "oidc",
+    "sasl.oauthbearer.client.id": "me",
+    "sasl.oauthbearer.client.secret": "hunter2",
+    "sasl.oauthbearer.scope": "kafka",
+}
+
+
+def by_token(url: str, **more: str) -> dict[str, str]:
+    return {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.token.endpoint.url": url}
+
+
+def config_of(properties: dict[str, str], bootstrap: str = "b:1") -> ClientConfig:
+    return ClientConfig.from_properties({"bootstrap.servers": bootstrap} | properties)
+
+
+# --- a token endpoint -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spelling", [JAVA, JAVA_4_1, LIBRDKAFKA], ids=["Java", "Java 4.1", "librdkafka"])
+def test_a_topic_is_read_with_a_token_of_the_endpoint_that_properties_name(kafka, endpoint, spelling):
+    source = KafkaSource(kafka.bootstrap, topics=["t"], stop=Latest(), properties=by_token(endpoint.url) | spelling)
+    assert [value for *_, value in read_all(source)] == [b"x"]
+    ((form, headers),) = endpoint.asked  # one token for all connections
+    assert form == {"grant_type": "client_credentials", "scope": "kafka"}
+    assert headers["Authorization"] == "Basic " + base64.b64encode(b"me:hunter2").decode()
+    assert "hunter2" not in repr(source.config)
+
+
+def test_a_token_that_brokers_do_not_take_is_an_error_of_the_login_and_not_tried_again(kafka, endpoint):
+    endpoint.body = json.dumps({"access_token": "forged"})
+    with (
+        KafkaCluster(config_of(by_token(endpoint.url) | JAVA, kafka.bootstrap)) as cluster,
+        pytest.raises(AuthenticationError, match="refused our credentials"),
+    ):
+        cluster.topics(["t"])
+
+
+def test_a_token_endpoint_that_is_away_is_waited_for(kafka, endpoint):
+    endpoint.status, endpoint.body = 503, "busy"
+    properties = by_token(endpoint.url) | JAVA | {"default.api.timeout.ms": "200"}
+    with (
+        KafkaCluster(config_of(properties, kafka.bootstrap)) as cluster,
+        pytest.raises(DeadlineExceededError, match=r"token endpoint .* answered 503"),
+    ):
+        cluster.topics(["t"])
+    assert len(endpoint.asked) > 1
+    with pytest.raises(RetriableError, match="cannot be reached"):
+        ClientCredentials(url="http://127.0.0.1:1/", client_id="me", client_secret="x").token()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "message"),
+    [
+        (
+            401,
+            '{"error": "invalid_client", "error_description": "no such client"}',
+            "401 .*invalid_client no such .*'me'",
+        ),
+        (400, "<html>", "answered 400"),
+        (200, "<html>", "without an access_token"),
+        (200, '{"access_token": "a\\u0001b"}', "access_token that is none"),
+        (200, "[]", "without an access_token"),
+    ],
+)
+def test_a_token_endpoint_that_refuses_is_an_error_of_the_login_without_the_secret(endpoint, status, body, message):
+    endpoint.status, endpoint.body = status, body
+    with pytest.raises(AuthenticationError, match=message) as caught:
+        ClientCredentials(url=endpoint.url, client_id="me", client_secret="hunter2").token()
+    assert "hunter2" not in str(caught.value)
+
+
+def test_the_secret_goes_to_no_other_address_than_the_one_that_was_given(endpoint):
+    other = TokenEndpoint()
+    endpoint.status, endpoint.headers = 302, {"Location": other.url}
+    with pytest.raises(AuthenticationError, match="sends elsewhere"):
+        ClientCredentials(url=endpoint.url, client_id="me", client_secret="hunter2").token()
+    assert other.asked == []
+    other.close()
+
+
+def test_a_token_is_renewed_after_four_fifths_of_its_life(endpoint, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(tokens.time, "monotonic", lambda: now[0])
+    endpoint.body = json.dumps({"access_token": "a", "expires_in": 100})
+    provider = ClientCredentials(url=endpoint.url, client_id="me", client_secret="s")
+    assert provider.token() == "a"
+    endpoint.body = json.dumps({"access_token": "b", "expires_in": 100})
+    now[0] += 79.0
+    assert pickle.loads(pickle.dumps(provider)).token() == "a"
+    now[0] += 1.0
+    assert provider.token() == "b"
+
+
+def test_encoded_credentials_and_extensions_are_sent_as_java_does(endpoint):
+    jaas = f'{OAUTH_MODULE} required clientId="a:b" clientSecret="c d" extension_cluster="lkc-1";'
+    properties = by_token(endpoint.url) | {"sasl.jaas.config": jaas, "sasl.oauthbearer.header.urlencode": "true"}
+    provider = config_of(properties | {"sasl.oauthbearer.extensions": "pool=p 1, x=y=z"}).sasl.token_provider
+    assert provider.extensions() == {"cluster": "lkc-1", "pool": "p 1", "x": "y=z"}
+    provider.token()
+    assert endpoint.asked[0][1]["Authorization"] == "Basic " + base64.b64encode(b"a%3Ab:c+d").decode()
+
+
+# --- Amazon MSK -------------------------------------------------------------------------------------------------------------
+
+MSK_HOST = "b-1.mine.abc.c2.kafka.eu-west-1.amazonaws.com:9098"
+MSK_JAVA = {
+    "security.protocol": "SASL_SSL",
+    "sasl.mechanism": "AWS_MSK_IAM",
+    "sasl.jaas.config": f"{IAM}IAMLoginModule required;",
+    "sasl.client.callback.handler.class": f"{IAM}IAMClientCallbackHandler",
+}
+MSK_OAUTH = {
+    "security.protocol": "SASL_SSL",
+    "sasl.mechanism": "OAUTHBEARER",
+    "sasl.jaas.config": f"{OAUTH_MODULE} required;",
+    "sasl.login.callback.handler.class": f"{IAM}IAMOAuthBearerLoginCallbackHandler",
+    "sasl.client.callback.handler.class": f"{IAM}IAMOAuthBearerLoginCallbackHandler",
+}
+
+
+def signed(token: str) -> dict[str, str]:
+    """The parts of the signed address that a token of MSK is."""
+    address = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode()
+    parts = urllib.parse.urlsplit(address)
+    return {"host": parts.netloc} | dict(urllib.parse.parse_qsl(parts.query))
+
+
+@pytest.fixture
+def aws(monkeypatch, tmp_path):
+    for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIADEFAULT")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+    (tmp_path / "credentials").write_text("[other]\naws_access_key_id = AKIAOTHER\naws_secret_access_key = hunter2\n")
+    return monkeypatch
+
+
+@pytest.mark.parametrize("properties", [MSK_JAVA, MSK_OAUTH], ids=["AWS_MSK_IAM", "OAUTHBEARER"])
+def test_the_usual_recipe_of_msk_signs_tokens_for_the_region_of_its_brokers(aws, properties):
+    config = config_of(properties, MSK_HOST)
+    assert config.sasl.wire_mechanism == "OAUTHBEARER"
+    token = signed(config.sasl.token_provider.token())
+    assert token["host"] == "kafka.eu-west-1.amazonaws.com"
+    assert token["Action"] == "kafka-cluster:Connect"
+    assert token["X-Amz-Credential"].startswith("AKIADEFAULT/")
+
+
+def test_a_profile_that_the_login_module_names_is_the_one_that_signs(aws):
+    jaas = {"sasl.jaas.config": f'{IAM}IAMLoginModule required awsProfileName="other";'}
+    token = config_of(MSK_JAVA | jaas, MSK_HOST).sasl.token_provider.token()
+    assert signed(token)["X-Amz-Credential"].startswith("AKIAOTHER/")
+
+
+def test_a_role_that_the_login_module_names_is_assumed(aws, endpoint):
+    endpoint.body = (
+        '<AssumeRoleResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleResult><Credentials>'
+        "<AccessKeyId>ASIAROLE</AccessKeyId><SecretAccessKey>s</SecretAccessKey><SessionToken>st</SessionToken>"
+        "<Expiration>2099-01-01T00:00:00Z</Expiration></Credentials></AssumeRoleResult></AssumeRoleResponse>"
+    )
+    aws.setenv("AWS_ENDPOINT_URL_STS", endpoint.url)
+    aws.setenv("AWS_DEFAULT_REGION", "eu-west-1")
+    jaas = f'{IAM}IAMLoginModule required awsRoleArn="arn:aws:iam::1:role/reader" awsRoleSessionName="job";'
+    token = config_of(MSK_JAVA | {"sasl.jaas.config": jaas}, MSK_HOST).sasl.token_provider.token()
+    assert signed(token)["X-Amz-Credential"].startswith("ASIAROLE/")
+    ((form, _),) = endpoint.asked
+    assert (form["RoleArn"], form["RoleSessionName"]) == ("arn:aws:iam::1:role/reader", "job")
+
+
+def test_without_a_region_or_credentials_the_login_says_what_to_do(aws):
+    provider = SaslConfig(mechanism="AWS_MSK_IAM").token_provider
+    with pytest.raises(UsageError, match="set AWS_REGION"):
+        provider.token()
+    aws.setenv("AWS_REGION", "eu-west-1")
+    aws.delenv("AWS_ACCESS_KEY_ID")
+    aws.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(AuthenticationError, match="no AWS credentials"):
+        provider.token()
+    with pytest.raises(AuthenticationError, match="missing-profile"):
+        MskTokens(profile="missing-profile").token()
+
+
+# --- what contradicts itself ------------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "no endpoint": ({"sasl.mechanism": "OAUTHBEARER"}, "needs the property sasl.oauthbearer.token.endpoint.url"),
+    "a file for an endpoint": (by_token("file:///etc/passwd") | JAVA, "token.endpoint.url must be like https"),
+    "no client": (by_token("https://h/") | {"sasl.jaas.config": f"{OAUTH_MODULE} required;"}, "needs a client id and a client"),
+    "two clients": (by_token("https://h/") | JAVA | {"sasl.oauthbearer.client.id": "b"}, "clientId .* contradict each other"),
+    "a class of one's own": (
+        {"sasl.mechanism": "OAUTHBEARER", "sasl.login.callback.handler.class": "com.example.Mine"},
+        "sasl.login.callback.handler.class' names a Java class.*token_provider",
+    ),
+    "a handler for a password": (
+        {"sasl.mechanism": "PLAIN", "sasl.client.callback.handler.class": f"{IAM}IAMClientCallbackHandler"},
+        "does not fit sasl.mechanism PLAIN",
+    ),
+    "AWS's identity at an endpoint": (
+        by_token("https://h/") | {"sasl.jaas.config": f"{OAUTH_MODULE} required awsProfileName=hunter2;"},
+        "awsProfileName in sasl.jaas.config is for Amazon MSK",
+    ),
+    "an endpoint's client at MSK": (
+        MSK_OAUTH | {"sasl.jaas.config": f"{OAUTH_MODULE} required clientSecret=hunter2;"},
+        "clientSecret in sasl.jaas.config is for a token endpoint",
+    ),
+    "two identities of AWS": (
+        MSK_JAVA | {"sasl.jaas.config": f"{IAM}IAMLoginModule required awsProfileName=a awsRoleArn=b;"},
+        "awsProfileName or awsRoleArn",
+    ),
+    "a region for STS": (
+        MSK_JAVA | {"sasl.jaas.config": f"{IAM}IAMLoginModule required awsStsRegion=a;"},
+        "awsStsRegion in sasl.jaas.config is not supported: set AWS_REGION",
+    ),
+    "MSK in the clear": (MSK_JAVA | {"security.protocol": "SASL_PLAINTEXT"}, "must be SASL_SSL"),
+    "another method": (by_token("https://h/") | JAVA | {"sasl.oauthbearer.method": "default"}, "may only be oidc"),
+    "extensions without values": (by_token("https://h/") | JAVA | {"sasl.oauthbearer.extensions": "a"}, "must be name=value"),
+}
+
+
+@pytest.mark.parametrize(("properties", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_login_that_cannot_be_is_refused_by_name_and_shows_no_secret(properties, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        config_of({"security.protocol": "SASL_PLAINTEXT"} | properties)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_tokens_for_msk_are_not_sent_in_the_clear_either_when_python_gives_them():
+    with pytest.raises(UsageError, match="must be SASL_SSL"):
+        KafkaSource("b:1", topics=["t"], sasl=SaslConfig(mechanism="AWS_MSK_IAM"))
