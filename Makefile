@@ -44,8 +44,8 @@ bench-beam: $(INSTALLED) ## Reads in Beam pipelines, on Direct and Flink (20 min
 bench-restore: $(INSTALLED) ## Kills and restores under load, beside other systems (hours; QUICK=1 for ten minutes)
 	$(BIN)/python -m benchmarks.restore_throughput
 
-soak: $(INSTALLED) ## 200,000 simulated histories, and 340 SIGKILLs of exactly-once jobs (an hour)
-	$(BIN)/python -m tests.helpers.simulate --histories 200000
+soak: $(INSTALLED) ## 100,000 new histories of each simulated world, and 340 SIGKILLs of exactly-once jobs (an hour)
+	$(BIN)/python -m tests.helpers.worlds.soak --histories 100000
 	$(BIN)/python -m tests.helpers.kill_soak --kills 300 --result benchmarks/results/kill-soak.json
 	$(BIN)/python -m tests.helpers.kill_soak --engine spark --kills 40 --result benchmarks/results/kill-soak-spark.json
 

@@ -3,7 +3,7 @@
 Several drivers of the job may be alive: the newest is the engine's, the others are zombies that have not noticed yet. Each
 performs one Committer call at a time, so any of them can be killed before and after any call, `interrupt` kills it in the
 middle of one, and everything else can happen in between. Every action takes any integers and does nothing where it does not
-apply, so a history can be drawn from a seed or by Hypothesis. The invariants are checked after every action.
+apply, so a history can be drawn from a seed. The invariants are checked after every action.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headrace.connectors.commit import (
     refuse_stale,
 )
 from headrace.connectors.sink import Attempt, CommitListSerializer
-from headrace.enumerator.errors import FencedError, HeadraceError, PeerError
+from headrace.enumerator.errors import FencedError, PeerError
 from headrace.testing.memory_sink import MemoryHandle, MemoryHandleSerializer, MemorySink, MemoryTransactionLog, State
 
 JOB = "job"
@@ -32,7 +32,6 @@ BYSTANDER = "job-2"  # its name begins with the other's, and nobody may touch wh
 ZOMBIES_AT_MOST = 2
 ROWS_AT_MOST = 4
 TASKS_AT_MOST = 3
-ACTIONS = 120
 FEW_CALLS = 60  # more than a commit without faults ever takes
 
 LISTS = CommitListSerializer(MemoryHandleSerializer())
@@ -338,36 +337,3 @@ class CommitSimulation:
 
 def batch_of(values: list[str]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"value": values})
-
-
-# Each action, how many integers it takes, and how often it is drawn.
-DRAWN: list[tuple[Callable[..., None], int, int]] = [
-    (CommitSimulation.restart, 2, 3),
-    (CommitSimulation.rewind, 2, 4),
-    (CommitSimulation.write, 5, 12),
-    (CommitSimulation.request, 1, 12),
-    (CommitSimulation.step, 1, 30),
-    (CommitSimulation.interrupt, 2, 5),
-    (CommitSimulation.finish, 1, 8),
-    (CommitSimulation.store, 0, 6),
-    (CommitSimulation.again, 0, 1),
-    (CommitSimulation.recover_again, 0, 1),
-    (CommitSimulation.kill_zombie, 1, 1),
-    (CommitSimulation.expire, 1, 5),
-    (CommitSimulation.zombie_task, 2, 3),
-]
-
-
-def run_commit_history(seed: int) -> Counter[str]:
-    """One history; what happened in it. Raises AssertionError when an invariant is broken."""
-    dice = random.Random(seed)
-    simulation = CommitSimulation()
-    weights = [weight for _, _, weight in DRAWN]
-    try:
-        for action, arguments, _ in dice.choices(DRAWN, weights, k=dice.randint(5, ACTIONS)):
-            action(simulation, *(dice.randrange(64) for _ in range(arguments)))
-            simulation.check()
-        simulation.drain()
-    except HeadraceError as error:
-        raise AssertionError(f"history {seed}: {type(error).__name__}: {error}") from error
-    return simulation.happened

@@ -1,7 +1,7 @@
 """Drives the real coordinator, enumerators, reader progress and checkpoint bytes through histories that someone chooses.
 
 Everything around them is simulated: a log that grows, splits that come and go, readers behind FIFO channels, checkpoints
-that complete or not, losses and crashes at any step. The chooser is a seeded `random.Random` (`run_history`) or Hypothesis.
+that complete or not, losses and crashes at any step. The chooser is a search (`tests.helpers.worlds`).
 
 The oracle is an output that is transactional per checkpoint. Whenever a checkpoint completes, what it commits must be, for
 every split, exactly the records between the split's last committed position and its position in the checkpoint.
@@ -10,9 +10,7 @@ every split, exactly the records between the split's last committed position and
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from random import Random
 from typing import Any
 
 from headrace.enumerator import (
@@ -419,32 +417,6 @@ class Simulation:
         return self.finished and checkpoint.exhausted and all(state.finished for state in checkpoint.splits)
 
 
-Action = Callable[[Simulation, Random], None]
-
-# (how often, what). The chances are about those of a job whose readers and checkpoints are busy and whose luck is bad.
-ACTIONS: tuple[tuple[int, Action], ...] = (
-    (4, lambda s, r: grow(s, r.randrange(64), 1 + r.randrange(5))),
-    (2, lambda s, r: s.world.create(r.randrange(8))),
-    (2, lambda s, r: hide(s, r.randrange(64))),
-    (2, lambda s, r: s.world.hidden.clear()),
-    (1, lambda s, r: delete(s, r.randrange(64), r.randrange(8))),
-    (1, lambda s, r: close(s, r.randrange(4))),
-    (6, lambda s, _: s.run_discovery()),
-    (1, lambda s, _: s.fail_discovery()),
-    (6, lambda s, _: s.answer_discovery()),
-    (3, lambda s, _: s.discovery_due()),
-    (20, lambda s, r: s.reader_sends(r.randrange(64))),
-    (20, lambda s, r: s.reader_receives(r.randrange(64))),
-    (20, lambda s, r: s.reader_polls(r.randrange(64), r.randrange(64), r.randrange(4))),
-    (2, lambda s, r: s.lose_reader(r.randrange(64), drop_messages=r.random() < 0.5)),
-    (3, lambda s, r: s.begin_reader(r.randrange(64)) if r.random() < 0.3 else begin_missing(s)),
-    (8, lambda s, _: s.trigger()),
-    (10, lambda s, r: s.complete(notify=r.random() < 0.8)),
-    (2, lambda s, _: s.abort()),
-    (2, lambda s, r: s.crash(stored=r.random() < 0.5, parallelism=r.randrange(64), assignment=r.randrange(2))),
-)
-
-
 def grow(simulation: Simulation, which: int, by: int) -> None:
     """A split gets more records. Bounded ones have all of theirs when they appear."""
     world = simulation.world
@@ -478,20 +450,3 @@ def begin_missing(simulation: Simulation) -> None:
     for number, slot in enumerate(simulation.slots):
         if slot.living is None:
             simulation.begin_reader(number)
-
-
-_WEIGHTS = [weight for weight, _ in ACTIONS]
-_CHOICES = [action for _, action in ACTIONS]
-
-
-def run_history(seed: int, steps: int = 120) -> dict[str, int]:
-    """One history and its drain; returns how often what happened. The same seed gives the same history."""
-    random = Random(seed)
-    simulation = Simulation(
-        bounded=random.random() < 0.5, latest=random.random() < 0.3, first_splits=random.randrange(SPLITS_AT_MOST)
-    )
-    for action in random.choices(_CHOICES, _WEIGHTS, k=random.randrange(steps)):
-        action(simulation, random)
-    simulation.drain()
-    simulation.count("histories")
-    return simulation.counts

@@ -1,0 +1,144 @@
+"""Search by random histories: a world, what may happen in it, how often; and a failing history made short.
+
+A history is data: numbers for the world's beginning, then named actions with numbers. An action takes any numbers and does
+nothing where it does not apply, so a history with steps left out is a history too: that is how one is made short. The same seed
+gives the same history.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+Numbers = tuple[int, ...]
+Step = tuple[str, Numbers]
+
+NUMBERS = 64
+"""Numbers are drawn below this."""
+
+
+class World(Protocol):
+    """One history's world. An action and both methods raise when a promise is broken."""
+
+    happened: Counter[str]
+
+    def check(self) -> None:
+        """What is true at any moment."""
+
+    def drain(self) -> None:
+        """No faults any more: everything must be done in the end."""
+
+
+@dataclass(frozen=True)
+class History:
+    """`setup`: for the world's beginning. `steps`: what happens then, in this order."""
+
+    setup: Numbers
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Adversary:
+    """`begin` makes a world of `setup` numbers; `actions` maps a name to what it does and how many numbers it takes.
+
+    `mixes` are weights of actions: a history is drawn from one of them, in turn. Its steps are `longest` at most.
+    """
+
+    name: str
+    begin: Callable[..., World]
+    setup: int
+    actions: Mapping[str, tuple[Callable[..., None], int]]
+    mixes: Sequence[Mapping[str, int]]
+    longest: int = 120
+
+    def draw(self, seed: int) -> History:
+        """The history of this seed."""
+        dice = random.Random(seed)
+        mix = self.mixes[seed % len(self.mixes)]
+        setup = tuple(dice.randrange(NUMBERS) for _ in range(self.setup))
+        names = dice.choices(list(mix), list(mix.values()), k=dice.randint(5, self.longest))
+        return History(
+            setup, tuple((name, tuple(dice.randrange(NUMBERS) for _ in range(self.actions[name][1]))) for name in names)
+        )
+
+    def play(self, history: History) -> Counter[str]:
+        """What happened in it, by how often. Raises what is raised where a promise is broken."""
+        world = self.begin(*history.setup)
+        for name, numbers in history.steps:
+            self.actions[name][0](world, *numbers)
+            world.check()
+        world.drain()
+        return world.happened
+
+    def search(self, first: int, count: int) -> Counter[str]:
+        """Play the histories of these seeds; what happened in them. Raises BrokenHistoryError at the first that fails."""
+        total: Counter[str] = Counter()
+        for seed in range(first, first + count):
+            try:
+                total.update(self.play(self.draw(seed)))
+            except Exception as error:
+                raise BrokenHistoryError(self, seed, error) from error
+        return total
+
+
+class BrokenHistoryError(AssertionError):
+    """A history in which a promise is broken."""
+
+    def __init__(self, adversary: Adversary, seed: int, error: Exception) -> None:
+        super().__init__(f"history {seed} of {adversary.name}: {type(error).__name__}: {error}")
+        self.adversary = adversary
+        self.seed = seed
+        self.error = error
+
+
+def _fails(adversary: Adversary, history: History, kind: type[Exception]) -> bool:
+    try:
+        adversary.play(history)
+    except Exception as error:  # noqa: BLE001 - whatever the world or the code raises
+        return type(error) is kind
+    return False
+
+
+def shortened(adversary: Adversary, history: History, kind: type[Exception]) -> History:
+    """A history that fails in the same way, without what does not matter: steps left out, numbers made 0."""
+    size = max(1, len(history.steps) // 2)
+    while size:
+        start = 0
+        while start < len(history.steps):
+            shorter = History(history.setup, history.steps[:start] + history.steps[start + size :])
+            if _fails(adversary, shorter, kind):
+                history = shorter
+            else:
+                start += size
+        size //= 2
+    for simpler in _simpler(history):
+        candidate = simpler(history)
+        if _fails(adversary, candidate, kind):
+            history = candidate
+    return history
+
+
+def _simpler(history: History) -> Iterator[Callable[[History], History]]:
+    for position in range(len(history.setup)):
+        yield lambda h, p=position: History(_zeroed(h.setup, p), h.steps)  # type: ignore[misc]
+    for number, (_, numbers) in enumerate(history.steps):
+        for position in range(len(numbers)):
+            yield lambda h, n=number, p=position: History(h.setup, _step_zeroed(h.steps, n, p))  # type: ignore[misc]
+
+
+def _zeroed(numbers: Numbers, position: int) -> Numbers:
+    return (*numbers[:position], 0, *numbers[position + 1 :])
+
+
+def _step_zeroed(steps: tuple[Step, ...], number: int, position: int) -> tuple[Step, ...]:
+    name, numbers = steps[number]
+    return (*steps[:number], (name, _zeroed(numbers, position)), *steps[number + 1 :])
+
+
+def as_test(adversary: Adversary, history: History, name: str) -> str:
+    """The history as the text of a test."""
+    steps = "".join(f"        {step!r},\n" for step in history.steps)
+    return f"def test_{name}():\n    {adversary.name.upper()}.play(History({history.setup!r}, (\n{steps}    )))\n"
