@@ -157,7 +157,8 @@ class LogSource(Source[OffsetSplitT]):
     def at_end(self, splits: Sequence[OffsetSplitT]) -> Mapping[str, OffsetSplitT]:
         """Split id -> the split as it stands at its end now, with what the source wants to know of it later.
 
-        Driver process. Raises as `end_offsets`, whose numbers it has. Override it and `moved` to keep more than a number.
+        Driver process. Raises as `end_offsets`, whose numbers it has. Override it and `moved` to keep more than a number. An
+        end before the position is data loss that the source lets pass, with proof of what is lost: reading goes on there.
         """
         ends = self.end_offsets(splits)
         return {split.split_id: split.between(ends[split.split_id], split.stop_offset) for split in splits}

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic
 
@@ -41,6 +41,11 @@ class Backlog(Generic[OffsetSplitT]):
     def ends(self) -> Mapping[str, int]:
         """Where each split ends."""
         return {split_id: split.next_offset for split_id, split in self.at_end.items()}
+
+    @property
+    def gone_back(self) -> Collection[str]:
+        """Of these the end lies before the position: records are lost, that was let pass, and reading goes on at the end."""
+        return [split_id for split_id, split in self.splits.items() if self.at_end[split_id].next_offset < split.next_offset]
 
     @property
     def size(self) -> int:
@@ -96,7 +101,9 @@ class StreamPlanner(Generic[OffsetSplitT]):
         if self._waits_for_more(backlog, offsets, min_offsets):
             return start
         starts = {split_id: split.next_offset for split_id, split in backlog.splits.items()}
-        ends = admit(starts, backlog.ends, max_offsets)
+        ends = {**admit(starts, backlog.ends, max_offsets), **{i: backlog.ends[i] for i in backlog.gone_back}}
+        for split_id in backlog.gone_back:
+            self._published.pop(split_id, None)
         found = backlog.splits.keys() - offsets.splits.keys()
         gone = self._retired.keys() & offsets.splits.keys()
         if ends == starts and not found and not gone and not offsets.initial:
@@ -167,9 +174,10 @@ class StreamPlanner(Generic[OffsetSplitT]):
             return Backlog(splits, {i: max(pinned[i], splits[i], key=lambda split: split.next_offset) for i in splits})
         splits = self._present(offsets)
         at_end = self._source.at_end(list(splits.values()))
-        if self._pins_end:
+        backlog = Backlog(splits, at_end)
+        if self._pins_end and not backlog.gone_back:  # behind what has gone back there may be more: the next look tells
             self._pinned = at_end
-        return Backlog(splits, at_end)
+        return backlog
 
     def _present(self, offsets: LogOffsets[OffsetSplitT]) -> dict[str, OffsetSplitT]:
         """Known and new splits without those that are gone. These stay in the offsets, where they were (FLINK-39837)."""
@@ -206,8 +214,9 @@ class StreamPlanner(Generic[OffsetSplitT]):
     ) -> bool:
         now = self._clock()
         overdue = self._last_batch_at is None or now - self._last_batch_at >= self._read.limits.max_delay_s
-        # what comes and what leaves must become durable: no waiting
-        changed = backlog.splits.keys() - offsets.splits.keys() or self._retired.keys() & offsets.splits.keys()
+        # what comes, what leaves and what goes back must become durable: no waiting
+        leaves = self._retired.keys() & offsets.splits.keys()
+        changed = backlog.splits.keys() - offsets.splits.keys() or leaves or backlog.gone_back
         if min_offsets is None or self._pins_end or overdue or changed or backlog.size >= min_offsets:
             self._last_batch_at = now
             return False

@@ -113,10 +113,16 @@ class TestRange:
         assert tracker.try_claim(SplitState(split("a", 40, 100), finished=True))
         assert tracker.check_done()
 
-    def test_a_position_that_goes_back_is_a_bug_of_the_connector(self):
-        tracker = OffsetSplitTracker(reading("a", 10))
+    def test_in_a_range_with_a_stop_a_position_that_goes_back_is_a_bug_of_the_connector(self):
+        tracker = OffsetSplitTracker(reading("a", 10, 20))
         with pytest.raises(ProtocolViolationError, match="goes back from offset 10 to 9"):
-            tracker.try_claim(reading("a", 9))
+            tracker.try_claim(reading("a", 9, 20))
+
+    def test_without_a_stop_a_position_goes_back_where_a_source_lets_data_loss_pass(self):
+        tracker = OffsetSplitTracker(reading("a", 10))
+        assert tracker.try_claim(reading("a", 7))
+        assert tracker.current_progress().completed_work == 0
+        assert tracker.try_split(0) == (SplitState(split("a", 7, 7), finished=True), reading("a", 7))
 
     def test_progress_of_a_range_is_in_offsets(self):
         tracker = OffsetSplitTracker(reading("a", 0, 100))

@@ -304,6 +304,38 @@ def test_a_truncated_log_is_data_loss():
     assert failed.error.diverges_at == 7
 
 
+def short(plan, now, **given):
+    """The broker has nothing at offset 10, although the stop is 20; whether that is a doubt now."""
+    (asked,) = plan.take(ONE, now, ROOM)
+    assert plan.landed(asked, answer(**{"high_watermark": 10, **given}), None, now) is None
+    return plan.doubtful(now) == [(asked.partition.source, 10)]
+
+
+def test_a_log_that_ends_before_the_stop_is_a_doubt_after_three_seconds_and_again_after_three():
+    source = FetchFrom("t", 0, 10, stop=20)
+    plan = plan_of(source)
+    assert [short(plan, now) for now in (0.0, 1.5, 2.9, 3.0)] == [False, False, False, True]
+    assert plan.cleared(source, RetriableError("in range after all"), 3.0) is None
+    plan.leader_found(source, Leader(ONE, 5), ID, 4.0)
+    assert [short(plan, now) for now in (4.0, 5.9, 6.0)] == [False, False, True]
+
+
+def test_a_stop_behind_an_open_transaction_is_no_doubt():
+    plan = plan_of(FetchFrom("t", 0, 10, stop=20))
+    assert not any(short(plan, float(now), high_watermark=20, last_stable_offset=10, aborted=[]) for now in range(9))
+
+
+def test_a_new_leader_whose_high_watermark_lags_behind_for_a_moment_is_no_doubt():
+    plan = plan_of(FetchFrom("t", 0, 10, stop=20))
+    assert [short(plan, 0.0), short(plan, 2.0), short(plan, 2.5, high_watermark=20)] == [False] * 3
+    assert [short(plan, 3.0), short(plan, 5.0)] == [False] * 2
+
+
+def test_without_a_stop_a_log_that_ends_is_no_doubt():
+    plan = plan_of(FetchFrom("t", 0, 10))
+    assert not any(short(plan, float(now)) for now in range(9))
+
+
 def test_an_answer_to_a_question_of_before_is_ignored():
     plan = plan_of(FetchFrom("t", 0, 10))
     (asked,) = plan.take(ONE, 0.0, ROOM)

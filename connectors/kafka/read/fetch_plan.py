@@ -3,7 +3,8 @@
 A partition is in one of these states:
 
 - *leaderless*: its leader must be looked up (now, or after a backoff), see `leaderless`, `leader_found`, `lookup_failed`;
-- *in doubt*: the broker says that the offset is out of range, which proves nothing yet, see `doubtful` and `cleared`;
+- *in doubt*: the broker says that the offset is out of range, or for 3 s that the log ends there, before the stop, and neither
+  proves anything yet, see `doubtful` and `cleared`;
 - *ready*: `take` may put it in the next request to its broker;
   after `metadata.max.age.ms` its leader is looked up again beside that, and a follower gives way to the leader;
 - *in flight*: in a request; `landed` or `lost` ends that;
@@ -28,6 +29,7 @@ from headrace.enumerator.errors import CorruptDataError, DeadlineExceededError, 
 __all__ = ["Asked", "FetchFailed", "FetchFrom", "FetchPlan", "FetchedData"]
 
 _UNKNOWN_TOPIC_GRACE_S = 3.0
+_CUT_SHORT_GRACE_S = 3.0
 _LEAST_AGE_MS = 50
 _GUESSED_BYTES_PER_OFFSET = 1024.0
 _SMALLEST_REQUEST = 64 * 1024
@@ -117,6 +119,7 @@ class _Partition:
     leader_until: float = 0.0  # until then the leader must not send us to a follower
     failing_since: float | None = None
     missing_since: float | None = None
+    short_since: float | None = None  # since when the log is said to end here, before the stop
     failures: int = 0
     bytes_per_offset: float = _GUESSED_BYTES_PER_OFFSET
     max_bytes: int | None = None  # raised when not even one batch fitted
@@ -306,7 +309,7 @@ class FetchPlan:
         if partition.leader is not None and partition.replica != partition.leader.broker and now >= partition.nearby_until:
             partition.replica = partition.leader.broker
         try:
-            return self._advance(partition, asked, answer)
+            return self._advance(partition, asked, answer, now)
         except CorruptDataError as error:
             return self._end(partition, CorruptDataError(f"{where}: {error}"))
 
@@ -333,16 +336,16 @@ class FetchPlan:
             if self._partitions.get(item.partition.source.key) is item.partition:
                 item.partition.state = _State.READY
 
-    def _advance(self, partition: _Partition, asked: Asked, answer: PartitionAnswer) -> FetchedData | None:
+    def _advance(self, partition: _Partition, asked: Asked, answer: PartitionAnswer, now: float) -> FetchedData | None:
         span = span_of_batches(answer.records)
         if span is None:
-            self._note_empty(partition, asked, answer)
+            self._note_empty(partition, asked, answer, now)
             return None
         if span.next_offset <= asked.offset:
             raise CorruptDataError(f"the broker answered with batches that end before, at {span.next_offset}")
         partition.bytes_per_offset = span.complete_bytes / (span.next_offset - asked.offset)
         self._densities[partition.source.key] = partition.bytes_per_offset
-        partition.max_bytes = None
+        partition.max_bytes = partition.short_since = None
         partition.offset = span.next_offset
         partition.last_epoch = span.last_epoch if span.last_epoch is not None else partition.last_epoch
         self._partitions.pop(partition.source.key)
@@ -361,8 +364,17 @@ class FetchPlan:
             aborted=answer.aborted,
         )
 
-    def _note_empty(self, partition: _Partition, asked: Asked, answer: PartitionAnswer) -> None:
-        """Nothing, although there is something: no batch fitted (the broker promises one for the first partition only)."""
+    def _note_empty(self, partition: _Partition, asked: Asked, answer: PartitionAnswer, now: float) -> None:
+        """Nothing, although there is something: no batch fitted (the broker promises one for the first partition only).
+
+        Or there is nothing up to a stop that the log once reached: a new leader says so for a moment, and then the log was cut.
+        """
+        if asked.offset != answer.high_watermark or partition.source.stop is None:
+            partition.short_since = None
+        elif partition.short_since is None:
+            partition.short_since = now
+        elif now - partition.short_since >= _CUT_SHORT_GRACE_S:
+            partition.short_since, partition.state = now, _State.IN_DOUBT
         end = answer.high_watermark if answer.aborted is None else answer.last_stable_offset
         if len(answer.records) or (end is not None and end > asked.offset):
             partition.max_bytes = min(asked.max_bytes * 2, max(self._config.fetch_max_bytes, asked.max_bytes))

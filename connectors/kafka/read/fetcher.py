@@ -26,7 +26,7 @@ from headrace.connectors.kafka.client.wire.protocol import Message
 from headrace.connectors.kafka.format.fetch_protocol import FetchAnswer
 from headrace.connectors.kafka.read.densities import shared_densities
 from headrace.connectors.kafka.read.fetch_plan import Asked, FetchedData, FetchFailed, FetchFrom, FetchPlan
-from headrace.enumerator.errors import HeadraceError, RetriableError
+from headrace.enumerator.errors import DataLossError, HeadraceError, RetriableError
 
 log = logging.getLogger(__name__)
 
@@ -232,7 +232,7 @@ class Fetcher:
         return RetriableError(f"some brokers do not know the topic {topic!r}, and others do")
 
     def _check_range(self, source: FetchFrom, offset: int) -> None:
-        """OFFSET_OUT_OF_RANGE proves nothing: is it still the same topic, and what does its present leader say? (I4)"""
+        """What one broker says of its log proves nothing: is it still the same topic, and what does its leader say now? (I4)"""
         verdict: HeadraceError
         try:
             verdict = self._range_verdict(source, offset)
@@ -249,6 +249,11 @@ class Fetcher:
             return RetriableError(f"the topic {source.topic!r} is not the one it was")  # the lookup that follows decides
         earliest = self._cluster.list_offsets({source.key: Earliest()})[source.key].offset
         latest = self._cluster.list_offsets({source.key: Latest()}, Isolation.READ_UNCOMMITTED)[source.key].offset
+        if source.stop is not None and latest == offset:
+            return DataLossError(
+                f"{source.topic}-{source.partition}: the log ends at offset {latest}, and this read was planned up to "
+                f"{source.stop}: offsets {latest} to {source.stop - 1} are gone, the log was truncated meanwhile"
+            )
         if earliest is None or latest is None or earliest <= offset <= latest:
             return RetriableError(f"{source.topic}-{source.partition}: offset {offset} is in range after all")
         return OffsetOutOfRangeError(source.topic, source.partition, offset, earliest, latest)

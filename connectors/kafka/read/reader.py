@@ -172,12 +172,13 @@ class KafkaReader(SourceReader[KafkaSplit]):
             self._read_from(split)  # that nobody knows it now ends nothing: a new id does
             return
         resume = _after_loss(failure.error, split)
-        log.warning("%s; going on %s", failure.error, "without this partition" if resume is None else f"at offset {resume}")
-        if resume is None or (split.stop_offset is not None and resume >= split.stop_offset):
+        if resume is None:
+            log.warning("%s; going on without the rest of it", failure.error)
             at = split.next_offset if split.stop_offset is None else split.stop_offset
             self._ended.append(replace(split, next_offset=at))
             self._leave((failure.topic, failure.partition))
             return
+        log.warning("%s; going on at offset %d", failure.error, resume)
         self._read_from(replace(split, next_offset=resume, last_epoch=None))
 
     def _no_rows(self) -> pa.RecordBatch:
@@ -194,11 +195,18 @@ def _fetch_from(split: KafkaSplit) -> FetchFrom:
 
 
 def _after_loss(error: DataLossError, split: KafkaSplit) -> int | None:
-    """Where to go on; None when nothing of this partition is left to read."""
+    """Where to go on: where the log begins, or where it is no more what was read. None when nothing is left to read.
+
+    With a stop that is only what was there when the read was planned. So such a read never goes back: what was written since
+    the log was truncated is no part of it, and before its start there may be another part of the same read.
+    """
     match error:
         case OffsetOutOfRangeError(earliest=earliest, latest=latest):
-            return earliest if split.next_offset < earliest else latest
+            resume = earliest if split.next_offset < earliest else latest
         case LogTruncatedError(diverges_at=diverges_at):
-            return diverges_at
+            resume = diverges_at
         case _:
             return None
+    if split.stop_offset is None or split.next_offset <= resume < split.stop_offset:
+        return resume
+    return None

@@ -73,7 +73,9 @@ class KafkaSource(LogSource[KafkaSplit]):
     - `properties`: the Java client's names and values ("security.protocol", ...). One that cannot be honoured, or says
       otherwise than an argument, is refused.
     - `sasl`: who logs in, in place of the properties; needed for OAUTHBEARER, whose tokens a Python object provides.
-    - `fail_on_data_loss`: True (default) raises DataLossError when records are gone; False warns and goes on after them.
+    - `fail_on_data_loss`: True (default) raises DataLossError when records are gone. False warns and goes on with what is
+      there: where the log begins now; or, where leader epochs prove that it was truncated, where it is no more what was read,
+      so that nothing is left out that was written since. A read with a stop never goes back: it ends there.
     - `columns`: of the batches; default key, value, topic, partition, offset, timestamp, timestampType. Also: headers.
     - `discovery_interval_s`: seconds between two looks for new partitions (default 300); None looks only at start and restore.
     - `fetch_budget_bytes`: bound on what one reader holds fetched but not decoded (default 64 MiB).
@@ -210,45 +212,58 @@ class KafkaSource(LogSource[KafkaSplit]):
         """Where each partition ends now: the high watermark, or under read_committed the last stable offset.
 
         An end before what was already read is asked for again; if it stays, that is DataLossError, or with
-        `fail_on_data_loss=False` a warning and the position itself.
+        `fail_on_data_loss=False` a warning and the position itself: a number alone proves nothing.
         """
-        return {split_id: split.next_offset for split_id, split in self._never_behind(splits).items()}
+        return {split_id: split.next_offset for split_id, split in self._never_behind(splits, self._looked(splits), {}).items()}
 
     def at_end(self, splits: Sequence[KafkaSplit]) -> Mapping[str, KafkaSplit]:
         """Each partition as it stands at its end now, with the epoch of the leader that told the end.
 
         That leader's log holds all before the end, so the epoch serves to notice later that the log was truncated (KIP-320).
-        Where what was read is in the log no more, that is LogTruncatedError, or with `fail_on_data_loss=False` a warning. An
-        end before what was read is as for `end_offsets`.
+        Where what was read is in the log no more, that is LogTruncatedError, or with `fail_on_data_loss=False` a warning; the
+        answer is then where that begins, and reading goes on there. An end before what was read is as for `end_offsets`.
         """
-        ends = self._never_behind(splits)
-        for split, diverges_at in self._diverged(splits, ends):
-            self._lost(LogTruncatedError(split.topic, split.partition, split.next_offset, diverges_at))
-        return ends
+        ends = self._looked(splits)
+        return self._never_behind(splits, ends, dict(self._diverged(splits, ends)))
 
     def moved(self, at_end: KafkaSplit, offset: int) -> KafkaSplit:
         """The partition at an offset up to `at_end`, of which the same holds: that leader's log holds all before it."""
         return replace(at_end, next_offset=offset, stop_offset=None)
 
-    def _never_behind(self, splits: Sequence[KafkaSplit]) -> dict[str, KafkaSplit]:
+    def _looked(self, splits: Sequence[KafkaSplit]) -> dict[str, KafkaSplit]:
+        """Where they end, asked again while that is before the position: it may pass (KAFKA-7703)."""
         looks = Retrying(
             retry=retry_if_result(lambda ends: any(ends[s.split_id].next_offset < s.next_offset for s in splits)),
             stop=stop_after_attempt(END_LOOKS),
             wait=wait_exponential(multiplier=0.1, max=1.0),
             retry_error_callback=lambda state: state.outcome.result() if state.outcome else None,
         )
-        ends: dict[str, KafkaSplit] = looks(self._ends, splits)
+        looked: dict[str, KafkaSplit] = looks(self._ends, splits)
+        return looked
+
+    def _never_behind(
+        self, splits: Sequence[KafkaSplit], ends: Mapping[str, KafkaSplit], parted: Mapping[str, int]
+    ) -> dict[str, KafkaSplit]:
+        """These ends; where records that were read are lost, and that is let pass, where to go on.
+
+        That is where the log has `parted` from what was read; or, without that proof, the position itself (I4).
+        """
+        kept = dict(ends)
         for split in splits:
-            end = ends[split.split_id]
+            end, at = ends[split.split_id], parted.get(split.split_id)
             if end.next_offset < split.next_offset:
                 self._lost(
                     DataLossError(
                         f"{split}: the partition ends at {end.next_offset}, but was already read up to {split.next_offset}: "
                         "records were lost, or the topic was re-created"
-                    )
+                    ),
+                    resume := split.next_offset if at is None else at,
                 )
-                ends[split.split_id] = replace(end, next_offset=split.next_offset)
-        return ends
+                kept[split.split_id] = replace(end, next_offset=resume)
+            elif at is not None:
+                self._lost(LogTruncatedError(split.topic, split.partition, split.next_offset, at), at)
+                kept[split.split_id] = replace(end, next_offset=at)
+        return kept
 
     def _ends(self, splits: Sequence[KafkaSplit]) -> dict[str, KafkaSplit]:
         latest: dict[TopicPartition, Earliest | Latest | Timestamp] = {(s.topic, s.partition): Latest() for s in splits}
@@ -261,7 +276,7 @@ class KafkaSource(LogSource[KafkaSplit]):
             ends[split.split_id] = replace(split, next_offset=stop, last_epoch=answer.leader_epoch)
         return ends
 
-    def _diverged(self, splits: Sequence[KafkaSplit], ends: Mapping[str, KafkaSplit]) -> Iterator[tuple[KafkaSplit, int]]:
+    def _diverged(self, splits: Sequence[KafkaSplit], ends: Mapping[str, KafkaSplit]) -> Iterator[tuple[str, int]]:
         """Those whose log is no more as it was read, and from which offset on; only a new leader can have truncated it."""
         epochs: dict[TopicPartition, int] = {}
         for split in splits:
@@ -272,13 +287,13 @@ class KafkaSource(LogSource[KafkaSplit]):
         for split in splits:
             end = found.get((split.topic, split.partition))
             if end is not None and end < split.next_offset:
-                yield split, end
+                yield split.split_id, end
 
-    def _lost(self, error: DataLossError) -> None:
+    def _lost(self, error: DataLossError, resume: int) -> None:
         if self.fail_on_data_loss:
             error.add_note(ALLOW_LOSS)
             raise error
-        log.warning("%s; going on after what was read", error)
+        log.warning("%s; going on at offset %d", error, resume)
 
     def splits_missing(self, splits: Sequence[KafkaSplit]) -> None:
         """Partitions are gone. DataLossError, or with `fail_on_data_loss=False` a warning."""

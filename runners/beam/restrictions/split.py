@@ -193,9 +193,11 @@ class OffsetSplitTracker(RestrictionTracker):
 
         False when the batch reaches beyond the stop, as the runner has divided the range meanwhile: it must not be delivered.
         What `current_restriction` then says is left is this call's still, and must be read anew, up to that stop.
+        A position goes back only where the source lets data loss pass, and never in a range with a stop: what is before its
+        start may be another's. Raises ProtocolViolationError, a bug, for one that does.
         """
         at = state.split.next_offset
-        if at < self._split.next_offset:
+        if at < self._split.next_offset and self._stop is not None:
             raise ProtocolViolationError(f"{state.split} goes back from offset {self._split.next_offset} to {at}")
         if self._done or (self._stop is not None and at > self._stop):
             return False
@@ -211,7 +213,8 @@ class OffsetSplitTracker(RestrictionTracker):
             return None
         rest = SplitState(self._split.between(cut, self._stop), finished=False)
         self._stop = cut
-        return SplitState(self._split.between(self._start, cut), cut == self._start), rest
+        start = min(self._start, cut)
+        return SplitState(self._split.between(start, cut), cut == start), rest
 
     def check_done(self) -> bool:
         """Raise ValueError while a part of the range is in nobody's hands."""
@@ -226,7 +229,7 @@ class OffsetSplitTracker(RestrictionTracker):
         """Offsets read by this call, and offsets left: up to the stop, or to where the split's records end now."""
         at = self._split.next_offset
         end = at if self._done else self._stop if self._stop is not None else self._end()
-        return progress_of(at - self._start, max(0, (at if end is None else end) - at))
+        return progress_of(max(0, at - self._start), max(0, (at if end is None else end) - at))
 
     def is_bounded(self) -> bool:
         """True when there is a stop."""

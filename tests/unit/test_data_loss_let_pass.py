@@ -1,0 +1,175 @@
+"""What `fail_on_data_loss` means, and that it means the same embedded, in Beam and in Spark: over a Kafka of this process."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("apache_beam")
+
+from headrace.connectors.kafka.read import fetch_plan
+from headrace.enumerator.errors import DataLossError
+from headrace.kafka import Earliest, KafkaSource, Latest
+from headrace.runners.spark.stream import StreamPlanner
+from headrace.runners.spark.tasks import read_splits
+from headrace.testing.fake_kafka import FakeKafka
+from pyspark_headrace.kafka_read import Mode, kafka_read
+from tests.helpers.beam_rig import BeamRun
+
+TEN = [b"%d" % number for number in range(10)]
+
+
+@pytest.fixture
+def kafka(monkeypatch):
+    monkeypatch.setattr(fetch_plan, "_CUT_SHORT_GRACE_S", 0.1)
+    with FakeKafka(brokers=3) as kafka:
+        kafka.create_topic("t", partitions=1)
+        for record in TEN:  # a batch each, as truncation goes by batches
+            kafka.append("t", record)
+        yield kafka
+
+
+class Spark:
+    """A query with its checkpoint, over any number of runs."""
+
+    def __init__(self, kafka, **options):
+        self._options = {"kafka.bootstrap.servers": kafka.bootstrap, "subscribe": "t", "startingOffsets": "earliest", **options}
+        self.offset_log = []
+        self.restart()
+
+    def restart(self, **options):
+        self._options |= options
+        self.read = kafka_read(self._options, Mode.STREAM)
+        self.planner = StreamPlanner(self.read, lambda: 0.0)
+
+    def plan(self):
+        """The tasks of the next batch; None when there is nothing to do."""
+        start = self.offset_log[-1] if self.offset_log else self.planner.initial_offsets()
+        end = self.planner.next_offsets(start, None, None)
+        if end == start:
+            return None
+        self.offset_log.append(end)
+        return self.planner.tasks(start, end)
+
+    def offsets_of(self, tasks):
+        found = [read_splits(self.read.source, task, list(self.read.columns), 30.0) for task in tasks]
+        return [offset for batches in found for batch in batches for offset in batch.column("offset").to_pylist()]
+
+    def all(self):
+        """Every offset until there is nothing to do."""
+        offsets = []
+        while (tasks := self.plan()) is not None:
+            offsets += self.offsets_of(tasks)
+        return offsets
+
+
+def embedded(source, checkpoint, upto):
+    with source.batches(checkpoint) as batches:
+        offsets = []
+        while not offsets or offsets[-1] != upto:
+            offsets += next(batches).column("offset").to_pylist()
+        return offsets, batches.checkpoint()
+
+
+def beam(source, checkpoint, upto):
+    run = BeamRun(source, checkpoint, publish=False, read_s=0.3)
+    try:
+        while not run.batches or run.batches[-1].column("offset")[-1].as_py() != upto:
+            run.step(0.3)
+        return [offset for batch in run.batches for offset in batch.column("offset").to_pylist()], run.snapshot()
+    finally:
+        run.close()
+
+
+class TestALogThatWasTruncatedBelowTheCheckpoint:
+    """Offsets 0 to 9 were read, the log was cut to 7, and 7 and 8 were written since."""
+
+    @pytest.mark.parametrize("read", [embedded, beam])
+    def test_seen_here_goes_on_where_it_is_no_more_what_was_read_at_every_restart(self, kafka, read):
+        source = KafkaSource(kafka.bootstrap, topics=["t"], start=Earliest(), fail_on_data_loss=False)
+        offsets, checkpoint = read(source, None, upto=9)
+        assert offsets == list(range(10))
+        kafka.lose_records("t", from_offset=7)
+        kafka.append("t", b"new", b"new")
+        for _ in range(2):
+            assert read(source, checkpoint, upto=8)[0] == [7, 8]
+
+    @pytest.mark.parametrize("written", [2, 9], ids=["to before the position", "beyond it"])
+    @pytest.mark.parametrize("available_now", [False, True])
+    def test_seen_here_a_spark_query_leaves_out_nothing_that_was_written_since(self, kafka, written, available_now):
+        query = Spark(kafka, failOnDataLoss="false", commitOffsetsToGroup="g")
+        assert query.all() == list(range(10))
+        query.planner.committed(query.offset_log[-1])
+        kafka.lose_records("t", from_offset=7)
+        kafka.append("t", *[b"new"] * written)
+        query.restart()
+        if available_now:
+            query.planner.pin_end()
+        assert query.all() == list(range(7, 7 + written))
+        query.planner.committed(query.offset_log[-1])
+        assert kafka.committed("g") == {("t", 0): 7 + written}
+        query.restart(failOnDataLoss="true")
+        assert query.plan() is None, "what was let pass is past"
+
+
+class TestAReadWithAStop:
+    """Of a log that is truncated below the stop after the read was planned."""
+
+    @pytest.mark.parametrize("restarts", [False, True])
+    def test_seen_here_a_batch_of_a_query_that_is_cut_is_data_loss_and_does_not_wait_for_ever(self, kafka, restarts):
+        query = Spark(kafka)
+        tasks = query.plan()
+        kafka.lose_records("t", from_offset=5)
+        if restarts:
+            query.restart()
+        with pytest.raises(
+            DataLossError, match=r"t-0: the log ends at offset 5, .* up to 10: offsets 5 to 9 are gone"
+        ) as raised:
+            query.offsets_of(tasks)
+        assert "failOnDataLoss=false" in "".join(raised.value.__notes__)
+
+    def test_seen_here_or_ends_with_what_is_there_and_the_next_batch_goes_on_there(self, kafka, caplog):
+        query = Spark(kafka, failOnDataLoss="false")
+        tasks = query.plan()
+        kafka.lose_records("t", from_offset=5)
+        assert query.offsets_of(tasks) == [0, 1, 2, 3, 4]
+        assert "offsets 5 to 9 are gone" in caplog.text
+        assert query.all() == []
+        kafka.append("t", b"new", b"new")
+        assert query.all() == [5, 6]
+
+    def test_seen_here_no_piece_of_a_partition_begins_before_its_own_start(self, kafka):
+        query = Spark(kafka, failOnDataLoss="false", minPartitions="2")
+        first, second = query.plan()
+        assert [split.next_offset for split in (*first, *second)] == [0, 5]
+        kafka.lose_records("t", from_offset=3)
+        assert query.offsets_of([second, first]) == [0, 1, 2]
+
+    @pytest.mark.parametrize("read", [embedded, beam])
+    def test_ends_embedded_and_in_beam_too(self, kafka, read):
+        source = KafkaSource(kafka.bootstrap, topics=["t"], stop=Latest(), fail_on_data_loss=False)
+        checkpoint = planned(source, read)
+        kafka.lose_records("t", from_offset=5)
+        if read is embedded:
+            with source.batches(checkpoint) as batches:
+                assert sum(batch.num_rows for batch in batches) == 5
+            return
+        run = BeamRun(source, checkpoint, publish=False, read_s=0.3)
+        try:
+            while not run.finished:
+                run.step(0.3)
+            assert sum(batch.num_rows for batch in run.batches) == 5
+        finally:
+            run.close()
+
+
+def planned(source, read):
+    """A checkpoint of a read that has begun and delivered nothing."""
+    if read is embedded:
+        with source.batches() as batches:
+            return batches.checkpoint()
+    run = BeamRun(source, None, publish=False)
+    try:
+        return run.snapshot()
+    finally:
+        run.close()
