@@ -26,11 +26,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
+from headrace.connectors.kafka.client.positions import Earliest
 from headrace.connectors.kafka.read.reader import ALLOW_LOSS
 from headrace.connectors.kafka.read.source import KafkaSource
 from headrace.connectors.kafka.read.split import KafkaSplit
@@ -85,6 +86,15 @@ class KafkaOffsets:
         for split in sorted(splits.values(), key=lambda split: (split.topic, split.partition)):
             document.setdefault(split.topic, {})[str(split.partition)] = ends[split.split_id]
         return _compact(document)
+
+    def begins(self, found: Sequence[KafkaSplit], known: Mapping[str, KafkaSplit]) -> Mapping[str, int]:
+        """The first record of each, whatever startingOffsetsOfNewPartitions says: the JVM connector knows no other begin.
+
+        The end itself where the partition is gone, or begins behind it by now.
+        """
+        from_first = replace(self.source, start_of_new_partitions=Earliest())
+        firsts = {split.split_id: split.next_offset for split in from_first.create_discovery().later(known).added}
+        return {split.split_id: min(firsts.get(split.split_id, split.next_offset), split.next_offset) for split in found}
 
     def _taken_over(self, positions: Mapping[tuple[str, int], int]) -> LogOffsets[KafkaSplit]:
         identities = self.source.create_discovery().topic_ids(positions)

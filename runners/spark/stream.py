@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Generic
 
@@ -237,14 +237,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
         known = {split_id: split.next_offset for split_id, split in first.splits.items()}
         begins = {**last.began, **known}
         unknown = [split for split_id, split in last.splits.items() if split_id not in begins]
-        return {**self._found_later(unknown, first), **begins}
-
-    def _found_later(self, splits: Sequence[OffsetSplitT], first: LogOffsets[OffsetSplitT]) -> dict[str, int]:
-        """Begins of splits that another connector found in the batch that is replayed, and whose begin it did not store."""
-        if not splits:
-            return {}
-        added = {split.split_id: split.next_offset for split in self._discovery.later(first.splits).added}
-        return {split.split_id: min(added.get(split.split_id, split.next_offset), split.next_offset) for split in splits}
+        return {**self._format.begins(unknown, first.splits), **begins} if unknown else begins
 
     def _publish(self, offsets: LogOffsets[OffsetSplitT]) -> None:
         """Positions are durable now. Never goes back. For others to look at: no failure stops the query, the next batch is

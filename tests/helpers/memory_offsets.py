@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from headrace.enumerator.errors import StateError
 from headrace.runners.spark.log_read import LogOffsets
@@ -28,6 +28,9 @@ class MemoryOffsets:
             return LogOffsets({split.split_id: split for split in splits}, began, bool(body["initial"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"these are no offsets of a memory source: {error!r}") from error
+
+    def begins(self, found: Sequence[MemorySplit], known: Mapping[str, MemorySplit]) -> Mapping[str, int]:
+        return {split.split_id: 0 for split in found}
 
     def ends_to_json(self, ends: Mapping[str, int], splits: Mapping[str, MemorySplit]) -> str:
         """{"a": 3}."""

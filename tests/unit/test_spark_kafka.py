@@ -183,6 +183,18 @@ def test_spark_4_a_jvm_checkpoint_is_taken_over_while_brokers_do_not_know_a_topi
     assert read.ranges() == [("t-0", 9, 10), ("u-0", 9, 10)]
 
 
+@pytest.mark.parametrize("of_new", ["latest", "earliest"])
+def test_seen_here_a_batch_of_the_jvm_connector_is_replayed_with_all_of_a_partition_that_it_had_found(kafka, query, of_new):
+    """That connector reads every new partition from its first record; what we are to do with ours is another matter."""
+    kafka.create_topic("t", partitions=2)
+    for partition in (0, 1):
+        kafka.append("t", *TEN, partition=partition)
+    read = query(['{"t":{"0":10}}', '{"t":{"0":10,"1":8}}'], subscribe="t", startingOffsetsOfNewPartitions=of_new)
+    assert read.ranges() == [("t-1", 0, 8)]
+    assert read.trigger()
+    assert read.ranges() == [("t-1", 8, 10)]
+
+
 def test_spark_9_the_right_to_commit_is_taken_away(kafka, query, caplog):
     kafka.create_topic("t", partitions=1)
     kafka.append("t", *TEN)
