@@ -10,9 +10,10 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeGuard
 
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Position, Timestamp
+from headrace.connectors.kafka.client.topology import TopicPartition
 from headrace.connectors.kafka.read.discovery import NoMatch, Positions
 from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC, DEFAULT_PREFIX
 from headrace.enumerator.errors import UsageError
@@ -29,6 +30,8 @@ class Delivery(StrEnum):
 
 
 # --- reading the text of one option -----------------------------------------------------------------------------------
+
+_MOST_DIGITS = len(str(2**63))
 
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -56,7 +59,7 @@ def _pattern(option: Option, value: str) -> str:
 def _json(option: Option, value: str, example: str) -> Mapping[str, Any]:
     try:
         document = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
         raise option.refuse(value, f"JSON like {example}")
@@ -67,23 +70,36 @@ def _partitions(option: Option, value: str) -> Mapping[str, tuple[int, ...]]:
     if not value.strip().startswith("{"):
         raise UsageError(f"No topicpartitions to assign as specified value for option '{option.name}' is '{value}'")
     example = '{"topicA":[0,1],"topicB":[2,4]}'
-    try:
-        return {topic: tuple(int(number) for number in numbers) for topic, numbers in _json(option, value, example).items()}
-    except (TypeError, ValueError):
-        raise option.refuse(value, f"JSON like {example}") from None
+    wanted = _json(option, value, example)
+    if not all(isinstance(numbers, list) and all(map(_is_partition, numbers)) for numbers in wanted.values()):
+        raise option.refuse(value, f"JSON like {example}")
+    return {topic: tuple(numbers) for topic, numbers in wanted.items()}
+
+
+def _is_whole(number: object) -> TypeGuard[int]:
+    return isinstance(number, int) and not isinstance(number, bool)
+
+
+def _is_partition(number: object) -> bool:
+    return _is_whole(number) and 0 <= number < 2**31
 
 
 def _each(option: Option, value: str, example: str, position: Callable[[int], Position]) -> Positions:
-    try:
-        return {
-            (topic, int(partition)): position(int(number))
-            for topic, partitions in _json(option, value, example).items()
-            for partition, number in partitions.items()
-        }
-    except UsageError:
-        raise
-    except (AttributeError, TypeError, ValueError):
-        raise option.refuse(value, f"JSON like {example}") from None
+    found: dict[TopicPartition, Position] = {}
+    for topic, partitions in _json(option, value, example).items():
+        for partition, number in partitions.items() if isinstance(partitions, dict) else [("", None)]:
+            if not (_whole(partition) and _is_partition(int(partition)) and _is_whole(number)):
+                raise option.refuse(value, f"JSON like {example}")
+            try:
+                found[topic, int(partition)] = position(number)
+            except UsageError as error:
+                raise UsageError(f"option '{option.name}', {topic}-{partition}: {error}") from None
+    return found
+
+
+def _whole(digits: str) -> bool:
+    """As Java reads numbers: ASCII digits, not too many for any of its types."""
+    return digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS
 
 
 _BY_NUMBER: Mapping[int, Position] = {-2: Earliest(), -1: Latest()}
@@ -102,10 +118,10 @@ def _offsets(option: Option, value: str) -> Positions:
 
 
 def _timestamp(_option: Option, value: str) -> Position:
-    try:
-        return Timestamp(int(value))
-    except ValueError:
-        raise UsageError(f"Expected a single long value, got {value.strip()}") from None
+    digits = value.strip()
+    if not _whole(digits.removeprefix("-")):
+        raise UsageError(f"Expected a single long value, got {digits}")
+    return Timestamp(int(digits))
 
 
 def _timestamps(option: Option, value: str) -> Positions:

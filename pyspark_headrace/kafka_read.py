@@ -38,7 +38,15 @@ class Mode(Enum):
 
 
 _STRATEGIES = ("subscribe", "subscribePattern", "assign")
-_STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "commitOffsetsToGroup")
+_STREAM_ONLY = (
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "commitOffsetsToGroup",
+    "jvmCheckpoint",
+    "startingOffsetsOfNewPartitions",
+)
+_BY_TIME = ("startingTimestamp", "startingOffsetsByTimestamp", "endingTimestamp", "endingOffsetsByTimestamp")
 
 
 # --- the whole --------------------------------------------------------------------------------------------------------
@@ -56,6 +64,7 @@ def kafka_read(options: Mapping[str, str], mode: Mode) -> LogRead[KafkaSplit]:
             f"{', '.join(_STRATEGIES)}. See the docs for more details."
         )
     check_properties(properties, "consumer")
+    _check_what_depends(given)
     if mode is Mode.STREAM:
         _check_stream(given)
     else:
@@ -95,6 +104,14 @@ def any_read(options: Mapping[str, str]) -> LogRead[KafkaSplit]:
         return kafka_read(options, Mode.STREAM)
     except UsageError:
         return kafka_read(options, Mode.BATCH)
+
+
+def _check_what_depends(given: Mapping[str, Any]) -> None:
+    """Of the options that mean something with another one only, Spark's own is passed over, as Spark does; ours is refused."""
+    if "startingOffsetsByTimestampStrategy" in given and not any(name in given for name in _BY_TIME):
+        log.warning("option 'startingOffsetsByTimestampStrategy' means nothing without a timestamp, and is ignored")
+    if "startingOffsetsWithoutCommit" in given and given.get("startingOffsets") != Committed():
+        raise UsageError("option 'startingOffsetsWithoutCommit' means nothing without startingOffsets=group")
 
 
 def _check_stream(given: Mapping[str, Any]) -> None:

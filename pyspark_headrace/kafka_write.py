@@ -10,9 +10,10 @@ from typing import Any
 
 from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC, DEFAULT_PREFIX
 from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink, KafkaSink
+from headrace.enumerator.errors import UsageError
 from pyspark_headrace.kafka_options import SINK_OPTIONS, Delivery
 from pyspark_headrace.kafka_properties import check_properties
-from pyspark_headrace.options import SinkWrite, sink_write
+from pyspark_headrace.options import SinkWrite, sink_write, warn_once
 
 __all__ = ["COLUMNS", "kafka_write"]
 
@@ -35,6 +36,7 @@ def kafka_write(options: Mapping[str, str]) -> SinkWrite[KafkaSink | AtLeastOnce
 
 def _sink(given: Mapping[str, Any], bootstrap: str, properties: Mapping[str, str]) -> KafkaSink | AtLeastOnceKafkaSink:
     if given.get("delivery") is Delivery.AT_LEAST_ONCE:
+        _check_without_transactions(given)
         return AtLeastOnceKafkaSink(bootstrap, topic=given.get("topic"), properties=properties)
     return KafkaSink(
         bootstrap,
@@ -43,3 +45,13 @@ def _sink(given: Mapping[str, Any], bootstrap: str, properties: Mapping[str, str
         transactional_id_prefix=given.get("transactionalIdPrefix", DEFAULT_PREFIX),
         commit_topic=given.get("commitTopic", DEFAULT_COMMIT_TOPIC),
     )
+
+
+def _check_without_transactions(given: Mapping[str, Any]) -> None:
+    """That a write is not written again is a promise; where its transactions are kept is none."""
+    for name in ("txnAppId", "txnVersion"):
+        if name in given:
+            raise UsageError(f"option '{name}' needs transactions, and delivery=at-least-once has none")
+    for name in ("transactionalIdPrefix", "commitTopic"):
+        if name in given:
+            warn_once(f"option '{name}' means nothing with delivery=at-least-once, and is ignored")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -29,6 +30,7 @@ __all__ = [
     "sink_write",
     "text",
     "verbatim",
+    "warn_once",
 ]
 
 log = logging.getLogger(__name__)
@@ -85,10 +87,9 @@ def integer(least: int) -> Parse:
     """A whole number from `least`."""
 
     def parse(option: Option, value: str) -> int:
-        try:
-            number = int(value)
-        except ValueError:
-            raise option.refuse(value, "a whole number") from None
+        if re.fullmatch(r"[+-]?[0-9]{1,19}", value.strip()) is None:
+            raise option.refuse(value, "a whole number")
+        number = int(value)
         if number < least:
             raise UsageError(f"{option.name} must be positive") if least == 1 else option.refuse(value, f"at least {least}")
         return number
@@ -169,7 +170,7 @@ class OptionTable:
         other = next((option for option in self.other_side if option.name.lower() == written.lower()), None)
         if other is None:
             raise self._unknown(written)
-        _warn_once(f"option '{other.name}' means nothing to {self.owner}, and is ignored")
+        warn_once(f"option '{other.name}' means nothing to {self.owner}, and is ignored")
 
     def _unknown(self, written: str) -> UsageError:
         known = {name: option.name for name, option in self._by_name.items()}
@@ -181,8 +182,8 @@ class OptionTable:
 
 
 @functools.lru_cache(maxsize=256)
-def _warn_once(message: str) -> None:
-    """Spark makes a writer anew for every batch of a query, in the same process."""
+def warn_once(message: str) -> None:
+    """A warning in the log; once in a process, as Spark makes a writer anew for every batch of a query."""
     log.warning(message)
 
 

@@ -47,7 +47,8 @@ class OffsetsFormat(Protocol[OffsetSplitT]):
     def begins(self, found: Sequence[OffsetSplitT], known: Mapping[str, OffsetSplitT]) -> Mapping[str, int]:
         """Where another connector's batch began splits that it found while it planned: it stores the ends only, these.
 
-        `known` are the others. By that connector's rule, whatever the user wants of splits that we find. May contact the source.
+        `known` are the others. By that connector's rule, whatever the user wants of splits that we find. May contact the
+        source.
         """
 
     def ends_to_json(self, ends: Mapping[str, int], splits: Mapping[str, OffsetSplitT]) -> str:

@@ -10,7 +10,7 @@ from pyspark_headrace.jvm_checkpoint import JvmCheckpoint
 from pyspark_headrace.kafka_options import SOURCE_OPTIONS as OPTIONS
 from pyspark_headrace.kafka_read import Mode, any_read, kafka_read
 from pyspark_headrace.kafka_write import kafka_write
-from pyspark_headrace.options import _warn_once
+from pyspark_headrace.options import warn_once
 
 BASE = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "t"}
 OFFSETS = '{"t":{"0":23,"1":-1,"2":-2}}'
@@ -172,6 +172,25 @@ def test_what_spark_adds_is_let_pass(option):
         ({"assign": "t:0"}, "No topicpartitions to assign"),
         ({"assign": '{"t":"x"}'}, "assign.*must be JSON like"),
         ({"assign": '{"t":3}'}, "assign.*must be JSON like"),
+        ({"assign": '{"t":"12"}'}, "assign.*must be JSON like"),
+        ({"assign": '{"t":[1.7]}'}, "assign.*must be JSON like"),
+        ({"assign": '{"t":[true]}'}, "assign.*must be JSON like"),
+        ({"assign": '{"t":[-1]}'}, "assign.*must be JSON like"),
+        ({"assign": '{"t":[2147483648]}'}, "assign.*must be JSON like"),
+        ({"subscribe": "t", "startingOffsets": '{"t":{"0":1.9}}'}, "startingOffsets.*must be JSON like"),
+        ({"subscribe": "t", "startingOffsets": '{"t":{"0":"5"}}'}, "startingOffsets.*must be JSON like"),
+        ({"subscribe": "t", "startingOffsets": '{"t":{"0":Infinity}}'}, "startingOffsets.*must be JSON like"),
+        ({"subscribe": "t", "startingOffsets": '{"t":{"0":NaN}}'}, "startingOffsets.*must be JSON like"),
+        ({"subscribe": "t", "startingOffsets": '{"t":{"-1":1}}'}, "startingOffsets.*must be JSON like"),
+        ({"subscribe": "t", "startingOffsets": '{"t":{"1_0":1}}'}, "startingOffsets.*must be JSON like"),
+        ({"subscribe": "t", "startingOffsets": "[" * 9999}, "startingOffsets.*must be earliest"),
+        ({"subscribe": "t", "startingOffsets": '{"t":' * 9999}, "startingOffsets.*must be JSON like"),
+        ({"subscribe": "t", "startingTimestamp": "-5"}, "timestamp in milliseconds must be between 0"),
+        ({"subscribe": "t", "startingTimestamp": "1_0"}, "Expected a single long value, got 1_0"),
+        ({"subscribe": "t", "startingTimestamp": "9" * 5000}, "Expected a single long value"),
+        ({"subscribe": "t", "startingOffsetsByTimestamp": '{"t":{"0":-1}}'}, "ByTimestamp', t-0: a timestamp in milliseconds"),
+        ({"subscribe": "t", "startingOffsetsWithoutCommit": "latest"}, "means nothing without startingOffsets=group"),
+        ({"subscribe": "t", "minPartitions": "1_0"}, "must be a whole number"),
         ({"subscribe": "t", "startingOffsets": "middle"}, "startingOffsets.*must be earliest, latest, group, or JSON"),
         ({"subscribe": "t", "startingOffsets": '{"t":5}'}, "startingOffsets.*must be JSON like"),
         ({"subscribe": "t", "startingOffsets": '{"t":{"0":-3}}'}, "offset must be between 0"),
@@ -234,7 +253,7 @@ def test_what_sparks_connector_refuses_is_refused_in_its_words(name, message, pl
 
 @pytest.mark.parametrize("option", ["includeHeaders", "failOnDataLoss", "startingOffsets", "maxOffsetsPerTrigger"])
 def test_an_option_of_the_source_means_nothing_to_the_sink_and_says_so(option, caplog):
-    _warn_once.cache_clear()
+    warn_once.cache_clear()
     write = {"kafka.bootstrap.servers": "localhost:9092", "topic": "t"}
     assert kafka_write({**write, option.upper(): "true"}) == kafka_write(write)
     assert f"option '{option}' means nothing to the sink, and is ignored" in caplog.text
@@ -242,7 +261,7 @@ def test_an_option_of_the_source_means_nothing_to_the_sink_and_says_so(option, c
 
 @pytest.mark.parametrize("option", ["topic", "delivery", "transactionalIdPrefix", "commitTopic", "txnAppId", "txnVersion"])
 def test_an_option_of_the_sink_means_nothing_to_the_source_and_says_so(option, caplog):
-    _warn_once.cache_clear()
+    warn_once.cache_clear()
     assert read(**{option: "1"}) == read()
     assert caplog.text.count(f"option '{option}' means nothing to headrace's source, and is ignored") == 1
     assert read(**{option: "1"}) == read()
@@ -282,9 +301,35 @@ def test_refused_in_batch_queries(options, message):
         kafka_read({**BASE, **options}, Mode.BATCH)
 
 
-def test_trigger_options_are_ignored_in_batch_queries_with_a_warning(caplog):
-    read(Mode.BATCH, maxOffsetsPerTrigger="5")
-    assert "maxOffsetsPerTrigger option ignored in batch queries" in caplog.text
+@pytest.mark.parametrize(
+    ("option", "value"), [("maxOffsetsPerTrigger", "5"), ("jvmCheckpoint", "/x"), ("startingOffsetsOfNewPartitions", "latest")]
+)
+def test_options_of_streams_are_ignored_in_batch_queries_with_a_warning(option, value, caplog):
+    read(Mode.BATCH, **{option: value})
+    assert f"{option} option ignored in batch queries" in caplog.text
+
+
+def test_a_strategy_without_a_timestamp_is_ignored_as_in_sparks_connector_and_that_is_said(caplog):
+    read(startingOffsetsByTimestampStrategy="latest", startingTimestamp="5")
+    assert caplog.text == ""
+    read(startingOffsetsByTimestampStrategy="latest")
+    assert "'startingOffsetsByTimestampStrategy' means nothing without a timestamp, and is ignored" in caplog.text
+
+
+AT_LEAST_ONCE = {"kafka.bootstrap.servers": "localhost:9092", "topic": "t", "delivery": "at-least-once"}
+
+
+def test_seen_here_a_write_that_is_not_to_be_written_again_is_refused_without_transactions():
+    """It was written again."""
+    with pytest.raises(UsageError, match="'txnAppId' needs transactions, and delivery=at-least-once has none"):
+        kafka_write({**AT_LEAST_ONCE, "txnAppId": "a", "txnVersion": "1"})
+
+
+@pytest.mark.parametrize("option", ["transactionalIdPrefix", "commitTopic"])
+def test_where_transactions_are_kept_means_nothing_without_them_and_that_is_said(option, caplog):
+    warn_once.cache_clear()
+    assert kafka_write({**AT_LEAST_ONCE, option: "x"}) == kafka_write(AT_LEAST_ONCE)
+    assert f"option '{option}' means nothing with delivery=at-least-once, and is ignored" in caplog.text
 
 
 def test_the_schema_can_be_asked_for_before_the_kind_of_query_is_known():
