@@ -3,7 +3,8 @@
 A *committable* is the handle of a prepared transaction. The committables of an epoch are recorded, durably, before any of them
 is committed (`CommitList`).
 
-    fence -> read the committables -> end them (commit; copy what was aborted after they were recorded) -> sweep -> ready
+    fence -> read the committables -> sweep all others -> end them (commit; copy what was aborted after they were recorded)
+          -> sweep -> ready
     ready -> check -> record the committables -> commit each -> sweep the losers -> record that it is completed -> ready
     ready -> (an epoch without rows, or a replay) record that it is completed -> sweep -> ready
 
@@ -147,6 +148,7 @@ class CommitPhase(Enum):
 
     CREATED = auto()
     FENCING = auto()
+    CLEARING = auto()
     READY = auto()
     CHECKING = auto()
     RECORDING = auto()
@@ -232,7 +234,11 @@ class CommitCore(Generic[HandleT]):
 
     def _fenced(self, event: Fenced[HandleT]) -> list[CommitCommand[HandleT]]:
         self.commits = event.commits
-        return self._sweep() if event.commits is None or event.commits.completed else self._end_all()
+        if event.commits is None or event.commits.completed:
+            return self._sweep()
+        # First, since in a log one that is open hides what comes after it, also from whoever asks what became of that.
+        self.phase = CommitPhase.CLEARING
+        return [Sweep((*event.commits.handles, *self._wanted))]
 
     def _checked(self) -> list[CommitCommand[HandleT]]:
         assert self._asked is not None
@@ -261,6 +267,8 @@ class CommitCore(Generic[HandleT]):
         return self._record()
 
     def _swept(self) -> list[CommitCommand[HandleT]]:
+        if self.phase is CommitPhase.CLEARING:
+            return self._end_all()
         if self.commits is None or self.commits.completed:
             return self._take_up()
         self.phase = CommitPhase.COMPLETING
@@ -297,10 +305,14 @@ class CommitCore(Generic[HandleT]):
         return [End(handle) for handle in self._waiting]
 
     def _sweep(self) -> list[CommitCommand[HandleT]]:
-        """Abort all other transactions. Those of the request are kept, unless its epoch is recorded with other committables."""
         self.phase = CommitPhase.SWEEPING
+        return [Sweep(self._wanted)]
+
+    @property
+    def _wanted(self) -> tuple[HandleT, ...]:
+        """What no sweep aborts: what the request is for, unless its epoch is recorded with other committables."""
         asked = self._asked
-        return [Sweep(asked.handles if asked is not None and asked.epoch > self._recorded_epoch else ())]
+        return asked.handles if asked is not None and asked.epoch > self._recorded_epoch else ()
 
     @property
     def _recorded_epoch(self) -> int:
@@ -314,7 +326,8 @@ COMMIT_TRANSITIONS: Transitions[CommitPhase] = {
     (CommitPhase.READY, RecoveryRequested): (CommitPhase.SWEEPING,),
     # CONFIRMING: the epoch has no rows, or is a replay
     (CommitPhase.READY, CommitRequested): (CommitPhase.CHECKING, CommitPhase.CONFIRMING),
-    (CommitPhase.FENCING, Fenced): (CommitPhase.ENDING, CommitPhase.SWEEPING),
+    (CommitPhase.FENCING, Fenced): (CommitPhase.CLEARING, CommitPhase.SWEEPING),
+    (CommitPhase.CLEARING, Swept): (CommitPhase.ENDING,),
     (CommitPhase.CHECKING, Checked): (CommitPhase.RECORDING,),
     (CommitPhase.RECORDING, Recorded): (CommitPhase.ENDING,),
     (CommitPhase.ENDING, Ended): (CommitPhase.ENDING, CommitPhase.COPYING, CommitPhase.SWEEPING),

@@ -243,11 +243,10 @@ def completing_command(job: str, prefix: str, commit_topic: str) -> str:
 
 def abort_one(transactions: Transactions, found: TransactionDescription) -> Planned:
     """Abort it and return the outcome: it may have been ended or taken over since it was described."""
-    from headrace.connectors.kafka.write.transactions import Answer, Verdict
+    from headrace.connectors.kafka.write.transactions import Answer
 
     name = found.producer.transactional_id or ""
-    answer, _ = transactions.end(found.producer, transactions.protocol(), Verdict.ABORT)
-    match answer:
+    match transactions.abort(found.producer, transactions.protocol(), found.timeout_ms):
         case Answer.DONE:
             return Planned(name, AbortDecision.ABORTED)
         case Answer.REFUSED:

@@ -141,8 +141,8 @@ def test_what_happened_meanwhile_is_told(answer, decision):
         def protocol(self):
             return TransactionProtocol.V2
 
-        def end(self, producer, protocol, verdict):
-            return answer, producer
+        def abort(self, producer, protocol, timeout_ms):
+            return answer
 
     assert abort_one(Coordinator(), described("x")).decision is decision
 

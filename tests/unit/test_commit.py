@@ -49,6 +49,7 @@ ASKED = CommitRequested(5, (A, B))
 # What leads to each phase, for a commit of epoch 5 with A and B, or the recovery of it.
 NEW: list[Any] = []
 FENCING: list[Any] = [RecoveryRequested()]
+CLEARING: list[Any] = [*FENCING, Fenced(LISTED)]
 READY: list[Any] = [RecoveryRequested(), Fenced(None), Swept()]
 READY_AT_5: list[Any] = [RecoveryRequested(), Fenced(DONE), Swept()]
 CHECKING: list[Any] = [*READY, ASKED]
@@ -59,13 +60,14 @@ SWEEPING: list[Any] = [*ENDING, Ended(A, Outcome.COMMITTED), Ended(B, Outcome.CO
 COMPLETING: list[Any] = [*SWEEPING, Swept()]
 CONFIRMING: list[Any] = [*READY_AT_5, CommitRequested(5, (C,))]
 # Epoch 6 is asked for, of C or without rows, and the recovery before it has ended all of epoch 5.
-RECOVERY_OF_5: list[Any] = [Fenced(LISTED), Ended(A, Outcome.COMMITTED), Ended(B, Outcome.COMMITTED), Swept()]
+RECOVERY_OF_5: list[Any] = [Fenced(LISTED), Swept(), Ended(A, Outcome.COMMITTED), Ended(B, Outcome.COMMITTED), Swept()]
 RECOVERED_6: list[Any] = [CommitRequested(6, (C,)), *RECOVERY_OF_5]
 RECOVERED_EMPTY_6: list[Any] = [CommitRequested(6, ()), *RECOVERY_OF_5]
 DONE_6 = CommitList(6, (), completed=True)
 PATHS = {
     CommitPhase.CREATED: NEW,
     CommitPhase.FENCING: FENCING,
+    CommitPhase.CLEARING: CLEARING,
     CommitPhase.READY: READY,
     CommitPhase.CHECKING: CHECKING,
     CommitPhase.RECORDING: RECORDING,
@@ -94,7 +96,10 @@ CASES = [
     Case("a commit fences first", NEW, ASKED, [Fence()], CommitPhase.FENCING),
     Case("no list: only sweep", FENCING, Fenced(None), [Sweep(())], CommitPhase.SWEEPING),
     Case("a completed list: only sweep", FENCING, Fenced(DONE), [Sweep(())], CommitPhase.SWEEPING),
-    Case("an unfinished list is completed", FENCING, Fenced(LISTED), [End(A), End(B)], CommitPhase.ENDING),
+    Case("before an unfinished list all others are swept", FENCING, Fenced(LISTED), [Sweep((A, B))], CommitPhase.CLEARING),
+    Case("but not what is asked for", [CommitRequested(6, (C,))], Fenced(LISTED), [Sweep((A, B, C))], CommitPhase.CLEARING),
+    Case("of a replay it is", [CommitRequested(5, (C,))], Fenced(LISTED), [Sweep((A, B))], CommitPhase.CLEARING),
+    Case("then the list is completed", CLEARING, Swept(), [End(A), End(B)], CommitPhase.ENDING),
     Case("the sweep keeps what is asked for", [ASKED], Fenced(None), [Sweep((A, B))], CommitPhase.SWEEPING),
     Case("the sweep keeps no replay", [CommitRequested(5, (C,))], Fenced(DONE), [Sweep(())], CommitPhase.SWEEPING),
     Case("ready after recovery", READY[:-1], Swept(), [], CommitPhase.READY),

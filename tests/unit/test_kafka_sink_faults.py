@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pyarrow as pa
 import pytest
 
 from headrace.connectors.commit import JobCommitter
-from headrace.connectors.kafka.client.errors import InvalidForBrokerError
+from headrace.connectors.kafka.client.errors import BrokerError, InvalidForBrokerError, RefusedByBrokerError
+from headrace.connectors.kafka.format.encode import RecordEncoder
+from headrace.connectors.kafka.write.produce import OutBatch, transactional_sender
 from headrace.connectors.kafka.write.sink import KafkaSink
-from headrace.connectors.sink import Attempt
-from headrace.enumerator.errors import StateError
+from headrace.connectors.kafka.write.transactions import Transactions
+from headrace.connectors.sink import Attempt, one_off_job
+from headrace.enumerator.errors import DataLossError, HeadraceError, StateError
 from headrace.testing import DyingCommitter, FakeKafka, Killed
-from tests.helpers.sink_rig import committer, kafka_sink, ongoing, prepared, rows
+from headrace.testing.fake_kafka import Rewrite
+from tests.helpers.sink_rig import committer, kafka_sink, ongoing, prepared, rows, take_over
 
 JOB = "job"
 
@@ -80,6 +86,145 @@ class TestNames:
             committer(sink, JOB).commit(epoch, handles)
         assert len(used) == 4
         assert ongoing(sink, JOB) == []
+
+
+class TestStragglers:
+    def test_seen_here_a_writer_whose_transaction_was_swept_opens_no_other_one(self, kafka, sink):
+        """findings: Sinks 15. Under version 1 EndTxn leaves the writer its epoch: it went on in the next partition."""
+        kafka.create_topic("two", partitions=2)
+        sink = kafka_sink(kafka.bootstrap, "two", "commits")
+        writer = sink.begin(Attempt(JOB, 0, 0, 0))
+        writer.write(rows(["first"], partition=pa.array([0], pa.int32())))
+        flushed(writer)
+        committer(sink, JOB).recover()
+        writer.write(rows(["second"], partition=pa.array([1], pa.int32())))
+        with pytest.raises(BrokerError):
+            writer.prepare()
+        assert ongoing(sink, JOB) == []
+        assert kafka.offsets("two", 1)[1] == kafka.offsets("two", 1)[2]
+        assert values(kafka, "two") == []
+
+    def test_kafka_14053_a_produce_that_an_abort_has_overtaken_is_not_written(self, kafka, sink):
+        """findings: Sinks 15. The task's connection is closed with a request under way, which arrives after the abort."""
+        writer = sink.begin(Attempt(JOB, 0, 0, 0))
+        writer.write(rows(["first"]))
+        flushed(writer)
+        late = writer._producer
+        writer.abort()
+        sender = transactional_sender(sink.cluster(), Transactions(sink.cluster()), late, writer._protocol)
+        sender._before_first = lambda _: None  # it was added before the abort
+        encoder = RecordEncoder(
+            1, producer_id=late.producer_id, producer_epoch=late.epoch, transactional=True, first_sequences={0: 1}
+        )
+        encoded = [*encoder.append(rows(["late"]), 0), *encoder.flush()]
+        sender.send("out", [OutBatch(batch.partition, batch.data, batch.records) for batch in encoded])
+        with closing(sender), pytest.raises(BrokerError):
+            sender.flush()
+        found = Transactions(sink.cluster()).describe([late.transactional_id])[late.transactional_id]
+        assert (found.producer.epoch, found.state) == (late.epoch + 1, "CompleteAbort")
+
+    def test_seen_here_an_attempt_that_prepares_after_the_write_was_committed_leaves_nothing_open(self, kafka, sink):
+        """findings: Sinks 14. Nobody comes after a batch write: readers waited 15 minutes for the timeout."""
+        job = one_off_job()
+        winners = prepared(sink, job, 0, ["a"])
+        loser = sink.begin(Attempt(job, 0, 0, 1, retry=1))
+        committer(sink, job).commit(0, winners)
+        loser.write(rows(["a"]))
+        with pytest.raises(StateError, match="is committed or aborted already"):
+            loser.prepare()
+        assert ongoing(sink, job) == []
+        assert values(kafka) == ["a"]
+
+    def test_nor_does_one_that_was_open_when_the_write_was_committed(self, kafka, sink):
+        job = one_off_job()
+        winners = prepared(sink, job, 0, ["a"])
+        loser = sink.begin(Attempt(job, 0, 0, 1, retry=1))
+        loser.write(rows(["a"]))
+        flushed(loser)
+        driver = committer(sink, job)
+        driver.commit(0, winners)
+        driver.forget()
+        with pytest.raises(HeadraceError):
+            loser.prepare()
+        assert ongoing(sink, job) == []
+        assert values(kafka) == ["a"]
+
+    def test_seen_here_recovery_sweeps_its_own_stragglers_before_it_asks_the_log(self, kafka):
+        """findings: Sinks 17. The last stable offset stood at a straggler, and recovery waited for it until it gave up."""
+        properties = {"default.api.timeout.ms": "4000"}
+        sink = KafkaSink(kafka.bootstrap, topic="out", properties=properties, commit_topic="commits")
+        driver = JobCommitter(JOB, DyingCommitter(sink.committer(JOB), "record", "after"))
+        driver.recover()
+        straggler = sink.begin(Attempt(JOB, 0, 1, 0))
+        straggler.write(rows(["straggler"]))
+        flushed(straggler)
+        handles = prepared(sink, JOB, 0, ["a"])
+        with pytest.raises(Killed):
+            driver.commit(0, handles)
+        take_over(sink, handles[0])
+        committer(sink, JOB).recover()
+        assert values(kafka) == ["a"]
+        straggler.abort()
+
+
+def flushed(writer):
+    """What it has written is in the log, and its transaction open."""
+    writer._rows.flush(writer._sender)
+
+
+class TestErrors:
+    def test_seen_here_a_partition_that_cannot_be_added_yet_is_waited_for_though_others_were_not_attempted(self, kafka):
+        """findings: Sinks 12. The first error was taken, which says that another partition's is the reason."""
+        kafka.set_transaction_version(1)
+        kafka.create_topic("two", partitions=2)
+        passing = kafka.fault("AddPartitionsToTxn", Rewrite(codes(OPERATION_NOT_ATTEMPTED, UNKNOWN_TOPIC_OR_PARTITION)))
+        sink = kafka_sink(kafka.bootstrap, "two", "commits")
+        committer(sink, JOB).commit(0, to_both(sink))
+        assert passing.fired == 1
+        assert values(kafka, "two") == ["a" * 30, "b" * 30, "c" * 30]
+
+    def test_seen_here_and_the_one_that_is_refused_is_named(self, kafka):
+        kafka.set_transaction_version(1)
+        kafka.create_topic("two", partitions=2)
+        kafka.fault("AddPartitionsToTxn", Rewrite(codes(OPERATION_NOT_ATTEMPTED, TOPIC_AUTHORIZATION_FAILED)))
+        with pytest.raises(RefusedByBrokerError, match="adding two-1 to a transaction"):
+            to_both(kafka_sink(kafka.bootstrap, "two", "commits"))
+
+    def test_seen_here_a_copy_that_fails_leaves_no_transaction_open(self, kafka, sink):
+        """findings: Sinks 10. At every restart one more stood open for 15 minutes, and readers saw nothing behind it."""
+        kafka.create_topic("two", partitions=2)
+        properties = {"max.request.size": "100"}  # so that the first partition is copied before the second is looked at
+        sink = KafkaSink(kafka.bootstrap, topic="two", properties=properties, commit_topic="commits")
+        handles = to_both(sink)
+        recorded_and_killed(sink, handles)
+        take_over(sink, handles[0])
+        kafka.append("two", b"behind", partition=0)
+        kafka.delete_records("two", 1, before=1)
+        with pytest.raises(DataLossError, match="two-1"):
+            committer(sink, JOB).recover()
+        assert ongoing(sink, JOB) == []
+        assert values(kafka, "two") == ["behind"]
+
+
+UNKNOWN_TOPIC_OR_PARTITION, TOPIC_AUTHORIZATION_FAILED, OPERATION_NOT_ATTEMPTED = 3, 29, 55
+
+
+def codes(*wanted):
+    """An answer with these codes, partition by partition."""
+
+    def change(response):
+        items = [item for topic in response.results_by_topic_v3_and_below for item in topic.results_by_partition]
+        for item, code in zip(items, wanted, strict=True):
+            item.partition_error_code = code
+
+    return change
+
+
+def to_both(sink):
+    """The handle of a task that has written to both partitions."""
+    with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
+        transaction.write(rows(["a" * 30, "b" * 30, "c" * 30], partition=pa.array([0, 0, 1], pa.int32())))
+        return (transaction.prepare(),)
 
 
 class TestSmallTopics:

@@ -62,6 +62,7 @@ from headrace.connectors.sink import (
     TwoPhaseSink,
     another_write,
     check_job,
+    is_one_off,
 )
 from headrace.enumerator.errors import DeadlineExceededError, HeadraceError, StateError, UsageError
 
@@ -291,6 +292,7 @@ class KafkaTransaction(Transaction[KafkaHandle]):
         try:
             self._rows.flush(self._sender)
             ranges = _ranges(self._sink.cluster(), self._sender)
+            self._refuse_after_decision()
         except BaseException:
             self.abort()
             raise
@@ -299,6 +301,20 @@ class KafkaTransaction(Transaction[KafkaHandle]):
         self._producer = self._sender = None
         return handle
 
+    def _refuse_after_decision(self) -> None:
+        """Raise StateError if the write of its own that this is of has been committed or aborted: nobody sweeps after that.
+
+        Looked at with the transaction open: a driver that begins later finds it. The driver's id is used at the end only.
+        """
+        job = self._attempt.job
+        if is_one_off(job):
+            driver = self._sink.names(job).driver
+            if self._transactions.describe([driver])[driver] is not None:
+                raise StateError(
+                    f"the write {job} is committed or aborted already: what this attempt at task {self._attempt.task} has "
+                    "written too late is aborted"
+                )
+
     def abort(self) -> None:
         """Abort, if the coordinator can be reached."""
         producer, sender, self._producer, self._sender = self._producer, self._sender, None, None
@@ -306,7 +322,7 @@ class KafkaTransaction(Transaction[KafkaHandle]):
             sender.close()
         if producer is not None:
             try:
-                self._transactions.end(producer, self._protocol, Verdict.ABORT)
+                self._transactions.abort(producer, self._protocol, self._sink.config.transaction_timeout_ms)
             except HeadraceError as error:
                 log.warning("the transaction of %s could not be aborted now: %s", producer.transactional_id, error)
 
@@ -528,22 +544,32 @@ class KafkaCommitter(Committer[KafkaHandle]):
                 for topic, batch in copier.copies(handle):
                     sender.send(topic, [batch])
             sender.flush()
+        except BaseException:
+            self._abort_repair(producer, protocol)
+            raise
         finally:
             sender.close()
         names = ", ".join(handle.transactional_id for handle in handles)
         log.warning("job %s: copied what was written by transactions that timed out before their commit: %s", self._job, names)
         return KafkaHandle(producer, protocol, started_ms, timeout_ms, _ranges(self._cluster, sender))
 
+    def _abort_repair(self, producer: Producer, protocol: TransactionProtocol) -> None:
+        """Until it is aborted, readers see nothing that comes after it."""
+        try:
+            self._transactions.abort(producer, protocol, self._sink.config.transaction_timeout_ms)
+        except HeadraceError as error:
+            log.warning("job %s: the transaction of a copy that failed could not be aborted now: %s", self._job, error)
+
     def sweep(self, keep: Collection[KafkaHandle]) -> None:
         """Abort what is Ongoing under the job's prefix: losing attempts, and what a dead run has left."""
         kept = {handle.producer for handle in keep}
         names = [name for name in self._transactions.ongoing(self._names.of_job) if self._may_be_own(name)]
         open_ones = [found for found in self._transactions.describe(names).values() if found is not None and found.is_ongoing]
-        losers = [found.producer for found in open_ones if found.producer not in kept and self._is_own(found)]
+        losers = [found for found in open_ones if found.producer not in kept and self._is_own(found)]
         if losers:
             protocol = self._transactions.protocol()
-            for producer in losers:
-                self._transactions.end(producer, protocol, Verdict.ABORT)
+            for found in losers:
+                self._transactions.abort(found.producer, protocol, found.timeout_ms)
 
     def _may_be_own(self, transactional_id: str) -> bool:
         name = parse_name(transactional_id)

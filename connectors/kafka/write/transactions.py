@@ -16,7 +16,7 @@ from enum import Enum, IntEnum
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.coordinators import CoordinatorKind
 from headrace.connectors.kafka.client.error_codes import ErrorCode
-from headrace.connectors.kafka.client.errors import broker_error
+from headrace.connectors.kafka.client.errors import BrokerError, FencedByBrokerError, broker_error
 from headrace.connectors.kafka.client.topology import TopicPartition
 from headrace.connectors.kafka.client.wire.protocol import (
     AddPartitionsToTxnRequest,
@@ -42,6 +42,7 @@ _FENCED = (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_PRODUCER_ID_MAPPI
 _LAST_V1_END = 4
 _LAST_V1_ADD = 3  # later versions of AddPartitionsToTxn are for brokers among themselves
 _ONGOING = "Ongoing"
+_ABORTED = ("PrepareAbort", "CompleteAbort")
 
 
 class TransactionProtocol(IntEnum):
@@ -174,11 +175,17 @@ class Transactions:
                 max_version=_LAST_V1_ADD,
             )
             response = self._coordinated(str(producer.transactional_id), request)
-            for topic in response.results_by_topic_v3_and_below:
-                for item in topic.results_by_partition:
-                    if item.partition_error_code != ErrorCode.NONE:
-                        where = f"adding {topic.name}-{item.partition_index} to a transaction of {producer.transactional_id!r}"
-                        raise broker_error(item.partition_error_code, where)
+            errors = [
+                broker_error(
+                    item.partition_error_code,
+                    f"adding {topic.name}-{item.partition_index} to a transaction of {producer.transactional_id!r}",
+                )
+                for topic in response.results_by_topic_v3_and_below
+                for item in topic.results_by_partition
+                if item.partition_error_code != ErrorCode.NONE
+            ]
+            if errors:
+                raise min(errors, key=_rank)
 
         self._cluster.retrying(f"adding partitions to a transaction of {producer.transactional_id!r}", ask)
 
@@ -211,6 +218,23 @@ class Transactions:
             return Answer.DONE, Producer(producer.transactional_id, response.producer_id, response.producer_epoch)
 
         return self._cluster.retrying(where, ask)
+
+    def abort(self, producer: Producer, protocol: TransactionProtocol, timeout_ms: int) -> Answer:
+        """Abort what a producer has open, and fence it: nothing that it sends late, or has under way, is written after that.
+
+        Version 2 does both by EndTxn. Version 1 leaves the epoch as it is: a Produce that EndTxn has overtaken then opens a
+        transaction that nobody ends (KAFKA-14053), and the producer may go on in another partition. So there it is done by
+        InitProducerId, with this timeout for the id, whose marker bears a new epoch. REFUSED: nothing was open any more.
+        """
+        if protocol is TransactionProtocol.V2:
+            return self.end(producer, protocol, Verdict.ABORT)[0]
+        try:
+            self.renew(producer, timeout_ms)
+        except FencedByBrokerError:  # by the marker of this same request, when there was something to abort
+            found = self._describe(str(producer.transactional_id))
+            fenced = None if found is None else (found.producer.producer_id, found.producer.epoch, found.state in _ABORTED)
+            return Answer.DONE if fenced == (producer.producer_id, producer.epoch + 1, True) else Answer.UNKNOWN
+        return Answer.REFUSED
 
     def describe(self, transactional_ids: Collection[str]) -> dict[str, TransactionDescription | None]:
         """Each id as its coordinator knows it now; None for one that it does not know (never used, or expired)."""
@@ -293,6 +317,13 @@ class _InitProducer:
             producer_epoch=self.epoch,
             max_version=5,  # 6 is KIP-939's, which brokers do not have yet
         )
+
+
+def _rank(error: BrokerError) -> int:
+    """Which of several partitions' errors is the reason: OPERATION_NOT_ATTEMPTED says that it is another's."""
+    if error.code == ErrorCode.OPERATION_NOT_ATTEMPTED:
+        return 2
+    return 1 if isinstance(error, RetriableError) else 0
 
 
 def _first_code(response: Message) -> int:
