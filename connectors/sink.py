@@ -372,7 +372,8 @@ def another_write(job: str, recorded: RecordedEpoch, others: Collection[str]) ->
 
 def check_job(job: str) -> str:
     """The name, if it may name a job. Raises UsageError otherwise: it becomes part of names that are matched by patterns."""
-    if not 0 < len(job) <= _LONGEST_JOB or not _JOB_CHARACTERS.issuperset(job):
+    unchecked: object = job
+    if not isinstance(unchecked, str) or not 0 < len(job) <= _LONGEST_JOB or not _JOB_CHARACTERS.issuperset(job):
         raise UsageError(f"a job's name has 1 to {_LONGEST_JOB} letters, digits, '-' and '_'; got {job!r}")
     return job
 

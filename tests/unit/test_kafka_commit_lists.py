@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import UUID
@@ -13,13 +14,13 @@ from headrace.connectors.commit import JobCommitter, StaleEpochError
 from headrace.connectors.kafka.write.commit_log import DriverLog
 from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSerializer, WrittenRange
 from headrace.connectors.kafka.write.names import EACH_ROWS_TOPIC, JobNames
-from headrace.connectors.kafka.write.sink import KafkaSink
+from headrace.connectors.kafka.write.sink import KafkaSink, _commit_log
 from headrace.connectors.kafka.write.transactions import Producer, TransactionProtocol, Transactions
 from headrace.connectors.sink import Attempt, CommitList, CommitListSerializer, RecordedEpoch
-from headrace.enumerator.errors import FencedError, StateError
+from headrace.enumerator.errors import FencedError, StateError, UsageError
 from headrace.runners.spark.writers import BatchWriter
 from headrace.testing import DyingCommitter, FakeKafka, Killed
-from headrace.testing.fake_kafka import Before, NewRecord
+from headrace.testing.fake_kafka import Before, NewRecord, Rewrite
 from tests.helpers.sink_rig import committer, kafka_sink, prepared, rows
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -72,6 +73,112 @@ def to_topic(sink, task, topic):
     with sink.begin(Attempt(JOB, 0, task, 0)) as transaction:
         transaction.write(rows([topic], topic=[topic]))
         return transaction.prepare()
+
+
+# --- the topic -----------------------------------------------------------------------------------------------------------
+
+
+def created_again(kafka, topic="commits"):
+    """As an operator does, or another job that finds it missing."""
+    kafka.delete_topic(topic)
+    kafka.create_topic(topic, configs={"cleanup.policy": "compact"})
+
+
+class TestTopic:
+    def test_seen_here_a_commit_topic_that_was_created_again_is_not_taken_for_no_lists(self, kafka):
+        """findings: Sinks 2, once more. The epoch would have been written again."""
+        sink = sink_to(kafka, "a")
+        committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
+        assert sink.recorded_epochs() == {JOB: 0}
+        created_again(kafka)
+        with pytest.raises(StateError, match="the topic 'commits' was deleted, and created again"):
+            sink.recorded_epochs()
+
+    def test_one_broker_that_knows_another_topic_is_no_proof_of_that(self):
+        with FakeKafka(brokers=3) as kafka:
+            kafka.create_topic("a")
+            sink = sink_to(kafka, "a")
+            committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
+            assert sink.recorded_epochs() == {JOB: 0}
+            other = kafka.fault("Metadata", Rewrite(with_another_id), times=1, when=is_about("commits"))
+            assert sink.recorded_epochs() == {JOB: 0}
+            assert other.fired == 1
+
+    def test_seen_here_nor_by_a_new_process_that_has_not_read_it_before(self, kafka):
+        """The coordinator knows that the job's driver has written a list."""
+        sink = sink_to(kafka, "a")
+        handles = prepared(sink, JOB, 0, ["0"], ["1"])
+        with pytest.raises(Killed):
+            JobCommitter(JOB, DyingCommitter(sink.committer(JOB), "end", "before", 2)).commit(0, handles)
+        created_again(kafka)
+        _commit_log.cache_clear()
+        for _ in range(2):
+            with pytest.raises(StateError, match="has recorded epochs in the topic 'commits', and it has no list of the job"):
+                committer(sink_to(kafka, "a"), JOB).recover()
+        assert kafka.offsets("a")[1] < kafka.offsets("a")[2]  # what is prepared is not aborted
+
+    def test_a_job_that_was_forgotten_begins_anew(self, kafka):
+        sink = sink_to(kafka, "a")
+        driver = committer(sink, JOB)
+        driver.commit(7, prepared(sink, JOB, 7, ["7"]))
+        driver.forget()
+        committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
+        assert values(kafka, "a") == ["0", "7"]
+
+    @pytest.mark.parametrize(("brokers", "replicas", "in_sync"), [(1, 1, "1"), (2, 2, "1"), (3, 3, "2"), (5, 3, "2")])
+    def test_seen_here_it_is_made_with_three_replicas_though_the_brokers_default_is_one(self, brokers, replicas, in_sync):
+        """findings: Sinks 16."""
+        with FakeKafka(brokers=brokers) as kafka:
+            requests = []
+            kafka.fault("CreateTopics", Before(lambda: None), when=lambda request: requests.append(request) or True)
+            sink_to(kafka, "a").commit_log().create()
+            (made,) = requests[0].topics
+            assert made.replication_factor == replicas
+            assert {config.name: config.value for config in made.configs}["min.insync.replicas"] == in_sync
+
+    @pytest.mark.parametrize("policy", ["delete", "compact,delete"])
+    def test_seen_here_one_whose_records_go_by_time_is_refused(self, kafka, policy):
+        """findings: Sinks 16. After retention.ms the list of a job that had been stopped was gone."""
+        kafka.create_topic("commits", configs={"cleanup.policy": policy})
+        with pytest.raises(UsageError, match=f"cleanup.policy={policy}.*set it to compact"):
+            committer(sink_to(kafka, "a"), JOB).recover()
+
+    def test_without_the_right_to_look_at_its_settings_it_is_taken_as_it_is(self, kafka):
+        kafka.create_topic("commits", configs={"cleanup.policy": "compact"})
+        kafka.fault("DescribeConfigs", Rewrite(not_authorised))
+        sink = sink_to(kafka, "a")
+        committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
+        assert values(kafka, "a") == ["0"]
+
+    def test_seen_here_a_process_forked_while_the_lists_are_read_can_read_them(self, kafka):
+        """A lock that a thread of the parent holds at the fork is never released in the child."""
+        log = sink_to(kafka, "a").commit_log()
+        with log._lock:
+            child = os.fork()
+            if child == 0:
+                os._exit(0 if log._lock.acquire(timeout=5) else 1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def test_a_row_that_names_it_is_refused(self, kafka):
+        sink = sink_to(kafka, None)
+        with (
+            sink.begin(Attempt(JOB, 0, 0, 0)) as transaction,
+            pytest.raises(UsageError, match="a row names the topic 'commits'"),
+        ):
+            transaction.write(rows(["x"], topic=["commits"]))
+
+
+def is_about(topic):
+    return lambda request: request.topics is not None and any(item.name == topic for item in request.topics)
+
+
+def with_another_id(response):
+    for item in response.topics:
+        item.topic_id = TOPIC_ID
+
+
+def not_authorised(response):
+    response.results[0].error_code, response.results[0].configs = 29, []
 
 
 # --- destinations --------------------------------------------------------------------------------------------------------
@@ -225,7 +332,7 @@ class TestSize:
         driver.fence()
         driver.write(LISTS.serialize(CommitList(0, many(150, 200), destination="orders")))
         with FakeKafka() as other:
-            other.create_topic("commits")
+            other.create_topic("commits", configs={"cleanup.policy": "compact"})
             for key, value in records_by_key(kafka).items():
                 damaged = value if "/1" not in key else b"0" * 32 + value[32:]
                 other.append("commits", NewRecord(damaged, key=key.encode()))

@@ -59,6 +59,20 @@ REFUSED = {
         {"properties": {"delivery.timeout.ms": "29999"}},
         r"^delivery.timeout.ms \(29999\) must not be shorter than request.timeout.ms \(30000\)",
     ),
+    "no properties": ({"properties": None}, "^properties must be a mapping .* not NoneType$"),
+    "properties that have no names": (
+        {"properties": {1: "2"}},
+        "^the names of properties are strings, not 1$",
+    ),
+    "a topic without a name": ({"topic": ""}, "^topic must be a topic's name"),
+    "a topic that no broker takes": ({"topic": "a b"}, "^topic must be a topic's name"),
+    "several topics": (
+        {"topic": ["a", "b"]},
+        r"^topic must be .* not \['a', 'b'\]: one name; rows for several topics have a column",
+    ),
+    "no topic for the lists": ({"commit_topic": None}, "^commit_topic must be a topic's name"),
+    "one topic for rows and lists": ({"topic": "t", "commit_topic": "t"}, "^topic and commit_topic are both 't'"),
+    "no prefix": ({"transactional_id_prefix": None}, "letters, digits"),
     "two logins": (
         {"sasl": OAUTH, "properties": {"sasl.mechanism": "PLAIN"}},
         "sasl=.* contradicts the property sasl.mechanism",
@@ -74,6 +88,16 @@ REFUSED = {
 def test_a_contradiction_is_refused_when_it_is_made(arguments, message):
     with pytest.raises(UsageError, match=message):
         KafkaSink(NOBODY, **arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"properties": None}, {"topic": ""}, {"topic": ["a"]}, {"topic": b"a"}],
+    ids=["properties", "empty", "list", "bytes"],
+)
+def test_so_does_the_other_sink(arguments):
+    with pytest.raises(UsageError, match=next(iter(arguments))):
+        AtLeastOnceKafkaSink(NOBODY, **arguments)
 
 
 @pytest.mark.parametrize("make", [*SINKS, lambda bootstrap: KafkaSource(bootstrap, topics=["t"])])

@@ -8,8 +8,11 @@ the new driver has read the list. A plain compacted topic would let it.
 from __future__ import annotations
 
 import json
+import logging
+import os
 import threading
 import time
+import weakref
 from collections.abc import Collection, Mapping
 from uuid import UUID, uuid4
 
@@ -22,25 +25,30 @@ from headrace.connectors.kafka.client.fetch import fetch_once
 from headrace.connectors.kafka.client.positions import Earliest, Latest
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.client.topology import TopicMetadata
-from headrace.connectors.kafka.client.wire.protocol import CreateTopicsRequest
+from headrace.connectors.kafka.client.wire.protocol import CreateTopicsRequest, DescribeConfigsRequest, Message
 from headrace.connectors.kafka.format.decode import decode
 from headrace.connectors.kafka.format.encode import Codec, RecordEncoder
 from headrace.connectors.kafka.write.existence import find_topic
 from headrace.connectors.kafka.write.names import JobNames
 from headrace.connectors.kafka.write.produce import OutBatch, transactional_sender
 from headrace.connectors.kafka.write.transactions import Answer, Producer, TransactionProtocol, Transactions, Verdict
-from headrace.enumerator.errors import FencedError, PeerError, RetriableError, StateError
+from headrace.enumerator.errors import FencedError, PeerError, RetriableError, StateError, UsageError
 
 __all__ = ["CommitLog", "DriverLog"]
 
+log = logging.getLogger(__name__)
+
 _PARTITION = 0
 _DRIVER_TIMEOUT_MS = 10_000  # a driver that dies in the middle of a write holds others up no longer than this
-_BROKERS_DEFAULT = -1
+_REPLICAS = 3  # as Kafka's own topics of transactions and offsets have; brokers' default for others is 1
+_CLEANUP_POLICY = "cleanup.policy"
+_TOPIC_RESOURCE = 2
+_HAS_WRITTEN = ("PrepareCommit", "CompleteCommit")
 _ROW = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 
 
 _CONFIGS = {
-    "cleanup.policy": "compact",
+    _CLEANUP_POLICY: "compact",
     # What is in the last segment is not compacted, and a process reads all of the topic once: keep that small.
     "segment.bytes": str(16 << 20),
     "min.cleanable.dirty.ratio": "0.1",
@@ -61,28 +69,60 @@ class CommitLog:
         self.cluster: KafkaCluster = cluster
         self.topic: str = topic
         self._lock = threading.Lock()
+        self._checked: UUID | None = None
         self._topic_id: UUID | None = None
         self._position: int | None = None
         self._lists: dict[str, bytes] = {}
+        _logs.add(self)
+
+    def start_afresh(self) -> None:
+        """In a forked child: a thread of the parent may have held the lock."""
+        self._lock = threading.Lock()
 
     def create(self) -> None:
-        """Make the topic if it is not there: compacted, one partition, the brokers' default replication.
+        """Make the topic if it is not there: compacted, one partition, three replicas, or one on each of fewer brokers.
 
-        Raises RefusedByBrokerError without the right to; then it has to be made beforehand.
+        Raises RefusedByBrokerError without the right to; then it has to be made beforehand. Raises UsageError for a topic that
+        is there and not compacted.
         """
-        if self.cluster.find_topics([self.topic])[self.topic] is not None:
-            return  # if it is only this broker that does not know it, the controller says that it is there
-        self.cluster.retrying(f"creating topic {self.topic!r}", self._create)
-        self.cluster.topics([self.topic])  # every broker's view of a new topic comes with a delay
+        found = self.cluster.find_topics([self.topic])[self.topic]
+        if found is None:  # if it is only this broker that does not know it, the controller says that it is there
+            self.cluster.retrying(f"creating topic {self.topic!r}", self._create)
+            found = self.cluster.topics([self.topic])[self.topic]  # every broker's view of a new topic comes with a delay
+        if found.topic_id is None or found.topic_id != self._checked:
+            self.cluster.retrying(f"looking at the settings of topic {self.topic!r}", self._check_policy)
+            self._checked = found.topic_id
+
+    def _check_policy(self) -> None:
+        """Raise UsageError for a topic whose records go by time or size, and with them what is to be committed."""
+        resource = DescribeConfigsRequest.DescribeConfigsResource(
+            resource_type=_TOPIC_RESOURCE, resource_name=self.topic, configuration_keys=[_CLEANUP_POLICY]
+        )
+        response = self.cluster.call_any(DescribeConfigsRequest(resources=[resource]))
+        (answer,) = response.results
+        if answer.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+            log.info("whether topic %r is compacted is not known: that needs the right to DescribeConfigs", self.topic)
+            return
+        if answer.error_code != ErrorCode.NONE:
+            raise broker_error(answer.error_code, f"looking at the settings of topic {self.topic!r}")
+        policy = _policy(answer)
+        if policy != {"compact"}:
+            raise UsageError(
+                f"the topic {self.topic!r} for the lists of transactions has {_CLEANUP_POLICY}={','.join(sorted(policy))}, so "
+                f"that lists are deleted before what they name is committed: set it to compact, and to nothing else (kafka-"
+                f"configs --alter --entity-type topics --entity-name {self.topic} --add-config {_CLEANUP_POLICY}=compact)"
+            )
 
     def _create(self) -> None:
         config_class = CreateTopicsRequest.CreatableTopic.CreatableTopicConfig
+        replicas = min(_REPLICAS, len(self.cluster.brokers()))
+        configs = {**_CONFIGS, "min.insync.replicas": str(max(1, replicas - 1))}
         topic = CreateTopicsRequest.CreatableTopic(
             name=self.topic,
             num_partitions=1,
-            replication_factor=_BROKERS_DEFAULT,
+            replication_factor=replicas,
             assignments=[],
-            configs=[config_class(name=name, value=value) for name, value in _CONFIGS.items()],
+            configs=[config_class(name=name, value=value) for name, value in configs.items()],
         )
         timeout_ms = self.cluster.config.request_timeout_ms
         request = CreateTopicsRequest(topics=[topic], timeout_ms=timeout_ms, validate_only=False, min_version=4)
@@ -97,7 +137,7 @@ class CommitLog:
         """Key to durable list, of all jobs and destinations. Waits until all writes begun before are decided.
 
         No topic, no lists; but that takes every broker, looked at several times. Raises StateError for a topic that this
-        process has read before and that is gone.
+        process has read before and that is gone, or was created again since.
         """
         found = find_topic(self.cluster, self.topic)
         if found is not None:
@@ -114,11 +154,19 @@ class CommitLog:
 
     def _read(self, found: TopicMetadata) -> dict[str, bytes]:
         with self._lock:
-            if found.topic_id != self._topic_id:
-                self._topic_id, self._position = found.topic_id, None
-                self._lists.clear()
+            if self._position is None:
+                self._topic_id = found.topic_id
+            elif found.topic_id != self._topic_id and not self._is_still_there():
+                raise StateError(
+                    f"the topic {self.topic!r} was deleted, and created again: the lists of all jobs are lost, and with them "
+                    "which epochs are committed. Restore the topic, or see headrace transactions forget"
+                )
             self._catch_up()
             return {key: _whole(key, self._lists) for key in self._lists if _SEPARATOR not in key}
+
+    def _is_still_there(self) -> bool:
+        """Whether some broker knows the topic that was read before; another one may have seen an older or a newer one."""
+        return find_topic(self.cluster, self.topic, lambda topic: topic.topic_id == self._topic_id) is not None
 
     def parts_of(self, key: str) -> frozenset[str]:
         """The keys of the further records of a list that is split, as last read."""
@@ -167,6 +215,21 @@ class CommitLog:
             self._lists[key] = value
 
 
+def _policy(answer: Message) -> set[str]:
+    return {part.strip() for config in answer.configs if config.name == _CLEANUP_POLICY for part in config.value.split(",")}
+
+
+_logs: weakref.WeakSet[CommitLog] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    for each in _logs:
+        each.start_afresh()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
+
+
 # --- a list in several records -------------------------------------------------------------------------------------------
 
 _SEPARATOR = "/"
@@ -211,22 +274,41 @@ _HEAD_BYTES = 100
 class DriverLog:
     """The list of one job at one destination, and its driver's right to write it. Used by one thread."""
 
-    def __init__(self, log: CommitLog, transactions: Transactions, names: JobNames) -> None:
+    def __init__(self, commit_log: CommitLog, transactions: Transactions, names: JobNames) -> None:
         """Contacts nobody."""
-        self._log, self._transactions, self._names = log, transactions, names
+        self._log, self._transactions, self._names = commit_log, transactions, names
         self._removed: tuple[str, ...] = ()
         self._parts: frozenset[str] = frozenset()
         self._producer: Producer | None = None
         self._protocol = TransactionProtocol.V1
 
     def fence(self) -> bytes | None:
-        """Shut other drivers of the job out; then the job's durable list."""
+        """Shut other drivers of the job out; then the job's durable list.
+
+        Raises StateError if there is none, and the job's driver has written one: then the topic is not the one that it was.
+        """
         self._log.create()
+        self._refuse_lost()
         self._protocol = self._transactions.protocol()
         self._producer = self._transactions.init(self._names.driver, _DRIVER_TIMEOUT_MS)
         found = self._log.read_created()
         self._parts = self._log.parts_of(self._names.key)
         return found.get(self._names.key)
+
+    def _refuse_lost(self) -> None:
+        """The coordinator knows what the driver's last transaction was, until the id is taken over.
+
+        Looked at before that, so that it is known at the next start, too. A driver that has taken the id over and died before
+        its first write leaves nothing to know it by.
+        """
+        known = self._transactions.describe([self._names.driver])[self._names.driver]
+        if known is None or known.state not in _HAS_WRITTEN or self._names.key in self._log.read_created():
+            return
+        raise StateError(
+            f"the driver of job {self._names.job!r} has recorded epochs in the topic {self._log.topic!r}, and it has no list "
+            "of the job: it was deleted and created again, or the job had another commit topic. Which epochs are committed is "
+            f"not known. Restore the topic, or begin anew with headrace transactions forget --job {self._names.job}"
+        )
 
     def older(self) -> bytes | None:
         """After `fence`: the list that an earlier version wrote for the job at all its destinations."""
@@ -239,12 +321,17 @@ class DriverLog:
         return self.older()
 
     def write(self, value: bytes | None) -> None:
-        """Replace the job's list (None: remove it). Raises FencedError when another driver has taken over since `fence`."""
+        """Replace the job's list (None: leave none). Raises FencedError when another driver has taken over since `fence`."""
         assert self._producer is not None
         try:
             self._write(self._producer, value)
         except FencedByBrokerError as error:
             raise self._fenced() from error
+
+    def remove(self) -> None:
+        """Remove the job's list, and that it had one. Raises FencedError as `write`."""
+        self.write(None)
+        self._producer = self._transactions.init(self._names.driver, _DRIVER_TIMEOUT_MS)
 
     def _write(self, producer: Producer, value: bytes | None) -> None:
         if self._protocol is TransactionProtocol.V1:

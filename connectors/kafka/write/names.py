@@ -18,6 +18,7 @@ it imports nothing but the standard library.
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -45,7 +46,6 @@ EACH_ROWS_TOPIC = "each row's topic"
 """The destination of a sink without a topic of its own; every other destination is the name of a topic."""
 
 _SLOTS = 2  # epochs whose transactional ids are distinct
-_NUMBERS = 3  # of a task's id: slot, task, attempt
 _DIGEST_BYTES = 4
 
 
@@ -118,19 +118,21 @@ class TransactionName:
 
 def parse_name(transactional_id: str) -> TransactionName | None:
     """What `JobNames` made; None for an id that it did not make."""
-    prefix, *rest = transactional_id.split(".")
-    digest = rest.pop(1) if len(rest) > 2 and _is_digest(rest[1]) else None
-    if len(rest) == 2 and rest[1] in (Role.DRIVER, Role.REPAIR):
-        return TransactionName(prefix, rest[0], Role(rest[1]), digest)
-    numbers = rest[1:]
-    if len(numbers) != _NUMBERS or not all(number.isascii() and number.isdigit() for number in numbers):
+    found = _NAME.fullmatch(transactional_id)
+    if found is None:
         return None
-    slot, task, attempt = map(int, numbers)
-    return TransactionName(prefix, rest[0], Role.TASK, digest, slot, task, attempt)
+    if found["role"] is not None:
+        return TransactionName(found["prefix"], found["job"], Role(found["role"]), found["digest"])
+    slot, task, attempt = int(found["slot"]), int(found["task"]), int(found["attempt"])
+    return TransactionName(found["prefix"], found["job"], Role.TASK, found["digest"], slot, task, attempt)
 
 
-def _is_digest(text: str) -> bool:
-    return len(text) == 2 * _DIGEST_BYTES and all(digit in "0123456789abcdef" for digit in text)
+_JOB = "[A-Za-z0-9_-]{1,100}"  # as `check_job` has it
+_NUMBER = "0|[1-9][0-9]{0,17}"
+_NAME = re.compile(
+    rf"(?P<prefix>{_JOB})\.(?P<job>{_JOB})(?:\.(?P<digest>[0-9a-f]{{{2 * _DIGEST_BYTES}}}))?"
+    rf"\.(?:(?P<role>{Role.DRIVER}|{Role.REPAIR})|(?P<slot>[0-{_SLOTS - 1}])\.(?P<task>{_NUMBER})\.(?P<attempt>{_NUMBER}))"
+)
 
 
 def digest_of(destination: str) -> str:

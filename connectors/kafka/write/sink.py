@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -109,6 +110,13 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
     def __post_init__(self) -> None:
         """Refuse what contradicts itself."""
         check_job(self.transactional_id_prefix)
+        if self.topic is not None:
+            _check_topic("topic", self.topic)
+        _check_topic("commit_topic", self.commit_topic)
+        if self.topic == self.commit_topic:
+            raise UsageError(
+                f"topic and commit_topic are both {self.topic!r}: the lists of transactions need a topic of their own"
+            )
         _ = self.config
 
     @functools.cached_property
@@ -217,18 +225,36 @@ def _commit_log(config: ClientConfig, topic: str) -> CommitLog:
     return CommitLog(shared_cluster(config), topic)
 
 
+_TOPIC_NAME = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
+
+
+def _check_topic(argument: str, topic: object) -> None:
+    """Raise UsageError for what can be no topic's name."""
+    if not isinstance(topic, str) or not _TOPIC_NAME.fullmatch(topic):
+        hint = ": one name; rows for several topics have a column 'topic'" if isinstance(topic, list | tuple | set) else ""
+        raise UsageError(f"{argument} must be a topic's name (1 to 249 letters, digits, '.', '_' and '-'), not {topic!r}{hint}")
+
+
 class _Rows:
     """Rows on their way to record batches: an encoder for each topic, all for one producer."""
 
-    def __init__(self, cluster: KafkaCluster, topic: str | None, encoder: Callable[[int], RecordEncoder]) -> None:
-        """`encoder` makes one for so many partitions."""
-        self._cluster, self._topic, self._encoder = cluster, topic, encoder
+    def __init__(
+        self,
+        cluster: KafkaCluster,
+        topic: str | None,
+        encoder: Callable[[int], RecordEncoder],
+        commit_topic: str | None = None,
+    ) -> None:
+        """`encoder` makes one for so many partitions. No row may name the `commit_topic`."""
+        self._cluster, self._topic, self._encoder, self._commit_topic = cluster, topic, encoder, commit_topic
         self._encoders: dict[str, RecordEncoder] = {}
 
     def write(self, rows: pa.RecordBatch, sender: BatchSender) -> None:
         """Encode, and send what is full."""
         now_ms = time.time_ns() // 1_000_000
         for topic, part in self._by_topic(rows):
+            if topic == self._commit_topic:
+                raise UsageError(f"a row names the topic {topic!r}, which holds the lists of transactions: choose another one")
             if topic not in self._encoders:
                 partitions = len(self._cluster.topics([topic])[topic].partitions)
                 self._encoders[topic] = self._encoder(partitions)
@@ -333,7 +359,12 @@ class KafkaTransaction(Transaction[KafkaHandle]):
             producer = self._producer = self._transactions.init(self._free_id(), self._sink.config.transaction_timeout_ms)
             self._started_ms = time.time_ns() // 1_000_000
             self._sender = transactional_sender(cluster, self._transactions, producer, self._protocol)
-            self._rows = _Rows(cluster, self._sink.topic, lambda partitions: _encoder(self._sink.config, partitions, producer))
+            self._rows = _Rows(
+                cluster,
+                self._sink.topic,
+                lambda partitions: _encoder(self._sink.config, partitions, producer),
+                self._sink.commit_topic,
+            )
         return self._sender, self._rows
 
     def _free_id(self) -> str:
@@ -391,6 +422,8 @@ class AtLeastOnceKafkaSink(ImmediateSink):
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself."""
+        if self.topic is not None:
+            _check_topic("topic", self.topic)
         _ = self.config
 
     @functools.cached_property
@@ -584,7 +617,7 @@ class KafkaCommitter(Committer[KafkaHandle]):
 
     def forget(self) -> None:
         """A tombstone in the commit topic."""
-        self._log.write(None)
+        self._log.remove()
 
     def close(self) -> None:
         """Connections belong to the process."""
