@@ -1,9 +1,10 @@
 """One topic to Kafka, MariaDB and PostgreSQL at once, by a job that is killed in every phase of its commits.
 
-    python examples/exactly_once/three_sinks.py [--mariadb URL --postgresql URL]
+    python examples/exactly_once/three_sinks.py [--mariadb URL --postgresql URL] [--kill PHASE]...
 
 Each batch goes to a topic, then to a table in MariaDB, then to one in PostgreSQL. PostgreSQL has to have prepared transactions
-(max_prepared_transactions). Without addresses, throwaway servers are started (`headrace/harness/databases.py`).
+(max_prepared_transactions). Without addresses, throwaway servers are started (`headrace/harness/databases.py`). Without --kill
+it is killed in all phases, which are listed below.
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ def planted(phase: str, mark: Path) -> dict[str, str]:
     return {"HEADRACE_KILL": json.dumps(kill), "PYTHONPATH": str(CHECKOUT / "faults" / "kill")}
 
 
-def experiment(kafka: Kafka, scratch: Path, databases: Sequence[Table]) -> None:
-    """Raises ExperimentError if it comes out otherwise than it should."""
+def experiment(kafka: Kafka, scratch: Path, databases: Sequence[Table], phases: Sequence[str]) -> None:
+    """Kill the job in each of the phases. Raises ExperimentError if it comes out otherwise than it should."""
     source, output = kafka.topic("three-in", PARTITIONS), kafka.topic("three-out")
     kafka.send(source, range(RECORDS), PARTITIONS)
     kafka.topics.append(f"{output}-commits")
@@ -107,7 +108,7 @@ def experiment(kafka: Kafka, scratch: Path, databases: Sequence[Table]) -> None:
         "writes": [{**bootstrap, "topic": output, "commitTopic": f"{output}-commits"}, *to_databases],
         "checkpoint": str(scratch / "checkpoint"),
     }
-    for number, phase in enumerate(PHASES):
+    for number, phase in enumerate(phases):
         mark = scratch / f"killed-{number}"
         with Job("three_sinks_job.py", scratch, arguments, **planted(phase, mark)) as job:
             job.wait()
@@ -129,11 +130,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mariadb", help="mariadb://user:password@host:port/database")
     parser.add_argument("--postgresql", help="postgresql://user:password@host:port/database")
+    parser.add_argument("--kill", metavar="PHASE", action="append", choices=PHASES, help="may be repeated; default: all")
     options = parser.parse_args()
     urls = {"mariadb": options.mariadb, "postgresql": options.postgresql}
     with kafka_and_scratch() as (kafka, scratch), tables(urls) as databases:
         try:
-            experiment(kafka, scratch, databases)
+            experiment(kafka, scratch, databases, options.kill or list(PHASES))
         except ExperimentError as error:
             say(f"FAILED: {error}")
             return 1

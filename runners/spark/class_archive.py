@@ -17,7 +17,7 @@ from pathlib import Path
 import pyspark
 
 from headrace.enumerator.errors import PeerError
-from headrace.harness.jars import cache_directory, find_java
+from headrace.harness.jars import beside, cache_directory, find_java, locked
 
 SUBMIT_OPTIONS = "SPARK_SUBMIT_OPTS"
 """What Spark reads options of the driver's JVM from, beside the configuration, which is the user's own."""
@@ -66,9 +66,13 @@ def make_archive() -> Path:
 
 
 def archive_at_hand() -> Path:
-    """The file, made if there is none. Raises as `make_archive`."""
+    """The file, made if there is none: by one process, while others wait for it. Raises as `make_archive`."""
     file = archive_file()
-    return file if file.is_file() else make_archive()
+    if not file.is_file():
+        with locked(beside(file, "lock")):
+            if not file.is_file():
+                make_archive()
+    return file
 
 
 def use_archive() -> None:

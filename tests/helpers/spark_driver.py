@@ -1,4 +1,4 @@
-"""A Spark driver to be killed: reads a topic and writes each batch, idempotently, to a directory of its own.
+"""A Spark driver to be killed: reads a topic and writes each batch, idempotently, to a directory of its own. A warm session.
 
     python spark_driver.py <json>: {"options", "checkpoint", "out", "stop_in", "until"}
 
@@ -15,10 +15,10 @@ from tests.helpers.spark_sink_driver import SHORT_LIVED
 
 
 def main(arguments: dict) -> None:
-    from headrace.runners.spark import session_builder
+    from headrace.runners.spark import warm_session_builder
 
     settings = {"spark.ui.enabled": "false", **SHORT_LIVED}
-    spark = session_builder().master("local[2]").config(map=settings).getOrCreate()
+    spark = warm_session_builder().master("local[2]").config(map=settings).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     out = Path(arguments["out"])
     frame = spark.readStream.format("headrace").options(**arguments["options"]).load()

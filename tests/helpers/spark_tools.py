@@ -24,7 +24,7 @@ def start_session(**settings: str) -> SparkSession:
     """A session on two cores, with the JVM connector beside ours; a failed task is tried again, as on a cluster.
 
     A warm one, as each query of the tests starts Python processes, and waits for what they import. Sessions that are not warm:
-    the drivers of `spark_jobs.py` and `spark_driver.py`, and those of test_warm_session.py.
+    the drivers of `spark_jobs.py`, and those of test_warm_session.py.
     """
     from headrace.runners.spark import warm_session_builder
 

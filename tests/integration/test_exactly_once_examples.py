@@ -39,12 +39,23 @@ def test_the_experiment_comes_out_as_it_should(broker, script, verdict):
     assert done.returncode == 0
 
 
+PHASES = [
+    "when a task has prepared",
+    "when the list of a batch's transactions is durable",
+    "after the last commit of a batch, before Spark has noted it",
+]
+"""Of three sinks in one batch. The others are those of one sink: the tests of the Kafka sink and of the SQL sink."""
+
+
 @pytest.mark.timeout(1800)
-def test_three_sinks_have_each_record_once_whatever_phase_the_job_is_killed_in(broker):
+def test_three_sinks_have_each_record_once_though_the_job_is_killed(broker):
+    kills = [word for phase in PHASES for word in ("--kill", phase)]
     with mariadb() as one, postgresql() as other:
-        done = run(broker, "three_sinks", "--mariadb", one.url, "--postgresql", other.url)
+        done = run(broker, "three_sinks", "--mariadb", one.url, "--postgresql", other.url, *kills)
     assert done.stdout.splitlines()[-1:] == ["three_sinks: each record once in each"], done.stdout + done.stderr
-    assert done.stdout.count("  killed ") == 6
+    assert [line for line in done.stdout.splitlines() if line.startswith("  killed ")] == [
+        f"  killed {phase}" for phase in PHASES
+    ]
     assert done.returncode == 0
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from threading import Thread
+
 import pytest
 
 pytest.importorskip("pyspark")
 
 from headrace.enumerator.errors import PeerError
 from headrace.runners.spark import class_archive
-from headrace.runners.spark.class_archive import SUBMIT_OPTIONS, archive_file, make_archive, use_archive
+from headrace.runners.spark.class_archive import SUBMIT_OPTIONS, archive_at_hand, archive_file, make_archive, use_archive
 
 
 @pytest.fixture(autouse=True)
@@ -52,3 +54,21 @@ def test_a_sample_that_fails_is_shown_and_leaves_nothing(monkeypatch, cache):
     with pytest.raises(PeerError, match="no_such_module"):
         make_archive()
     assert list((cache / "headrace").iterdir()) == []
+
+
+def test_two_that_find_none_make_one(monkeypatch):
+    made = []
+    other = Thread(target=archive_at_hand)
+
+    def make() -> None:
+        made.append(1)
+        if len(made) == 1:
+            other.start()
+            other.join(0.2)  # it waits for this one, which is not ready yet
+        archive_file().touch()
+
+    monkeypatch.setattr(class_archive, "make_archive", make)
+    archive_file().parent.mkdir()
+    archive_at_hand()
+    other.join(30)
+    assert made == [1]

@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from headrace.runners.spark.class_archive import archive_at_hand
 from pyspark_headrace.kafka_offsets import OURS
 from tests.helpers.spark_tools import ROOT
+
+pytestmark = pytest.mark.timeout(900)  # more than all that it waits for
 
 DRIVER = ROOT / "tests" / "helpers" / "spark_driver.py"
 
@@ -23,6 +26,7 @@ class Driver:
 
     def __init__(self, out: Path, **arguments) -> None:
         self.out = out
+        archive_at_hand()
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
         self._log = (out / "driver.log").open("ab")
         command = [
