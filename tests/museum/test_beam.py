@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import deque
 
 import apache_beam as beam
 import pytest
@@ -11,14 +12,16 @@ from apache_beam.pipeline import PipelineVisitor
 from apache_beam.transforms.core import RestrictionProvider
 
 from headrace.beam import ReadFromSource
-from headrace.enumerator.ledger import SplitState
+from headrace.kafka import KafkaSource, Latest
 from headrace.runners.beam import enumerate as enumerating
 from headrace.runners.beam import worker
 from headrace.runners.beam.coders import Element
+from headrace.runners.beam.held import HeldReader
 from headrace.runners.beam.publication import Publication
-from headrace.runners.beam.restrictions.split import Fresh, OffsetSplitTracker
-from headrace.testing.memory import MemoryLog, MemorySource, MemorySplit
+from headrace.runners.beam.restrictions.split import Fresh
+from headrace.testing.memory import MemoryLog, MemorySource
 from tests.helpers.beam_rig import BeamRun, Stage
+from tests.helpers.kafka_rig import ONE_BATCH_PER_FETCH, transactional
 from tests.helpers.planted_publications import Trusting
 
 
@@ -76,14 +79,27 @@ def test_beam_31313_34890_shows_when_the_bug_is_planted(runs, monkeypatch):
     assert len(before + after) > 8
 
 
-def test_beam_30903_the_element_that_starts_it_all_is_not_emitted_again(runs):
-    """What a restore brings back are the residuals; the first restriction is asked for once in the life of a job."""
+def read_after_a_restore(runs, is_emitted_again):
+    """A job from latest, whose runner emits the element that starts it all once more when it restores, or does not."""
     source = MemorySource(log_of(a="1234"), start="latest")
-    before = runs(source)
-    checkpoint = before.checkpoint()
+    checkpoint = runs(source).checkpoint()
     source.log.append("a", "56")
     after = runs(source, checkpoint)
-    assert read(after) == "56"
+    if is_emitted_again:
+        after.job.enumerating.append(after.enumerate.begin(Element(b"")))
+        after.look_for_splits()
+    found = read(after)
+    source.log.append("a", "78")
+    return found + read(after)[len(found) :]
+
+
+def test_beam_30903_the_element_that_starts_it_all_is_not_emitted_again(runs):
+    """What a restore brings back are the residuals; the first restriction is asked for once in the life of a job."""
+    assert read_after_a_restore(runs, is_emitted_again=False) == "5678"
+
+
+def test_beam_30903_shows_when_the_runner_emits_it_again(runs):
+    assert read_after_a_restore(runs, is_emitted_again=True) != "5678"
 
 
 def test_beam_20836_splits_added_between_two_runs_are_read(runs):
@@ -98,12 +114,21 @@ def test_beam_20836_splits_added_between_two_runs_are_read(runs):
 
 
 def test_beam_25975_every_split_goes_on_however_many_workers_there_are(runs):
-    """A split is an element of its own, with its state: no worker owns any."""
+    """A reader is an element of its own, with its splits: no worker owns any, and fewer workers are given all of them."""
     source = MemorySource(log_of(a="12", b="34", c="56", d="78"), bounded=True)
-    before = runs(source)
-    after = runs(source, before.checkpoint())
+    before = runs(source, num_readers=4)
+    checkpoint = before.checkpoint()
+    assert len(before.job.reading) == 4
+    after = runs(source, checkpoint, num_readers=1)
     assert read(after) == "12345678"
     assert after.finished
+
+
+def test_beam_25975_shows_when_a_worker_goes_on_with_one_element_only(runs):
+    source = MemorySource(log_of(a="12", b="34", c="56", d="78"), bounded=True)
+    after = runs(source, runs(source, num_readers=4).checkpoint(), num_readers=1)
+    after.job.reading = deque([after.job.reading[0]])
+    assert len(read(after)) == 2
 
 
 def test_beam_21742_nothing_is_published_while_no_checkpoint_succeeds(runs, monkeypatch):
@@ -202,11 +227,40 @@ def test_beam_27648_a_hundred_splits_are_as_many_calls_as_there_are_readers(runs
     assert len(read(run)) == 200
 
 
-def test_beam_25962_the_position_moves_over_records_that_yield_nothing():
+@pytest.fixture
+def ends_in_nothing(fake_kafka):
+    """A bounded read of a record, behind which there are only an aborted record and control records."""
+    fake_kafka.create_topic("t")
+    fake_kafka.append("t", b"a")
+    transactional(fake_kafka.bootstrap, "t").transaction("t", [b"x"], commit=False)
+    assert fake_kafka.offsets("t")[2] == 3
+    properties = {"isolation.level": "read_committed", **ONE_BATCH_PER_FETCH}
+    return KafkaSource(fake_kafka.bootstrap, topics=["t"], stop=Latest(), properties=properties)
+
+
+def read_to_its_end(run, calls=200):
+    """The values; and whether it has ended by itself."""
+    for _ in range(calls):
+        if run.finished:
+            break
+        run.calls()
+    return [value for batch in run.delivered() for value in batch.column("value").to_pylist()], run.finished
+
+
+def test_beam_25962_the_position_moves_over_records_that_yield_nothing(ends_in_nothing, runs):
     """Kafka's control records, aborted transactions and gaps: a claim is where the split stands after a batch, not a record."""
-    tracker = OffsetSplitTracker(SplitState(MemorySplit("a", 0, 9), finished=False))
-    assert tracker.try_claim(SplitState(MemorySplit("a", 9, 9), finished=False))
-    assert tracker.check_done()
+    assert read_to_its_end(runs(ends_in_nothing, read_s=0.05)) == ([b"a"], True)
+
+
+def test_beam_25962_shows_when_only_what_yields_something_is_claimed(ends_in_nothing, runs, monkeypatch):
+    honest = HeldReader.poll
+
+    def poll(self, timeout_s):
+        batch = honest(self, timeout_s)
+        return batch if batch is not None and batch.records.num_rows else None
+
+    monkeypatch.setattr(HeldReader, "poll", poll)
+    assert read_to_its_end(runs(ends_in_nothing, read_s=0.05), calls=20) == ([b"a"], False)
 
 
 def test_seen_here_flink_finalises_bundles_that_ended_after_the_checkpoints_barrier(runs, monkeypatch):

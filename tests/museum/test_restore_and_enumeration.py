@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from pathlib import Path
 
 import pytest
 
 from headrace.enumerator import Boundedness, EagerEnumerator, EmbeddedRun, LazyEnumerator
 from headrace.enumerator import events as e
-from headrace.testing.memory import MemoryLog, MemorySource
+from headrace.enumerator.errors import ProtocolViolationError
+from headrace.testing.memory import MemoryLog, MemoryReader, MemorySource
 from tests.helpers import planted
 from tests.helpers.driving import Driver, assigned, assigned_splits, checkpoint_of, finished, only, reading, split
 from tests.helpers.findings import ROOT, Suite, named_tests
@@ -259,21 +261,53 @@ def test_kafka_12478_20539_a_split_found_later_is_read_from_its_first_record_tho
         assert read(run) == "34"
 
 
-def test_faust_221_what_a_lost_reader_had_fetched_is_not_delivered_after_it():
-    log = log_of(a="123456")
-    with run_of(MemorySource(log, batch_size=2), parallelism=2) as run:
-        first = run.poll(0.0)
+class FetchesAhead(MemoryReader):
+    """Has everything fetched as soon as it reads; `fetched` is what waits to be delivered."""
+
+    def __init__(self, source, fetched):
+        super().__init__(source)
+        self.fetched = fetched
+
+    def poll(self, timeout):
+        while (batch := super().poll(timeout)) is not None:
+            self.fetched.append(batch)
+        return self.fetched.popleft() if self.fetched else None
+
+
+class FetchingSource(MemorySource):
+    """Its readers fetch ahead; `shared`: into one place, which outlives them."""
+
+    def __init__(self, log, shared=None):
+        super().__init__(log, batch_size=2)
+        self.shared, self.readers = shared, []
+
+    def create_reader(self):
+        self.readers.append(FetchesAhead(self, deque() if self.shared is None else self.shared))
+        return self.readers[-1]
+
+
+def delivered_around_a_lost_reader(source):
+    """What counts: up to the last completed checkpoint before the loss, and everything after it."""
+    with run_of(source, parallelism=2) as run:
+        kept = [run.poll(0.0)]
         run.checkpoint()
         run.checkpoint_completed()
-        dropped = run.poll(0.0)  # delivered, but in no completed checkpoint: its output goes with the reader
+        run.poll(0.0)  # delivered, but in no completed checkpoint: its output goes with the reader
         (owner,) = (number for number in range(2) if run.coordinator.enumerator.ledger.load(number))
+        assert source.readers[owner].fetched  # there is something that must not be delivered
         run.lose_reader(owner)
         run.start_reader(owner)
-        batches = [batch for batch in (run.poll(0.0) for _ in range(6)) if batch is not None]
-    assert first is not None
-    assert dropped is not None
-    kept = [value for batch in (first, *batches) for value in batch.records.column("value").to_pylist()]
-    assert "".join(kept) == "123456"
+        kept += [run.poll(0.0) for _ in range(6)]
+    return "".join(value for batch in kept if batch is not None for value in batch.records.column("value").to_pylist())
+
+
+def test_faust_221_what_a_lost_reader_had_fetched_is_not_delivered_after_it():
+    assert delivered_around_a_lost_reader(FetchingSource(log_of(a="123456789"))) == "123456789"
+
+
+def test_faust_221_shows_when_the_next_reader_has_what_the_lost_one_fetched():
+    with pytest.raises(ProtocolViolationError, match="split a was delivered, but the split was never assigned to this reader"):
+        delivered_around_a_lost_reader(FetchingSource(log_of(a="123456789"), deque()))
 
 
 def test_every_test_that_the_table_names_exists():

@@ -1,4 +1,4 @@
-"""The museum's transactions, on a real broker: what other systems did, and what must come of it here."""
+"""The museum's transactions: what other systems did, and what must come of it. On a real broker, or a fake one that fails."""
 
 import uuid
 from dataclasses import replace
@@ -10,8 +10,9 @@ from headrace.connectors.commit import JobCommitter, StaleEpochError
 from headrace.connectors.kafka.client.errors import FencedByBrokerError
 from headrace.connectors.kafka.client.fetch import fetch_once
 from headrace.connectors.kafka.client.properties import Isolation
+from headrace.connectors.kafka.write import sink as sink_module
 from headrace.connectors.kafka.write.produce import BatchSender
-from headrace.connectors.kafka.write.transactions import Transactions, Verdict
+from headrace.connectors.kafka.write.transactions import TransactionProtocol, Transactions, Verdict
 from headrace.connectors.sink import Attempt, Outcome
 from headrace.enumerator.errors import HeadraceError
 from headrace.harness.kafka import create_topic
@@ -54,13 +55,29 @@ def sink(bootstrap, out):
     )
 
 
+@pytest.fixture
+def fake(request):
+    """A fake cluster, with version 2 of the transaction protocol where no parameter says otherwise."""
+    with FakeKafka() as kafka:
+        kafka.set_transaction_version(getattr(request, "param", 2))
+        kafka.create_topic("out")
+        yield kafka
+
+
+def visible(fake, isolation_level="read_committed"):
+    return sorted(record.value.decode() for record in fake.records("out", isolation_level=isolation_level))
+
+
+BOTH = pytest.mark.parametrize("fake", [1, 2], indirect=True, ids=["v1", "v2"])
+
+
 def recorded_and_killed(sink, handles, epoch=0):
     """The driver dies when the list is durable and nothing is committed."""
     with pytest.raises(Killed):
         JobCommitter(JOB, DyingCommitter(sink.committer(JOB), "record", "after")).commit(epoch, handles)
 
 
-def test_flink_40703_ids_used_again_and_an_old_checkpoint_restored(sink, out, bootstrap):
+def test_flink_40703_an_old_checkpoint_is_refused(sink, out, bootstrap):
     driver = committer(sink, JOB)
     for epoch in range(4):
         driver.commit(epoch, prepared(sink, JOB, epoch, [str(epoch)]))
@@ -68,6 +85,35 @@ def test_flink_40703_ids_used_again_and_an_old_checkpoint_restored(sink, out, bo
         committer(sink, JOB).commit(1, prepared(sink, JOB, 1, ["1"]))
     eventually(lambda: read_all(bootstrap, out), ["0", "1", "2", "3"])
     assert ongoing(sink, JOB) == []
+
+
+def restored_when_its_ids_were_used_again(fake):
+    """Checkpoint 1 is committed, and its driver dies before it notes that; 2 and 3 are written, under ids used before."""
+    sink = kafka_sink(fake.bootstrap, "out", "commits")
+    committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
+    (first,) = prepared(sink, JOB, 1, ["1"])
+    with pytest.raises(Killed):
+        JobCommitter(JOB, DyingCommitter(sink.committer(JOB), "end", "after")).commit(1, (first,))
+    prepared(sink, JOB, 2, ["2"])
+    (third,) = prepared(sink, JOB, 3, ["3"])
+    assert third.transactional_id == first.transactional_id
+    driver = committer(sink, JOB)
+    driver.commit(1, ())
+    assert ongoing(sink, JOB) == []
+    for epoch in (2, 3):
+        driver.commit(epoch, prepared(sink, JOB, epoch, [str(epoch)]))
+    return visible(fake)
+
+
+@BOTH
+def test_flink_40703_ids_used_again_and_an_older_checkpoint_restored(fake):
+    assert restored_when_its_ids_were_used_again(fake) == ["0", "1", "2", "3"]
+
+
+@BOTH
+def test_flink_40703_shows_when_a_fenced_id_is_taken_for_an_aborted_transaction(fake, monkeypatch):
+    monkeypatch.setattr(sink_module, "outcome_of", lambda *_, **__: Outcome.ABORTED)
+    assert restored_when_its_ids_were_used_again(fake) == ["0", "1", "1", "2", "3"]
 
 
 def test_flink_8086_the_same_state_restored_twice(sink, out, bootstrap):
@@ -104,14 +150,35 @@ def test_flink_31363_a_task_without_rows_opens_nothing(sink, out, bootstrap):
     assert read_all(bootstrap, out, "read_uncommitted") == []
 
 
-def test_flink_25126_after_a_failed_commit_nothing_is_used_again(sink, out, bootstrap):
-    handles = prepared(sink, JOB, 0, ["a"], ["b"])
-    with pytest.raises(Killed):
-        JobCommitter(JOB, DyingCommitter(sink.committer(JOB), "end", "before", 2)).commit(0, handles)
+def written_after_a_failed_commit(fake):
+    """The second EndTxn is refused for good; the job goes on in the same process. Gives the producers that wrote."""
+    sink = kafka_sink(fake.bootstrap, "out", "commits")
+    fake.fault("EndTxn", Refuse(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED), nth=2)
+    handles = list(prepared(sink, JOB, 0, ["a"], ["b"]))
+    with pytest.raises(HeadraceError, match="TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
+        committer(sink, JOB).commit(0, tuple(handles))
     again = committer(sink, JOB)
     again.commit(0, ())
-    again.commit(1, prepared(sink, JOB, 1, ["c"]))
-    eventually(lambda: read_all(bootstrap, out), ["a", "b", "c"])
+    for epoch in (1, 2, 3):
+        made = prepared(sink, JOB, epoch, [f"c{epoch}"], [f"d{epoch}"])
+        again.commit(epoch, made)
+        handles += made
+    return [handle.producer for handle in handles]
+
+
+@BOTH
+def test_flink_25126_after_a_failed_commit_no_producer_is_used_again(fake):
+    producers = written_after_a_failed_commit(fake)
+    assert len(set(producers)) == len(producers) == 8
+    assert visible(fake) == ["a", "b", "c1", "c2", "c3", "d1", "d2", "d3"]
+
+
+@BOTH
+def test_flink_25126_shows_when_a_producer_is_kept(fake, monkeypatch):
+    honest, kept = Transactions.init, {}
+    monkeypatch.setattr(Transactions, "init", lambda self, name, ms: kept.setdefault(name, honest(self, name, ms)))
+    with pytest.raises(HeadraceError):
+        written_after_a_failed_commit(fake)
 
 
 def test_flink_29627_two_handles_of_one_task(sink, out, bootstrap):
@@ -138,26 +205,14 @@ def test_iceberg_kafka_connect_200_a_zombies_transaction_is_taken_over(sink, out
     eventually(lambda: read_all(bootstrap, out), ["successor"])
 
 
-def test_librdkafka_3575_a_fenced_writer_never_reports_success(sink):
+def test_librdkafka_3575_a_fenced_writer_never_reports_success(sink, out, bootstrap):
     transaction = sink.begin(Attempt(JOB, 0, 0, 0))
     transaction.write(rows(["a"]))
     Transactions(sink.cluster()).init(sink.names(JOB).task(0, 0, 0), 10_000)
-    with pytest.raises(HeadraceError):
+    with pytest.raises(FencedByBrokerError):
         transaction.prepare()
     transaction.abort()
-
-
-@pytest.fixture
-def fake(request):
-    """A fake cluster, of the protocol's version 2 unless `indirect` says otherwise."""
-    with FakeKafka() as kafka:
-        kafka.set_transaction_version(getattr(request, "param", 2))
-        kafka.create_topic("out")
-        yield kafka
-
-
-def visible(fake, isolation_level="read_committed"):
-    return sorted(record.value.decode() for record in fake.records("out", isolation_level=isolation_level))
+    assert read_all(bootstrap, out) == []
 
 
 def with_sequence(batch, sequence):
@@ -181,12 +236,12 @@ def written_while_the_topic_is_missing(fake):
     return [value[0] for value in visible(fake)]
 
 
-@pytest.mark.parametrize("fake", [1, 2], indirect=True, ids=["v1", "v2"])
+@BOTH
 def test_librdkafka_1_9_a_topic_that_is_missing_for_a_moment_begins_no_sequence_again(fake):
     assert written_while_the_topic_is_missing(fake) == list("0123456789")
 
 
-@pytest.mark.parametrize("fake", [1, 2], indirect=True, ids=["v1", "v2"])
+@BOTH
 def test_librdkafka_1_9_shows_when_the_bug_is_planted(fake, monkeypatch):
     honest = BatchSender._start_over
 
@@ -225,15 +280,31 @@ def test_a_late_speculative_attempt_does_not_touch_the_winner(sink, out, bootstr
     eventually(lambda: read_all(bootstrap, out), ["winner"])
 
 
-def test_a_handle_is_ended_in_its_own_version(sink, out, bootstrap):
-    """Committed with the other version's EndTxn, a transaction would answer as an aborted one does, and be written again."""
+def ended_after_the_cluster_moved_on(fake):
+    """Written under version 1 of the protocol; ended, and asked again by a new driver, when the cluster is at version 2."""
+    fake.set_transaction_version(1)
+    sink = kafka_sink(fake.bootstrap, "out", "commits")
     handles = prepared(sink, JOB, 0, ["a"])
+    assert handles[0].protocol is TransactionProtocol.V1
     recorded_and_killed(sink, handles)
-    assert sink.committer(JOB).end(handles[0]) is Outcome.COMMITTED
-    assert sink.committer(JOB).end(handles[0]) is Outcome.COMMITTED
+    Transactions(sink.cluster()).end(handles[0].producer, TransactionProtocol.V1, Verdict.COMMIT)
+    fake.set_transaction_version(2)
     committer(sink, JOB).commit(0, ())
-    eventually(lambda: read_all(bootstrap, out), ["a"])
-    assert read_all(bootstrap, out, "read_uncommitted") == ["a"]
+    return visible(fake)
+
+
+def test_a_handle_is_ended_in_its_own_version(fake):
+    """Committed with the other version's EndTxn, a transaction would answer as an aborted one does, and be written again."""
+    assert ended_after_the_cluster_moved_on(fake) == ["a"]
+
+
+def test_what_is_ended_in_the_clusters_version_is_written_twice(fake, monkeypatch):
+    honest = Transactions.end
+    monkeypatch.setattr(
+        Transactions, "end", lambda self, producer, _, verdict: honest(self, producer, self.protocol(), verdict)
+    )
+    monkeypatch.setattr(sink_module, "outcome_of", lambda *_, **__: Outcome.ABORTED)
+    assert ended_after_the_cluster_moved_on(fake) == ["a", "a"]
 
 
 def test_a_batch_part_committed_part_aborted_is_repaired(sink, out, bootstrap):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
-from headrace.testing.fake_kafka import CutAfter, FakeKafka
+from headrace.testing.fake_kafka import CutAfter, ErrorCode, FakeKafka, Refuse
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -117,3 +118,30 @@ def test_the_java_producer_writes_once_though_an_answer_is_lost(spark, kafka, ja
         producer.send(java_record(spark, "out", str(number))).get()
     assert fault.fired == 1
     assert sorted(record.value for record in kafka.records("out")) == [b"0", b"1", b"2", b"3"]
+
+
+def test_seatunnel_10574_a_prepare_that_fails_persists_no_position_of_the_source(spark, kafka, tmp_path):
+    """There the position was stored, and what was read before it was never written."""
+    options = {"kafka.bootstrap.servers": kafka.bootstrap}
+
+    def copy() -> list[bytes]:
+        stream = spark.readStream.format("headrace").options(**options, subscribe="in", startingOffsets="earliest").load()
+        writer = stream.select("value").writeStream.format("headrace").options(**options, topic="out", commitTopic="lists")
+        writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start().awaitTermination()
+        return sorted(record.value for record in kafka.records("out"))
+
+    def committed_batches() -> list[str]:
+        return sorted(path.name for path in (tmp_path / "commits").glob("[0-9]*"))
+
+    kafka.append("in", b"a")
+    assert copy() == [b"a"]
+    before = committed_batches()
+    kafka.append("in", b"b")
+    refused = kafka.fault("Produce", Refuse(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "out"), times=None)
+    with pytest.raises(StreamingQueryException, match="TOPIC_AUTHORIZATION_FAILED"):
+        copy()
+    assert refused.fired > 0
+    assert committed_batches() == before
+    refused.stop()
+    kafka.append("in", b"c")
+    assert copy() == [b"a", b"b", b"c"]
