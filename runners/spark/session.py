@@ -18,7 +18,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pyspark
@@ -27,7 +28,7 @@ from pyspark.sql import SparkSession
 
 from headrace.enumerator.errors import UsageError
 from headrace.harness.jars import cache_directory
-from headrace.runners.spark.class_archive import use_archive
+from headrace.runners.spark.class_archive import SUBMIT_OPTIONS, archive_file, use_archive
 from headrace.runners.spark.planning import PARALLELISM_VARIABLE
 from headrace.runners.spark_daemon import ZYGOTE_VARIABLE
 from headrace.runners.spark_zygote import HASH_SEED, SEED
@@ -60,11 +61,12 @@ def require_pyspark(version: str = pyspark.__version__) -> None:
 class HeadraceBuilder(SparkSession.Builder):
     """Spark's own builder of sessions, for one that finds headrace; of a warm one, only where all is on one machine."""
 
-    def __init__(self, *, registers: bool, is_warm: bool) -> None:
+    def __init__(self, *, registers: bool, is_warm: bool, launcher: Path | None = None) -> None:
         """See `session_builder` and `warm_session_builder`. `registers`: the JVM would start a Python without headrace."""
         super().__init__()
         self._registers = registers
         self._is_warm = is_warm
+        self._launcher = launcher
 
     def getOrCreate(self) -> SparkSession:  # noqa: N802 - Spark's name
         """The session. Raises UsageError for a warm one on a cluster, and what Spark raises."""
@@ -72,7 +74,8 @@ class HeadraceBuilder(SparkSession.Builder):
         if master is not None:
             self._check(master)
             _tell_parallelism(os.environ, _local_cores(master))
-        session = super().getOrCreate()
+        with nullcontext() if self._launcher is None else _launched_by(self._launcher):
+            session = super().getOrCreate()
         context = SparkContext._active_spark_context
         if context is None:
             return session  # of Spark Connect
@@ -82,8 +85,9 @@ class HeadraceBuilder(SparkSession.Builder):
             session.stop()
             raise
         if self._registers:
-            _tell_parallelism(context.environment, context.defaultParallelism)
-            _register(session)
+            _register(session, context, context.defaultParallelism)
+        elif (cores := _local_cores(str(context.master))) is not None and _was_told(context) != str(cores):
+            _register(session, context, cores)  # the JVM is an earlier session's, or had started when the master was known
         return session
 
     def _check(self, master: str) -> None:
@@ -102,6 +106,9 @@ def session_builder() -> SparkSession.Builder:
     machines). Otherwise (in a notebook PYSPARK_DRIVER_PYTHON may be `jupyter`) the driver's processes get this Python; where
     nothing is set, the workers do, too. Under spark-submit, whose JVM runs already, the data source is registered with the
     session. Call it before the first session of the process. Raises UsageError when one is active whose Python has no headrace.
+
+    On a cluster one path has to name that Python on the driver and on the executors alike: Spark plans and reads a Python data
+    source with one path, and tasks fail where it is not. With `--archives`, unpack the archive in the driver's folder, too.
 
     A driver killed while it writes the first offsets of a query leaves a temporary file in the checkpoint. Spark 4.3 then takes
     the checkpoint for another query's and never starts again (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY): that check is off.
@@ -123,10 +130,8 @@ def warm_session_builder() -> SparkSession.Builder:
             "the JVM runs already, so this session starts as ever: warm_session_builder() cannot help under spark-submit"
         )
         return session_builder()
-    builder = _builder(is_warm=True)
-    _use_zygote()
-    use_archive()
-    return builder
+    archive_file()  # raises without Java, which is not to wait for the session
+    return _builder(is_warm=True)
 
 
 def _builder(*, is_warm: bool) -> SparkSession.Builder:
@@ -143,7 +148,22 @@ def _builder(*, is_warm: bool) -> SparkSession.Builder:
             f"the active Spark session runs {active.pythonExec} in its workers, which cannot import headrace: "
             f"stop it and set PYSPARK_PYTHON, for instance to {sys.executable}, before it starts"
         )
-    return HeadraceBuilder(registers=GATEWAY in os.environ and not is_found, is_warm=is_warm).config(map=SETTINGS)
+    _warn_of_two_paths(os.environ[WORKERS], os.environ.get(DRIVER))
+    launcher = _warm_python() if is_warm else None
+    registers = GATEWAY in os.environ and not is_found
+    return HeadraceBuilder(registers=registers, is_warm=is_warm, launcher=launcher).config(map=SETTINGS)
+
+
+def _warn_of_two_paths(workers: str, driver: str | None) -> None:
+    """Where the executors' Python is not on this machine, as from `--archives`, no path is valid on both sides."""
+    if driver is not None and driver != workers and shutil.which(workers) is None:
+        log.warning(
+            "Spark plans and reads a Python data source with one path, here PYSPARK_DRIVER_PYTHON (%s); PYSPARK_PYTHON (%s) is "
+            "not on this machine. Tasks fail unless %s is on the executors, too: make one path valid on both sides",
+            driver,
+            workers,
+            driver,
+        )
 
 
 @functools.cache
@@ -170,8 +190,18 @@ if sys.argv == ["-c"] and importlib.util.find_spec("headrace") and importlib.uti
 """
 
 
-def _register(session: SparkSession) -> None:
+def _register(session: SparkSession, context: SparkContext, parallelism: int) -> None:
+    """A data source that is registered has an environment of its own, and not that of the JVM."""
+    _tell_parallelism(context.environment, parallelism)
     session.dataSource.register(importlib.import_module(HOOK).DefaultSource)
+
+
+def _was_told(context: SparkContext) -> str | None:
+    """The parallelism that Python processes of this session are told: by its JVM, or by the data source registered with it."""
+    told: str | None = context.environment.get(PARALLELISM_VARIABLE)
+    if told is None and context._jvm is not None:
+        told = context._jvm.java.lang.System.getenv(PARALLELISM_VARIABLE)
+    return told
 
 
 def _local_cores(master: str) -> int | None:
@@ -189,11 +219,20 @@ def _tell_parallelism(environment: MutableMapping[str, str], parallelism: int | 
         environment[PARALLELISM_VARIABLE] = str(parallelism)
 
 
-def _use_zygote() -> None:
-    """Have Spark run the launcher as its Python, here where all is on one machine."""
-    if (launcher := _warm_python()) is not None:
-        os.environ[WORKERS] = str(launcher)
-        os.environ.pop(DRIVER, None)
+@contextmanager
+def _launched_by(launcher: Path) -> Iterator[None]:
+    """Have Spark run the launcher as its Python, in a session that starts meanwhile. Any later one starts as it is told."""
+    names = (WORKERS, DRIVER, SUBMIT_OPTIONS)
+    before = {name: os.environ[name] for name in names if name in os.environ}
+    os.environ[WORKERS] = str(launcher)
+    os.environ.pop(DRIVER, None)
+    use_archive()
+    try:
+        yield
+    finally:
+        for name in names:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 @functools.cache

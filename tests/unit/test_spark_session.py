@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("pyspark")
+
+from pyspark.sql import SparkSession
 
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark import session
@@ -74,13 +78,14 @@ def test_what_is_set_and_has_headrace_is_left_alone(monkeypatch, other_python):
     assert python() == (other_python, None)
 
 
-def test_a_deployment_with_archives_keeps_the_python_of_its_executors_and_that_of_its_driver(monkeypatch):
+def test_a_deployment_with_archives_keeps_the_python_of_its_executors_and_that_of_its_driver(monkeypatch, caplog):
     """Seen here: the driver's became that of the executors, which is not there; as in Spark's guide to Python packages."""
     monkeypatch.setenv(WORKERS, "./environment/bin/python")
     monkeypatch.setenv(DRIVER, "python")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     session_builder()
     assert python() == ("./environment/bin/python", "python")
+    assert "make one path valid on both sides" in caplog.text  # Spark plans and reads a Python data source with one
 
 
 def test_the_python_of_executors_alone_is_not_used_on_the_driver(monkeypatch):
@@ -140,36 +145,101 @@ class TestWarm:
         session._warm_python.cache_clear()
 
     @pytest.mark.parametrize("master", ["yarn", "spark://host:7077", "k8s://https://host", "local-cluster[2,1,1024]"])
-    def test_a_master_that_is_not_local_is_refused(self, master):
+    def test_seen_here_a_master_that_is_not_local_is_refused_and_leaves_nothing_behind(self, master, sparks):
+        """The launcher stayed Spark's Python, and a cluster's executors were told to run it."""
+        before = dict(os.environ)
         with pytest.raises(UsageError, match=r"one machine.*session_builder\(\)"):
             warm_session_builder().master(master).getOrCreate()
+        assert sparks.started == []
+        assert {**before, WORKERS: sys.executable} == dict(os.environ)
 
-    def test_sparks_python_is_a_launcher_that_nothing_takes_away(self, cache, tmp_path):
-        warm_session_builder()
+    def test_sparks_python_is_a_launcher_that_nothing_takes_away(self, cache, sparks):
+        warm_session_builder().master("local[2]").getOrCreate()
         (launcher,) = cache.iterdir()
-        assert python() == (str(launcher), None)
+        assert sparks.started == [(str(launcher), None)]
         assert os.access(launcher, os.X_OK)
 
-    def test_another_session_of_the_same_python_uses_the_same_launcher(self, cache):
-        warm_session_builder()
-        first = os.environ.pop(WORKERS)
-        session._warm_python.cache_clear()
-        warm_session_builder()
-        assert os.environ[WORKERS] == first
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_seen_here_a_session_that_comes_after_a_warm_one_starts_as_it_is_told(
+        self, sparks, monkeypatch, other_python, fails
+    ):
+        monkeypatch.setenv(WORKERS, other_python)
+        monkeypatch.setenv(DRIVER, other_python)
+        sparks.fails = fails
+        with pytest.raises(RuntimeError) if fails else nullcontext():
+            warm_session_builder().master("local[2]").getOrCreate()
+        assert sparks.started != [(other_python, other_python)]
+        assert python() == (other_python, other_python)
+
+    def test_another_session_of_the_same_python_uses_the_same_launcher(self, cache, sparks):
+        for _ in range(2):
+            session._warm_python.cache_clear()
+            warm_session_builder().master("local[2]").getOrCreate()
+        first, second = sparks.started
+        assert first == second
         assert len(list(cache.iterdir())) == 1
 
-    def test_asked_twice_it_is_made_once(self):
-        warm_session_builder()
-        first = os.environ[WORKERS]
-        warm_session_builder()
-        assert os.environ[WORKERS] == first
-
-    def test_where_no_launcher_can_be_made_the_session_starts_as_ever(self, monkeypatch, tmp_path, caplog):
+    def test_where_no_launcher_can_be_made_the_session_starts_as_ever(self, monkeypatch, tmp_path, caplog, sparks):
         (tmp_path / "file").write_text("no folder")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-        warm_session_builder()
-        assert python() == (sys.executable, None)
+        warm_session_builder().master("local[2]").getOrCreate()
+        assert sparks.started == [(sys.executable, None)]
         assert "start as ever" in caplog.text
+
+
+class FakeSparks:
+    """Spark, as far as the builders see it: one JVM for a process, with the environment of its start."""
+
+    def __init__(self):
+        self.started, self.registered = [], []
+        self.fails = False
+        self.jvms_environment = None
+        self.context = self._active_spark_context = None
+
+    def get_or_create(self, builder):
+        self.started.append(python())
+        if self.fails:
+            raise RuntimeError("no session")
+        if self.jvms_environment is None:
+            self.jvms_environment = dict(os.environ)
+        self.context = self._active_spark_context = SimpleNamespace(
+            master=builder._options.get("spark.master", "local[*]"),
+            environment={},
+            defaultParallelism=3,
+            pythonExec=sys.executable,
+            _jvm=SimpleNamespace(
+                java=SimpleNamespace(lang=SimpleNamespace(System=SimpleNamespace(getenv=self.jvms_environment.get)))
+            ),
+        )
+        return SimpleNamespace(dataSource=SimpleNamespace(register=self.registered.append), stop=lambda: None)
+
+    @property
+    def told(self):
+        """What a Python process of the session finds in its environment."""
+        return {**self.jvms_environment, **(self.context.environment if self.registered else {})}.get(PARALLELISM_VARIABLE)
+
+
+@pytest.fixture
+def sparks(monkeypatch):
+    found = FakeSparks()
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", lambda builder: found.get_or_create(builder))  # noqa: PLW0108 - bound
+    monkeypatch.setattr(session, "SparkContext", found)
+    return found
+
+
+class TestParallelism:
+    def test_is_told_to_the_jvm_before_it_starts(self, sparks):
+        session_builder().master("local[2]").getOrCreate()
+        assert (sparks.told, sparks.registered) == ("2", [])
+
+    def test_seen_here_a_second_session_in_the_same_jvm_is_told_its_own(self, sparks):
+        session_builder().master("local[2]").getOrCreate()
+        session_builder().master("local[8]").getOrCreate()
+        assert (sparks.told, len(sparks.registered)) == ("8", 1)
+
+    def test_seen_here_of_a_master_that_is_known_only_afterwards_is_told_too(self, sparks):
+        session_builder().getOrCreate()
+        assert (sparks.told, len(sparks.registered)) == (str(os.cpu_count()), 1)
 
 
 @pytest.mark.parametrize(
