@@ -322,17 +322,24 @@ class ReadFromSource(beam.PTransform[Any, Any]):
         return batches | "ToRecords" >> to_records(self._rows, self._event_time, self._record_type)
 
     def stages(self, options: Mapping[str, Any]) -> tuple[EnumerateBounded | EnumerateUnbounded, ReadBounded | ReadUnbounded]:
-        """The two splittable DoFns, under a name of their own: for `expand`, and for tests that do what a runner does."""
-        reading, parallelism = self._reading(options), int(options.get("parallelism") or 0)
+        """The two splittable DoFns, under a name of their own: for `expand`, and for tests that do what a runner does.
+
+        Raises UsageError for an option of the pipeline that cannot be.
+        """
+        given = self._given(options)
+        reading, parallelism = self._reading(options), given.number("parallelism", 0)
         readers = self._readers or (parallelism if parallelism > 0 else DEFAULT_READERS)
-        subtasks = Subtasks.of(parallelism, int(options.get("max_parallelism") or 0)) if parallelism > 0 else None
+        subtasks = Subtasks.of(parallelism, given.number("max_parallelism", 0)) if parallelism > 0 else None
         enumeration = (self._source, reading.transform, self._interval_s, readers, subtasks)
         if self._source.boundedness is Boundedness.BOUNDED:
             return EnumerateBounded(*enumeration), ReadBounded(reading)
         return EnumerateUnbounded(*enumeration), ReadUnbounded(reading)
 
+    def _given(self, options: Mapping[str, Any]) -> flink_options.Options:
+        return flink_options.Options(options, unbounded=self._source.boundedness is Boundedness.UNBOUNDED)
+
     def _reading(self, options: Mapping[str, Any]) -> Reading[Any]:
-        patience_s = max(PUBLISH_PATIENCE_S, 3 * int(options.get("checkpointing_interval") or 0) / 1000)
+        patience_s = max(PUBLISH_PATIENCE_S, 3 * self._given(options).number("checkpointing_interval", 0) / 1000)
         return Reading(self._source, uuid.uuid4().hex, self._event_time, self._read_s, self._publishes, patience_s)
 
     def _read(self, pbegin: Any, options: Mapping[str, Any]) -> Any:

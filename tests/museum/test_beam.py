@@ -180,6 +180,15 @@ def test_beam_26884_also_of_one_that_is_restored_after_it_has_read_all(runs, mon
     assert not run.job.reading
 
 
+def test_seen_here_a_bounded_read_that_is_restored_without_publishing_ends(runs):
+    """Its checkpoint holds last positions that are to be published, and nobody does any more."""
+    before = runs(MemorySource(log_of(a="123456"), bounded=True))
+    assert read(before) == "123456"
+    run = runs(before.read.fn._reading.source, before.snapshot(), publish=False)
+    run.calls()
+    assert (run.delivered(), list(run.job.reading)) == ([], [])
+
+
 def test_seen_here_a_read_that_an_expansion_service_builds_publishes_nothing_ahead_on_flink(monkeypatch):
     """What builds it has a runner of its own, DirectRunner by default; and Flink's runs it."""
     published = []

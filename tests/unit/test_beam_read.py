@@ -22,6 +22,7 @@ from headrace.enumerator.errors import CorruptDataError, DataLossError, Retriabl
 from headrace.runners.beam.coders import Element
 from headrace.runners.beam.enumerate import look
 from headrace.runners.beam.event_time import IDLE_LAG
+from headrace.runners.beam.flink.placement import Subtasks
 from headrace.runners.beam.read import as_dicts
 from headrace.runners.beam.restrictions.reader import ReaderRestriction
 from headrace.runners.beam.restrictions.split import Enumerated, Fresh
@@ -625,6 +626,27 @@ def test_how_many_readers_there_are_is_said_or_is_the_pipelines_parallelism(open
     enumerate_stage = Stage(ReadFromSource(source, num_readers=given).stages(parsed)[0])
     opened.append(enumerate_stage)
     assert len(enumerate_stage.process(enumerate_stage.begin(BEGIN)).outputs) == readers
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"parallelism": "four"}, "--parallelism must be a whole number, not 'four'"),
+        ({"parallelism": 4, "max_parallelism": "x"}, "--max_parallelism must be a whole number"),
+        ({"checkpointing_interval": "10s"}, "--checkpointing_interval must be a whole number, not '10s'"),
+        ({"parallelism": 4, "maxParallelism": "2"}, "--max_parallelism=2 is less than --parallelism=4, which Flink refuses"),
+    ],
+)
+def test_seen_here_options_of_the_pipeline_that_cannot_be_are_refused_by_name(options, message):
+    """They were bare ValueErrors, and with fewer key groups than subtasks the search for one never ended."""
+    with pytest.raises(UsageError, match=message):
+        ReadFromSource(MemorySource(log_of(a="1"))).stages(options)
+
+
+def test_seen_here_options_that_are_written_as_in_java_are_understood():
+    options = {"parallelism": "4", "maxParallelism": "256", "checkpointingInterval": "3600000"}
+    enumerate_fn, read_fn = ReadFromSource(MemorySource(log_of(a="1"))).stages(options)
+    assert (enumerate_fn._subtasks, read_fn._reading.publish_patience_s) == (Subtasks(4, 256), 3 * 3600)
 
 
 @pytest.mark.parametrize(("count", "expected"), [(3, 3), (100, 6)])

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.enumerator.errors import UsageError
+
 _PAD = b" "  # behind what `coders.ReaderFormat` has written, where it says nothing
 _MASK = 0xFFFFFFFF
 
@@ -22,10 +24,17 @@ class Subtasks:
 
     @classmethod
     def of(cls, parallelism: int, max_parallelism: int) -> Subtasks:
-        """Flink's own choice of `max_parallelism` where that is not positive. `parallelism` must be."""
+        """Flink's own choice of `max_parallelism` where that is not positive. `parallelism` must be.
+
+        Raises UsageError where there are fewer key groups than subtasks, which Flink refuses, too: some would get no element.
+        """
         if max_parallelism <= 0:
             power = 1 << (parallelism + parallelism // 2 - 1).bit_length()
             max_parallelism = min(max(power, 128), 1 << 15)
+        if max_parallelism < parallelism:
+            raise UsageError(
+                f"--max_parallelism={max_parallelism} is less than --parallelism={parallelism}, which Flink refuses"
+            )
         return cls(parallelism, max_parallelism)
 
     def index_of(self, element: bytes) -> int:

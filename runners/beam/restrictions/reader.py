@@ -55,7 +55,8 @@ class ReaderTracker(RestrictionTracker, Generic[SplitT]):
         """For one call of `process`. `publishes`: a split read to its end is kept until its last position is published."""
         states = (SplitState(split, finished=False) for split in restriction.reading)
         self._reading = {state.split.split_id: tracker_of(state) for state in states}
-        self._unpublished = {split.split_id: split for split in restriction.unpublished}
+        # a checkpoint of a job that published may have some, which now nobody publishes
+        self._unpublished = {split.split_id: split for split in restriction.unpublished} if publishes else {}
         self._publishes = publishes
         self._completed = 0.0
         for split_id in list(self._reading):
