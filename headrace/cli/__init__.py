@@ -10,6 +10,7 @@ from headrace.cli.beam import beam_command
 from headrace.cli.broker import broker_command
 from headrace.cli.dump import dump_command
 from headrace.cli.lag import lag_command
+from headrace.cli.losses import accept_loss, forget
 from headrace.cli.transactions import transactions_app
 from headrace.cli.verify import verify_command
 from headrace.cli.warm_up import warm_up_command
@@ -18,6 +19,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 app.command(name="broker")(broker_command)
 app.command(name="beam")(beam_command)
 app.command(name="warm-up")(warm_up_command)
+transactions_app.command(name="accept-loss")(accept_loss)
+transactions_app.command(name="forget")(forget)
 app.add_typer(transactions_app, name="transactions")
 app.command(name="lag")(lag_command)
 app.command(name="verify")(verify_command)

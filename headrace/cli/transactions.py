@@ -36,9 +36,8 @@ from headrace.enumerator.errors import HeadraceError, StateError, UsageError
 
 if TYPE_CHECKING:
     from headrace.connectors.kafka.write.handles import KafkaHandle
-    from headrace.connectors.kafka.write.sink import KafkaSink
     from headrace.connectors.kafka.write.transactions import TransactionDescription, Transactions
-    from headrace.connectors.sink import CommitList
+    from headrace.connectors.sink import CommitList, Committer
 
 transactions_app = typer.Typer(no_args_is_help=True, help="Inspect and end the transactions of exactly-once writes.")
 
@@ -369,14 +368,14 @@ def other_prefixes(key: str, commits: CommitList[KafkaHandle], prefix: str) -> l
     return sorted(found - {prefix})
 
 
-def complete(sink: KafkaSink, completion: Completion) -> None:
-    """Commit the list with a sink for its topic, repair what timed out, abort the others; delete the list of a one-off write.
+def complete(completion: Completion, sinks_committer: Committer[KafkaHandle]) -> None:
+    """Commit the list, with a committer for its topic, repair what timed out, abort the others; delete that of a one-off write.
 
     Raises DataLossError, FencedError, PeerError. May be called again after any of them.
     """
     from headrace.connectors.commit import JobCommitter
 
-    committer = JobCommitter(completion.job, sink.committer(completion.job))
+    committer = JobCommitter(completion.job, sinks_committer)
     try:
         committer.recover()
         if completion.forget:
@@ -418,7 +417,7 @@ def commit(
     for item in completions:
         note(f"job {item.job}: completing epoch {item.epoch}; a driver of this job that is still running is fenced and fails")
         try:
-            complete(replace(sink, topic=item.topic), item)
+            complete(item, replace(sink, topic=item.topic).committer(item.job))
         except HeadraceError as error:
             failures.append(error)
             note(f"job {item.job}: {error}")

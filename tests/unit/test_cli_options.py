@@ -137,7 +137,7 @@ def test_every_command_says_what_it_is_for():
         ["lag"],
         ["verify"],
         ["dump"],
-        *(["transactions", name] for name in ("list", "describe", "abort", "commit")),
+        *(["transactions", name] for name in ("list", "describe", "abort", "commit", "accept-loss", "forget")),
     ):
         result = runner.invoke(cli.app, [*command, "--help"], env={"COLUMNS": "200"})
         assert result.exit_code == 0

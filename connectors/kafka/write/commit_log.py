@@ -333,6 +333,15 @@ class DriverLog:
         self.write(None)
         self._producer = self._transactions.init(self._names.driver, _DRIVER_TIMEOUT_MS)
 
+    def reset(self) -> None:
+        """Shut other drivers of the job out and leave no list, whatever was recorded, can be read of it, or is lost."""
+        self._log.create()
+        self._protocol = self._transactions.protocol()
+        self._producer = self._transactions.init(self._names.driver, _DRIVER_TIMEOUT_MS)
+        self._log.read_created()
+        self._parts = self._log.parts_of(self._names.key)
+        self.remove()
+
     def _write(self, producer: Producer, value: bytes | None) -> None:
         if self._protocol is TransactionProtocol.V1:
             # A delayed EndTxn of the write before could end this one (KAFKA-17754); version 2 bumps the epoch with each.

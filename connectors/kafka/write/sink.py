@@ -619,5 +619,10 @@ class KafkaCommitter(Committer[KafkaHandle]):
         """A tombstone in the commit topic."""
         self._log.remove()
 
+    def begin_anew(self) -> None:
+        """For an operator: forget the job's list though it cannot be read or is lost, and abort all that the job has open."""
+        self._log.reset()
+        self.sweep(())
+
     def close(self) -> None:
         """Connections belong to the process."""

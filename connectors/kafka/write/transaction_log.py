@@ -27,7 +27,9 @@ from headrace.connectors.kafka.write.transactions import Producer
 from headrace.connectors.sink import Outcome
 from headrace.enumerator.errors import DataLossError, RetriableError
 
-__all__ = ["BatchCopier", "outcome_of"]
+__all__ = ["BatchCopier", "outcome_of", "why_lost"]
+
+_WAY_OUT = "to go on without it, see headrace transactions accept-loss"
 
 # --- outcome ----------------------------------------------------------------------------------------------------------
 
@@ -46,7 +48,7 @@ def outcome_of(cluster: KafkaCluster, handle: KafkaHandle) -> Outcome:
     raise DataLossError(
         f"the transaction of {handle.transactional_id!r} (producer {handle.producer.producer_id}) "
         "is no longer known to its coordinator, and its records are no longer in the log, so whether they were ever visible "
-        f"cannot be told: {'; '.join(map(str, handle.ranges))}"
+        f"cannot be told: {'; '.join(map(str, handle.ranges))}; {_WAY_OUT}"
     )
 
 
@@ -93,14 +95,13 @@ class BatchCopier:
         """Topic and batch, partition by partition. Raises DataLossError, naming the range, when records are gone."""
         for written in handle.ranges:
             if not _is_there(self._cluster, written):
-                raise DataLossError(f"{_LOST}: {written}; the topic was deleted or created anew since")
+                raise DataLossError(f"{_LOST}: {written}; {_NO_TOPIC}; {_WAY_OUT}")
             found = 0
             for batch in _own_batches(self._cluster, handle, written):
                 found += batch.records
                 yield written.topic, self._copied(batch, (written.topic, written.partition))
             if found != written.records:
-                gone = f"the log still has {found} of its records, retention or compaction took the others"
-                raise DataLossError(f"{_LOST}: {written}; {gone}")
+                raise DataLossError(f"{_LOST}: {written}; {_only(found)}; {_WAY_OUT}")
 
     def _copied(self, batch: StoredBatch, key: TopicPartition) -> OutBatch:
         data = bytearray(batch.data)
@@ -114,6 +115,19 @@ class BatchCopier:
         return OutBatch(key[1], data, batch.records)
 
 
+def why_lost(cluster: KafkaCluster, handle: KafkaHandle, written: WrittenRange) -> str | None:
+    """Why the records of one range of an aborted transaction cannot be copied, all of them; None if they can."""
+    if not _is_there(cluster, written):
+        return _NO_TOPIC
+    found = sum(batch.records for batch in _own_batches(cluster, handle, written))
+    return None if found == written.records else _only(found)
+
+
+def _only(found: int) -> str:
+    return f"the log still has {found} of its records, retention or compaction took the others"
+
+
+_NO_TOPIC = "the topic was deleted or created anew since"
 _LOST = "a transaction timed out before it could be committed, and what it wrote cannot be copied"
 
 
