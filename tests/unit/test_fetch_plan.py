@@ -220,9 +220,9 @@ def test_out_of_range_is_a_doubt_and_no_verdict():
     plan = plan_of(source)
     (asked,) = plan.take(ONE, 0.0, ROOM)
     assert plan.landed(asked, answer(error=ErrorCode.OFFSET_OUT_OF_RANGE), None, 0.0) is None
-    assert plan.doubtful(0.0) == [(source, 10)]
+    assert plan.doubtful() == [(source, 10)]
     assert plan.cleared(source, RetriableError("in range after all"), 0.0) is None
-    assert plan.doubtful(1.0) == []
+    assert plan.doubtful() == []
     assert plan.leaderless(1.0) == [source]
 
 
@@ -244,7 +244,7 @@ def test_out_of_range_at_a_follower_asks_the_leader_first():
     assert plan.take(ONE, 0.0, ROOM) == []
     (asked,) = plan.take(TWO, 0.0, ROOM)
     plan.landed(asked, answer(error=ErrorCode.OFFSET_OUT_OF_RANGE), None, 0.0)
-    assert plan.doubtful(0.0) == []
+    assert plan.doubtful() == []
     assert len(plan.take(ONE, 0.0, ROOM)) == 1
 
 

@@ -22,11 +22,14 @@ class FakeConnection:
         if self.refusing:
             raise ConnectionLostError("refused")
         self.address = f"{host}:{port}"
-        self.usable, self.in_flight, self.quiet, self.closed = True, 0, True, False
+        self.usable, self.in_flight, self.quiet, self.closed, self.aborted = True, 0, True, False, False
         self.last_used = time.monotonic()
 
     def is_quiet(self) -> bool:
         return self.quiet
+
+    def abort(self) -> None:
+        self.aborted, self.usable = True, False
 
     def close(self) -> None:
         self.closed, self.usable = True, False

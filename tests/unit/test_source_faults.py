@@ -21,10 +21,10 @@ from headrace.connectors.kafka.read import fetch_plan, fetcher
 from headrace.connectors.kafka.read.discovery import java_pattern
 from headrace.connectors.kafka.read.split import KafkaSplit, KafkaSplitSerializer
 from headrace.enumerator.errors import CorruptDataError, DeadlineExceededError, OutageError, UsageError
-from headrace.kafka import Earliest, KafkaSource, Latest
+from headrace.kafka import Earliest, KafkaSource, Latest, Timestamp
 from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.stream import StreamPlanner
-from headrace.testing.fake_kafka import ErrorCode, FakeKafka, Refuse, Rewrite, Throttle
+from headrace.testing.fake_kafka import Before, ErrorCode, FakeKafka, NewRecord, Refuse, Rewrite, Throttle
 from pyspark_headrace.kafka_offsets import KafkaOffsets
 
 DEADLINE_S = 30.0
@@ -373,6 +373,15 @@ def test_a_log_is_cut_and_grows_again_and_a_loss_allowed_reads_what_was_written_
     kafka.append("t", b"new-5", b"new-6")
     with source.batches(stored) as batches:
         assert next(batches).column("value").to_pylist() == [b"new-5", b"new-6"]
+
+
+@pytest.mark.parametrize("at", [2, 3])
+def test_a_record_that_comes_while_a_start_at_a_timestamp_becomes_an_offset_is_read(kafka, at):
+    kafka.append("t", NewRecord(b"old", timestamp_ms=1000))
+    late = kafka.fault("ListOffsets", Before(lambda: kafka.append("t", NewRecord(b"new", timestamp_ms=5000))), nth=at)
+    (split,) = source_of(kafka, start=Timestamp(4000), stop=None).create_discovery().initial().added
+    assert split.next_offset == 1
+    assert late.fired == 1
 
 
 # --- readers that nobody reads ----------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ class KafkaCluster:
         self.close()
 
     def close(self) -> None:
-        """Close idle connections and wake every thread that waits between two tries."""
+        """Close all connections, and wake every thread that waits for an answer, a quota or between two tries."""
         self._retries.close()
         self._pool.close()
 
@@ -139,6 +139,12 @@ class KafkaCluster:
         one that does not know its high watermark yet says OFFSET_NOT_AVAILABLE instead of answering too low (KAFKA-7703).
         """
         return self._offsets.list_offsets(positions, isolation)
+
+    def offset_range(self, topic: str, partition: int) -> tuple[int | None, int | None]:
+        """The first offset that the partition's leader has, and the first one not yet written. One try, so that a leader
+        that is away holds up nobody else; raises as `leader` and `call`.
+        """
+        return self._offsets.bounds((topic, partition))
 
     def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
         """Where the records of these leader epochs, and of all before them, end in the log as its leader has it now (KIP-320).

@@ -10,7 +10,7 @@ from headrace.connectors.kafka.client.calls import Calls
 from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.errors import broker_error
 from headrace.connectors.kafka.client.metadata import Metadata
-from headrace.connectors.kafka.client.positions import Earliest, Symbol, Timestamp
+from headrace.connectors.kafka.client.positions import Earliest, Latest, Symbol, Timestamp
 from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
 from headrace.connectors.kafka.client.retries import Retries
 from headrace.connectors.kafka.client.topology import Broker, TopicPartition
@@ -74,6 +74,17 @@ class Offsets:
             return lookup.answers
 
         return self._retries.run("listing offsets", ask)
+
+    def bounds(self, tp: TopicPartition) -> tuple[int | None, int | None]:
+        """See `KafkaCluster.offset_range`."""
+        found = []
+        for position in (Earliest(), Latest()):
+            lookup = _Lookup(Isolation.READ_UNCOMMITTED)
+            self._ask_leaders({tp: position}, lookup)
+            if lookup.failures:
+                raise lookup.failures[0]
+            found.append(lookup.answers[tp].offset)
+        return found[0], found[1]
 
     def _ask_leaders(self, positions: Mapping[TopicPartition, Symbol], lookup: _Lookup) -> None:
         """One try. A leader that cannot be reached, or refuses for now, does not keep the others from being asked."""

@@ -225,8 +225,13 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
                 f"no offset matches the requested timestamp: {names}; ask for the latest offset in that case, or earlier"
             )
         ends = self._cluster.list_offsets(dict.fromkeys(unmatched, Latest()), self._plan.isolation) if unmatched else {}
-        resolved = {tp: answer.offset for tp, answer in {**answers, **ends}.items() if answer.offset is not None}
-        return {tp: {**resolved, **self._in_range(fixed, is_stop=is_stop)}[tp] for tp in positions}
+        # A record may have come between the two questions. If still none matches, none before that end does.
+        late = self._cluster.list_offsets({tp: asked[tp] for tp in unmatched}, self._plan.isolation) if unmatched else {}
+        found = {
+            tp: answer.offset for told in (answers, ends, late) for tp, answer in told.items() if answer.offset is not None
+        }
+        found |= self._in_range(fixed, is_stop=is_stop)
+        return {tp: found[tp] for tp in positions}
 
     def _committed(self, positions: Mapping[TopicPartition, Position]) -> dict[TopicPartition, int]:
         by_group: dict[str, list[TopicPartition]] = {}

@@ -13,6 +13,7 @@ A partition is in one of these states:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -23,11 +24,13 @@ from headrace.connectors.kafka.client.errors import LogTruncatedError, TopicRecr
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.topology import Broker, Leader, TopicPartition
 from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer, span_of_batches
+from headrace.connectors.kafka.read.fetch_index import FetchIndex, Place, Worker
 from headrace.connectors.kafka.read.outages import Outages
 from headrace.enumerator.errors import CorruptDataError, DeadlineExceededError, HeadraceError, is_retriable
 
 __all__ = ["Asked", "FetchFailed", "FetchFrom", "FetchPlan", "FetchedData"]
 
+_MOVED = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 _UNKNOWN_TOPIC_GRACE_S = 3.0
 _CUT_SHORT_GRACE_S = 3.0
 _LEAST_AGE_MS = 50
@@ -123,12 +126,18 @@ class _Partition:
     failures: int = 0
     bytes_per_offset: float = _GUESSED_BYTES_PER_OFFSET
     max_bytes: int | None = None  # raised when not even one batch fitted
+    order: int = 0  # of fetching
+    place: Place = field(default_factory=Place)
 
     @property
     def lookup_at(self) -> float | None:
         if self.state is _State.IN_DOUBT:
             return None
         return self.ready_at if self.state is _State.LEADERLESS else self.known_until
+
+    def stands(self) -> Place:
+        """Where it stands, for the index."""
+        return Place(self.replica, self.state is _State.READY, self.state is _State.IN_DOUBT, self.lookup_at)
 
     @property
     def ended(self) -> bool:
@@ -160,6 +169,8 @@ class FetchPlan:
         self._max_age_s = max(config.metadata_max_age_ms, config.retry_backoff_ms, _LEAST_AGE_MS) / 1000
         self._longest_backoff_s = max(config.retry_backoff_ms, config.retry_backoff_max_ms) / 1000
         self._partitions: dict[TopicPartition, _Partition] = {}
+        self._index: FetchIndex[_Partition] = FetchIndex()
+        self._orders = itertools.count()
         self.outages = Outages()
 
     def __len__(self) -> int:
@@ -173,22 +184,34 @@ class FetchPlan:
         partition.bytes_per_offset = self._densities.get(source.key, _GUESSED_BYTES_PER_OFFSET)
         if not partition.ended:
             self._partitions[source.key] = partition
+            partition.order = next(self._orders)
+            self._index.put(partition, partition.stands())
 
     def remove(self, key: TopicPartition) -> None:
         """Stop a partition; unknown ones are ignored."""
-        self._partitions.pop(key, None)
+        partition = self._partitions.pop(key, None)
+        if partition is not None:
+            self._index.put(partition, Place())
         self.outages.over(key)
+
+    def changed(self) -> set[Worker]:
+        """Who has got something to do since this was last asked, and brokers from which nothing is fetched any more."""
+        return self._index.changed()
+
+    def _settle(self, partition: _Partition) -> None:
+        """The partition was changed."""
+        if self._partitions.get(partition.source.key) is partition:
+            self._index.put(partition, partition.stands())
 
     # --- finding leaders -----------------------------------------------------------------------------------------------
 
     def leaderless(self, now: float) -> list[FetchFrom]:
         """The partitions whose leader is to be looked up now: there is none, or it is known for longer than it should be."""
-        return [p.source for p in self._partitions.values() if p.lookup_at is not None and p.lookup_at <= now]
+        return [partition.source for partition in self._index.lookups(now)]
 
-    def doubtful(self, now: float) -> list[tuple[FetchFrom, int]]:
+    def doubtful(self) -> list[tuple[FetchFrom, int]]:
         """The partitions, with their offsets, of which the leader must be asked what range it has."""
-        due = (p for p in self._partitions.values() if p.state is _State.IN_DOUBT and p.ready_at <= now)
-        return [(p.source, p.offset) for p in due]
+        return [(partition.source, partition.offset) for partition in self._index.doubtful()]
 
     def leader_found(self, source: FetchFrom, leader: Leader, topic_id: UUID | None, now: float) -> Outcome:
         """A leader was found. Another topic id than that of the positions is an error once it has stayed for 3 s."""
@@ -211,6 +234,7 @@ class FetchPlan:
         if partition.leader is None or partition.leader.broker != leader.broker:
             partition.replica = leader.broker
         partition.leader, partition.known_until = leader, now + self._max_age_s
+        self._settle(partition)
 
     def lookup_failed(self, source: FetchFrom, error: HeadraceError, now: float) -> Outcome:
         """No leader was found; ask again after a backoff, or give up when the deadline has passed or trying does not help."""
@@ -219,6 +243,7 @@ class FetchPlan:
             return None
         if partition.state is not _State.LEADERLESS:
             partition.known_until = now + self._max_age_s  # it is being fetched: that will tell what is wrong
+            self._settle(partition)
             return None
         if isinstance(error, UnknownTopicError):
             if partition.topic_id is not None and source.topic in error.topics:
@@ -245,7 +270,7 @@ class FetchPlan:
 
     def take(self, broker: Broker, now: float, room: int) -> list[Asked]:
         """The next request to a broker: its ready partitions, those longest not served first. They are then in flight."""
-        ready = [p for p in self._partitions.values() if p.state is _State.READY and p.replica == broker and p.ready_at <= now]
+        ready = [partition for partition in self._index.ready(broker) if partition.ready_at <= now]
         return [self._ask(partition, max(room // len(ready), _PARTITION_SHARE), now) for partition in ready]
 
     def wants_wait(self, asked: Iterable[Asked]) -> bool:
@@ -255,16 +280,20 @@ class FetchPlan:
     def next_due(self, broker: Broker | None) -> float | None:
         """When a partition waiting for its backoff is due: of this broker, or with None of those to be looked up."""
         if broker is None:
-            return min((p.ready_at if p.lookup_at is None else p.lookup_at for p in self._partitions.values()), default=None)
-        ready = (p for p in self._partitions.values() if p.state is _State.READY and p.replica == broker)
-        return min((p.ready_at for p in ready), default=None)
+            return self._index.next_lookup()
+        return min((partition.ready_at for partition in self._index.ready(broker)), default=None)
 
     def replicas(self) -> set[Broker]:
         """The brokers that partitions are fetched from."""
-        return {p.replica for p in self._partitions.values() if p.replica is not None}
+        return self._index.brokers()
+
+    def fetches_from(self, broker: Broker) -> bool:
+        """Whether any partition is fetched from this broker."""
+        return self._index.belongs(broker)
 
     def _ask(self, partition: _Partition, share: int, now: float) -> Asked:
         partition.state = _State.IN_FLIGHT
+        self._settle(partition)
         source = partition.source
         limit = partition.max_bytes or self._config.max_partition_fetch_bytes or share
         if source.stop is not None and partition.max_bytes is None:
@@ -284,15 +313,29 @@ class FetchPlan:
 
     # --- answers -------------------------------------------------------------------------------------------------------
 
-    def landed(self, asked: Asked, answer: PartitionAnswer, preferred: Broker | None, now: float) -> Outcome:
+    def landed(
+        self, asked: Asked, answer: PartitionAnswer, preferred: Broker | None, now: float, *, hint: Leader | None = None
+    ) -> Outcome:
         """Digest what the broker said about one partition.
 
         `preferred` is the broker behind `answer.preferred_replica`, None when it is not among those we know: then the leader is
-        looked up, with the brokers, and is asked not to send us away meanwhile.
+        looked up, with the brokers, and is asked not to send us away meanwhile. `hint` is the leader that the answer names
+        (KIP-951): one of a later epoch is asked at once.
         """
         partition = asked.partition
         if self._partitions.get(partition.source.key) is not partition:
             return None
+        if hint is not None and answer.error in _MOVED and _is_later(hint, partition.leader):
+            partition.replica, partition.state = hint.broker, _State.READY
+            self._led_by(partition, hint, now)
+            return None
+        outcome = self._digest(partition, asked, answer, preferred, now)
+        self._settle(partition)
+        return outcome
+
+    def _digest(
+        self, partition: _Partition, asked: Asked, answer: PartitionAnswer, preferred: Broker | None, now: float
+    ) -> Outcome:
         where = f"fetching {asked.topic}-{asked.index} at offset {asked.offset} from {partition.replica}"
         if answer.error == ErrorCode.OFFSET_OUT_OF_RANGE:
             self._out_of_range(partition, now)
@@ -335,6 +378,7 @@ class FetchPlan:
         for item in asked:
             if self._partitions.get(item.partition.source.key) is item.partition:
                 item.partition.state = _State.READY
+                self._settle(item.partition)
 
     def _advance(self, partition: _Partition, asked: Asked, answer: PartitionAnswer, now: float) -> FetchedData | None:
         span = span_of_batches(answer.records)
@@ -348,9 +392,9 @@ class FetchPlan:
         partition.max_bytes = partition.short_since = None
         partition.offset = span.next_offset
         partition.last_epoch = span.last_epoch if span.last_epoch is not None else partition.last_epoch
-        self._partitions.pop(partition.source.key)
-        if not partition.ended:
-            self._partitions[partition.source.key] = partition  # last in the order of fetching
+        partition.order = next(self._orders)
+        if partition.ended:
+            self.remove(partition.source.key)
         return FetchedData(
             topic=asked.topic,
             partition=asked.index,
@@ -418,6 +462,7 @@ class FetchPlan:
         partition.ready_at = now + min(backoff_s, self._longest_backoff_s)
         partition.failures += 1
         partition.state = _State.LEADERLESS
+        self._settle(partition)
 
     def _end(self, partition: _Partition, error: HeadraceError) -> FetchFailed:
         self.remove(partition.source.key)
@@ -426,3 +471,7 @@ class FetchPlan:
     def _current(self, source: FetchFrom) -> _Partition | None:
         partition = self._partitions.get(source.key)
         return partition if partition is not None and partition.source is source else None
+
+
+def _is_later(leader: Leader, known: Leader | None) -> bool:
+    return leader.epoch is not None and (known is None or known.epoch is None or leader.epoch > known.epoch)

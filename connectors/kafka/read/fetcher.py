@@ -1,8 +1,8 @@
 """Fetching records: one thread per broker keeps the next request in flight while the reader decodes what came.
 
 The threads only move bytes: what to ask and what an answer means is `fetch_plan`'s. One more thread looks up leaders and
-checks offsets out of range, so that a slow metadata request never holds up a fetch. `poll`, `assign`, `finish` and `close`
-are for one reader thread.
+one checks offsets out of range, so that a slow request never holds up a fetch. Each is woken for what it has to do, and a
+thread ends when nothing is fetched from its broker any more. `poll`, `assign`, `finish` and `close` are for one reader thread.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from uuid import UUID
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.errors import OffsetOutOfRangeError, UnknownTopicError, broker_error
 from headrace.connectors.kafka.client.fetch import FetchLimits, PartitionFetch, fetch_request
-from headrace.connectors.kafka.client.positions import Earliest, Latest
-from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.client.topology import Broker, Leader
 from headrace.connectors.kafka.client.wire.connection import Connection
 from headrace.connectors.kafka.client.wire.protocol import Message
 from headrace.connectors.kafka.format.fetch_protocol import FetchAnswer
 from headrace.connectors.kafka.read.densities import shared_densities
+from headrace.connectors.kafka.read.fetch_index import Work, Worker
 from headrace.connectors.kafka.read.fetch_plan import Asked, FetchedData, FetchFailed, FetchFrom, FetchPlan
 from headrace.enumerator.errors import DataLossError, HeadraceError, RetriableError
 
@@ -53,19 +53,21 @@ class Fetcher:
         self._plan = FetchPlan(cluster.config, shared_densities(cluster.config))
         self._lock = threading.Lock()
         self._to_reader = threading.Condition(self._lock)
-        self._to_threads = threading.Condition(self._lock)
+        self._wakes: dict[Worker, threading.Condition] = {}
+        self._starved: set[Broker] = set()  # they wait for room
         self._queue: deque[FetchedData | FetchFailed] = deque()
         self._queued_bytes = 0
         self._asked_bytes = 0
         self._connections: dict[Broker, Connection] = {}
         self._busy: set[Broker] = set()
-        self._threads: dict[Broker | None, threading.Thread] = {}
+        self._threads: dict[Worker, threading.Thread] = {}
+        self._in_call: set[Work] = set()
         self._crash: BaseException | None = None
         self._closed = False
         with self._lock:
             for source in sources:
                 self._plan.add(source)
-            self._start(None)
+            self._start(Work.LOOKUPS)
 
     def __enter__(self) -> Fetcher:
         """Leaving closes."""
@@ -100,7 +102,7 @@ class Fetcher:
             item = self._queue.popleft()
             if isinstance(item, FetchedData):
                 self._queued_bytes -= len(item.records)
-                self._to_threads.notify_all()
+                self._wake_starved()
             return item
 
     def assign(self, source: FetchFrom) -> None:
@@ -108,24 +110,29 @@ class Fetcher:
         with self._lock:
             self._drop(source.key)
             self._plan.add(source)
-            self._to_threads.notify_all()
+            self._wake_changed()
 
     def finish(self, topic: str, partition: int) -> None:
         """Fetch this partition no more, and drop what was fetched of it."""
         with self._lock:
             self._drop((topic, partition))
             self._plan.remove((topic, partition))
+            self._wake_changed()
             self._to_reader.notify_all()
 
     def close(self) -> None:
-        """Stop. A connection with a request in flight is cut, others go back to the cluster. Waits for the threads to end."""
+        """Stop. A connection with a request in flight is cut, others go back to the cluster. Waits for the threads to end.
+
+        A look-up under way is not waited for: its thread ends when it is answered, or given up.
+        """
         with self._lock:
             self._closed = True
-            self._to_threads.notify_all()
+            for wake in self._wakes.values():
+                wake.notify_all()
             self._to_reader.notify_all()
             for broker in self._busy & self._connections.keys():
                 self._connections[broker].abort()
-            threads = list(self._threads.values())
+            threads = [thread for worker, thread in self._threads.items() if worker not in self._in_call]
         for thread in threads:
             thread.join(_JOIN_S)
 
@@ -133,29 +140,46 @@ class Fetcher:
         kept = deque(item for item in self._queue if (item.topic, item.partition) != key)
         self._queued_bytes = sum(len(item.records) for item in kept if isinstance(item, FetchedData))
         self._queue = kept
+        self._wake_starved()
 
     # --- threads -------------------------------------------------------------------------------------------------------
 
-    def _start(self, broker: Broker | None) -> None:
-        if broker in self._threads or self._closed:
+    def _start(self, worker: Worker) -> None:
+        if worker in self._threads or self._closed:
             return
-        name = "headrace-fetch-" + ("lookup" if broker is None else str(broker.node_id))
-        self._threads[broker] = threading.Thread(target=self._run, args=(broker,), name=name, daemon=True)
-        self._threads[broker].start()
+        name = "headrace-fetch-" + (worker.name.lower() if isinstance(worker, Work) else str(worker.node_id))
+        self._wakes[worker] = threading.Condition(self._lock)
+        self._threads[worker] = threading.Thread(target=self._run, args=(worker,), name=name, daemon=True)
+        self._threads[worker].start()
 
-    def _run(self, broker: Broker | None) -> None:
+    def _run(self, worker: Worker) -> None:
         try:
-            if broker is None:
+            if worker is Work.LOOKUPS:
                 self._run_lookups()
+            elif worker is Work.RANGES:
+                self._run_ranges()
             else:
-                self._run_fetches(broker)
+                self._run_fetches(worker)
         except BaseException as error:  # noqa: BLE001 - poll() raises it; without it the reader would wait without end
             with self._lock:
                 self._crash = error
                 self._to_reader.notify_all()
-        finally:
-            if broker is not None:
-                self._give_back(broker)
+            if isinstance(worker, Broker):
+                self._give_back(worker)
+
+    def _wake_changed(self) -> None:
+        """Wake those who have got something to do, and start who is not there yet."""
+        for worker in self._plan.changed():
+            if isinstance(worker, Work) or self._plan.fetches_from(worker):
+                self._start(worker)
+            if worker in self._wakes:
+                self._wakes[worker].notify_all()
+
+    def _wake_starved(self) -> None:
+        """There is more room."""
+        starved, self._starved = self._starved, set()
+        for broker in starved & self._wakes.keys():
+            self._wakes[broker].notify_all()
 
     def _deliver(self, outcomes: Iterable[FetchedData | FetchFailed | None]) -> None:
         """Queue what the plan made of an answer, or of an error."""
@@ -165,31 +189,52 @@ class Fetcher:
             if outcome is not None:
                 self._queue.append(outcome)
                 self._queued_bytes += len(outcome.records) if isinstance(outcome, FetchedData) else 0
-        self._to_threads.notify_all()
+        self._wake_changed()
         if self._queue or not len(self._plan):
             self._to_reader.notify_all()
 
-    # --- the lookup thread ----------------------------------------------------------------------------------------------
+    # --- the threads that look up leaders and ranges --------------------------------------------------------------------
 
     def _run_lookups(self) -> None:
         while True:
             with self._lock:
-                leaderless, doubtful = self._wait_for_lookups()
+                leaderless = self._wait_for_lookups()
                 if self._closed:
                     return
-            self._look_up(leaderless)
-            for source, offset in doubtful:
-                self._check_range(source, offset)
+            with self._calling(Work.LOOKUPS):
+                self._look_up(leaderless)
 
-    def _wait_for_lookups(self) -> tuple[list[FetchFrom], list[tuple[FetchFrom, int]]]:
+    def _wait_for_lookups(self) -> list[FetchFrom]:
         while not self._closed:
             now = time.monotonic()
-            leaderless, doubtful = self._plan.leaderless(now), self._plan.doubtful(now)
-            if leaderless or doubtful:
-                return leaderless, doubtful
+            if leaderless := self._plan.leaderless(now):
+                return leaderless
             due = self._plan.next_due(None)
-            self._to_threads.wait(None if due is None else max(due - now, 0.0))
-        return [], []
+            self._wakes[Work.LOOKUPS].wait(None if due is None else max(due - now, 0.0))
+        return []
+
+    def _run_ranges(self) -> None:
+        while True:
+            with self._lock:
+                while not self._closed and not self._plan.doubtful():
+                    self._wakes[Work.RANGES].wait()
+                if self._closed:
+                    return
+                doubtful = self._plan.doubtful()
+            with self._calling(Work.RANGES):
+                for source, offset in doubtful:
+                    self._check_range(source, offset)
+
+    @contextmanager
+    def _calling(self, work: Work) -> Iterator[None]:
+        """While this lasts `close` does not wait for the thread."""
+        with self._lock:
+            self._in_call.add(work)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._in_call.discard(work)
 
     def _look_up(self, sources: list[FetchFrom]) -> None:
         """Find the leaders of these partitions: one Metadata request for all whose topic is not fresh in the cache."""
@@ -209,10 +254,8 @@ class Fetcher:
         # All at once, so that a broker's first request already asks for all that it leads.
         with self._lock:
             self._deliver([self._plan.leader_found(*item, time.monotonic()) for item in found])
-            for source, leader, _ in found:
-                if self._plan.is_ready(source):
-                    self._start(leader.broker)
-                else:
+            for source, _, _ in found:
+                if not self._plan.is_ready(source):
                     self._cluster.invalidate(source.topic)
 
     def _lookups_failed(self, sources: Iterable[FetchFrom], error: HeadraceError) -> None:
@@ -247,8 +290,7 @@ class Fetcher:
         expected = self._plan.topic_id_of(source)
         if found is None or (expected is not None and found.topic_id != expected):
             return RetriableError(f"the topic {source.topic!r} is not the one it was")  # the lookup that follows decides
-        earliest = self._cluster.list_offsets({source.key: Earliest()})[source.key].offset
-        latest = self._cluster.list_offsets({source.key: Latest()}, Isolation.READ_UNCOMMITTED)[source.key].offset
+        earliest, latest = self._cluster.offset_range(*source.key)
         if source.stop is not None and latest == offset:
             return DataLossError(
                 f"{source.topic}-{source.partition}: the log ends at offset {latest}, and this read was planned up to "
@@ -265,17 +307,28 @@ class Fetcher:
         while True:
             with self._lock:
                 asked, room = self._wait_for_work(broker, throttled_until)
-                if self._closed:
-                    return
-                self._asked_bytes += room
-                self._busy.add(broker)
+                if asked:
+                    self._asked_bytes += room
+                    self._busy.add(broker)
+                else:
+                    connection = self._leave(broker)
+            if not asked:
+                if connection is not None:
+                    self._cluster.give_back(connection)
+                return
             try:
                 throttled_until = time.monotonic() + self._fetch(broker, asked, room) / 1000
             finally:
                 with self._lock:
                     self._asked_bytes -= room
                     self._busy.discard(broker)
-                    self._to_threads.notify_all()
+                    self._wake_starved()
+
+    def _leave(self, broker: Broker) -> Connection | None:
+        """The thread ends: under the lock, so that the next one for this broker finds nothing of it. Its connection, if any."""
+        if not self._closed:  # close() waits for those that are there
+            del self._threads[broker], self._wakes[broker]
+        return self._connections.pop(broker, None)
 
     def _give_back(self, broker: Broker) -> None:
         with self._lock:
@@ -284,16 +337,19 @@ class Fetcher:
             self._cluster.give_back(connection)
 
     def _wait_for_work(self, broker: Broker, throttled_until: float) -> tuple[list[Asked], int]:
-        while not self._closed:
+        """What to ask for now; nothing when the fetcher was closed, or fetches nothing more from this broker."""
+        while not self._closed and self._plan.fetches_from(broker):
             now = time.monotonic()
             room = self._room()
             if room and now >= throttled_until:
                 asked = self._plan.take(broker, now, room)
                 if asked:
                     return asked, room
+            if not room:
+                self._starved.add(broker)
             due = self._plan.next_due(broker) if room else None
             wake = None if due is None else max(due, throttled_until) - now
-            self._to_threads.wait(None if wake is None else max(wake, 0.0))
+            self._wakes[broker].wait(None if wake is None else max(wake, 0.0))
         return [], 0
 
     def _room(self) -> int:
@@ -348,9 +404,9 @@ class Fetcher:
                 preferred = None if replica is None else self._cluster.broker(replica)
                 if part.error or (replica is not None and preferred is None):
                     self._cluster.invalidate(item.topic)
-                outcomes.append(self._plan.landed(item, part, preferred, now))
-                if preferred is not None:
-                    self._start(preferred)
+                hinted = None if part.leader is None else self._cluster.broker(part.leader[0])
+                hint = Leader(hinted, part.leader[1]) if part.leader is not None and hinted is not None else None
+                outcomes.append(self._plan.landed(item, part, preferred, now, hint=hint))
             left_out = by_id if answer.partitions and answer.partitions[0].topic is None else by_name
             if answer.throttle_time_ms:  # a broker that throttles leaves out all of them, and they are asked for again
                 self._plan.put_back(left_out.values())

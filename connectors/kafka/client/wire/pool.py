@@ -17,6 +17,7 @@ from headrace.connectors.kafka.client.wire.throttles import Throttles
 __all__ = ["ConnectionPool"]
 
 Address = tuple[str, int]
+_SWEEP_S = 10.0
 
 
 @dataclass(slots=True)
@@ -29,7 +30,8 @@ class ConnectionPool:
     """Lends connections by address. Thread-safe; safe in forked children, which never touch their parent's connections.
 
     A broker that refused a connection is not tried again before `reconnect.backoff.ms`, doubled per failure up to
-    `reconnect.backoff.max.ms`. Connections idle for `connections.max.idle.ms` are closed at the next lease.
+    `reconnect.backoff.max.ms`. Connections idle for `connections.max.idle.ms`, and those that brokers have closed, are closed
+    at the next lease of any connection, every 10 s at most.
     """
 
     def __init__(self, config: ClientConfig) -> None:
@@ -43,18 +45,21 @@ class ConnectionPool:
     def _start_afresh(self) -> None:
         self._lock = threading.Lock()
         self._idle: dict[Address, list[Connection]] = defaultdict(list)
+        self._lent: set[Connection] = set()
         self._failures: dict[Address, _Failures] = {}
+        self._swept_at = time.monotonic()
 
     def lease(self, address: Address) -> Connection:
         """A live connection that is the caller's alone until `give_back`, if it is given back.
 
         Waits out the reconnect backoff of this address. Raises what `Connection` raises.
         """
+        self._sweep()
         while (connection := self._pop(address)) is not None:
             if self._fit(connection):
-                return connection
+                return self._lend(connection)
             connection.close()
-        return self._connect(address)
+        return self._lend(self._connect(address))
 
     def is_failing(self, address: Address) -> bool:
         """The last try to connect there failed."""
@@ -62,6 +67,8 @@ class ConnectionPool:
 
     def give_back(self, connection: Connection) -> None:
         """Return a leased connection. One that is broken, or still has a request in flight, is closed instead."""
+        with self._lock:
+            self._lent.discard(connection)
         if self._closed.is_set() or connection.in_flight or not connection.usable:
             connection.close()
             return
@@ -70,13 +77,34 @@ class ConnectionPool:
             self._idle[host, int(port)].append(connection)
 
     def close(self) -> None:
-        """Close the idle connections; those on loan are closed when given back. Wakes threads that wait for a backoff."""
+        """Close the idle connections, and cut those on loan: whoever waits for an answer, a quota or a backoff is woken."""
         self._closed.set()
         with self._lock:
             idle, self._idle = self._idle, defaultdict(list)
+            lent = list(self._lent)
+        for connection in lent:
+            connection.abort()
         for connections in idle.values():
             for connection in connections:
                 connection.close()
+
+    def _lend(self, connection: Connection) -> Connection:
+        with self._lock:
+            self._lent.add(connection)
+        if self._closed.is_set():
+            connection.abort()
+        return connection
+
+    def _sweep(self) -> None:
+        """Close what idles in vain, of whatever address: brokers go, and their sockets would stay half closed."""
+        with self._lock:
+            if time.monotonic() - self._swept_at < _SWEEP_S:
+                return
+            self._swept_at = time.monotonic()
+            unfit = [each for idle in self._idle.values() for each in idle if not self._fit(each)]
+            self._idle = defaultdict(list, {a: [each for each in idle if each not in unfit] for a, idle in self._idle.items()})
+        for connection in unfit:
+            connection.close()
 
     def _pop(self, address: Address) -> Connection | None:
         with self._lock:

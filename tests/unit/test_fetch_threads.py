@@ -1,0 +1,185 @@
+"""Exhibits: which threads and sockets fetching takes, what wakes them, and what must not hold up what."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from headrace.connectors.kafka.client.cluster import KafkaCluster
+from headrace.connectors.kafka.client.errors import ConnectionLostError
+from headrace.connectors.kafka.client.positions import Latest
+from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.client.topology import Broker, Leader
+from headrace.connectors.kafka.client.wire import pool
+from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer
+from headrace.connectors.kafka.read.fetch_plan import FetchFrom, FetchPlan
+from headrace.connectors.kafka.read.fetcher import FetchedData, Fetcher
+from headrace.enumerator.errors import RetriableError
+from headrace.testing.fake_kafka import CutBefore, ErrorCode, FakeKafka, LoseAnswer, Rewrite, Throttle
+
+DEADLINE_S = 30.0
+
+
+@pytest.fixture
+def kafka():
+    with FakeKafka(brokers=3) as cluster:
+        cluster.create_topic("t")
+        cluster.create_topic("u")
+        yield cluster
+
+
+@pytest.fixture
+def cluster(kafka):
+    with KafkaCluster(ClientConfig(bootstrap=kafka.bootstrap, fetch_max_wait_ms=20)) as client:
+        yield client
+
+
+def poll(fetcher: Fetcher) -> FetchedData:
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        item = fetcher.poll(0.1)
+        if item is not None:
+            assert isinstance(item, FetchedData), item
+            return item
+    raise AssertionError("nothing was fetched")
+
+
+def fetch_threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("headrace-fetch")}
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.005)
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------------------
+
+
+class _NobodyLooksThrough(dict):
+    """Partitions by key, which nobody may go through."""
+
+    def _refuse(self, *_: object) -> None:
+        raise AssertionError("all partitions were looked through")
+
+    __iter__ = values = items = keys = _refuse
+
+
+def test_what_one_of_five_thousand_partitions_needs_is_found_without_a_look_at_the_others():
+    one, two = Broker(1, "a", 1), Broker(2, "b", 1)
+    plan = FetchPlan(ClientConfig(bootstrap="a:1"))
+    sources = [FetchFrom("t", number, 0) for number in range(5000)]
+    for number, source in enumerate(sources):
+        plan.add(source)
+        plan.leader_found(source, Leader(two if number else one, 1), None, 0.0)
+    plan._partitions = _NobodyLooksThrough(plan._partitions)
+    (asked,) = plan.take(one, 0.0, 1 << 20)
+    assert plan.take(one, 0.0, 1 << 20) == []
+    assert plan.changed() >= {one, two}
+    answer = PartitionAnswer("t", None, 0, 0, 0, 0, 0, None, None, None, None, memoryview(b""))
+    plan.landed(asked, answer, None, 0.0)
+    assert plan.changed() == {one}
+    assert (plan.next_due(one), plan.leaderless(0.0), plan.doubtful()) == (0.0, [], [])
+    plan.lost(plan.take(one, 0.0, 1 << 20), RetriableError("gone"), 1.0)
+    assert plan.next_due(None) == pytest.approx(1.1)
+    assert plan.leaderless(1.2) == [sources[0]]
+    assert plan.replicas() == {one, two}
+
+
+# --- threads and sockets ----------------------------------------------------------------------------------------------------
+
+
+def test_a_thread_ends_when_nothing_is_fetched_from_its_broker_any_more_and_comes_back_with_it(kafka, cluster):
+    old = kafka.leader("t")[0]
+    new = old % 3 + 1
+    with Fetcher(cluster, [FetchFrom("t", 0, 0)]) as fetcher:
+        for turn, (leader, former) in enumerate([(old, new), (new, old), (old, new)]):
+            if turn:
+                kafka.move_leader("t", to=leader)
+            kafka.append("t", b"x")
+            assert poll(fetcher).fetch_offset == turn
+            wait_for(lambda leader=leader, former=former: (
+                f"headrace-fetch-{leader}" in fetch_threads() and f"headrace-fetch-{former}" not in fetch_threads()
+            ))  # fmt: skip
+
+
+def test_sockets_that_a_broker_has_closed_do_not_stay_half_closed(kafka, cluster, monkeypatch):
+    monkeypatch.setattr(pool, "_SWEEP_S", 0.0)
+    host, _, port = kafka.address(1).rpartition(":")
+    gone = Broker(1, host, int(port))
+    surplus = [cluster.lease(gone) for _ in range(3)]
+    for connection in surplus:
+        cluster.give_back(connection)
+    kafka.stop_broker(1)
+    wait_for(lambda: not any(connection.is_quiet() for connection in surplus))
+    host, _, port = kafka.address(2).rpartition(":")
+    cluster.give_back(cluster.lease(Broker(2, host, int(port))))
+    assert [connection.usable for connection in surplus] == [False] * 3
+
+
+# --- who waits for whom -----------------------------------------------------------------------------------------------------
+
+
+def test_a_leader_that_does_not_say_what_it_has_holds_up_no_other_partition(kafka, cluster):
+    kafka.append("u", b"x")
+    silent = kafka.fault("ListOffsets", LoseAnswer())
+    with Fetcher(cluster, [FetchFrom("t", 0, 99)]) as fetcher:  # which is out of range
+        wait_for(lambda: silent.fired)
+        fetcher.assign(FetchFrom("u", 0, 0))
+        started = time.monotonic()
+        assert poll(fetcher).topic == "u"
+        assert time.monotonic() - started < 15.0  # less than the request timeout
+        started = time.monotonic()
+    assert time.monotonic() - started < 4.0  # nor is it waited for at the end
+
+
+def test_a_new_leader_that_the_old_one_names_is_asked_at_once(kafka, cluster):
+    old = kafka.leader("t")[0]
+    new = old % 3 + 1
+
+    def name_leader(response) -> None:  # KIP-951, which the fake broker does for NOT_LEADER_OR_FOLLOWER only
+        part = response.responses[0].partitions[0]
+        if part.error_code == ErrorCode.FENCED_LEADER_EPOCH:
+            part.current_leader = type(part).LeaderIdAndEpoch(leader_id=new, leader_epoch=kafka.leader("t")[1])
+            part.tags = {"current_leader"}
+
+    kafka.append("t", b"a")
+    with Fetcher(cluster, [FetchFrom("t", 0, 0)]) as fetcher:
+        poll(fetcher)
+        named = kafka.fault("Fetch", Rewrite(name_leader), broker=old, times=None)
+        no_metadata = kafka.fault("Metadata", CutBefore(), times=None).optional()  # it is not needed
+        kafka.move_leader("t", to=new)
+        kafka.append("t", b"b")
+        assert poll(fetcher).fetch_offset == 1
+        assert named.fired
+        no_metadata.stop()
+
+
+# --- closing ----------------------------------------------------------------------------------------------------------------
+
+
+def test_closing_a_cluster_wakes_whoever_waits_out_a_throttle_of_it(kafka):
+    client = KafkaCluster(ClientConfig(bootstrap=kafka.address(1)))
+    throttled = kafka.fault("Metadata", Throttle(60_000))
+    client.topics(["t"])
+    assert throttled.fired
+    lost: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            client.list_offsets({("t", 0): Latest()})
+            client.topics(["t"])  # over the throttled connection, in any case
+        except ConnectionLostError as error:
+            lost.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    wait_for(lambda: any(connection._throttled_until > time.monotonic() for connection in client._pool._lent))
+    client.close()
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+    assert len(lost) == 1
