@@ -1,38 +1,54 @@
-"""Batch writes as Spark does them, without Spark: the writer is pickled, its task writes, its driver commits."""
+"""Batch writes as Spark does them, without Spark: the writer is pickled, its tasks write, its driver commits."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from headrace.connectors.sink import TwoPhaseSink
+from headrace.connectors.sink import Committer, TwoPhaseSink
 from headrace.runners.spark.writers import BatchWriter
 
 
 class _Context:
-    """What Spark tells the only task of a write."""
+    """What Spark tells a task of a write."""
 
-    def partitionId(self) -> int:  # noqa: N802 - Spark's names
-        return 0
-
-    def attemptNumber(self) -> int:  # noqa: N802
-        return 0
-
-    def taskAttemptId(self) -> int:  # noqa: N802
-        return 0
+    def __init__(self, task: int) -> None:
+        self.partitionId = lambda: task
+        self.taskAttemptId = lambda: task
+        self.attemptNumber = lambda: 0
 
 
-def in_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on this process is one of Spark's, in a task."""
-    monkeypatch.setattr("headrace.runners.spark.writers.TaskContext.get", _Context)
+class _Driver:
+    """The sink as the driver has it, with another committer."""
+
+    def __init__(self, sink: TwoPhaseSink[Any], committer: Callable[[Committer[Any]], Committer[Any]]) -> None:
+        self._sink, self._committer = sink, committer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sink, name)
+
+    def committer(self, job: str) -> Committer[Any]:
+        return self._committer(self._sink.committer(job))
 
 
-def written(sink: TwoPhaseSink[Any], job: str, epoch: int, *batches: pa.RecordBatch) -> None:
-    """One write of this name and number (`txnAppId`, `txnVersion`), by one task."""
-    columns: Sequence[str] = batches[0].schema.names
-    writer = BatchWriter(sink, columns, job, epoch)
-    writer.commit([pickle.loads(pickle.dumps(writer)).write(iter(batches))])
+def written(
+    sink: TwoPhaseSink[Any],
+    job: str,
+    epoch: int,
+    *tasks: pa.RecordBatch,
+    committer: Callable[[Committer[Any]], Committer[Any]] = lambda made: made,
+) -> None:
+    """One write of this name and number (`txnAppId`, `txnVersion`); each of its tasks has one batch of rows."""
+    writer: BatchWriter[Any] = BatchWriter(sink, tasks[0].schema.names, job, epoch)
+    pickled = pickle.dumps(writer)
+    messages = []
+    with pytest.MonkeyPatch.context() as patched:
+        for task, rows in enumerate(tasks):
+            patched.setattr("headrace.runners.spark.writers.TaskContext.get", lambda task=task: _Context(task))
+            messages.append(pickle.loads(pickled).write(iter([rows])))
+    writer._sink = _Driver(sink, committer)  # type: ignore[assignment] # all but its name
+    writer.commit(messages)

@@ -3,7 +3,8 @@
     python spark_sink_driver.py <json>: {"read", "select", "write", "checkpoint", "tasks", "done"}
 
 Optional: "master", Spark's "settings", and "session", which of our builders makes it (default session_builder). Null `tasks`
-are those of the source. Runs until the file `done` is there, then stops after what is under way.
+are those of the source. "each_batch" in place of "write": in `foreachBatch`, one write after the other under one `txnAppId`,
+each with its own "select" and "write". Runs until the file `done` is there, then stops after what is under way.
 """
 
 import json
@@ -14,6 +15,16 @@ from pathlib import Path
 
 SHORT_LIVED = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", "spark.driver.host": "127.0.0.1"}
 """A driver that lives for seconds gains nothing from the optimising compiler, and starts sooner without."""
+
+
+def written_by_batch(writes: list[dict]):
+    def write_batch(frame, number: int) -> None:
+        named = {"txnAppId": "each-batch", "txnVersion": str(number)}
+        for one in writes:
+            rows = frame.selectExpr(*one["select"])
+            rows.write.format("headrace").mode("append").options(**one["write"], **named).save()
+
+    return write_batch
 
 
 def main(arguments: dict) -> None:
@@ -27,7 +38,11 @@ def main(arguments: dict) -> None:
     frame = spark.readStream.format("headrace").options(**arguments["read"]).load().selectExpr(*arguments["select"])
     if arguments["tasks"] is not None:
         frame = frame.repartition(arguments["tasks"])
-    writer = frame.writeStream.format("headrace").options(**arguments["write"])
+    writer = frame.writeStream
+    if "each_batch" in arguments:
+        writer = writer.foreachBatch(written_by_batch(arguments["each_batch"]))
+    else:
+        writer = writer.format("headrace").options(**arguments["write"])
     query = writer.option("checkpointLocation", arguments["checkpoint"]).trigger(processingTime="100 milliseconds").start()
     while query.isActive and not Path(arguments["done"]).exists():
         threading.Event().wait(0.1)

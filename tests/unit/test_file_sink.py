@@ -336,9 +336,8 @@ def test_jobs_do_not_touch_each_other(sink):
     assert sink.recorded_epochs() == {JOB: 3}
 
 
-def test_seen_here_two_writes_of_one_name_and_number_to_two_folders_both_write(sink, monkeypatch):
+def test_seen_here_two_writes_of_one_name_and_number_to_two_folders_both_write(sink):
     """findings: Sinks 1. Lists are in the folder that they are for, so that no name has to tell them apart."""
-    batch_writes.in_a_task(monkeypatch)
     other = FileSink(f"{sink.path}-other")
     for epoch in (0, 1, 1):
         for name, to in (("a", sink), ("b", other)):

@@ -50,11 +50,6 @@ def sink(rig: SqlRig, table: str | None = None) -> UpsertSink:
     return UpsertSink(rig.url, table or rig.table, ("id",))
 
 
-@pytest.fixture
-def in_a_task(monkeypatch):
-    batch_writes.in_a_task(monkeypatch)
-
-
 def written(to: UpsertSink, epoch: int, ids: list[int]) -> None:
     batch_writes.written(to, JOB, epoch, batch(ids))
 
@@ -71,20 +66,20 @@ def keys(rig: SqlRig) -> list[str]:
 
 
 class TestDestinations:
-    def test_seen_here_two_writes_of_one_name_and_number_to_two_tables_both_write(self, tables, in_a_task):
+    def test_seen_here_two_writes_of_one_name_and_number_to_two_tables_both_write(self, tables):
         """findings: Sinks 1. The second found the epoch recorded, and wrote nothing, in silence."""
         for epoch in (0, 1, 1):
             for number, rig in enumerate(tables):
                 written(sink(rig), epoch, [10 * number + epoch])
         assert [rig.ids() for rig in tables] == [[0, 1], [10, 11]]
 
-    def test_also_from_two_threads_at_once(self, tables, in_a_task):
+    def test_also_from_two_threads_at_once(self, tables):
         for epoch in range(3):
             with ThreadPoolExecutor(2) as threads:
                 list(threads.map(lambda rig, epoch=epoch: written(sink(rig), epoch, [epoch]), tables))
         assert [rig.ids() for rig in tables] == [[0, 1, 2]] * 2
 
-    def test_a_table_has_one_list_however_its_name_is_written(self, tables, in_a_task):
+    def test_a_table_has_one_list_however_its_name_is_written(self, tables):
         rig = tables[0]
         written(sink(rig), 0, [0])
         written(sink(rig, f"main.{rig.table}"), 0, [1])
@@ -112,14 +107,14 @@ class TestDestinations:
         ):
             committer.fence()
 
-    def test_a_job_is_forgotten_at_its_own_table_only(self, tables, in_a_task):
+    def test_a_job_is_forgotten_at_its_own_table_only(self, tables):
         for rig in tables:
             written(sink(rig), 3, [1])
         with closing(sink(tables[0]).committer(JOB)) as committer:
             committer.forget()
         assert [sink(rig).recorded_epochs() for rig in tables] == [{}, {JOB: 3}]
 
-    def test_a_table_that_is_gone_is_named(self, tables, in_a_task):
+    def test_a_table_that_is_gone_is_named(self, tables):
         rig = tables[0]
         written(sink(rig), 0, [1])
         rig.execute(f"DROP TABLE {rig.table}")
@@ -128,7 +123,7 @@ class TestDestinations:
 
 
 class TestListsOfEarlierVersions:
-    def test_the_first_table_of_the_job_takes_it_over_and_the_second_is_written(self, tables, in_a_task):
+    def test_the_first_table_of_the_job_takes_it_over_and_the_second_is_written(self, tables):
         """The earlier version has written epoch 5 to the first, and passed over the second."""
         old_list(tables[0], 5)
         for number, rig in enumerate(tables):
@@ -136,7 +131,7 @@ class TestListsOfEarlierVersions:
         assert [rig.ids() for rig in tables] == [[], [1]]
         assert keys(tables[0]) == sorted(list_key(JOB, f"main.{rig.table}") for rig in tables)
 
-    def test_an_older_copy_of_a_checkpoint_is_refused_before_and_after(self, tables, in_a_task):
+    def test_an_older_copy_of_a_checkpoint_is_refused_before_and_after(self, tables):
         rig = tables[0]
         old_list(rig, 5)
         for _ in range(2):
