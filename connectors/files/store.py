@@ -13,6 +13,7 @@ Names are relative to the folder that is written to. What a store must give, and
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from abc import ABC, abstractmethod
@@ -78,7 +79,7 @@ class Store(ABC):
 
 
 class LocalStore(Store):
-    """A folder of the operating system. Durable means fsync, of the file and of the folders it is in."""
+    """A folder of the operating system. Durable means fsync, of the file and of the folders it is in, where these can be."""
 
     def __init__(self, root: str) -> None:
         """An absolute path. Made when it is first needed."""
@@ -313,9 +314,18 @@ def _check_url(path: str) -> None:
         )
 
 
+_NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
+"""What is answered where a folder cannot be fsynced: EINVAL by CIFS, and by the kernel for a filesystem without this operation;
+the others by filesystems in user space. Nothing has failed then: how durable names are is up to that filesystem, as for any
+other program. EIO, ENOSPC and the like are failures."""
+
+
 def _sync_folder(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
     finally:
         os.close(descriptor)

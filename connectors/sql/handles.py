@@ -30,6 +30,7 @@ __all__ = [
     "SqlHandle",
     "SqlHandleSerializer",
     "attempt_prefix",
+    "is_gid",
     "is_of_job",
     "job_of_key",
     "job_prefix",
@@ -68,7 +69,7 @@ class SqlHandleSerializer(HandleSerializer[SqlHandle]):
         if version != 1:
             raise ValueError(f"version {version} of a SQL handle is not known")
         gid, rows = value["gid"], value["rows"]
-        if not _GID.fullmatch(gid) or len(split_gid(gid)[0]) > _LONGEST_PART or len(split_gid(gid)[1]) > _LONGEST_PART:
+        if not is_gid(gid) or len(split_gid(gid)[0]) > _LONGEST_PART or len(split_gid(gid)[1]) > _LONGEST_PART:
             raise ValueError(f"{gid!r} names no transaction of ours")
         if not isinstance(rows, int) or rows < 0:
             raise ValueError(f"{rows!r} is no number of rows")
@@ -118,6 +119,11 @@ def place_prefix(place: str) -> str:
     return f"headrace.{place}."
 
 
+def is_gid(text: str) -> bool:
+    """Whether this has the form of our names. Other applications name their transactions as they like."""
+    return _GID.fullmatch(text) is not None
+
+
 def is_of_job(gid: str, job: str) -> bool:
     """Whether this is the name of a transaction of the job, in whatever place."""
     place = gid.split(".", 2)[1]
@@ -132,7 +138,7 @@ def attempt_prefix(place: str, attempt: Attempt) -> str:
 def new_gid(place: str, attempt: Attempt) -> str:
     """A name that no transaction has had. Raises UsageError when the attempt's numbers do not fit a database's limit."""
     gid = attempt_prefix(place, attempt) + secrets.token_hex(4)
-    if not _GID.fullmatch(gid) or len(split_gid(gid)[1]) > _LONGEST_PART:
+    if not is_gid(gid) or len(split_gid(gid)[1]) > _LONGEST_PART:
         raise UsageError(
             f"{attempt} cannot be made the name of a transaction: its numbers count from 0, up to 53 digits in all"
         )

@@ -3,6 +3,9 @@
 A session that has prepared an XA transaction must end before another one may commit or abort it (MySQL 8.0.29 and newer detach
 it at once). The server notices the end of a connection a moment later; until then it says that there is no such transaction
 (XAER_NOTA), although XA RECOVER lists it: that is `EndAnswer.BUSY` here, never taken for an aborted one.
+
+XA RECOVER lists the transactions of the whole server, whose names are any bytes. MariaDB says that they are bytes. MySQL says
+that they are text, which drivers then cannot decode: it is asked for hexadecimal digits (CONVERT XID, unknown to MariaDB).
 """
 
 from __future__ import annotations
@@ -19,13 +22,14 @@ from headrace.connectors.sql.arrow import Field, check_finite, python_rows
 from headrace.connectors.sql.commits import TRANSACTIONS
 from headrace.connectors.sql.database import EndAnswer, TwoPhaseDatabase, Writer
 from headrace.connectors.sql.errors import code_of
-from headrace.connectors.sql.handles import split_gid
+from headrace.connectors.sql.handles import is_gid, split_gid
 from headrace.connectors.sql.table import Table, split_name
-from headrace.enumerator.errors import RetriableError, UsageError
+from headrace.enumerator.errors import AuthenticationError, RetriableError, UsageError
 
 __all__ = ["MySql"]
 
 _NO_SUCH_TRANSACTION = 1397  # XAER_NOTA
+_MAY_NOT_RECOVER = 1401  # XAER_RMERR: MySQL's answer to XA RECOVER without the privilege
 _ROLLED_BACK = (1402, 1613, 1614)  # XA_RBROLLBACK, XA_RBTIMEOUT, XA_RBDEADLOCK: the branch is gone
 _FORMAT = 1  # of transactions whose statement named no other
 _OLDEST_MARIADB = (10, 5)
@@ -66,14 +70,9 @@ class MySql(TwoPhaseDatabase):
         return _Writer(connection, table, gid)
 
     def prepared(self, connection: Connection, *prefixes: str) -> set[str]:
-        """XA RECOVER lists those of the whole server, of other applications too, whose names are any bytes."""
-        found = set()
-        for form, global_length, branch_length, data in _recoverable(connection):
-            job, attempt = data[:global_length], data[global_length : global_length + branch_length]
-            gid = b".".join((job, attempt)).decode("ascii", "replace")
-            if form == _FORMAT and gid.startswith(prefixes) and split_gid(gid) == (job.decode(), attempt.decode()):
-                found.add(gid)
-        return found
+        """Raises AuthenticationError without the right to look."""
+        found = (_gid(*row) for row in _recoverable(connection))
+        return {gid for gid in found if gid is not None and gid.startswith(prefixes)}
 
     def commit(self, connection: Connection, gid: str) -> EndAnswer:
         """XA COMMIT."""
@@ -106,8 +105,32 @@ class MySql(TwoPhaseDatabase):
 
 
 def _recoverable(connection: Connection) -> list[tuple[int, int, int, bytes]]:
-    rows = connection.exec_driver_sql("XA RECOVER").fetchall()
-    return [(form, job, branch, data if isinstance(data, bytes) else data.encode()) for form, job, branch, data in rows]
+    """Format, the lengths of the name's two parts, and both of them."""
+    if connection.dialect.is_mariadb:  # type: ignore[attr-defined] # every dialect of this room has it
+        rows = connection.exec_driver_sql("XA RECOVER").fetchall()
+        return [(form, job, branch, data if isinstance(data, bytes) else data.encode()) for form, job, branch, data in rows]
+    try:
+        rows = connection.exec_driver_sql("XA RECOVER CONVERT XID").fetchall()
+    except DBAPIError as error:
+        if code_of(error) != _MAY_NOT_RECOVER:
+            raise
+        raise AuthenticationError(
+            "MySQL does not let this user see prepared transactions: GRANT XA_RECOVER_ADMIN ON *.* TO the user"
+        ) from error
+    return [(form, job, branch, bytes.fromhex(_text(data).removeprefix("0x"))) for form, job, branch, data in rows]
+
+
+def _text(data: str | bytes) -> str:
+    return data.decode("ascii") if isinstance(data, bytes) else data
+
+
+def _gid(form: int, job: int, branch: int, data: bytes) -> str | None:
+    """The name, if it is one of ours, in its two parts and in their format: another one could not be ended by it."""
+    if form != _FORMAT or not data.isascii():
+        return None
+    parts = data[:job].decode(), data[job : job + branch].decode()
+    gid = ".".join(parts)
+    return gid if is_gid(gid) and split_gid(gid) == parts else None
 
 
 def _xid(gid: str) -> str:

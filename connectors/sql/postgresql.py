@@ -16,6 +16,7 @@ from headrace.connectors.sql.arrow import Field, copy_lines
 from headrace.connectors.sql.commits import TRANSACTIONS
 from headrace.connectors.sql.database import EndAnswer, TwoPhaseDatabase, Writer
 from headrace.connectors.sql.errors import code_of
+from headrace.connectors.sql.handles import is_gid
 from headrace.connectors.sql.table import Table
 from headrace.enumerator.errors import RetriableError, UsageError
 
@@ -50,7 +51,7 @@ class PostgreSql(TwoPhaseDatabase):
     def prepared(self, connection: Connection, *prefixes: str) -> set[str]:
         """Those of this database: others cannot be ended from here."""
         found = connection.exec_driver_sql("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")
-        return {gid for (gid,) in found if gid.startswith(prefixes)}
+        return {gid for (gid,) in found if gid.startswith(prefixes) and is_gid(gid)}
 
     def commit(self, connection: Connection, gid: str) -> EndAnswer:
         """COMMIT PREPARED."""

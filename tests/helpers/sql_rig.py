@@ -56,7 +56,7 @@ class SqlRig:
         if self.is_postgresql:
             return {name for (name,) in self.execute("SELECT gid FROM pg_prepared_xacts")}
         found = self.execute("XA RECOVER")  # those of other applications too, whose names are any bytes
-        ours = [(length, data.decode()) for _, length, _, data in found if data.startswith(b"headrace")]
+        ours = [(length, data.decode(errors="replace")) for _, length, _, data in found if data.startswith(b"headrace")]
         return {f"{data[:length]}.{data[length:]}" for length, data in ours}
 
     def roll_back(self, gid: str) -> None:

@@ -229,12 +229,13 @@ def test_a_sweep_touches_nothing_of_other_jobs_databases_and_applications(rig, d
     foreign = f"headrace.{place}.{job}.0.0.0.00c0ffee"
     rig.execute(f"CREATE TABLE {rig.table}_x (id INT)")
     if rig.is_postgresql:
-        names = [f"'{foreign}'", "'another application''s'"]
+        names = [f"'{foreign}'", "'another application''s'", f"'{mine}.more'"]
         for name in names:
             rig.execute(f"BEGIN; INSERT INTO {rig.table}_x VALUES (1); PREPARE TRANSACTION {name}")
     else:
         gtrid, branch = split_gid(foreign)
-        names = [f"'{gtrid}','{branch}'", "X'ff00fe2e27','b',7", "X'ff','\\''"]
+        like_ours = f"'{split_gid(mine)[0]}',X'302e302e302eff'"
+        names = [f"'{gtrid}','{branch}'", "X'ff00fe2e27','b',7", "X'ff','\\''", like_ours]
         for name in names:
             with rig._engine.connect() as connection:
                 for statement in (

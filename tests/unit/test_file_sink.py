@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
+import stat
 import subprocess
 import sys
 from contextlib import suppress
@@ -214,6 +216,42 @@ def test_a_local_filesystem_without_hard_links_is_refused(tmp_path, monkeypatch)
     monkeypatch.setattr(os, "link", link)
     with pytest.raises(UsageError, match="no hard links"):
         committer_of(FileSink(str(tmp_path))).fence()
+
+
+@pytest.mark.parametrize("name", ["EINVAL", "ENOTSUP", "EOPNOTSUPP", "ENOSYS", "EBADF"])
+def test_seen_here_a_filesystem_that_cannot_sync_folders_is_written_to(tmp_path, monkeypatch, name):
+    """findings: Sinks 23. CIFS and filesystems in user space; the fsync of files is not passed over."""
+    synced = syncing_folders_fails(monkeypatch, getattr(errno, name))
+    sink = FileSink(str(tmp_path))
+    job_committer(sink).commit(0, (prepared(sink, 0, 0, ["a"]),))
+    assert visible(sink) == ["a"]
+    assert {stat.S_ISDIR(mode) for mode in synced} == {True, False}
+
+
+@pytest.mark.parametrize("name", ["EIO", "ENOSPC", "EDQUOT", "EROFS"])
+def test_a_folder_whose_sync_fails_fails_the_write(tmp_path, monkeypatch, name):
+    sink = FileSink(str(tmp_path))
+    handle = prepared(sink, 0, 0, ["a"])
+    syncing_folders_fails(monkeypatch, getattr(errno, name))
+    with pytest.raises(PeerError, match=f"Errno {getattr(errno, name)}"):
+        prepared(sink, 0, 1, ["b"])
+    with pytest.raises(OSError, match=f"Errno {getattr(errno, name)}"):
+        job_committer(sink).commit(0, (handle,))
+    assert visible(sink) == []
+
+
+def syncing_folders_fails(monkeypatch, code: int) -> list[int]:
+    """Returns the modes of what is synced from now on."""
+    fsync, synced = os.fsync, []
+
+    def failing(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_mode)
+        if stat.S_ISDIR(synced[-1]):
+            raise OSError(code, os.strerror(code))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    return synced
 
 
 # --- writing ------------------------------------------------------------------------------------------------------------
