@@ -63,7 +63,8 @@ def destination_of(connection: Connection, name: str, product: Product) -> str:
     """
     schema, table = split_name(name)
     quote = connection.dialect.identifier_preparer.quote_identifier
-    quoted = ".".join(quote(part) for part in (schema, table) if part is not None)
+    # The preparer doubles percent signs, for statements with parameters; this is a parameter.
+    quoted = ".".join(quote(part) for part in (schema, table) if part is not None).replace("%%", "%")
     given = {"schema": schema, "name": table, "quoted": quoted}
     found = connection.execute(text(_FULL_NAME[product]), given).all()
     if not found:
