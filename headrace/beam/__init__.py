@@ -4,13 +4,16 @@ And the other way round, `BeamSource`: any bounded source of Beam as a source of
 or your own process. Needs `pip install 'headrace[beam]'`.
 """
 
-from headrace.beam.kafka_read import ReadFromKafka
-from headrace.beam.kafka_records import KafkaHeader, KafkaRecord
-from headrace.beam.kafka_write import WriteToKafka
-from headrace.connectors.beam import BeamSource, schema_of
-from headrace.runners.beam.event_time import ColumnTime, EventTime, ProcessingTime
-from headrace.runners.beam.limited import Limit
-from headrace.runners.beam.read import ReadFromSource
+from headrace._extras import needs_extra as _needs_extra
+
+with _needs_extra("beam", "apache_beam"):
+    from headrace.beam.kafka_read import ReadFromKafka
+    from headrace.beam.kafka_records import KafkaHeader, KafkaRecord
+    from headrace.beam.kafka_write import WriteToKafka
+    from headrace.connectors.beam import BeamSource, schema_of
+    from headrace.runners.beam.event_time import ColumnTime, EventTime, ProcessingTime
+    from headrace.runners.beam.limited import Limit
+    from headrace.runners.beam.read import ReadFromSource
 
 __all__ = [
     "BeamSource",

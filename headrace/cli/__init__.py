@@ -34,10 +34,11 @@ def headrace() -> None:
 
 def main() -> None:
     """Run the command line; an error of headrace becomes one message and exit status 1, wrong use status 2."""
+    from headrace._extras import MissingExtraError
     from headrace.enumerator.errors import HeadraceError, UsageError
 
     try:
         app()
-    except HeadraceError as error:
+    except (HeadraceError, MissingExtraError) as error:
         print(f"headrace: {error}", file=sys.stderr)  # noqa: T201 - the command's output
-        sys.exit(2 if isinstance(error, UsageError) else 1)
+        sys.exit(2 if isinstance(error, UsageError | MissingExtraError) else 1)

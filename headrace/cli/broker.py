@@ -19,6 +19,8 @@ def named_topics(texts: Sequence[str] | None) -> dict[str, int]:
         name, colon, partitions = text.partition(":")
         if not name or (colon and (not partitions.isascii() or not partitions.isdigit() or int(partitions) < 1)):
             raise typer.BadParameter(f"{text!r} is not name or name:partitions", param_hint="--topic")
+        if name in topics:
+            raise typer.BadParameter(f"topic {name!r} is given twice", param_hint="--topic")
         topics[name] = int(partitions) if colon else 1
     return topics
 

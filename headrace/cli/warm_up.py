@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace._extras import needs_extra
 from headrace.cli.output import console, note
 
 
@@ -10,7 +11,8 @@ def warm_up_command() -> None:
 
     Run it once per machine (or image), PySpark and Java. It takes half a minute and 160 MB in the user's cache folder.
     """
-    from headrace.runners.spark.class_archive import make_archive
+    with needs_extra("spark", "pyspark"):
+        from headrace.runners.spark.class_archive import make_archive
 
     with console().status("Running a sample job to archive its classes"):
         file = make_archive()

@@ -141,6 +141,9 @@ class Installed:
 def installed(request, tmp_path_factory) -> Installed:
     checkout, made = clone(tmp_path_factory.mktemp("clone")), environment(tmp_path_factory.mktemp("home"))
     editable = "-e" in request.param
+    deleted = checkout / "build" / f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}" / "headrace" / "deleted.py"
+    deleted.parent.mkdir(parents=True)  # what an earlier build has left of a module that there was
+    deleted.touch()
     made.install(*(["--editable"] if editable else []), checkout)
     return Installed(made, checkout, editable)
 
@@ -227,6 +230,23 @@ def test_no_pth_file_of_ours_and_no_tree_of_links_is_left(installed):
     for name in by_setuptools:
         assert (site_packages / name).read_text().splitlines() == [str(installed.checkout)]
     assert not [path for path in site_packages.rglob("*") if path.is_symlink()]
+
+
+def test_seen_here_a_module_that_was_deleted_since_the_last_build_is_not_installed(installed):
+    assert (installed.environment.site_packages / "headrace").is_dir() is not installed.editable
+    assert not (installed.environment.site_packages / "headrace" / "deleted.py").exists()
+
+
+def test_seen_here_a_kernel_of_another_source_is_not_imported_from_the_checkout(installed):
+    source = installed.checkout / "connectors" / "kafka" / "format" / "decode.py"
+    before = source.read_bytes()
+    try:
+        source.write_bytes(before + b"# edited\n")
+        done = installed.environment.run("import headrace.kafka", installed.checkout)
+    finally:
+        source.write_bytes(before)
+    assert done.returncode == 1
+    assert "was compiled from another decode.py" in done.stderr.splitlines()[-1]
 
 
 # --- a checkout that was never built ------------------------------------------------------------------------------------

@@ -150,6 +150,22 @@ def test_topics_of_a_broker():
     assert named_topics(["orders", "clicks:4"]) == {"orders": 1, "clicks": 4}
 
 
+def test_a_topic_that_is_given_twice_is_refused(run):
+    """Which of the two numbers of partitions is meant, nobody knows."""
+    status, out, err = run("broker", "--topic", "orders:2", "--topic", "orders:3")
+    assert (status, out) == (2, "")
+    assert "topic 'orders' is given twice" in err
+
+
+def test_a_topic_that_exists_is_named_and_no_more(run, fake_kafka, monkeypatch):
+    fake_kafka.create_topic("orders")
+    monkeypatch.setenv("HEADRACE_BOOTSTRAP", fake_kafka.bootstrap)
+    status, out, err = run("broker", "--topic", "orders")
+    assert (status, out) == (2, "")
+    there = f"there is one of this name at {fake_kafka.bootstrap}: delete it, or name another"
+    assert err == f"headrace: creating topic orders: {there}\n"
+
+
 @pytest.mark.parametrize("text", ["", ":3", "orders:", "orders:0", "orders:-1", "orders:many", "orders:4:2"])
 def test_a_topic_that_cannot_be_created_is_refused_before_a_broker_starts(run, text):
     status, out, err = run("broker", "--topic", text)

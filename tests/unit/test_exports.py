@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace._extras import needs_extra
 from tests.helpers.surface import MODULES, names_of, surface
 
 ROOT = Path(__file__).parents[2]
@@ -51,9 +52,10 @@ def test_public_modules_export_all_that_they_import_of_ours():
         own = ast.parse(Path(import_module(module).__file__ or "").read_text())
         imported = {
             alias.asname or alias.name
-            for node in own.body
+            for node in ast.walk(own)  # also within `with _needs_extra(...)`
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("headrace")
             for alias in node.names
+            if not (alias.asname or "").startswith("_")
         }
         assert imported <= set(names_of(module)), module
 
@@ -78,6 +80,38 @@ def test_a_kit_without_pytest_says_what_to_install():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "headrace.testing.SourceConformance needs pytest: pip install 'headrace[testing]'"
+
+
+@pytest.mark.parametrize(
+    ("module", "library", "extra"),
+    [("beam", "apache_beam", "beam"), ("spark", "pyspark", "spark"), ("sql", "sqlalchemy", "sql")],
+)
+def test_a_module_without_its_library_says_which_extra_brings_it(module, library, extra):
+    code = (
+        f"import sys; sys.modules[{library!r}] = None\n"
+        f"try:\n    import headrace.{module}\n"
+        "except ModuleNotFoundError as error:\n    print(error)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == f"{library} is not installed; run: pip install 'headrace[{extra}]'"
+
+
+def test_warm_up_without_pyspark_says_which_extra_brings_it():
+    code = "import sys; sys.modules['pyspark'] = None; sys.argv = ['headrace', 'warm-up']; from headrace import cli; cli.main()"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (out.returncode, out.stderr) == (2, "headrace: pyspark is not installed; run: pip install 'headrace[spark]'\n")
+
+
+def test_a_library_that_is_missing_for_another_reason_is_no_missing_extra():
+    with pytest.raises(ModuleNotFoundError, match="No module named 'nowhere'"), needs_extra("sql", "sqlalchemy"):
+        raise ModuleNotFoundError("No module named 'nowhere'", name="nowhere")
+
+
+def test_kafka_is_imported_where_warnings_are_errors():
+    """kafka-python reads its schemas with an old call, which is no matter of its users' users."""
+    command = [sys.executable, "-W", "error", "-c", "import headrace.kafka"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_errors_and_what_is_in_memory_import_no_client_and_no_engine():

@@ -63,8 +63,10 @@ def _admin(bootstrap: str, doing: str) -> Iterator[KafkaAdminClient]:
             yield client
         finally:
             client.close()
-    except (TopicAlreadyExistsError, UnknownTopicOrPartitionError) as error:
-        raise UsageError(f"{doing}: {error}") from error
+    except TopicAlreadyExistsError as error:
+        raise UsageError(f"{doing}: there is one of this name at {bootstrap}: delete it, or name another") from error
+    except UnknownTopicOrPartitionError as error:
+        raise UsageError(f"{doing}: there is none of this name at {bootstrap}") from error
     except KafkaError as error:
         raise PeerError(f"{doing}: {error!r}") from error
 
