@@ -9,7 +9,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-beam test lint docs bench bench-beam bench-restore soak soak-beam requirements clean
+.PHONY: help demo demo-beam test lint docs bench bench-beam bench-growth bench-restore soak soak-beam requirements clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -40,6 +40,9 @@ bench: $(INSTALLED) ## Read throughput beside Spark's JVM connector (40 minutes;
 
 bench-beam: $(INSTALLED) ## Reads in Beam pipelines, on Direct and Flink (20 minutes; QUICK=1 for minutes)
 	$(BIN)/python -m benchmarks.beam_read
+
+bench-growth: $(INSTALLED) ## What grows while a Beam pipeline reads 100 partitions on Flink (an hour; QUICK=1 for minutes)
+	$(BIN)/python -m benchmarks.beam_growth
 
 bench-restore: $(INSTALLED) ## Kills and restores under load, beside other systems (hours; QUICK=1 for ten minutes)
 	$(BIN)/python -m benchmarks.restore_throughput

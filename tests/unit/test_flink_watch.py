@@ -92,4 +92,4 @@ def test_a_job_runs_when_every_task_of_it_does() -> None:
     assert replace(RUNNING, tasks={"0: impulse": "FINISHED", "1: read": "RUNNING"}).is_running
     assert not WAITING.is_running
     assert not replace(RUNNING, state="RESTARTING").is_running
-    assert replace(RUNNING, latest=FlinkCheckpoint(1, "file:///x", 5)).is_running
+    assert replace(RUNNING, latest=FlinkCheckpoint(1, "file:///x", 5, 100, 7)).is_running

@@ -18,11 +18,16 @@ ENDED = frozenset({"FINISHED", "CANCELED", "FAILED"})
 
 @dataclass(frozen=True, slots=True)
 class FlinkCheckpoint:
-    """A completed one. `number` counts from 1 and goes on after a restart; `path` is what a new submission restores from."""
+    """A completed one. `number` counts from 1 and goes on after a restart; `path` is what a new submission restores from.
+
+    `triggered_ms` is in epoch milliseconds. `state_bytes` is the size of all state, `took_ms` the time from end to end.
+    """
 
     number: int
     path: str
     triggered_ms: int
+    state_bytes: int
+    took_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +92,21 @@ class FlinkRest:
             completed=counts.get("completed", 0),
             failed=counts.get("failed", 0),
             in_progress=counts.get("in_progress", 0),
-            latest=FlinkCheckpoint(latest["id"], latest["external_path"], latest["trigger_timestamp"]) if latest else None,
+            latest=_checkpoint(latest) if latest else None,
             failure=_failure(failures[0]) if failures else None,
         )
 
     def checkpoints(self, job_id: str) -> list[FlinkCheckpoint]:
         """The completed ones that Flink remembers, the newest first; savepoints among them."""
         history = self._ask("GET", f"/jobs/{job_id}/checkpoints", absent={}).get("history", [])
-        done = [entry for entry in history if entry["status"] == "COMPLETED"]
-        return [FlinkCheckpoint(entry["id"], entry["external_path"], entry["trigger_timestamp"]) for entry in done]
+        return [_checkpoint(entry) for entry in history if entry["status"] == "COMPLETED"]
+
+    def metric(self, name: str) -> float:
+        """A number that the task managers measure, by Flink's name for it, such as Status.JVM.Memory.Heap.Used: their sum."""
+        found = self._ask("GET", f"/taskmanagers/metrics?get={name}&agg=sum")
+        if not found:
+            raise RetriableError(f"no task manager has measured {name} yet")
+        return float(found[0]["sum"])
 
     def trigger_savepoint(self, job_id: str) -> str:
         """Ask for a savepoint after which the job is cancelled; gives the request's id for `savepoint`."""
@@ -135,6 +146,16 @@ class FlinkRest:
         if response.status >= 400:
             raise PeerError(f"Flink refused {method} {path} ({response.status}): {_shortened(text)}")
         return json.loads(text) if text else {}
+
+
+def _checkpoint(entry: dict[str, Any]) -> FlinkCheckpoint:
+    return FlinkCheckpoint(
+        number=entry["id"],
+        path=entry["external_path"],
+        triggered_ms=entry["trigger_timestamp"],
+        state_bytes=entry["state_size"],
+        took_ms=entry["end_to_end_duration"],
+    )
 
 
 def _failure(entry: dict[str, Any]) -> tuple[int, str]:
