@@ -43,7 +43,7 @@ class KafkaPruner:
     def decides(self, predicate: Predicate) -> bool:
         """True for every predicate on topic or partition, and for ranges of offsets."""
         if predicate.operator is Operator.NOT_NULL:
-            return predicate.column in _NEVER_NULL
+            return predicate.column in _NEVER_NULL and not predicate.negated
         match predicate.column:
             case "topic" | "partition":
                 return True
