@@ -75,15 +75,16 @@ class TestOpaqueSplits(OnBeam):
         return OpaqueContext()
 
 
-@pytest.mark.broker
 @pytest.mark.timeout(120)
 class TestKafka(OnBeam):
+    """On a fake broker: a real one is behind the same source in test_kafka.py, and behind the transform on a real Flink."""
+
     poll_timeout_s = 0.2
     patience_polls = 100
 
     @pytest.fixture(autouse=True)
-    def reach(self, broker):
-        self.bootstrap = broker.bootstrap
+    def reach(self, fake_kafka):
+        self.bootstrap = fake_kafka.bootstrap
 
     def create_external_context(self) -> PartitionPerSplit:
         return PartitionPerSplit(self.bootstrap)
