@@ -373,9 +373,23 @@ class JobCommitter(Generic[HandleT]):
     def _run(self, request: RecoveryRequested | CommitRequested[HandleT]) -> None:
         commands = deque(self._core.handle(request))
         while commands:
-            commands.extend(self._core.handle(self._perform(commands.popleft())))
+            for event in self._perform_next(commands):
+                commands.extend(self._core.handle(event))
 
-    def _perform(self, command: CommitCommand[HandleT]) -> CommitEvent[HandleT]:
+    def _perform_next(self, commands: deque[CommitCommand[HandleT]]) -> list[CommitEvent[HandleT]]:
+        """Take the next command, or all that end a transaction, and give the answers."""
+        command = commands.popleft()
+        if not isinstance(command, End):
+            return [self._perform(command)]
+        handles = [command.handle]
+        while commands and isinstance(commands[0], End):
+            handles.append(commands[0].handle)
+            commands.popleft()
+        return [Ended(handle, outcome) for handle, outcome in zip(handles, self._committer.end_all(handles), strict=True)]
+
+    def _perform(
+        self, command: Fence | Check[HandleT] | Record[HandleT] | Copy[HandleT] | Sweep[HandleT]
+    ) -> CommitEvent[HandleT]:
         match command:
             case Fence():
                 return Fenced(self._committer.fence())
@@ -385,8 +399,6 @@ class JobCommitter(Generic[HandleT]):
             case Record(commits):
                 self._committer.record(commits)
                 return Recorded()
-            case End(handle):
-                return Ended(handle, self._committer.end(handle))
             case Copy(handles):
                 return Copied(self._committer.copy(handles))
             case Sweep(keep):

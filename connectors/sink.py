@@ -169,6 +169,13 @@ class Committer(ABC, Generic[HandleT]):
         Raises DataLossError when it can no longer be known.
         """
 
+    def end_all(self, handles: Sequence[HandleT]) -> Sequence[Outcome]:
+        """`end` for each of these, in any order or at once; their outcomes in theirs. By default one after the other.
+
+        Readers see a part of the epoch until it returns. Raises what `end` raises for one of them; the others may have ended.
+        """
+        return [self.end(handle) for handle in handles]
+
     @abstractmethod
     def copy(self, handles: Sequence[HandleT]) -> HandleT:
         """Prepare the rows of these recorded committables, which were aborted, once more in one new transaction.

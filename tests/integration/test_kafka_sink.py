@@ -332,10 +332,3 @@ def test_the_commit_topic_is_read_on_from_where_it_was_read_to(sink, out, bootst
     delete_topic(bootstrap, sink.commit_topic)
     with pytest.raises(StateError, match="the lists of all jobs are lost"):
         sink.recorded_epochs()
-
-
-def test_a_timeout_that_is_nearly_used_up_is_warned_of(bootstrap, out, caplog):
-    sink = kafka_sink(bootstrap, out, f"commits-{uuid.uuid4().hex[:8]}", transaction_timeout_ms=60_000)
-    (handle,) = prepared(sink, JOB, 0, ["a"])
-    committer(sink, JOB).commit(0, (replace(handle, started_ms=handle.started_ms - 40_000),))
-    assert "open for 40 s of its 60" in caplog.text

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from contextlib import closing
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -14,9 +17,9 @@ from headrace.connectors.kafka.write.produce import OutBatch, transactional_send
 from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.kafka.write.transactions import Transactions
 from headrace.connectors.sink import Attempt, one_off_job
-from headrace.enumerator.errors import DataLossError, HeadraceError, StateError
+from headrace.enumerator.errors import DataLossError, DeadlineExceededError, HeadraceError, StateError
 from headrace.testing import DyingCommitter, FakeKafka, Killed
-from headrace.testing.fake_kafka import Rewrite
+from headrace.testing.fake_kafka import Before, Refuse, Rewrite, StoppedClock
 from tests.helpers.sink_rig import committer, kafka_sink, ongoing, prepared, rows, take_over
 
 JOB = "job"
@@ -170,6 +173,82 @@ class TestStragglers:
 def flushed(writer):
     """What it has written is in the log, and its transaction open."""
     writer._rows.flush(writer._sender)
+
+
+class TestTimeLeft:
+    """By the coordinator's clock and the driver's; FakeKafka's stands at some seconds before ours."""
+
+    @pytest.fixture
+    def handles(self, request):
+        now_ms = time.time_ns() // 1_000_000
+        with FakeKafka(clock=StoppedClock(now_ms - 1000 * request.param)) as kafka:
+            kafka.create_topic("out")
+            sink = kafka_sink(kafka.bootstrap, "out", "commits", transaction_timeout_ms=60_000)
+            yield sink, prepared(sink, JOB, 0, ["a"])
+
+    @pytest.mark.parametrize("handles", [0], indirect=True)
+    @pytest.mark.parametrize("wrong_s", [-3600, 3600])
+    def test_seen_here_the_clock_of_a_writers_machine_does_not_matter(self, handles, wrong_s):
+        """findings: Sinks 22. The epoch of a writer whose clock was behind by the timeout was refused, at every try."""
+        sink, (handle,) = handles
+        committer(sink, JOB).commit(0, (replace(handle, started_ms=handle.started_ms + 1000 * wrong_s),))
+        assert sink.recorded_epochs() == {JOB: 0}
+
+    @pytest.mark.parametrize("handles", [40], indirect=True)
+    def test_a_timeout_that_is_nearly_used_up_is_warned_of(self, handles, caplog):
+        sink, prepared_ones = handles
+        committer(sink, JOB).commit(0, prepared_ones)
+        assert "open for 40 s of its 60" in caplog.text
+
+    @pytest.mark.parametrize("handles", [57], indirect=True)
+    def test_one_that_is_all_but_used_up_fails_the_epoch_before_it_is_recorded(self, handles):
+        sink, prepared_ones = handles
+        with pytest.raises(DeadlineExceededError, match=r"has [23] s left of its 60"):
+            committer(sink, JOB).commit(0, prepared_ones)
+        assert sink.recorded_epochs() == {}
+
+    @pytest.mark.parametrize("handles", [3600], indirect=True)
+    def test_one_that_is_open_though_its_time_is_over_shows_that_clocks_differ_and_is_committed(self, handles, caplog):
+        sink, prepared_ones = handles
+        committer(sink, JOB).commit(0, prepared_ones)
+        assert "the clocks of this machine and of the brokers differ by minutes" in caplog.text
+        assert sink.recorded_epochs() == {JOB: 0}
+
+
+class TestSpeed:
+    def test_seen_here_the_transactions_of_an_epoch_are_committed_at_once_and_sixteen_at_a_time_at_most(self, kafka, sink):
+        """findings: Sinks 20. One after the other, 200 tasks were seconds in which readers saw a part of the epoch."""
+        handles = prepared(sink, JOB, 0, *[[f"{task:02}"] for task in range(40)])
+        tasks = {handle.transactional_id for handle in handles}
+        together, now, most = threading.Barrier(16), [], []
+
+        def arrive():
+            now.append(None)
+            most.append(len(now))
+            if len(most) <= 16:
+                together.wait(30)  # nobody goes on before sixteen are there
+            now.pop()
+
+        ends = kafka.fault("EndTxn", Before(arrive), times=None, when=lambda request: request.transactional_id in tasks)
+        committer(sink, JOB).commit(0, handles)
+        assert ends.fired == 40
+        assert max(most) == 16
+        assert values(kafka) == [f"{task:02}" for task in range(40)]
+
+    def test_one_that_fails_leaves_the_others_committed_and_a_restart_completes_the_epoch(self, kafka, sink):
+        handles = prepared(sink, JOB, 0, ["a"], ["b"], ["c"])
+        middle = handles[1].transactional_id
+        kafka.fault(
+            "EndTxn", Refuse(TRANSACTIONAL_ID_AUTHORIZATION_FAILED), when=lambda request: request.transactional_id == middle
+        )
+        with pytest.raises(RefusedByBrokerError):
+            committer(sink, JOB).commit(0, handles)
+        assert ongoing(sink, JOB) == [middle]
+        committer(sink, JOB).recover()
+        assert values(kafka) == ["a", "b", "c"]
+
+
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
 
 
 class TestErrors:

@@ -34,7 +34,8 @@ class WrittenRange:
 class KafkaHandle:
     """A prepared transaction: every record acknowledged. It is never empty, since nothing is begun without a record.
 
-    `started_ms` is epoch milliseconds by the writer's clock; the broker aborts it `timeout_ms` after its first record.
+    `started_ms` is epoch milliseconds by the writer's clock, which nobody goes by; the broker aborts it
+    `timeout_ms` after its first record.
     """
 
     producer: Producer

@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -50,6 +50,7 @@ from headrace.connectors.kafka.write.transactions import (
     TransactionProtocol,
     Transactions,
     Verdict,
+    in_parallel,
 )
 from headrace.connectors.sink import (
     Attempt,
@@ -73,6 +74,7 @@ log = logging.getLogger(__name__)
 
 _TIME_LEFT = 0.1  # a transaction with less than this share of its time to go, and than 10 s, is not put on the durable list
 _TIME_LEFT_MS = 10_000
+_LONGEST_EXPIRY_MS = 60_000  # coordinators look for what is past its timeout every 10 s
 _SERIALIZER = KafkaHandleSerializer()
 _LISTS = CommitListSerializer(_SERIALIZER)
 _TOPIC_COLUMN = "topic"
@@ -465,6 +467,24 @@ class _AtLeastOnceTransaction(Transaction[Any]):
             self._sender = None
 
 
+class _Spent(NamedTuple):
+    """How long a transaction has been open."""
+
+    milliseconds: int
+    timeout_ms: int
+    transactional_id: str
+
+
+def _spent(found: TransactionDescription, now_ms: int) -> _Spent:
+    """By its coordinator's clock, which also ends it, and that of this machine; the writer's does not count."""
+    spent_ms = 0 if found.started_ms is None else max(0, now_ms - found.started_ms)
+    name = str(found.producer.transactional_id)
+    if spent_ms > found.timeout_ms + _LONGEST_EXPIRY_MS:  # and it is Ongoing
+        log.warning("the clocks of this machine and of the brokers differ by minutes: how long %s was open is not known", name)
+        spent_ms = 0
+    return _Spent(spent_ms, found.timeout_ms, name)
+
+
 class KafkaCommitter(Committer[KafkaHandle]):
     """Ends a job's transactions."""
 
@@ -504,33 +524,37 @@ class KafkaCommitter(Committer[KafkaHandle]):
         """Every one Ongoing under its own producer, with time left. Raises DeadlineExceededError or StateError."""
         known = self._transactions.describe([handle.transactional_id for handle in handles])
         now_ms = time.time_ns() // 1_000_000
+        longest = _Spent(-1, 0, "")
         for handle in handles:
             found = known[handle.transactional_id]
-            left_ms = handle.started_ms + handle.timeout_ms - now_ms
-            if left_ms < min(_TIME_LEFT_MS, _TIME_LEFT * handle.timeout_ms):
-                raise DeadlineExceededError(
-                    f"the transaction of {handle.transactional_id!r} has {max(0, left_ms) / 1000:.0f} s left of its "
-                    f"{handle.timeout_ms / 1000:g}: raise transaction.timeout.ms, or write less in one batch"
-                )
             if found is None or not found.is_ongoing or found.producer != handle.producer:
                 state = "unknown to the broker" if found is None else found.state
                 raise StateError(
                     f"the transaction of {handle.transactional_id!r} is {state}, not prepared: it timed out, or another "
                     "attempt took its place. Nothing of this epoch is visible; it has to be written again"
                 )
-        self._warn_of_haste(handles, now_ms)
+            longest = max(longest, _spent(found, now_ms))
+        self._check_time(longest)
 
-    def _warn_of_haste(self, handles: Sequence[KafkaHandle], now_ms: int) -> None:
-        """Half of the timeout is gone: a driver that dies now has little time to come back before a copy is needed."""
-        spent_ms, handle = max(((now_ms - handle.started_ms, handle) for handle in handles), key=lambda pair: pair[0])
-        if spent_ms > handle.timeout_ms / 2:
+    def _check_time(self, spent: _Spent) -> None:
+        """Raise DeadlineExceededError for too little time left.
+
+        Warn when half of it is gone: a driver that dies now has little time to come back before a copy is needed.
+        """
+        left_ms = spent.timeout_ms - spent.milliseconds
+        if left_ms < min(_TIME_LEFT_MS, _TIME_LEFT * spent.timeout_ms):
+            raise DeadlineExceededError(
+                f"the transaction of {spent.transactional_id!r} has {max(0, left_ms) / 1000:.0f} s left of its "
+                f"{spent.timeout_ms / 1000:g}: raise transaction.timeout.ms, or write less in one batch"
+            )
+        if spent.milliseconds > spent.timeout_ms / 2:
             log.warning(
                 "job %s: the transaction of %s was open for %.0f s of its %.0f before it could be committed; raise "
                 "transaction.timeout.ms above the time between triggers and that of a restart",
                 self._job,
-                handle.transactional_id,
-                spent_ms / 1000,
-                handle.timeout_ms / 1000,
+                spent.transactional_id,
+                spent.milliseconds / 1000,
+                spent.timeout_ms / 1000,
             )
 
     def record(self, commits: CommitList[KafkaHandle]) -> None:
@@ -563,6 +587,10 @@ class KafkaCommitter(Committer[KafkaHandle]):
                 return Outcome.ABORTED
             case Answer.UNKNOWN:
                 return outcome_of(self._cluster, handle)
+
+    def end_all(self, handles: Sequence[KafkaHandle]) -> Sequence[Outcome]:
+        """Several at once: what readers see of a part of the epoch, they see for milliseconds."""
+        return in_parallel(self.end, handles)
 
     def copy(self, handles: Sequence[KafkaHandle]) -> KafkaHandle:
         """The aborted records are still in the log: read, made out to a new transaction, written again."""
@@ -601,8 +629,7 @@ class KafkaCommitter(Committer[KafkaHandle]):
         losers = [found for found in open_ones if found.producer not in kept and self._is_own(found)]
         if losers:
             protocol = self._transactions.protocol()
-            for found in losers:
-                self._transactions.abort(found.producer, protocol, found.timeout_ms)
+            in_parallel(lambda found: self._transactions.abort(found.producer, protocol, found.timeout_ms), losers)
 
     def _may_be_own(self, transactional_id: str) -> bool:
         name = parse_name(transactional_id)

@@ -9,9 +9,11 @@ in**: ended in version 1 and asked again in version 2, a committed one answers I
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from typing import TypeVar
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.coordinators import CoordinatorKind
@@ -36,7 +38,13 @@ __all__ = [
     "TransactionProtocol",
     "Transactions",
     "Verdict",
+    "in_parallel",
 ]
+
+ItemT = TypeVar("ItemT")
+AnswerT = TypeVar("AnswerT")
+
+_MOST_AT_ONCE = 16
 
 _FENCED = (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.PRODUCER_FENCED)
 _LAST_V1_END = 4
@@ -101,6 +109,18 @@ class ListedTransaction:
 
     transactional_id: str
     state: str
+
+
+def in_parallel(ask: Callable[[ItemT], AnswerT], items: Sequence[ItemT]) -> list[AnswerT]:
+    """The answers for all items, in their order, 16 requests at a time at most: a coordinator's log takes some ms for each.
+
+    Raises the error of the first item that has one, when all are done.
+    """
+    if len(items) < 2:
+        return [ask(item) for item in items]
+    with ThreadPoolExecutor(min(_MOST_AT_ONCE, len(items)), thread_name_prefix="headrace-transactions") as threads:
+        asked = [threads.submit(ask, item) for item in items]  # `map` would leave out those that wait when one fails
+    return [answer.result() for answer in asked]
 
 
 class Transactions:
@@ -238,7 +258,8 @@ class Transactions:
 
     def describe(self, transactional_ids: Collection[str]) -> dict[str, TransactionDescription | None]:
         """Each id as its coordinator knows it now; None for one that it does not know (never used, or expired)."""
-        return {transactional_id: self._describe(transactional_id) for transactional_id in transactional_ids}
+        ids = list(transactional_ids)
+        return dict(zip(ids, in_parallel(self._describe, ids), strict=True))
 
     def _describe(self, transactional_id: str) -> TransactionDescription | None:
         where = f"describing the transactional id {transactional_id!r}"
