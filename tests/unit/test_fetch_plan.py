@@ -308,7 +308,7 @@ def short(plan, now, **given):
     """The broker has nothing at offset 10, although the stop is 20; whether that is a doubt now."""
     (asked,) = plan.take(ONE, now, ROOM)
     assert plan.landed(asked, answer(**{"high_watermark": 10, **given}), None, now) is None
-    return plan.doubtful(now) == [(asked.partition.source, 10)]
+    return plan.doubtful() == [(asked.partition.source, 10)]
 
 
 def test_a_log_that_ends_before_the_stop_is_a_doubt_after_three_seconds_and_again_after_three():

@@ -36,6 +36,7 @@ _BUDGET_BYTES = 64 * 1024 * 1024
 _LARGEST_REQUEST = 8 * 1024 * 1024
 _SMALLEST_REQUEST = 256 * 1024
 _JOIN_S = 5.0
+_CALL_JOIN_S = 1.0
 
 
 class Fetcher:
@@ -123,7 +124,7 @@ class Fetcher:
     def close(self) -> None:
         """Stop. A connection with a request in flight is cut, others go back to the cluster. Waits for the threads to end.
 
-        A look-up under way is not waited for: its thread ends when it is answered, or given up.
+        A look-up under way is waited for a second only: its thread ends when it is answered, or given up.
         """
         with self._lock:
             self._closed = True
@@ -132,9 +133,11 @@ class Fetcher:
             self._to_reader.notify_all()
             for broker in self._busy & self._connections.keys():
                 self._connections[broker].abort()
-            threads = [thread for worker, thread in self._threads.items() if worker not in self._in_call]
-        for thread in threads:
-            thread.join(_JOIN_S)
+            threads = [
+                (thread, _CALL_JOIN_S if worker in self._in_call else _JOIN_S) for worker, thread in self._threads.items()
+            ]
+        for thread, longest_s in threads:
+            thread.join(longest_s)
 
     def _drop(self, key: tuple[str, int]) -> None:
         kept = deque(item for item in self._queue if (item.topic, item.partition) != key)
@@ -227,7 +230,7 @@ class Fetcher:
 
     @contextmanager
     def _calling(self, work: Work) -> Iterator[None]:
-        """While this lasts `close` does not wait for the thread."""
+        """While this lasts `close` does not wait for the thread as for others."""
         with self._lock:
             self._in_call.add(work)
         try:
