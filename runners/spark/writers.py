@@ -11,7 +11,7 @@ import functools
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic
 
 import pyarrow as pa
@@ -30,6 +30,11 @@ __all__ = ["BatchWriter", "PreparedMessage", "StreamWriter", "check_columns"]
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
 
+_NAMELESS = (
+    "query %s writes in foreachBatch without txnAppId and txnVersion: a batch that Spark runs again is written again, and each "
+    "write takes names of its own, which Kafka's coordinators keep for 7 days (transactional.id.expiration.ms)"
+)
+
 STRAGGLERS_S = 4.0
 """When a task fails, Spark stops the others and calls `abort` at once, but leaves their Python processes 2 s to end by
 themselves (spark.python.task.killTimeout): until then one may prepare what nobody would ever end."""
@@ -37,11 +42,15 @@ themselves (spark.python.task.killTimeout): until then one may prepare what nobo
 
 @dataclass(frozen=True)
 class PreparedMessage(WriterCommitMessage, Generic[HandleT]):
-    """What a task tells the driver: whose epoch it has written, and the handle of what it prepared, if it had any rows."""
+    """What a task tells the driver: whose epoch it has written, and the handle of what it prepared, if it had any rows.
+
+    `query`: of a batch write, the streaming query whose `foreachBatch` it is in.
+    """
 
     job: str
     epoch: int
     handle: HandleT | None
+    query: str | None = None
 
 
 def check_columns(schema: StructType, known: Mapping[str, Sequence[str]], required: Sequence[str]) -> list[str]:
@@ -162,10 +171,14 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PreparedMessage[HandleT]:
         """In a task."""
         context = _context()
-        return _prepare(self._sink, self._recorded, _attempt(context, self._job, self._epoch), self._columns, iterator)
+        prepared = _prepare(self._sink, self._recorded, _attempt(context, self._job, self._epoch), self._columns, iterator)
+        return prepared if self._is_repeatable else replace(prepared, query=context.getLocalProperty(_QUERY_ID))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver. If it dies in here, `headrace transactions commit` finishes the write."""
+        queries = {message.query for message in _of_tasks(messages)} - {None}
+        if queries:
+            log.warning(_NAMELESS, ", ".join(sorted(map(str, queries))))
         committer = JobCommitter(self._job, self._sink.committer(self._job))
         committer.commit(self._epoch, _handles(_of_tasks(messages)))
         if not self._is_repeatable:

@@ -108,6 +108,23 @@ def test_an_abort_that_cannot_ask_what_is_recorded_aborts_nothing(monkeypatch, s
     assert log.unended(JOB) == []
 
 
+class TaskOfAQuery:
+    """A task in `foreachBatch`: its job has the local properties of the query's thread."""
+
+    partitionId = attemptNumber = taskAttemptId = staticmethod(lambda: 0)  # noqa: N815 - as is the next
+    getLocalProperty = staticmethod({"sql.streaming.queryId": "the-query"}.get)  # noqa: N815 - Spark's name
+
+
+@pytest.mark.parametrize(("job", "epoch", "warned"), [(None, None, True), (JOB, 0, False)])
+def test_seen_here_a_write_in_foreach_batch_without_a_name_is_warned_of(monkeypatch, sink, log, caplog, job, epoch, warned):
+    """findings: Sinks 21. Each took names that nobody uses again, and coordinators keep them for a week."""
+    monkeypatch.setattr(writers.TaskContext, "get", TaskOfAQuery)
+    writer = BatchWriter(sink, ["value"], job, epoch)
+    writer.commit([writer.write(iter([pa.RecordBatch.from_pydict({"value": ["0"]})]))])
+    assert values(log) == ["0"]
+    assert ("query the-query writes in foreachBatch without txnAppId and txnVersion" in caplog.text) is warned
+
+
 @pytest.mark.parametrize("error", [PeerError("gone"), OSError("gone")])
 def test_seen_here_a_list_that_cannot_be_removed_does_not_fail_a_committed_write(monkeypatch, sink, log, caplog, error):
     """findings: Sinks 7. The caller would repeat it."""
