@@ -19,6 +19,7 @@ from pyspark_headrace.options import SinkWrite
 
 if TYPE_CHECKING:
     from headrace.connectors.sql.table_sink import TableSink
+    from headrace.connectors.tables.delta import DeltaSink
 
 __all__ = ["kafka_options", "planned_batch_write", "planned_stream_write"]
 
@@ -57,7 +58,29 @@ def _files(options: Mapping[str, str], schema: StructType) -> Planned:
     return file_write(options), schema.names
 
 
-_WRITES: Mapping[str, Callable[[Mapping[str, str], StructType], Planned]] = {KAFKA: _kafka, "sql": _sql, "files": _files}
+def _delta(options: Mapping[str, str], schema: StructType) -> Planned:
+    try:
+        from pyspark_headrace.delta_write import delta_write
+    except ImportError as error:
+        raise UsageError(f"{error.name or error} is not installed; run: pip install 'headrace[delta]'") from error
+    write, partition_by = delta_write(options)
+    _make_table(write.sink, to_arrow_schema(schema, timezone="UTC"), partition_by)
+    return write, schema.names
+
+
+@functools.lru_cache(maxsize=64)
+def _make_table(sink: DeltaSink, schema: pa.Schema, partition_by: tuple[str, ...]) -> None:
+    """Asked once in this process, like `_check_rows`. A new table takes nulls everywhere, whatever this frame has."""
+    sink.create_table(pa.schema([field.with_nullable(nullable=True) for field in schema]), partition_by)
+    sink.check_rows(schema)
+
+
+_WRITES: Mapping[str, Callable[[Mapping[str, str], StructType], Planned]] = {
+    KAFKA: _kafka,
+    "sql": _sql,
+    "files": _files,
+    "delta": _delta,
+}
 
 
 def kafka_options(options: Mapping[str, str]) -> dict[str, str]:

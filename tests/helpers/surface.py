@@ -18,6 +18,7 @@ MODULES = (
     "headrace.kafka",
     "headrace.sql",
     "headrace.files",
+    "headrace.tables",
     "headrace.beam",
     "headrace.spark",
     "headrace.testing",

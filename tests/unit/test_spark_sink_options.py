@@ -10,6 +10,7 @@ from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.sink import one_off_job
 from headrace.enumerator.errors import UsageError
 from pyspark_headrace.connectors import kafka_options, planned_batch_write, planned_stream_write
+from pyspark_headrace.delta_write import delta_write
 from pyspark_headrace.files_write import file_write
 from pyspark_headrace.kafka_write import kafka_write
 
@@ -48,15 +49,15 @@ class TestConnector:
             lambda options: planned_batch_write(options, SCHEMA, overwrite=False),
             lambda options: planned_stream_write(options, SCHEMA, complete=False),
         ):
-            with pytest.raises(UsageError, match="must be one of kafka, sql, files, not 'jdbc'"):
+            with pytest.raises(UsageError, match="must be one of kafka, sql, files, delta, not 'jdbc'"):
                 plan({"connector": "jdbc"})
 
-    @pytest.mark.parametrize("name", ["sql", "files"])
+    @pytest.mark.parametrize("name", ["sql", "files", "delta"])
     def test_only_kafka_can_be_read(self, name):
         with pytest.raises(UsageError, match=f"connector '{name}' cannot be read, only written; 'kafka' can be read"):
             kafka_options({"connector": name})
 
-    @pytest.mark.parametrize("name", ["sql", "files"])
+    @pytest.mark.parametrize("name", ["sql", "files", "delta"])
     def test_nothing_is_overwritten(self, name):
         with pytest.raises(UsageError, match=rf"Overwrite not allowed for connector '{name}'.*\.mode\(\"append\"\)"):
             planned_batch_write({"connector": name}, SCHEMA, overwrite=True)
@@ -67,11 +68,11 @@ class TestConnector:
         assert isinstance(planned_stream_write(KAFKA, SCHEMA, complete=True)[0].sink, KafkaSink)
 
 
-@pytest.mark.parametrize("write", [kafka_write, sql_write, file_write])
+@pytest.mark.parametrize("write", [kafka_write, sql_write, file_write, lambda options: delta_write(options)[0]])
 class TestEverySink:
     def options(self, write, **more):
         needed = {kafka_write: KAFKA, sql_write: {"url": URL, "dbtable": "orders"}, file_write: {"path": "/tmp/out"}}
-        return needed[write] | more
+        return needed.get(write, {"path": "/tmp/table"}) | more
 
     def test_a_repeated_write_has_a_name_and_a_number(self, write):
         repeated = write(self.options(write, txnappid="app", txnVERSION="7"))

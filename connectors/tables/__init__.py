@@ -1,0 +1,8 @@
+"""Tables of open formats as two-phase-commit sinks: each epoch is one commit of the table.
+
+from headrace.connectors.tables.delta import DeltaSink
+
+sink = DeltaSink("/data/flights")
+
+Each format is a module of its own, with a library of its own.
+"""

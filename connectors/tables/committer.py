@@ -1,0 +1,234 @@
+"""Commits the epochs of one job to a table: each in one commit of the table, which sets the job's marker too.
+
+**The table's commit is the decision.** It adds all files of an epoch and says that the epoch is recorded, by which driver. So
+`record` makes an epoch visible, whole, and `end` finds that it is. A marker that was set is never set again for the same epoch.
+
+**Fencing.** A driver that takes over sets the marker to the next number of a driver, in a commit without files. An older one
+then finds another number in the marker, or its commit refused, and the table that it loads next has that number.
+
+**Somebody else's commits** (another job, a compaction, a changed schema) only mean that the table is loaded once more, and the
+marker asked before anything is tried again. The same is done when the answer to a commit was lost.
+
+**Sweeping in two steps.** Files are where the commit leaves them, so a driver that was replaced must not remove what its
+successor commits. It marks what it will remove (`check` refuses that), then looks whether it is still the driver, then removes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeVar
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+
+from headrace.connectors.sink import CommitList, Committer, Outcome, is_one_off
+from headrace.connectors.tables.handles import TableHandle
+from headrace.connectors.tables.log import JobMarker, LoadedTable, TableLog
+from headrace.connectors.tables.work import WorkFolder, refused_by_store
+from headrace.enumerator.errors import (
+    DataLossError,
+    FencedError,
+    PeerError,
+    ProtocolViolationError,
+    RetriableError,
+    StateError,
+)
+
+__all__ = ["TableCommitter"]
+
+AnswerT = TypeVar("AnswerT")
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 120.0
+LONGEST_PAUSE_S = 5.0
+
+
+class TableCommitter(Committer[TableHandle]):
+    """Commits a job's files to one table. Raises PeerError for what the store refuses; recovering later goes on from there."""
+
+    def __init__(self, table: TableLog, job: str, where: str) -> None:
+        """`where` names the table in messages. Contacts nobody yet."""
+        self._log = table
+        self._job = job
+        self._where = where
+        self._driver: int | None = None
+        self._table_id: str | None = None
+        self._commits: CommitList[TableHandle] | None = None
+
+    def fence(self) -> CommitList[TableHandle] | None:
+        """Become the marker's driver. Raises UsageError for a table that cannot be written, StateError for a damaged list."""
+        self._driver = None
+        loaded = self._retrying(self._take_over)
+        self._table_id = loaded.id
+        before = loaded.marker(self._job)
+        if before is None or not before.following:
+            return None
+        recorded = before.following - 1
+        with refused_by_store(self._where):
+            commits = self._work().read_list(recorded, before.recorded_by)
+        self._commits = commits or CommitList(recorded, (), completed=True)
+        return self._commits
+
+    def check(self, handles: Sequence[TableHandle]) -> None:
+        """Raise PeerError naming the transactions that have not all their files any more, or are about to be removed."""
+        with refused_by_store(self._where):
+            for handle in handles:
+                self._check_files(handle)
+
+    def record(self, commits: CommitList[TableHandle]) -> None:
+        """Commit these files to the table, unless it says that the epoch is recorded. Raises FencedError for an older driver.
+
+        Raises PeerError for files that do not fit the table any more.
+        """
+        self._retrying(lambda: self._record(commits))
+        self._commits = commits
+
+    def end(self, handle: TableHandle) -> Outcome:
+        """COMMITTED: `record` has done it. ABORTED if a reader would look for a file of it that is gone."""
+        if self._commits is None or handle not in self._commits.handles:
+            raise ProtocolViolationError(f"{self._where}: transaction {handle.place} is to be ended, and is not recorded")
+        with refused_by_store(self._where):
+            there = self._work().data_files(handle.place)
+        gone = {file.path for file in handle.files} - there.keys()
+        # a compaction may have taken their place, and a vacuum may have removed them then
+        is_lost = bool(gone) and self._retrying(lambda: self._log.load().refers_to(gone))
+        return Outcome.ABORTED if is_lost else Outcome.COMMITTED
+
+    def copy(self, handles: Sequence[TableHandle]) -> TableHandle:
+        """Raise DataLossError naming the files: they are nowhere."""
+        paths = ", ".join(f"{file.path} ({file.rows} rows)" for handle in handles for file in handle.files)
+        raise DataLossError(
+            f"{self._where}: somebody has removed files that job {self._job!r} has committed, some or all of these: {paths}. "
+            "Take them out of the table by its own means (Delta: `repair`), or restore an older version of it"
+        )
+
+    def sweep(self, keep: Collection[TableHandle]) -> None:
+        """Remove the files of the job's other transactions, but not committed ones. Raises FencedError for an older driver."""
+        committed = {handle.place for handle in (self._commits.handles if self._commits else ())}
+        kept = {handle.place for handle in keep}
+        with refused_by_store(self._where):
+            work = self._work()
+            found = work.look()
+            doomed = found.opened - kept - committed
+            for place in sorted(doomed):
+                work.mark_swept(place)
+            if doomed:
+                self._check_removable(work, doomed)
+            for place in sorted(doomed):
+                work.remove_data(place)
+            for place in sorted((found.opened | found.swept) - kept):
+                work.close(place)
+
+    def forget(self) -> None:
+        """Remove the job's folder, and set its marker back; that of a one-off name is left, since nobody uses it again."""
+        if not is_one_off(self._job):
+            self._retrying(self._reset)
+        with refused_by_store(self._where):
+            self._work().leave()
+
+    def close(self) -> None:
+        """The table's library keeps its connections."""
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def _take_over(self) -> LoadedTable:
+        """The table as it was before we became its driver."""
+        loaded = self._log.load()
+        loaded.check_writable()
+        self._work().enter()
+        before = loaded.marker(self._job) or JobMarker(0, 0, 0)
+        driver = before.driver + 1
+        loaded.commit(self._job, JobMarker(driver, before.following, before.recorded_by), ())
+        self._driver = driver
+        return loaded
+
+    def _record(self, commits: CommitList[TableHandle]) -> None:
+        loaded, marker = self._own()
+        if commits.epoch < marker.following:
+            if commits.completed:
+                self._work().remove_list(commits.epoch, marker.recorded_by)
+            return
+        loaded.check_writable()
+        for handle in commits.handles:
+            self._check_fits(loaded, handle)
+        if commits.handles:
+            self._work().write_list(marker.driver, commits)
+        self._commit(loaded, JobMarker(marker.driver, commits.epoch + 1, marker.driver), commits.handles)
+
+    def _commit(self, loaded: LoadedTable, marker: JobMarker, handles: Sequence[TableHandle]) -> None:
+        """What fails after the commit, such as a checkpoint of the table's log, does not undo it."""
+        try:
+            loaded.commit(self._job, marker, handles)
+        except RetriableError:
+            raise
+        except PeerError as error:
+            if self._own()[1] != marker:
+                raise
+            log.warning(
+                "%s: the commit has succeeded, and what the table's library does after it has not: %s", self._where, error
+            )
+
+    def _reset(self) -> None:
+        loaded = self._log.load()
+        marker = loaded.marker(self._job)
+        if marker is not None and marker.following:
+            loaded.commit(self._job, JobMarker(marker.driver + 1, 0, 0), ())
+
+    def _own(self) -> tuple[LoadedTable, JobMarker]:
+        """The table, whose marker names us. Raises FencedError, or StateError for another table in its place."""
+        if self._driver is None:
+            raise ProtocolViolationError(f"the committer of job {self._job!r} must fence before anything else")
+        loaded = self._log.load()
+        marker = loaded.marker(self._job)
+        if loaded.id != self._table_id or marker is None:
+            raise StateError(
+                f"{self._where}: this is not the table any more that job {self._job!r} has written to: it was made anew, or an "
+                "older copy has taken its place. To write to it begin a new query with a new checkpoint"
+            )
+        if marker.driver != self._driver:
+            raise FencedError(f"{self._where}: another driver of job {self._job!r} has taken over; this one must stop")
+        return loaded, marker
+
+    def _check_files(self, handle: TableHandle) -> None:
+        work = self._work()
+        there = work.data_files(handle.place)
+        if not work.is_open(handle.place) or any(there.get(file.path) != file.size for file in handle.files):
+            raise PeerError(
+                f"{self._where}: the files of transaction {handle.place} of job {self._job!r} are not there any more as they "
+                "were written: write the epoch again"
+            )
+
+    def _check_fits(self, loaded: LoadedTable, handle: TableHandle) -> None:
+        """Somebody may have changed the table since the task has looked at it."""
+        now = {field.name: str(field.type) for field in loaded.schema}
+        changed = [name for name, kind in handle.columns if now.get(name) != kind]
+        required = {field.name for field in loaded.schema if not field.nullable} - dict(handle.columns).keys()
+        if handle.table != loaded.id or handle.partitioning != loaded.partitioning or changed or required:
+            what = ", ".join([*changed, *sorted(required)]) or "it is another one, or is partitioned in another way"
+            raise PeerError(
+                f"{self._where}: the table has changed since the files were written ({what}): write the epoch again"
+            )
+
+    def _check_removable(self, work: WorkFolder, doomed: Collection[str]) -> None:
+        """Raise FencedError for an older driver, StateError if a reader needs any of these: then the marks tell an untruth."""
+        loaded, _ = self._retrying(self._own)
+        paths = {path for place in doomed for path in work.data_files(place)}
+        if paths and loaded.refers_to(paths):
+            raise StateError(
+                f"{self._where}: files that are marked as not committed are in the table: {', '.join(sorted(paths)[:5])}. "
+                "Nothing is removed. If a list was removed from `_headrace` by hand, remove their marks (`.open`) too"
+            )
+
+    def _work(self) -> WorkFolder:
+        return WorkFolder(self._log.store(), self._job)
+
+    def _retrying(self, step: Callable[[], AnswerT]) -> AnswerT:
+        """The answer of a step that asks the table first, whatever became of it the last time."""
+        attempts = Retrying(
+            retry=retry_if_exception_type(RetriableError),
+            wait=wait_random_exponential(multiplier=0.02, max=LONGEST_PAUSE_S),
+            stop=stop_after_delay(PATIENCE_S),
+            reraise=True,
+        )
+        return attempts(step)

@@ -1,0 +1,325 @@
+"""Delta Lake tables by `deltalake`, which needs no JVM: what a job has committed is in the table's own transaction identifiers.
+
+Three of them, each a `txn` action of an application and a version: `headrace.<job>`, the epoch after the last one recorded;
+`headrace.<job>.driver` and `headrace.<job>.recorded-by`, as in `JobMarker`. Checkpoints of the log, VACUUM, OPTIMIZE, RESTORE
+and new columns leave them alone; `delta.setTransactionRetentionDuration` does not, and a table that sets it is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.fs import DeltaStorageHandler
+from deltalake.transaction import AddAction, CommitProperties, Transaction
+from pyarrow import fs
+
+from headrace.connectors.files.store import is_local, normal_path
+from headrace.connectors.sink import Attempt, TwoPhaseSink, check_job
+from headrace.connectors.tables.committer import TableCommitter
+from headrace.connectors.tables.handles import DataFile, TableHandle, TableHandleSerializer
+from headrace.connectors.tables.log import JobMarker, LoadedTable, OutdatedError, TableLog
+from headrace.connectors.tables.rows import fitting_schema
+from headrace.connectors.tables.statistics import delta_statistics
+from headrace.connectors.tables.work import jobs_in, refused_by_store
+from headrace.connectors.tables.writing import FileLayout, Layout, TableTransaction
+from headrace.enumerator.errors import PeerError, RetriableError, UsageError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
+
+__all__ = ["DeltaSink"]
+
+TARGET_FILE_BYTES = 128 << 20
+
+_WRITTEN_AS_ASKED = frozenset({"appendOnly", "changeDataFeed", "deletionVectors", "timestampNtz", "vacuumProtocolCheck"})
+"""Features of which a writer that only appends has nothing to do."""
+
+_WRITTEN_IF_UNUSED = frozenset({"checkConstraints", "generatedColumns", "invariants", "columnMapping", "identityColumns"})
+"""Features that ask something of the rows where a column or a property uses them."""
+
+_PROPERTIES = {
+    "delta.columnMapping.mode": "the names of its columns in files are others (column mapping)",
+    "delta.setTransactionRetentionDuration": "it forgets what jobs have committed (delta.setTransactionRetentionDuration)",
+    "delta.randomizeFilePrefixes": "it wants its files under random names (delta.randomizeFilePrefixes)",
+}
+_OF_COLUMNS = ("delta.invariants", "delta.generationExpression", "delta.identity.start", "delta.columnMapping.physicalName")
+_PARTITION_TYPES = (pa.types.is_string, pa.types.is_integer, pa.types.is_boolean, pa.types.is_date)
+
+
+@dataclass(frozen=True)
+class DeltaSink(TwoPhaseSink[TableHandle]):
+    """Appends rows to a Delta table, exactly once; readers see each epoch whole, as one version of the table.
+
+    - `uri`: where the table is: a local path, or an address of `deltalake` (`s3://`, `az://`, `gs://`). The table exists:
+      `create_table` makes one.
+    - `target_file_bytes`: a file ends after so many bytes, 128 MiB by default; each task and partition has files of its own.
+    - `compression`: Parquet's; snappy by default.
+    - `storage_options`: what `deltalake` is told about the store; never shown.
+
+    A value that is checked when made, hashable and picklable; contacts nobody before a method is called. Raises UsageError for
+    what cannot be honoured.
+    """
+
+    uri: str
+    target_file_bytes: int = field(default=TARGET_FILE_BYTES, kw_only=True)
+    compression: str = field(default="snappy", kw_only=True)
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check, and make a local path absolute."""
+        if not self.uri:
+            raise UsageError("a Delta table needs a path or an address")
+        local = is_local(self.uri) or self.uri.startswith("file:")
+        object.__setattr__(self, "uri", normal_path(self.uri) if local else self.uri.rstrip("/"))
+        if self.target_file_bytes < 1:
+            raise UsageError(f"target_file_bytes must be at least 1, not {self.target_file_bytes}")
+        if self.compression != "none" and not _has_codec(self.compression):
+            raise UsageError(f"this pyarrow has no compression {self.compression!r}")
+
+    @property
+    def handles(self) -> TableHandleSerializer:
+        """JSON objects that name files, with their statistics."""
+        return TableHandleSerializer()
+
+    def create_table(self, schema: pa.Schema, partition_by: Sequence[str] = ()) -> None:
+        """Make an empty table with these columns, unless there is a table already, which is left as it is.
+
+        Raises UsageError for a type that Delta has not, and for a partition column of another type than text, integers,
+        booleans and dates.
+        """
+        for name in partition_by:
+            if name not in schema.names or not any(is_kind(schema.field(name).type) for is_kind in _PARTITION_TYPES):
+                kind = f"is {schema.field(name).type}" if name in schema.names else "is not among the columns"
+                raise UsageError(f"{self.uri}: {name!r} {kind}: partitions are by text, integers, booleans or dates")
+        if is_local(self.uri):
+            os.makedirs(self.uri, exist_ok=True)
+        try:
+            with _translated(self.uri):
+                DeltaTable.create(
+                    self.uri,
+                    schema=_microseconds(schema),
+                    mode="ignore",
+                    partition_by=list(partition_by),
+                    storage_options=dict(self.storage_options),
+                )
+        except OutdatedError:  # somebody has made one in the same moment: then there is one
+            self._log().load()
+
+    def check_rows(self, schema: pa.Schema) -> None:
+        """Load the table, and raise UsageError unless rows of this schema could be written; every task finds out, too."""
+        loaded = self._log().load()
+        loaded.check_writable()
+        fitting_schema(schema, loaded.schema, loaded.partitioning, self.uri)
+
+    def begin(self, attempt: Attempt) -> TableTransaction:
+        """A new transaction; nothing is written before its first row. What an earlier attempt left is swept at the commit."""
+        check_job(attempt.job)
+        layout = Layout(_DeltaFiles(), self.target_file_bytes, self.compression)
+        return TableTransaction(self._log(), layout, attempt, self.uri)
+
+    def committer(self, job: str) -> TableCommitter:
+        """The one that commits this job's files."""
+        return TableCommitter(self._log(), check_job(job), self.uri)
+
+    def recorded_epochs(self) -> dict[str, int]:
+        """What the table says of each job."""
+        log = self._log()
+        loaded = log.load()
+        with refused_by_store(self.uri):
+            jobs = jobs_in(log.store())
+        markers = {job: loaded.marker(job) for job in jobs}
+        return {job: marker.following - 1 for job, marker in markers.items() if marker is not None and marker.following}
+
+    def _log(self) -> _DeltaLog:
+        return _DeltaLog(self.uri, self.storage_options)
+
+
+class _DeltaLog(TableLog):
+    def __init__(self, uri: str, options: Mapping[str, str]) -> None:
+        self._uri, self._options = uri, dict(options)
+
+    def load(self) -> _LoadedDelta:
+        """Each time from the start: an object that is brought up to date does not notice that its table was made anew."""
+        try:
+            with _translated(self._uri):
+                return _LoadedDelta(DeltaTable(self._uri, storage_options=self._options), self._uri)
+        except TableNotFoundError as error:
+            raise UsageError(
+                f"{self._uri}: there is no Delta table here: make it first, as with DeltaSink.create_table"
+            ) from error
+
+    def store(self) -> fs.FileSystem:
+        return fs.PyFileSystem(_Store(self._uri, self._options))
+
+
+class _LoadedDelta(LoadedTable):
+    def __init__(self, table: DeltaTable, uri: str) -> None:
+        self._table, self._uri = table, uri
+        self._metadata = table.metadata()
+        self._schema = pa.schema(table.schema().to_arrow())
+
+    @property
+    def id(self) -> str:
+        return str(self._metadata.id)
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._schema
+
+    @property
+    def partitioning(self) -> tuple[str, ...]:
+        return tuple(self._metadata.partition_columns)
+
+    def check_writable(self) -> None:
+        for why in self._obstacles():
+            raise UsageError(f"{self._uri}: headrace cannot write to this table: {why}")
+
+    def marker(self, job: str) -> JobMarker | None:
+        names = _applications(job)
+        driver, following, recorded_by = (self._table.transaction_version(name) for name in names)
+        return None if driver is None else JobMarker(driver, following or 0, recorded_by or 0)
+
+    def commit(self, job: str, marker: JobMarker, handles: Sequence[TableHandle]) -> None:
+        """Tried once: whether to try again is for who knows the marker."""
+        versions = zip(_applications(job), (marker.driver, marker.following, marker.recorded_by), strict=True)
+        now_ms = time.time_ns() // 1_000_000
+        properties = CommitProperties(
+            custom_metadata={"isBlindAppend": True},  # others need not fear that we have read what they change
+            app_transactions=[Transaction(name, version, now_ms) for name, version in versions],
+            max_commit_retries=0,
+        )
+        with _translated(self._uri):
+            self._table.create_write_transaction(
+                [_added(file, now_ms) for handle in handles for file in handle.files],
+                "append",
+                self._table.schema(),
+                partition_by=list(self.partitioning),
+                commit_properties=properties,
+            )
+
+    def refers_to(self, paths: Collection[str]) -> bool:
+        added = pa.table(self._table.get_add_actions(flatten=True)).column("path")
+        return any(path.as_py() in paths for path in added)
+
+    def _obstacles(self) -> Iterator[str]:
+        protocol, properties = self._table.protocol(), self._metadata.configuration
+        unknown = set(protocol.writer_features or ()) - _WRITTEN_AS_ASKED - _WRITTEN_IF_UNUSED
+        if unknown:
+            yield f"it uses {', '.join(sorted(unknown))}"
+        for name, value in properties.items():
+            if name.startswith("delta.constraints."):
+                yield f"its rows have to satisfy {name.removeprefix('delta.constraints.')!r}"
+            if name in _PROPERTIES and value not in (None, "none", "false"):
+                yield _PROPERTIES[name]
+        for column in self._table.schema().fields:
+            for key in _OF_COLUMNS:
+                if key in column.metadata:
+                    yield f"its column {column.name!r} has {key}"
+        for name in self.partitioning:
+            kind = self._schema.field(name).type
+            if not any(is_kind(kind) for is_kind in _PARTITION_TYPES):
+                yield f"it is partitioned by {name!r}, which is {kind}"
+
+
+class _DeltaFiles(FileLayout):
+    def columns(self, schema: pa.Schema, partitioning: tuple[str, ...]) -> pa.Schema:
+        """Partition columns are in the log only."""
+        return pa.schema([column for column in schema if column.name not in partitioning])
+
+    def partition(self, partitioning: tuple[str, ...], values: tuple[object, ...]) -> tuple[tuple[str, str | None], ...]:
+        return tuple((name, _partition_value(name, value)) for name, value in zip(partitioning, values, strict=True))
+
+    def statistics(self, footer: pq.FileMetaData, schema: pa.Schema, with_nan: frozenset[str]) -> str:
+        return delta_statistics(footer, schema, with_nan)
+
+
+class _Store(DeltaStorageHandler):
+    """deltalake's store takes `bytes` only, and pyarrow gives it buffers."""
+
+    def open_output_stream(self, path: str, metadata: dict[str, str] | None = None) -> pa.PythonFile:
+        """A new file; most stores show it when it is closed."""
+        return pa.PythonFile(_BytesFile(self._handler.open_output_stream(path, metadata)), mode="w")
+
+
+class _BytesFile:
+    def __init__(self, inner: Any) -> None:  # noqa: ANN401 - its stub has no `close`
+        self._inner = inner
+        self._written = 0
+
+    def write(self, data: Buffer) -> int:
+        content = bytes(data)
+        self._inner.write(content)
+        self._written += len(content)
+        return len(content)
+
+    def tell(self) -> int:
+        return self._written
+
+    def flush(self) -> None:
+        """The store has it when the file is closed."""
+
+    def close(self) -> None:
+        self._inner.close()
+
+    @property
+    def closed(self) -> bool:
+        return bool(self._inner.closed)
+
+
+def _applications(job: str) -> tuple[str, str, str]:
+    """Of the parts of a `JobMarker`, in its order. A job's name has no dot."""
+    return f"headrace.{job}.driver", f"headrace.{job}", f"headrace.{job}.recorded-by"
+
+
+def _added(file: DataFile, now_ms: int) -> AddAction:
+    return AddAction(file.path, file.size, dict(file.partition), now_ms, data_change=True, stats=file.statistics)
+
+
+def _partition_value(name: str, value: object) -> str | None:
+    """As the protocol has it, where an empty text is a null."""
+    if value == "":
+        raise UsageError(f"column {name!r}: Delta cannot tell an empty text from a null in a column that it partitions by")
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value) if isinstance(value, bool) else str(value)
+
+
+def _microseconds(schema: pa.Schema) -> pa.Schema:
+    """Delta has no finer ones."""
+    fields = []
+    for column in schema:
+        kind = column.type
+        fields.append(column.with_type(pa.timestamp("us", tz=kind.tz)) if pa.types.is_timestamp(kind) else column)
+    return pa.schema(fields)
+
+
+def _has_codec(name: str) -> bool:
+    try:
+        return bool(pa.Codec.is_available(name))
+    except (pa.ArrowException, ValueError):  # a name that it has never heard of
+        return False
+
+
+@contextmanager
+def _translated(uri: str) -> Iterator[None]:
+    """What `deltalake` raises, in our tree. TableNotFoundError is left to those who know what it means."""
+    try:
+        yield
+    except TableNotFoundError:
+        raise
+    except CommitFailedError as error:
+        raise OutdatedError(f"{uri}: somebody else has committed meanwhile: {error}") from error
+    except DeltaError as error:
+        raise PeerError(f"{uri}: {error}") from error
+    except OSError as error:
+        raise RetriableError(f"{uri}: {error}") from error

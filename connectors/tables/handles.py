@@ -1,0 +1,112 @@
+"""What names the files that a task has written for a table and that no reader sees yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.connectors.sink import Attempt, HandleSerializer, check_job
+
+__all__ = ["DataFile", "TableHandle", "TableHandleSerializer", "place_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A whole Parquet file of `rows` rows and `size` bytes. `path` is relative to the table.
+
+    `partition`: column and value, as the table's log has them. `statistics`: JSON, as the table's log has it.
+    """
+
+    path: str
+    size: int
+    rows: int
+    partition: tuple[tuple[str, str | None], ...]
+    statistics: str
+
+
+@dataclass(frozen=True, slots=True)
+class TableHandle:
+    """The files of one transaction. `token` tells it from every other; `table` is the id of the table they were written for.
+
+    `columns`: name and Arrow type of each column, in the files or in their partition values. `partitioning`: the columns that
+    the table was partitioned by.
+    """
+
+    attempt: Attempt
+    token: str
+    table: str
+    columns: tuple[tuple[str, str], ...]
+    partitioning: tuple[str, ...]
+    files: tuple[DataFile, ...]
+
+    @property
+    def place(self) -> str:
+        """The name of the transaction, as `place_of` has it."""
+        return place_of(self.attempt, self.token)
+
+
+def place_of(attempt: Attempt, token: str) -> str:
+    """The name of an attempt's transaction: of the folder of its files, and of the mark that it is open."""
+    return f"{attempt.epoch}-{attempt.task}-{attempt.number}-{token}"
+
+
+class TableHandleSerializer(HandleSerializer[TableHandle]):
+    """Version 1: {"job", "epoch", "task", "number", "token", "table", "columns", "partitioning", "files"}.
+
+    A column is [name, type], a file [path, size, rows, [[column, value], ...], statistics].
+    """
+
+    version = 1
+
+    def serialize(self, handle: TableHandle) -> dict[str, Any]:
+        """The handle as a JSON object."""
+        attempt = handle.attempt
+        return {
+            "job": attempt.job,
+            "epoch": attempt.epoch,
+            "task": attempt.task,
+            "number": attempt.number,
+            "token": handle.token,
+            "table": handle.table,
+            "columns": [list(column) for column in handle.columns],
+            "partitioning": list(handle.partitioning),
+            "files": [
+                [file.path, file.size, file.rows, [list(value) for value in file.partition], file.statistics]
+                for file in handle.files
+            ],
+        }
+
+    def deserialize(self, version: int, value: Any) -> TableHandle:  # noqa: ANN401 - any JSON value
+        """What `serialize` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+        if version != 1:
+            raise ValueError(f"no TableHandle was ever written in version {version}")
+        token = _text(value["token"])
+        if not token.isalnum():
+            raise ValueError(f"not the token of a transaction: {token!r}")
+        numbers = (_number(value[name]) for name in ("epoch", "task", "number"))
+        return TableHandle(
+            Attempt(check_job(_text(value["job"])), *numbers),
+            token,
+            _text(value["table"]),
+            tuple((_text(name), _text(kind)) for name, kind in value["columns"]),
+            tuple(_text(name) for name in value["partitioning"]),
+            tuple(_file(item) for item in value["files"]),
+        )
+
+
+def _file(value: Any) -> DataFile:  # noqa: ANN401 - any JSON value
+    path, size, rows, partition, statistics = value
+    values = tuple((_text(name), None if item is None else _text(item)) for name, item in partition)
+    return DataFile(_text(path), _number(size), _number(rows), values, _text(statistics))
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _number(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no whole number from 0")
+    return value

@@ -1,0 +1,121 @@
+"""Whether rows fit a table, by their types alone, so that it is known before any task runs; and how they are made to fit."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+from headrace.enumerator.errors import UsageError
+
+__all__ = ["fitted", "fitting_schema", "partitions_of"]
+
+_INTEGERS = (types.is_int8, types.is_int16, types.is_int32, types.is_int64)
+_ROW = "__headrace_row"
+
+
+def fitting_schema(rows: pa.Schema, table: pa.Schema, partitioning: Collection[str], where: str) -> pa.Schema:
+    """The table's fields for these columns, in the table's order.
+
+    Raises UsageError naming the column that the table has not, has in another type that cannot hold every value, or needs.
+    """
+    unknown = [name for name in rows.names if name not in table.names]
+    if unknown:
+        raise UsageError(f"{where}: the table has no column {unknown[0]!r}; its columns are {', '.join(table.names)}")
+    if len(set(rows.names)) != len(rows.names):
+        raise UsageError(f"{where}: a column comes twice; the columns are {', '.join(rows.names)}")
+    for name in partitioning:
+        if name not in rows.names:
+            raise UsageError(f"{where}: the table is partitioned by {name!r}, which the rows do not have")
+    for field in table:
+        if field.name not in rows.names:
+            if not field.nullable:
+                raise UsageError(f"{where}: column {field.name!r} of the table must not be null, and the rows do not have it")
+        elif not _holds(field.type, rows.field(field.name).type):
+            found = rows.field(field.name).type
+            raise UsageError(f"{where}: column {field.name!r} is {field.type} in the table, and {found} in the rows: cast it")
+    return pa.schema([field for field in table if field.name in rows.names])
+
+
+def fitted(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
+    """The rows in the types of a `fitting_schema`. Raises UsageError for a null in a column that must not have any."""
+    columns = []
+    for field in schema:
+        column = batch.column(batch.schema.get_field_index(field.name))
+        if column.null_count and not field.nullable:
+            raise UsageError(f"{where}: column {field.name!r} of the table must not be null, and a row has a null there")
+        if types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        columns.append(column if column.type == field.type else _cast(column, field, where))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def partitions_of(batch: pa.RecordBatch, names: tuple[str, ...]) -> Iterator[tuple[tuple[object, ...], pa.RecordBatch]]:
+    """The values of these columns, and the rows that have them, in their order."""
+    if not names:
+        yield (), batch
+        return
+    keys = pa.table({name: batch.column(name) for name in names} | {_ROW: pa.array(range(batch.num_rows), pa.int64())})
+    groups = keys.group_by(list(names), use_threads=False).aggregate([(_ROW, "list")])
+    for group in range(groups.num_rows):
+        values = tuple(groups.column(name)[group].as_py() for name in names)
+        yield values, batch.take(groups.column(f"{_ROW}_list")[group].values)
+
+
+def _cast(column: pa.Array, field: pa.Field, where: str) -> pa.Array:
+    try:
+        return pc.cast(column, field.type)  # safe: it raises where a value would change
+    except pa.ArrowException as error:
+        raise UsageError(f"{where}: column {field.name!r}: {error}") from error
+
+
+def _holds(wanted: pa.DataType, found: pa.DataType) -> bool:
+    """Whether every value of `found` is one of `wanted`; of timestamps, every one that is not finer than the table's."""
+    if types.is_dictionary(found):
+        return _holds(wanted, found.value_type)
+    if wanted == found:
+        return True
+    for is_kind in _LIKE:
+        if is_kind(wanted):
+            return bool(is_kind(found))
+    if types.is_timestamp(wanted):
+        return bool(types.is_timestamp(found) and (wanted.tz is None) == (found.tz is None))
+    if types.is_decimal(wanted) and types.is_decimal(found):
+        return bool(wanted.scale >= found.scale and wanted.precision - wanted.scale >= found.precision - found.scale)
+    if types.is_struct(wanted) or types.is_map(wanted) or _is_list(wanted):
+        return _holds_nested(wanted, found)
+    return _is_wider(wanted, found)
+
+
+def _holds_nested(wanted: pa.DataType, found: pa.DataType) -> bool:
+    if types.is_struct(wanted) and types.is_struct(found):
+        if [field.name for field in wanted] != [field.name for field in found]:
+            return False
+        return all(_holds(wanted.field(at).type, found.field(at).type) for at in range(wanted.num_fields))
+    if types.is_map(wanted) and types.is_map(found):
+        return _holds(wanted.key_type, found.key_type) and _holds(wanted.item_type, found.item_type)
+    return _is_list(wanted) and _is_list(found) and _holds(wanted.value_type, found.value_type)
+
+
+def _is_wider(wanted: pa.DataType, found: pa.DataType) -> bool:
+    width = [at for at, is_kind in enumerate(_INTEGERS) if is_kind(wanted)]
+    if width:
+        return any(is_kind(found) for is_kind in _INTEGERS[: width[0]])
+    return bool(types.is_float64(wanted) and types.is_float32(found))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(types.is_list(kind) or types.is_large_list(kind))
+
+
+_LIKE = (_is_text, _is_bytes)

@@ -1,0 +1,227 @@
+"""A task's side: a mark, then rows into Parquet files in the table's folder, and the handle that names them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from headrace.connectors.sink import Attempt, Transaction
+from headrace.connectors.tables.handles import DataFile, TableHandle, place_of
+from headrace.connectors.tables.log import TableLog
+from headrace.connectors.tables.rows import fitted, fitting_schema, partitions_of
+from headrace.connectors.tables.work import WorkFolder
+from headrace.enumerator.errors import HeadraceError, PeerError, UsageError
+
+__all__ = ["FileLayout", "Layout", "TableTransaction"]
+
+ROW_GROUP_BYTES = 64 << 20
+MOST_OPEN_FILES = 64
+
+
+class FileLayout(ABC):
+    """What a table format wants in its files and says of them."""
+
+    @abstractmethod
+    def columns(self, schema: pa.Schema, partitioning: tuple[str, ...]) -> pa.Schema:
+        """The columns that are in the files, of those that the rows have."""
+
+    @abstractmethod
+    def partition(self, partitioning: tuple[str, ...], values: tuple[object, ...]) -> tuple[tuple[str, str | None], ...]:
+        """The columns' values as the log has them. Raises UsageError for one that it cannot tell from another."""
+
+    @abstractmethod
+    def statistics(self, footer: pq.FileMetaData, schema: pa.Schema, with_nan: frozenset[str]) -> str:
+        """What the log says of a file. `with_nan`: columns with a NaN, of which Parquet's statistics say nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How files are written. A file ends after `target_file_bytes`, `compression` is Parquet's."""
+
+    format: FileLayout
+    target_file_bytes: int
+    compression: str
+
+
+class TableTransaction(Transaction[TableHandle]):
+    """One attempt's files. Raises PeerError for what the store refuses, UsageError for rows that do not fit the table."""
+
+    def __init__(self, log: TableLog, layout: Layout, attempt: Attempt, where: str) -> None:
+        """Contacts nobody yet."""
+        self._log, self._layout, self._attempt, self._where = log, layout, attempt, where
+        self._token = uuid4().hex[:16]
+        self._place = place_of(attempt, self._token)
+        self._files: _Files | None = None
+        self._failed = False
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows. Their columns are those of the first batch."""
+        self._check_usable()
+        if not batch.num_rows:
+            return
+        with self._all_or_nothing():
+            if self._files is None:
+                self._files = self._begin(batch.schema)
+            self._files.write(batch)
+
+    def prepare(self) -> TableHandle | None:
+        """Close the files. None when no row was written. Raises PeerError if a driver has given this transaction up."""
+        self._check_usable()
+        if self._files is None:
+            return None
+        with self._all_or_nothing():
+            files = self._files
+            written = files.close()
+            if not files.work.is_open(self._place):
+                raise PeerError(f"{self._where}: transaction {self._place} was given up by a driver: write the epoch again")
+        self._files = None
+        columns = tuple((field.name, str(field.type)) for field in files.schema)
+        return TableHandle(self._attempt, self._token, files.table, columns, files.partitioning, written)
+
+    def abort(self) -> None:
+        """Remove the files, unless they are prepared; what fails is left to the next sweep."""
+        files, self._files = self._files, None
+        if files is None:
+            return
+        with suppress(OSError, ValueError, pa.ArrowException):
+            files.discard()
+        with suppress(OSError, pa.ArrowException):
+            files.work.remove_data(self._place)
+            files.work.close(self._place)
+
+    def _begin(self, rows: pa.Schema) -> _Files:
+        loaded = self._log.load()
+        loaded.check_writable()
+        schema = fitting_schema(rows, loaded.schema, loaded.partitioning, self._where)
+        work = WorkFolder(self._log.store(), self._attempt.job)
+        files = _Files(work, self._place, self._layout, schema, loaded.partitioning, loaded.id, self._where)
+        work.open(self._place)
+        return files
+
+    def _check_usable(self) -> None:
+        if self._failed:
+            raise UsageError(f"{self._where}: {self._place} was given up after an error, and takes and gives no rows")
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """After an error nothing of the files is used: they may lack rows."""
+        try:
+            yield
+        except BaseException as error:
+            self._failed = True
+            self.abort()
+            if isinstance(error, (OSError, pa.ArrowException)) and not isinstance(error, HeadraceError):
+                raise PeerError(f"{self._where}: cannot write the files of {self._place}: {error}") from error
+            raise
+
+
+class _Files:
+    """The open files of one transaction, one for each partition, and what is known of those that are closed."""
+
+    def __init__(
+        self,
+        work: WorkFolder,
+        place: str,
+        layout: Layout,
+        schema: pa.Schema,
+        partitioning: tuple[str, ...],
+        table: str,
+        where: str,
+    ) -> None:
+        self.work, self.schema, self.partitioning, self.table = work, schema, partitioning, table
+        self._place, self._layout, self._where = place, layout, where
+        self._columns = layout.format.columns(schema, partitioning)
+        self._open: OrderedDict[tuple[object, ...], _File] = OrderedDict()
+        self._written: list[DataFile] = []
+        self._begun = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        for values, rows in partitions_of(fitted(batch, self.schema, self._where), self.partitioning):
+            file = self._open.get(values) or self._begin(values)
+            self._open.move_to_end(values)
+            file.write(rows.select(self._columns.names))
+            if file.size >= self._layout.target_file_bytes:
+                self._close(values)
+
+    def close(self) -> tuple[DataFile, ...]:
+        for values in list(self._open):
+            self._close(values)
+        return tuple(self._written)
+
+    def discard(self) -> None:
+        for file in self._open.values():
+            with suppress(OSError, ValueError, pa.ArrowException):
+                file.close()
+        self._open.clear()
+
+    def _begin(self, values: tuple[object, ...]) -> _File:
+        partition = self._layout.format.partition(self.partitioning, values)
+        if len(self._open) >= MOST_OPEN_FILES:
+            self._close(next(iter(self._open)))  # nothing has come for it for the longest time
+        path = self.work.data_path(self._place, self._begun)
+        self._begun += 1
+        self._open[values] = _File(self.work.create(path), path, partition, self._columns, self._layout)
+        return self._open[values]
+
+    def _close(self, values: tuple[object, ...]) -> None:
+        self._written.append(self._open.pop(values).close())
+
+
+class _File:
+    """One Parquet file that is being written."""
+
+    def __init__(
+        self, sink: pa.NativeFile, path: str, partition: tuple[tuple[str, str | None], ...], schema: pa.Schema, layout: Layout
+    ) -> None:
+        self._sink, self._path, self._partition, self._schema, self._layout = sink, path, partition, schema, layout
+        self._footers: list[pq.FileMetaData] = []
+        # without what others have written into the schema: the columns are the table's
+        self._writer = pq.ParquetWriter(
+            sink, schema.remove_metadata(), compression=layout.compression, metadata_collector=self._footers
+        )
+        self._waiting: list[pa.RecordBatch] = []
+        self._bytes = 0
+        self._with_nan: set[str] = set()
+
+    @property
+    def size(self) -> int:
+        """Bytes that are written; what waits for its row group is not counted."""
+        return int(self._sink.tell())
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._waiting.append(batch)
+        self._bytes += batch.nbytes
+        for field in self._schema:
+            if pa.types.is_floating(field.type) and field.name not in self._with_nan and _has_nan(batch.column(field.name)):
+                self._with_nan.add(field.name)
+        if self._bytes >= min(ROW_GROUP_BYTES, self._layout.target_file_bytes):
+            self._flush()
+
+    def close(self) -> DataFile:
+        try:
+            self._flush()
+            self._writer.close()
+            size = self.size
+        finally:
+            self._sink.close()
+        footer = self._footers[0]
+        statistics = self._layout.format.statistics(footer, self._schema, frozenset(self._with_nan))
+        return DataFile(self._path, size, footer.num_rows, self._partition, statistics)
+
+    def _flush(self) -> None:
+        if self._waiting:
+            table = pa.Table.from_batches(self._waiting, self._schema)
+            self._waiting, self._bytes = [], 0
+            self._writer.write_table(table, row_group_size=table.num_rows)
+
+
+def _has_nan(column: pa.Array) -> bool:
+    return bool(pc.any(pc.is_nan(column)).as_py())

@@ -1,0 +1,65 @@
+"""The options of the Delta sink in Spark, and what they mean as a `DeltaSink`.
+
+Names are those of Spark's own where it has the same; case is ignored. An option nobody knows is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from headrace.connectors.tables.delta import DeltaSink
+from headrace.enumerator.errors import UsageError
+from pyspark_headrace.options import REPEATED_WRITE, Option, OptionTable, SinkWrite, integer, sink_write, text
+
+__all__ = ["OPTIONS", "delta_write"]
+
+
+def _names(option: Option, value: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text(option, value).split(","))
+
+
+def _storage_options(option: Option, value: str) -> dict[str, str]:
+    try:
+        found = json.loads(value)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(item, str) for item in found.values()):
+        # without the text, or the cause, which has it
+        raise UsageError(f'option \'{option.name}\' must be JSON like {{"AWS_REGION": "..."}}, with texts as values')
+    return found
+
+
+OPTIONS = OptionTable(
+    "the sink",
+    "the sink",
+    (
+        Option(
+            "path",
+            text,
+            "the table, as in `save(path)` and `start(path)`: a local path, or an address like `s3://bucket/table`",
+        ),
+        Option(
+            "partitionBy",
+            _names,
+            "columns to partition a new table by, separated by commas; a table that exists stays as it is",
+        ),
+        Option("targetFileSize", integer(1), "bytes after which a file ends (default 134217728, 128 MiB)"),
+        Option("compression", text, "compression of Parquet: snappy (default), zstd, gzip, none, ..."),
+        Option("storageOptions", _storage_options, "a JSON object of what `deltalake` is told about the store, such as keys"),
+        *REPEATED_WRITE,
+    ),
+)
+"""Every option of the sink."""
+
+
+def delta_write(options: Mapping[str, str]) -> tuple[SinkWrite[DeltaSink], tuple[str, ...]]:
+    """How to write, and what to partition a new table by.
+
+    Raises UsageError naming the option that is missing, unknown or wrong. Contacts nobody; no message shows a secret.
+    """
+    given, _ = OPTIONS.parse(options)
+    OPTIONS.required(given, "path")
+    names = {"targetFileSize": "target_file_bytes", "compression": "compression", "storageOptions": "storage_options"}
+    sink = DeltaSink(given["path"], **{names[name]: value for name, value in given.items() if name in names})
+    return sink_write(sink, given), given.get("partitionBy", ())

@@ -1,0 +1,135 @@
+"""What the tests of table sinks share: writing an epoch, and a reader of Delta tables that knows the protocol alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from headrace.connectors.commit import JobCommitter
+from headrace.connectors.tables.handles import TableHandle
+from headrace.connectors.tables.log import LoadedTable, TableLog
+from headrace.sinks import Attempt, TwoPhaseSink
+
+JOB = "job"
+VALUES = pa.schema([("value", pa.string())])
+
+
+class KilledError(BaseException):
+    """The process is gone."""
+
+
+def batch_of(values: Sequence[str]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"value": list(values)}, schema=VALUES)
+
+
+def prepared(sink: TwoPhaseSink[Any], epoch: int, task: int, values: Sequence[str], job: str = JOB) -> TableHandle:
+    with sink.begin(Attempt(job, epoch, task, 0)) as transaction:
+        transaction.write(batch_of(values))
+        handle = transaction.prepare()
+    assert handle is not None
+    return handle
+
+
+def driver(sink: TwoPhaseSink[Any], job: str = JOB) -> JobCommitter[TableHandle]:
+    return JobCommitter(job, sink.committer(job))
+
+
+def open_marks(folder: str, job: str = JOB) -> set[str]:
+    """The transactions that are marked as not committed."""
+    return {path.name.removesuffix(".open") for path in (Path(folder) / "_headrace" / job).glob("*.open")}
+
+
+# --- Delta, by its protocol alone --------------------------------------------------------------------------------------
+
+
+def delta_actions(folder: str) -> list[dict[str, Any]]:
+    """Every action of the log, in order; these tests write no checkpoints."""
+    commits = sorted((Path(folder) / "_delta_log").glob("*.json"))
+    return [json.loads(line) for commit in commits for line in commit.read_text().splitlines()]
+
+
+def delta_paths(folder: str) -> list[str]:
+    """The files of the newest version. One that was added twice comes twice."""
+    paths: list[str] = []
+    for action in delta_actions(folder):
+        if "add" in action:
+            paths.append(action["add"]["path"])
+        if "remove" in action:
+            paths.remove(action["remove"]["path"])
+    return paths
+
+
+def delta_values(folder: str) -> list[str]:
+    """The column `value` of the newest version, sorted."""
+    files = (pq.ParquetFile(Path(folder) / path).read() for path in delta_paths(folder))
+    return sorted(value for table in files for value in table["value"].to_pylist())
+
+
+def unadded_transactions(folder: str, job: str) -> set[str]:
+    """Transactions of which there are files that no version has."""
+    added = {action["add"]["path"] for action in delta_actions(folder) if "add" in action}
+    root = Path(folder)
+    files = (path.relative_to(root) for path in (root / f"part-{job}").glob("*/*.parquet"))
+    return {path.parent.name for path in files if path.as_posix() not in added}
+
+
+# --- faults ------------------------------------------------------------------------------------------------------------
+
+
+class WatchedTable(LoadedTable):
+    """Calls `around(commit)` in place of a commit."""
+
+    def __init__(self, inner: LoadedTable, watched: WatchedLog) -> None:
+        self._inner, self._watched = inner, watched
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    id = property(lambda self: self._inner.id)  # type: ignore[assignment]
+    schema = property(lambda self: self._inner.schema)  # type: ignore[assignment]
+    partitioning = property(lambda self: self._inner.partitioning)  # type: ignore[assignment]
+
+    def check_writable(self) -> None:
+        self._inner.check_writable()
+
+    def marker(self, job: str) -> Any:
+        return self._inner.marker(job)
+
+    def refers_to(self, paths: Any) -> bool:
+        return self._inner.refers_to(paths)
+
+    def commit(self, job: str, marker: Any, handles: Any) -> None:
+        self._watched.commits += 1
+        self._watched.around(self._watched.commits, lambda: self._inner.commit(job, marker, handles))
+
+
+class WatchedLog(TableLog):
+    """A table's log: `around(number, commit)` stands for each commit, from 1; `calling` comes before each call of the store."""
+
+    def __init__(
+        self, inner: TableLog, around: Callable[[int, Callable[[], None]], None], calling: Callable[[], None] = lambda: None
+    ) -> None:
+        self._inner, self.around, self._calling = inner, around, calling
+        self.commits = 0
+
+    def load(self) -> LoadedTable:
+        return WatchedTable(self._inner.load(), self)
+
+    def store(self) -> Any:
+        return WatchedStore(self._inner.store(), self._calling)
+
+
+class WatchedStore:
+    """Calls `calling` before each call."""
+
+    def __init__(self, inner: Any, calling: Callable[[], None]) -> None:
+        self._inner, self._calling = inner, calling
+
+    def __getattr__(self, name: str) -> Any:
+        self._calling()
+        return getattr(self._inner, name)
