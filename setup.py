@@ -1,7 +1,10 @@
-"""Builds the two compiled modules; everything else about the package is in setup.cfg."""
+"""Builds the two compiled modules, and what an index shows; everything else about the package is in setup.cfg."""
 
 import hashlib
+import os
+import re
 import shutil
+from configparser import ConfigParser
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -50,7 +53,39 @@ class BuildBesideTheModules(build_ext):
         super().build_extension(extension)
 
 
+def repository() -> str | None:
+    """The address of the repository, where a release is built: GitHub tells it there. Nothing else here knows it."""
+    server, name = os.environ.get("GITHUB_SERVER_URL"), os.environ.get("GITHUB_REPOSITORY")
+    return f"{server}/{name}" if server and name else None
+
+
+def description(address: str | None) -> str:
+    """README with links that an index can follow: into the repository, at this version's tag; without one they are text."""
+    settings = ConfigParser()
+    settings.read("setup.cfg")
+    tag = f"v{settings['metadata']['version']}"
+
+    def absolute(link: re.Match[str]) -> str:
+        is_image, text, target = link["image"], link["text"], link["target"]
+        if re.match(r"[a-z]+:|#", target):
+            return link[0]
+        if address is None:
+            return "" if is_image else text
+        return f"{is_image}[{text}]({address}/{'raw' if is_image else 'blob'}/{tag}/{target})"
+
+    return re.sub(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)", absolute, Path("README.md").read_text())
+
+
+def links(address: str | None) -> dict[str, str]:
+    """What an index shows beside the description."""
+    files = {"Documentation": "docs/index.md", "Changelog": "CHANGELOG.md", "Security": "SECURITY.md"}
+    pages = {name: f"{address}/blob/HEAD/{file}" for name, file in files.items()}
+    return {} if address is None else {"Source": address, "Issues": f"{address}/issues", **pages}
+
+
 setup(
+    long_description=description(repository()),
+    project_urls=links(repository()),
     cmdclass={"build": BuildFromNothing, "build_ext": BuildBesideTheModules},
     ext_modules=cythonize(
         [

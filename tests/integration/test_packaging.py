@@ -9,6 +9,7 @@ of seconds. What it cannot show is a requirement that is not declared, of headra
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -186,6 +187,36 @@ def test_an_sdist_holds_every_module_and_no_link_and_nothing_compiled(distributi
     assert not modules() - names
     assert not [member.name for member in members if member.issym() or member.islnk()]
     assert not [name for name in names if name.endswith(".so")]
+
+
+def links_of(text: str) -> list[str]:
+    return re.findall(r"\]\(([^)\s]+)\)", text)
+
+
+def test_what_an_index_shows_has_no_link_that_leads_nowhere(wheel):
+    """Built where nobody knows the repository: links into it are text."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        metadata = archive.read(name).decode()
+    assert "Project-URL" not in metadata
+    assert "glossary" in metadata  # the text of a link stays
+    assert links_of(metadata)
+    assert not [link for link in links_of(metadata) if not link.startswith(("https://", "#"))]
+
+
+def test_a_release_shows_links_into_its_repository_which_lead_to_files_that_are_there():
+    github = {"GITHUB_SERVER_URL": "https://forge.example", "GITHUB_REPOSITORY": "somebody/headrace"}
+    version = run([sys.executable, "setup.py", "--version"], ROOT).stdout.split()[-1]
+    with pytest.MonkeyPatch.context() as patch:
+        for variable, value in github.items():
+            patch.setenv(variable, value)
+        shown = run([sys.executable, "setup.py", "--long-description"], ROOT).stdout
+    own = [link for link in links_of(shown) if link.startswith("https://forge.example/")]
+    assert len(own) > 20
+    for link in own:
+        place, _, file = link.removeprefix("https://forge.example/somebody/headrace/").partition(f"/v{version}/")
+        assert place in ("blob", "raw"), link
+        assert (ROOT / file.partition("#")[0]).exists(), link
 
 
 # --- from where it is imported ------------------------------------------------------------------------------------------
