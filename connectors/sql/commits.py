@@ -7,6 +7,9 @@ older one finds no row of its own.
 `headrace_transactions` has a row for each committed transaction of a job's last epoch. The row is part of the transaction, so
 it is seen when, and only when, that was committed: prepared transactions leave no other trace once they have ended.
 
+The row of a write without a name (`is_one_off`) stays for an hour after the write is done, so that an attempt that comes late
+sees it: nobody would ever roll back what it prepared then.
+
 Both are made on first use, by whoever comes first, in the schema where the user's tables are made.
 
 **Rows of earlier versions** have the job alone for their key: one list for whatever tables. Whose it is cannot be told, so the
@@ -16,6 +19,7 @@ first of the job's tables that comes takes it over, under its own key. A driver 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
@@ -25,7 +29,7 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
-from headrace.connectors.sink import CommitList, CommitListSerializer
+from headrace.connectors.sink import CommitList, CommitListSerializer, is_one_off
 from headrace.connectors.sql.errors import translated
 from headrace.connectors.sql.handles import JobPrefixes, SqlHandle, SqlHandleSerializer, job_of_key, list_key
 from headrace.connectors.sql.table import destination_of
@@ -44,6 +48,11 @@ def _name(length: int) -> sa.types.TypeEngine[str]:
     """Text that is compared letter by letter: MariaDB takes `q` and `Q` for the same unless told otherwise."""
     return sa.String(length).with_variant(mysql.VARCHAR(length, charset="ascii", collation="ascii_bin"), "mysql")
 
+
+_FORGOTTEN = "forgotten"
+"""The driver in the row of a write without a name that is done: an attempt that comes late has to see that it was there. Such a
+row has the time, in seconds, for its generation, and goes with a later one."""
+_KEPT_S = 3600
 
 _LONGEST_KEY = 120  # 100 in tables that earlier versions made
 
@@ -81,6 +90,12 @@ def create_tables(connection: Connection) -> None:
             if not sa.inspect(connection).has_table(table.name):  # or another process made it at the same moment
                 raise
     connection.commit()
+
+
+def is_decided(connection: Connection, job: str, destination: str) -> bool:
+    """Whether a driver of this write has come: it is committed or aborted, then or soon."""
+    asked = sa.select(COMMITS.c.job).where(COMMITS.c.job == list_key(job, destination))
+    return connection.execute(asked).first() is not None
 
 
 class CommitStore:
@@ -201,8 +216,16 @@ class CommitStore:
 
     def forget(self, job: str, prefixes: JobPrefixes | None) -> None:
         """Drop the job's list for this table, and what is kept of its transactions."""
+        of_table = COMMITS.c.job == self._key(job)
+        now = int(time.time())
         with translated(self.engine, f"forgetting job {job!r}"), self.engine.begin() as connection:
-            connection.execute(sa.delete(COMMITS).where(COMMITS.c.job == self._key(job)))
+            if is_one_off(job):
+                gone = {"driver": _FORGOTTEN, "generation": now, "epoch": None, "commit_list": None}
+                connection.execute(sa.update(COMMITS).where(of_table).values(gone))
+                late = sa.and_(COMMITS.c.driver == _FORGOTTEN, COMMITS.c.generation < now - _KEPT_S)
+                connection.execute(sa.delete(COMMITS).where(late))
+            else:
+                connection.execute(sa.delete(COMMITS).where(of_table))
             self._drop(connection, job, TRANSACTIONS.c.job == job, prefixes)
 
     def close(self) -> None:

@@ -33,6 +33,10 @@ class Writer(ABC):
         """Add rows; `fields` are the same each time, `columns` are normalised."""
 
     @abstractmethod
+    def end_rows(self) -> None:
+        """No more rows come: from here on the session takes other statements."""
+
+    @abstractmethod
     def prepare(self, epoch: int, job: str) -> None:
         """Add the row of `headrace_transactions`, and prepare. After it the session is of no use: close it."""
 

@@ -155,6 +155,9 @@ class _Writer(Writer):
         statement = f"INSERT INTO {self._table.sql} ({names}) VALUES ({values})"  # noqa: S608 - names are quoted
         self._connection.exec_driver_sql(statement, python_rows(columns, fields))
 
+    def end_rows(self) -> None:
+        """Each batch was a statement of its own."""
+
     def prepare(self, epoch: int, job: str) -> None:
         self._connection.execute(sa.insert(TRANSACTIONS).values(gid=self._gid, job=job, epoch=epoch))
         self._execute(f"XA END {_xid(self._gid)}")

@@ -110,8 +110,10 @@ class _Writer(Writer):
             self._copy = self._stack.enter_context(cursor.copy(statement))
         self._copy.write(copy_lines(columns, fields))
 
-    def prepare(self, epoch: int, job: str) -> None:
+    def end_rows(self) -> None:
         self._stack.close()
+
+    def prepare(self, epoch: int, job: str) -> None:
         self._connection.execute(sa.insert(TRANSACTIONS).values(gid=self._gid, job=job, epoch=epoch))
         self._connection.exec_driver_sql(f"PREPARE TRANSACTION '{self._gid}'")
 

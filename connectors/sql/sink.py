@@ -21,9 +21,9 @@ from sqlalchemy.engine import Connection, Engine
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from headrace.connectors.commit import JobCommitter
-from headrace.connectors.sink import Attempt, CommitList, Outcome, check_job
+from headrace.connectors.sink import Attempt, CommitList, Outcome, check_job, is_one_off
 from headrace.connectors.sql.arrow import Field
-from headrace.connectors.sql.commits import TRANSACTIONS, CommitStore, create_tables
+from headrace.connectors.sql.commits import TRANSACTIONS, CommitStore, create_tables, is_decided
 from headrace.connectors.sql.database import EndAnswer, TwoPhaseDatabase, Writer
 from headrace.connectors.sql.errors import translated
 from headrace.connectors.sql.handles import JobPrefixes, SqlHandle, is_of_job, new_gid, place_digest, place_prefix
@@ -33,7 +33,7 @@ from headrace.connectors.sql.rows import RowTransaction
 from headrace.connectors.sql.table import Table
 from headrace.connectors.sql.table_sink import StoredListCommitter, TableSink
 from headrace.connectors.sql.url import Product, product_of, shown
-from headrace.enumerator.errors import DataLossError, PeerError, RetriableError, UsageError
+from headrace.enumerator.errors import DataLossError, PeerError, RetriableError, StateError, UsageError
 
 __all__ = ["SqlCommitter", "SqlSink"]
 
@@ -133,8 +133,19 @@ class SqlTransaction(RowTransaction):
         self._writer.put(fields, columns)
 
     def _pre_commit(self) -> SqlHandle:
+        self._writer.end_rows()
+        self._refuse_after_decision()
         self._writer.prepare(self._attempt.epoch, self._attempt.job)
         return SqlHandle(self._gid, self._rows)
+
+    def _refuse_after_decision(self) -> None:
+        """Raise StateError if the write of its own that this is of has been committed or aborted: nobody sweeps after that."""
+        job = self._attempt.job
+        if is_one_off(job) and is_decided(self._connection, job, self._table.destination):
+            raise StateError(
+                f"the write {job} is committed or aborted already: what this attempt at task {self._attempt.task} has written "
+                "too late is rolled back"
+            )
 
 
 class SqlCommitter(StoredListCommitter):
