@@ -9,7 +9,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-beam test lint docs bench bench-beam bench-growth bench-restore soak soak-beam requirements clean
+.PHONY: help demo demo-beam test lint docs bench bench-beam bench-growth bench-restore bench-outage soak soak-beam requirements clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -49,6 +49,12 @@ bench-restore: $(INSTALLED) ## Kills and restores under load, beside other syste
 
 soak: $(INSTALLED) ## 100,000 new histories of each simulated world, and 340 SIGKILLs of exactly-once jobs (an hour)
 	$(BIN)/python -m tests.helpers.worlds.soak --histories 100000
+bench-outage: $(INSTALLED) ## Brokers away for ten minutes, restarted in turn, and a fetch quota, under running jobs (25 minutes)
+	$(BIN)/python -m benchmarks.quota
+	$(BIN)/python -m benchmarks.outage
+
+soak: $(INSTALLED) ## 200,000 simulated histories, and 340 SIGKILLs of exactly-once jobs (an hour)
+	$(BIN)/python -m tests.helpers.simulate --histories 200000
 	$(BIN)/python -m tests.helpers.kill_soak --kills 300 --result benchmarks/results/kill-soak.json
 	$(BIN)/python -m tests.helpers.kill_soak --engine spark --kills 40 --result benchmarks/results/kill-soak-spark.json
 

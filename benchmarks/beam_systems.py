@@ -75,6 +75,13 @@ def beam_read(context: Context, work: BeamRead) -> Measurement:
     return _measured(bundles(folder), counted_once(folder, shape.records), shape, started_s)
 
 
+def direct_read(bootstrap: str, shape: Shape, folder: Path) -> int:
+    """One read of the whole topic by Beam's runner in Python: the bytes of its values. `folder`: for what workers tell."""
+    with beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        _ = pipeline | _headrace(bootstrap, shape, "direct") | beam.ParDo(TallyBatches(folder))
+    return sum(bundle.value_bytes for bundle in bundles(folder))
+
+
 def _measured(found: list[Bundle], records: int, shape: Shape, started_s: float) -> Measurement:
     if sum(bundle.value_bytes for bundle in found) != shape.records * shape.value_bytes:
         records = -1

@@ -32,6 +32,9 @@ TICK_S = 0.01
 MOST_A_TICK = 20_000
 NO_WINDOW = math.inf
 STOP_S = 60.0
+OUTLASTING_MS = "3600000"
+"""The load outlasts the outage that it is there to measure."""
+
 _STAMP = struct.Struct("<dQ")
 
 
@@ -77,7 +80,8 @@ class Writer:
     def resize(self, partitions: int) -> None:
         """Start over with so many partitions; sequences go on."""
         self.counts += [0] * (partitions - len(self.counts))
-        cluster = KafkaCluster(ClientConfig.from_properties({"bootstrap.servers": self._bootstrap}))
+        properties = {"bootstrap.servers": self._bootstrap, "delivery.timeout.ms": OUTLASTING_MS}
+        cluster = KafkaCluster(ClientConfig.from_properties(properties))
         producer = Transactions(cluster).init_idempotent()
         self._sender = idempotent_sender(cluster)
         self._encoder = RecordEncoder(
