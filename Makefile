@@ -47,14 +47,12 @@ bench-growth: $(INSTALLED) ## What grows while a Beam pipeline reads 100 partiti
 bench-restore: $(INSTALLED) ## Kills and restores under load, beside other systems (hours; QUICK=1 for ten minutes)
 	$(BIN)/python -m benchmarks.restore_throughput
 
-soak: $(INSTALLED) ## 100,000 new histories of each simulated world, and 340 SIGKILLs of exactly-once jobs (an hour)
-	$(BIN)/python -m tests.helpers.worlds.soak --histories 100000
 bench-outage: $(INSTALLED) ## Brokers away for ten minutes, restarted in turn, and a fetch quota, under running jobs (25 minutes)
 	$(BIN)/python -m benchmarks.quota
 	$(BIN)/python -m benchmarks.outage
 
-soak: $(INSTALLED) ## 200,000 simulated histories, and 340 SIGKILLs of exactly-once jobs (an hour)
-	$(BIN)/python -m tests.helpers.simulate --histories 200000
+soak: $(INSTALLED) ## 100,000 new histories of each simulated world, and 340 SIGKILLs of exactly-once jobs (an hour)
+	$(BIN)/python -m tests.helpers.worlds.soak --histories 100000
 	$(BIN)/python -m tests.helpers.kill_soak --kills 300 --result benchmarks/results/kill-soak.json
 	$(BIN)/python -m tests.helpers.kill_soak --engine spark --kills 40 --result benchmarks/results/kill-soak-spark.json
 
