@@ -27,6 +27,7 @@ from tests.helpers.sink_rig import (
     kafka_sink,
     prepared,
     read_all,
+    rows,
     set_transaction_version,
 )
 
@@ -214,12 +215,16 @@ def test_what_a_durable_list_names_is_not_aborted_but_completed(run, sink, where
 @pytest.mark.parametrize(("step", "nth"), [("record", 1), ("end", 1), ("sweep", 2)])
 def test_a_batch_write_whose_driver_died_in_its_commit_is_finished_and_forgotten(run, sink, where, out, broker, step, nth):
     die_in_commit(sink, ONE_OFF, prepared(sink, ONE_OFF, 0, ["a"], ["b"]), step, nth)
-    loser = prepared(sink, ONE_OFF, 0, ["lost"], number=1)
+    loser = sink.begin(Attempt(ONE_OFF, 0, 0, 1))  # one that goes on would find that the write is decided, and abort itself
+    loser.write(rows(["lost"]))
+    loser._rows.flush(loser._sender)
+    transactional_id = loser._producer.transactional_id
     completed = run("transactions", "commit", "--all", *where)
     assert (completed.status, completed.of("committed")) == (0, [[ONE_OFF, "0", "2", "deleted"]])
     eventually(lambda: read_all(broker.bootstrap, out), ["a", "b"])
     assert sink.recorded_epochs() == {}
-    eventually(lambda: state_of(sink, loser[0].transactional_id), "CompleteAbort")
+    eventually(lambda: state_of(sink, transactional_id), "CompleteAbort")
+    loser.abort()
 
 
 def test_what_timed_out_after_it_was_recorded_is_copied(run, sink, where, out, broker):
