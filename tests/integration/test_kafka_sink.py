@@ -52,6 +52,10 @@ def bootstrap(request):
         yield cluster.bootstrap
 
 
+ONCE = pytest.mark.parametrize("bootstrap", ["v2"], indirect=True)
+"""For what has nothing to do with the version: names, columns, sizes, the commit topic, what is refused before it is sent."""
+
+
 @pytest.fixture
 def out(bootstrap, topic):
     name = topic()
@@ -70,6 +74,7 @@ def test_the_protocol_is_the_clusters(sink, request):
     assert handle.protocol is wanted
 
 
+@ONCE
 def test_properties_bound_the_batches_in_the_log(sink, out):
     given = {"batch.size": "2000", "compression.type": "gzip", "compression.gzip.level": "9"}
     small = replace(sink, properties={**sink.properties, **given})
@@ -86,6 +91,7 @@ def test_properties_bound_the_batches_in_the_log(sink, out):
     assert max(batch.stored.records for batch in written) == 3  # of some 510 bytes each
 
 
+@ONCE
 def test_a_record_larger_than_max_request_size_is_refused_before_it_is_sent(sink, out):
     strict = replace(sink, properties={**sink.properties, "max.request.size": "1000"})
     with pytest.raises(UsageError, match=rf"a record for {out}-\d takes \d+ bytes, and max\.request\.size is 1000"):
@@ -203,6 +209,7 @@ def test_an_older_driver_is_fenced_and_takes_nothing_back(sink, out, bootstrap):
     assert ongoing(sink, JOB) == []
 
 
+@ONCE
 def test_a_stale_epoch_is_refused_and_changes_nothing(sink, out, bootstrap):
     driver = committer(sink, JOB)
     for epoch in range(3):
@@ -260,6 +267,7 @@ def test_a_prepared_transaction_survives_the_kill_of_its_writer(sink, out, boots
     eventually(lambda: read_all(bootstrap, out), ["a", "b"])
 
 
+@ONCE
 def test_topics_partitions_keys_and_headers_are_the_rows_own(sink, bootstrap, topic):
     first, second = topic(), topic()
     for name in (first, second):
@@ -281,6 +289,7 @@ def test_topics_partitions_keys_and_headers_are_the_rows_own(sink, bootstrap, to
     eventually(lambda: read_all(bootstrap, second), ["b"])
 
 
+@ONCE
 def test_bad_rows_abort_and_are_named(sink, out, bootstrap):
     with pytest.raises(UsageError, match="partition"), sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
         transaction.write(rows(["a"], partition=pa.array([9], pa.int32())))
@@ -289,12 +298,14 @@ def test_bad_rows_abort_and_are_named(sink, out, bootstrap):
         kafka_sink(bootstrap, None, "commits").begin(Attempt(JOB, 0, 0, 0)).write(rows(["a"]))
 
 
+@ONCE
 def test_a_timeout_that_brokers_do_not_allow_is_refused_at_once(bootstrap, out):
     sink = kafka_sink(bootstrap, out, "commits", transaction_timeout_ms=24 * 3600 * 1000)
     with pytest.raises(InvalidForBrokerError, match=r"transaction\.max\.timeout\.ms"):
         sink.begin(Attempt(JOB, 0, 0, 0)).write(rows(["a"]))
 
 
+@ONCE
 def test_a_record_too_large_for_the_broker_is_an_error_and_not_a_loss(sink, out, bootstrap):
     with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
         transaction.write(rows(["small", "x" * 2_000_000]))
@@ -316,6 +327,7 @@ def test_a_delayed_end_of_an_older_transaction_does_not_touch_the_next(sink, out
     eventually(lambda: read_all(bootstrap, out), ["0", "2"])
 
 
+@ONCE
 def test_the_commit_topic_is_read_on_from_where_it_was_read_to(sink, out, bootstrap, monkeypatch):
     read_from = []
 
