@@ -9,7 +9,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-beam test lint docs bench bench-beam bench-growth bench-restore bench-outage soak soak-beam requirements clean
+.PHONY: help demo demo-beam test lowest lint docs bench bench-beam bench-growth bench-restore bench-outage soak soak-beam requirements clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -22,6 +22,9 @@ demo-beam: $(INSTALLED) ## The same through a Beam pipeline on Flink: two kills,
 
 test: $(INSTALLED) ## All tests, with a real Kafka, Spark, Flink and databases
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+lowest: $(INSTALLED) ## The unit tests with the lowest versions that setup.cfg allows
+	$(BIN)/python -m tests.helpers.lowest
 
 lint: $(INSTALLED) ## Style, types, and the import rules between layers
 	$(BIN)/ruff check .
@@ -70,4 +73,4 @@ $(INSTALLED): requirements/test.txt setup.cfg setup.py pyproject.toml connectors
 	touch $@
 
 clean: ## Remove .venv and everything built
-	rm -rf $(VENV) build dist site demo-output *.egg-info
+	rm -rf $(VENV) .venv-lowest build dist site demo-output *.egg-info
