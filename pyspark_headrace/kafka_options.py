@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Position, Timestamp
 from headrace.connectors.kafka.client.topology import TopicPartition
+from headrace.connectors.kafka.format.decode import BadTimestamps
 from headrace.connectors.kafka.read.discovery import NoMatch, Positions
 from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC, DEFAULT_PREFIX
 from headrace.enumerator.errors import UsageError
@@ -145,6 +146,16 @@ def _no_match(option: Option, value: str) -> NoMatch:
             raise option.refuse(value, "error or latest")
 
 
+def _bad_timestamps(option: Option, value: str) -> BadTimestamps:
+    match value.strip().lower():
+        case "error":
+            return "error"
+        case "null":
+            return "null"
+        case _:
+            raise option.refuse(value, "error or null")
+
+
 # --- the tables -------------------------------------------------------------------------------------------------------
 
 _SOURCE: tuple[Option, ...] = (
@@ -168,6 +179,8 @@ _SOURCE: tuple[Option, ...] = (
     Option("maxRecordsPerPartition", integer(1), "most offsets in one Spark task"),
     Option("minPartitions", integer(1), "about this many Spark tasks: large ranges are split"),
     Option("kafkaConsumer.pollTimeoutMs", integer(1), "a task that receives nothing for this time fails. Default 120000"),
+    Option("badTimestamps", _bad_timestamps, "ours: a timestamp beyond 64-bit microseconds: `error` (default), or `null`"),
+    Option("maxUncompressedBatchBytes", integer(1), "ours: most bytes that a compressed batch may unpack to. Default 256 MiB"),
     Option("commitOffsetsToGroup", text, "ours, streaming: commit offsets to this group as batches complete"),
     Option("jvmCheckpoint", text, "ours: path of the JVM connector's checkpoint, if that query was killed in its first batch"),
     Option("fetchOffset.numRetries", integer(0), "accepted, not needed: see kafka.default.api.timeout.ms"),

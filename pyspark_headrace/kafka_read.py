@@ -13,7 +13,7 @@ from typing import Any
 
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Timestamp
 from headrace.connectors.kafka.client.properties import Isolation
-from headrace.connectors.kafka.format.decode import ALL_COLUMNS
+from headrace.connectors.kafka.format.decode import ALL_COLUMNS, MAX_UNCOMPRESSED_BYTES
 from headrace.connectors.kafka.read.discovery import Positions
 from headrace.connectors.kafka.read.pushdown import KafkaPruner
 from headrace.connectors.kafka.read.source import KafkaSource
@@ -83,6 +83,8 @@ def kafka_read(options: Mapping[str, str], mode: Mode) -> LogRead[KafkaSplit]:
         fail_on_data_loss=given.get("failOnDataLoss", True),
         columns=(*ALL_COLUMNS, "headers"),
         no_match=given.get("startingOffsetsByTimestampStrategy", "error"),
+        bad_timestamps=given.get("badTimestamps", "error"),
+        max_uncompressed_batch_bytes=given.get("maxUncompressedBatchBytes", MAX_UNCOMPRESSED_BYTES),
     )
     location = given.get("jvmCheckpoint")
     return LogRead(

@@ -15,7 +15,7 @@ from headrace.beam.kafka_records import KafkaRecord, as_kafka_records, as_pairs
 from headrace.connectors.kafka.client.login.sasl import SaslConfig
 from headrace.connectors.kafka.client.positions import Committed, Earliest, Latest, Position, Timestamp
 from headrace.connectors.kafka.client.properties import Isolation
-from headrace.connectors.kafka.format.decode import ALL_COLUMNS
+from headrace.connectors.kafka.format.decode import ALL_COLUMNS, MAX_UNCOMPRESSED_BYTES, BadTimestamps
 from headrace.connectors.kafka.read.discovery import NoMatch, Positions
 from headrace.connectors.kafka.read.source import DISCOVERY_INTERVAL_S, KafkaSource
 from headrace.enumerator.errors import UsageError
@@ -72,6 +72,9 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
     - `start`: default None, what Beam's arguments say; a position overrides them all.
     - `isolation_level`: default None, the property `isolation.level`, else read_uncommitted, as for the Java client;
       `KafkaSource` itself has read_committed.
+    - `bad_timestamps`: "null" keeps a record whose timestamp does not fit 64-bit microseconds, which is an error by default; it
+      is -1 in a `KafkaRecord`, and such a record happens at the beginning of time.
+    - `max_uncompressed_batch_bytes`: as for `KafkaSource`.
     - `fetch_budget_bytes`: default 32 MiB, as a process has a reader for each slot.
 
     And of our own: `output="arrow"` for record batches with `columns`; `read_s`, how long one call reads, in seconds;
@@ -117,6 +120,8 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
         columns: Sequence[str] | None = None,
         fetch_budget_bytes: int = FETCH_BUDGET_BYTES,
         no_match: NoMatch = "latest",
+        bad_timestamps: BadTimestamps = "error",
+        max_uncompressed_batch_bytes: int = MAX_UNCOMPRESSED_BYTES,
         output: Literal["records", "arrow"] = "records",
         read_s: float = READ_S,
         num_readers: int | None = None,
@@ -127,7 +132,7 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
         _refuse_java(key_deserializer, value_deserializer, consumer_factory_fn_class, consumer_factory_fn_params)
         _refuse_contradictions(output, with_metadata, columns)
         config = _Config.of(consumer_config, commit=commit_offset_in_finalize)
-        event_time = _event_time(timestamp_policy)
+        self._event_time = event_time = _event_time(timestamp_policy)
         source = KafkaSource(
             config.bootstrap,
             topics=topics,
@@ -145,14 +150,14 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
             discovery_interval_s=dynamic_read_poll_interval_seconds or DISCOVERY_INTERVAL_S,
             fetch_budget_bytes=fetch_budget_bytes,
             no_match=no_match,
+            bad_timestamps=bad_timestamps,
+            max_uncompressed_batch_bytes=max_uncompressed_batch_bytes,
         )
         _check_columns(source, event_time)
-        limit = None if max_num_records is None and max_read_time is None else Limit(max_num_records, max_read_time)
+        limit = _limit(max_num_records, max_read_time)
         self._read = _read(source, event_time, limit, publish=config.commit, read_s=read_s, num_readers=num_readers)
-        self._event_time = event_time
         self._redistribution = beam.Reshuffle(int(redistribute_num_keys) or None) if redistribute else None
-        self._output = output
-        self._with_metadata = with_metadata
+        self._output, self._with_metadata = output, with_metadata
 
     def expand(self, pbegin: Any) -> Any:
         """Called by Beam."""
@@ -271,6 +276,10 @@ def _refuse_contradictions(output: str, with_metadata: bool, columns: Sequence[s
         raise UsageError('with_metadata is for output="records"; with output="arrow" name the columns')
     if columns is not None and output != "arrow":
         raise UsageError('columns is for output="arrow"')
+
+
+def _limit(records: int | None, seconds: float | None) -> Limit | None:
+    return None if records is None and seconds is None else Limit(records, seconds)
 
 
 def _event_time(timestamp_policy: str) -> EventTime:

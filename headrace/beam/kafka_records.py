@@ -23,7 +23,10 @@ class KafkaHeader(NamedTuple):
 
 
 class KafkaRecord(NamedTuple):
-    """A record with its metadata: names, order and types of Beam's rows. `timestamp` is in milliseconds since 1970."""
+    """A record with its metadata: names, order and types of Beam's rows.
+
+    `timestamp` is in milliseconds since 1970, and -1 where it is null.
+    """
 
     topic: str
     partition: int
@@ -49,7 +52,17 @@ def as_kafka_records(batch: pa.RecordBatch) -> Iterable[KafkaRecord]:
     columns = {name: batch.column(name).to_pylist() for name in batch.schema.names if name != "timestamp"}
     times = batch.column("timestamp").cast(pa.int64()).to_pylist()
     return (
-        KafkaRecord(topic, partition, offset, micros // 1000, key, value, _headers(headers), kind, _TYPE_NAMES[kind])
+        KafkaRecord(
+            topic,
+            partition,
+            offset,
+            _millis(micros),
+            key,
+            value,
+            _headers(headers),
+            kind,
+            _TYPE_NAMES[kind],
+        )
         for topic, partition, offset, micros, key, value, headers, kind in zip(
             columns["topic"],
             columns["partition"],
@@ -62,6 +75,10 @@ def as_kafka_records(batch: pa.RecordBatch) -> Iterable[KafkaRecord]:
             strict=True,
         )
     )
+
+
+def _millis(micros: int | None) -> int:
+    return -1 if micros is None else micros // 1000
 
 
 def _headers(headers: list[dict[str, Any]] | None) -> list[KafkaHeader]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import cramjam
 import pyarrow as pa
@@ -55,6 +55,9 @@ _TYPES: dict[str, pa.DataType] = {
 
 ALL_COLUMNS: tuple[str, ...] = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 """The columns of Spark's Kafka source, in its order. `headers` is the eighth, and has to be asked for by name."""
+
+BadTimestamps = Literal["error", "null"]
+"""What becomes of a record's timestamp that does not fit 64-bit microseconds: an error, or a null."""
 
 MAX_BATCH_BYTES = 3 << 19
 """Default bound, in bytes of uncompressed records, on one decoded Arrow batch: 1.5 MiB, so that it is still in the processor's
@@ -495,11 +498,21 @@ class _Columns:
     has_offsets: cython.bint
     has_times: cython.bint
     has_time_types: cython.bint
+    nulls_times: cython.bint
+    times_validity: _Validity
 
     def __init__(
-        self, names: Collection[str], rows: cython.Py_ssize_t, size: cython.Py_ssize_t, headers: cython.Py_ssize_t
+        self,
+        names: Collection[str],
+        rows: cython.Py_ssize_t,
+        size: cython.Py_ssize_t,
+        headers: cython.Py_ssize_t,
+        nulls_times: cython.bint,
     ) -> None:
-        """Room for `rows` rows, `size` bytes of records and `headers` headers in all."""
+        """Room for `rows` rows, `size` bytes of records and `headers` headers in all.
+
+        `nulls_times`: a timestamp that does not fit becomes a null, and is no error.
+        """
         self.rows = 0
         self.row_capacity = rows
         self.room = size
@@ -509,6 +522,8 @@ class _Columns:
         self.has_offsets = "offset" in names
         self.has_times = "timestamp" in names
         self.has_time_types = "timestampType" in names
+        self.nulls_times = nulls_times
+        self.times_validity = _Validity(rows if self.has_times and nulls_times else 0)
         self.keys = _Binary(rows, size) if self.has_keys else _Binary(0, 0)
         self.values = _Binary(rows, size) if self.has_values else _Binary(0, 0)
         self.headers = _Headers(rows, size, headers) if self.has_headers else _Headers(0, 0, 0)
@@ -549,6 +564,7 @@ class _Columns:
         value_at: cython.Py_ssize_t
         headers_at: cython.Py_ssize_t
         status: cython.int
+        fits: cython.bint
 
         if self.rows == self.row_capacity or length > self.room:
             return _FULL
@@ -561,7 +577,8 @@ class _Columns:
             return _BAD_END
         if count < 0:
             return _BAD_HEADER
-        if self.has_times and not _is_time(base_time, time_delta):
+        fits = _is_time(base_time, time_delta)
+        if self.has_times and not fits and not self.nulls_times:
             return _BAD_TIME
         if self.has_headers:
             status = _check_headers(source, headers_at, end, count)
@@ -577,7 +594,11 @@ class _Columns:
         if self.has_offsets:
             self.offsets[self.rows] = offset
         if self.has_times:
-            self.times[self.rows] = (base_time + time_delta) * 1000
+            if fits:
+                self.times[self.rows] = (base_time + time_delta) * 1000
+            else:
+                self.times[self.rows] = 0
+                self.times_validity.clear(self.rows)
         self.room -= length
         self.rows += 1
         return _DONE
@@ -605,6 +626,9 @@ class _Columns:
         if name == "headers":
             return self.headers.finish(self.rows)
         buffer = {"offset": self.offsets_buffer, "timestamp": self.times_buffer, "timestampType": self.time_types_buffer}
+        if name == "timestamp":
+            nulls = self.times_validity.nulls
+            return pa.Array.from_buffers(_TYPES[name], self.rows, [self.times_validity.finish(), buffer[name]], nulls)
         return pa.Array.from_buffers(_TYPES[name], self.rows, [None, buffer[name]], 0)
 
     def finish(self, topic: str, partition: int, schema: pa.Schema) -> pa.RecordBatch:
@@ -902,7 +926,8 @@ class _Plan:
                 if self.arena_used > 0:
                     return -1
                 if self.arena_buffer.size >= self.max_unpacked:
-                    self.refuse(at, f"{name} decompression into at most {self.max_unpacked} bytes failed: {error}")
+                    limit = f"{self.max_unpacked} bytes (the limit is max_uncompressed_batch_bytes)"
+                    self.refuse(at, f"{name} decompression into at most {limit} failed: {error}")
                 self.grow_arena()
 
     @cython.cfunc
@@ -916,7 +941,7 @@ class _Plan:
         """Whether planned records are still to be taken."""
         return self.current < self.batches
 
-    def columns(self, names: list[str]) -> _Columns:
+    def columns(self, names: list[str], nulls_times: bool) -> _Columns:  # noqa: FBT001 - of the kernel
         """Empty columns with room for what is planned, within the limits of one Arrow batch."""
         rows: cython.Py_ssize_t = 0
         size: cython.Py_ssize_t = 0
@@ -927,7 +952,7 @@ class _Plan:
         rows = min(rows, self.max_rows)
         size = max(min(size, self.max_bytes), self.needed)
         # More headers than this cut the batch short; one record may have as many as its bytes allow, two for each.
-        return _Columns(names, rows, size, max(4 * rows, self.needed // 2))
+        return _Columns(names, rows, size, max(4 * rows, self.needed // 2), nulls_times)
 
     def fill(self, columns: _Columns) -> None:
         """Append planned records until `columns` are full or none are left, and move `position` after the last."""
@@ -1062,6 +1087,7 @@ def decode(
     max_batch_bytes: int = MAX_BATCH_BYTES,
     max_batch_rows: int | None = None,
     max_uncompressed_bytes: int = MAX_UNCOMPRESSED_BYTES,
+    bad_timestamps: BadTimestamps = "error",
 ) -> Iterator[DecodedBatch]:
     """Decode the `records` of one partition in a Fetch response.
 
@@ -1073,7 +1099,8 @@ def decode(
 
     An Arrow batch holds at most `max_batch_bytes` bytes of records (default 1.5 MiB; a single larger record is given
     whole, alone) and `max_batch_rows` rows (default: no bound). One Kafka batch may unpack to at most
-    `max_uncompressed_bytes` (default 256 MiB).
+    `max_uncompressed_bytes` (default 256 MiB). `bad_timestamps`: what becomes of a timestamp that does not fit 64-bit
+    microseconds, where the column is built: "error" (default), or "null", which keeps the record.
 
     Whenever `data` is not empty and `start` < `stop`, the last `next_offset` is greater than `start`; a batch without rows
     is yielded if need be. Data that cannot move the position (only a part of the first batch, or only batches below
@@ -1101,16 +1128,16 @@ def decode(
         _INT32_MAX if max_batch_rows is None else min(max_batch_rows, _INT32_MAX),
         max_uncompressed_bytes,
     )
-    return _batches(plan, topic, partition, schema)
+    return _batches(plan, topic, partition, schema, nulls_times=bad_timestamps == "null")
 
 
-def _batches(plan: _Plan, topic: str, partition: int, schema: pa.Schema) -> Iterator[DecodedBatch]:
+def _batches(plan: _Plan, topic: str, partition: int, schema: pa.Schema, *, nulls_times: bool) -> Iterator[DecodedBatch]:
     """Plan and fill by turns until the data is used up; what is yielded last moves the position, rows or not."""
     position = plan.start
     while not plan.finished:
         plan.extend()
         while plan.has_records():
-            columns: _Columns = plan.columns(schema.names)
+            columns: _Columns = plan.columns(schema.names, nulls_times)
             plan.fill(columns)
             if columns.rows:
                 position = plan.position

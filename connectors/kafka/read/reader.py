@@ -14,7 +14,7 @@ import pyarrow as pa
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.errors import LogTruncatedError, OffsetOutOfRangeError, TopicRecreatedError
 from headrace.connectors.kafka.client.topology import TopicPartition
-from headrace.connectors.kafka.format.decode import DecodedBatch, arrow_schema, decode
+from headrace.connectors.kafka.format.decode import MAX_UNCOMPRESSED_BYTES, BadTimestamps, DecodedBatch, arrow_schema, decode
 from headrace.connectors.kafka.read.fetcher import FetchedData, Fetcher, FetchFailed, FetchFrom
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import DataLossError, HeadraceError, UsageError
@@ -37,9 +37,19 @@ class KafkaReader(SourceReader[KafkaSplit]):
     """Reads Kafka splits. Fetching goes on in the fetcher's threads while the caller's thread decodes."""
 
     def __init__(
-        self, cluster: KafkaCluster, *, columns: Sequence[str], fetch_budget_bytes: int, fail_on_data_loss: bool
+        self,
+        cluster: KafkaCluster,
+        *,
+        columns: Sequence[str],
+        fetch_budget_bytes: int,
+        fail_on_data_loss: bool,
+        bad_timestamps: BadTimestamps = "error",
+        max_uncompressed_batch_bytes: int = MAX_UNCOMPRESSED_BYTES,
     ) -> None:
-        """Contacts nobody before it is given splits."""
+        """Contacts nobody before it is given splits. The arguments are those of `KafkaSource`."""
+        self._bad_timestamps = bad_timestamps
+        self._max_uncompressed_bytes = max_uncompressed_batch_bytes
+        self._nulled = 0
         self._cluster = cluster
         self._columns = tuple(columns)
         self._budget_bytes = fetch_budget_bytes
@@ -113,6 +123,8 @@ class KafkaReader(SourceReader[KafkaSplit]):
                 stop=split.stop_offset,
                 columns=self._columns,
                 aborted=item.aborted,
+                max_uncompressed_bytes=self._max_uncompressed_bytes,
+                bad_timestamps=self._bad_timestamps,
             )
             self._decoding = _Decoding(item, batches)
         return item is not None
@@ -129,6 +141,7 @@ class KafkaReader(SourceReader[KafkaSplit]):
         if batch is None:
             self._decoding = None
             return None
+        self._note_nulls(batch)
         split = self._splits[key]
         epoch = decoding.data.epoch_before(batch.next_offset)
         split = replace(split, next_offset=batch.next_offset, last_epoch=split.last_epoch if epoch is None else epoch)
@@ -138,6 +151,13 @@ class KafkaReader(SourceReader[KafkaSplit]):
         else:
             self._splits[key] = split
         return SplitBatch(split, batch.records, finished=split.exhausted)
+
+    def _note_nulls(self, batch: DecodedBatch) -> None:
+        """Said the first time, and whenever their number has doubled, so that the log does not grow."""
+        nulls = batch.records.column("timestamp").null_count if "timestamp" in self._columns else 0
+        before, self._nulled = self._nulled, self._nulled + nulls
+        if self._nulled.bit_length() != before.bit_length():
+            log.warning("%d records so far have a timestamp that does not fit 64-bit microseconds; it is null", self._nulled)
 
     def _wait(self, key: TopicPartition, split: KafkaSplit) -> None:
         """Two splits of one name: the topic was re-created, and only the broker knows which of them still is (I5)."""

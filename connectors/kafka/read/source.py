@@ -21,7 +21,7 @@ from headrace.connectors.kafka.client.login.sasl import SaslConfig
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Position, Timestamp
 from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
 from headrace.connectors.kafka.client.topology import TopicMetadata, TopicPartition
-from headrace.connectors.kafka.format.decode import ALL_COLUMNS, arrow_schema
+from headrace.connectors.kafka.format.decode import ALL_COLUMNS, MAX_UNCOMPRESSED_BYTES, BadTimestamps, arrow_schema
 from headrace.connectors.kafka.read.discovery import (
     KafkaDiscovery,
     NoMatch,
@@ -79,6 +79,10 @@ class KafkaSource(LogSource[KafkaSplit]):
     - `columns`: of the batches; default key, value, topic, partition, offset, timestamp, timestampType. Also: headers.
     - `discovery_interval_s`: seconds between two looks for new partitions (default 300); None looks only at start and restore.
     - `fetch_budget_bytes`: bound on what one reader holds fetched but not decoded (default 64 MiB).
+    - `bad_timestamps`: what becomes of a record whose timestamp does not fit 64-bit microseconds (producers that count in
+      nanoseconds): "error" (default), or "null", which keeps the record without its timestamp, and counts it in the log.
+    - `max_uncompressed_batch_bytes`: bound on what one compressed batch of records may unpack to (default 256 MiB, most
+      2 GiB - 1), so that no batch takes all memory.
     - `no_match`: what a start Timestamp later than every record means: "latest" (default), the end, or "error".
 
     Raises UsageError for anything that contradicts itself; contacts nobody.
@@ -100,6 +104,8 @@ class KafkaSource(LogSource[KafkaSplit]):
     discovery_interval_s: float | None = field(default=DISCOVERY_INTERVAL_S, kw_only=True)
     fetch_budget_bytes: int = field(default=FETCH_BUDGET_BYTES, kw_only=True)
     no_match: NoMatch = field(default="latest", kw_only=True)
+    bad_timestamps: BadTimestamps = field(default="error", kw_only=True)
+    max_uncompressed_batch_bytes: int = field(default=MAX_UNCOMPRESSED_BYTES, kw_only=True)
 
     name = "kafka"
 
@@ -134,6 +140,11 @@ class KafkaSource(LogSource[KafkaSplit]):
         budget: object = self.fetch_budget_bytes
         if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1 << 20:
             raise UsageError(f"fetch_budget_bytes must be a whole number of at least 1 MiB, not {budget!r}")
+        most: object = self.max_uncompressed_batch_bytes
+        if isinstance(most, bool) or not isinstance(most, int) or not 0 < most < 2**31:
+            raise UsageError(f"max_uncompressed_batch_bytes must be a whole number from 1 to {2**31 - 1}, not {most!r}")
+        if self.bad_timestamps not in ("error", "null"):
+            raise UsageError(f"bad_timestamps must be 'error' or 'null', not {self.bad_timestamps!r}")
         interval: object = self.discovery_interval_s
         if interval is not None and not _is_positive(interval):
             raise UsageError(f"discovery_interval_s must be positive seconds or None, not {interval!r}")
@@ -190,6 +201,8 @@ class KafkaSource(LogSource[KafkaSplit]):
             columns=self.schema.names,
             fetch_budget_bytes=self.fetch_budget_bytes,
             fail_on_data_loss=self.fail_on_data_loss,
+            bad_timestamps=self.bad_timestamps,
+            max_uncompressed_batch_bytes=self.max_uncompressed_batch_bytes,
         )
 
     def with_columns(self, columns: Sequence[str]) -> Self:
