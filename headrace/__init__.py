@@ -3,7 +3,7 @@
 The public names live in small modules, so that importing headrace imports no engine and no client library:
 
 - `headrace.kafka`: KafkaSource and the positions, KafkaSink
-- `headrace.sql`, `headrace.files`, `headrace.tables`: sinks
+- `headrace.sql`, `headrace.files`, `headrace.delta`, `headrace.iceberg`: sinks
 - `headrace.beam`: transforms for Beam, and Beam's bounded sources as sources
 - `headrace.spark`: sessions, and any bounded source as a frame
 - `headrace.errors`: what may be caught

@@ -20,6 +20,7 @@ from pyspark_headrace.options import SinkWrite
 if TYPE_CHECKING:
     from headrace.connectors.sql.table_sink import TableSink
     from headrace.connectors.tables.delta import DeltaSink
+    from headrace.connectors.tables.iceberg import IcebergSink
 
 __all__ = ["kafka_options", "planned_batch_write", "planned_stream_write"]
 
@@ -71,8 +72,29 @@ def _delta(options: Mapping[str, str], schema: StructType) -> Planned:
 @functools.lru_cache(maxsize=64)
 def _make_table(sink: DeltaSink, schema: pa.Schema, partition_by: tuple[str, ...]) -> None:
     """Asked once in this process, like `_check_rows`. A new table takes nulls everywhere, whatever this frame has."""
-    sink.create_table(pa.schema([field.with_nullable(nullable=True) for field in schema]), partition_by)
+    sink.create_table(_nullable(schema), partition_by)
     sink.check_rows(schema)
+
+
+def _iceberg(options: Mapping[str, str], schema: StructType) -> Planned:
+    try:
+        from pyspark_headrace.iceberg_write import iceberg_write
+    except ImportError as error:
+        raise UsageError(f"{error.name or error} is not installed; run: pip install 'headrace[iceberg]'") from error
+    write = iceberg_write(options)
+    _make_iceberg_table(write.sink, to_arrow_schema(schema, timezone="UTC"))
+    return write, schema.names
+
+
+@functools.lru_cache(maxsize=64)
+def _make_iceberg_table(sink: IcebergSink, schema: pa.Schema) -> None:
+    """As `_make_table`."""
+    sink.create_table(_nullable(schema))
+    sink.check_rows(schema)
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([field.with_nullable(nullable=True) for field in schema])
 
 
 _WRITES: Mapping[str, Callable[[Mapping[str, str], StructType], Planned]] = {
@@ -80,6 +102,7 @@ _WRITES: Mapping[str, Callable[[Mapping[str, str], StructType], Planned]] = {
     "sql": _sql,
     "files": _files,
     "delta": _delta,
+    "iceberg": _iceberg,
 }
 
 

@@ -27,11 +27,11 @@ from headrace.connectors.files.store import is_local, normal_path
 from headrace.connectors.sink import Attempt, TwoPhaseSink, check_job
 from headrace.connectors.tables.committer import TableCommitter
 from headrace.connectors.tables.handles import DataFile, TableHandle, TableHandleSerializer
-from headrace.connectors.tables.log import JobMarker, LoadedTable, OutdatedError, TableLog
+from headrace.connectors.tables.log import FileLayout, JobMarker, LoadedTable, OutdatedError, TableLog
 from headrace.connectors.tables.rows import fitting_schema
 from headrace.connectors.tables.statistics import delta_statistics
 from headrace.connectors.tables.work import jobs_in, refused_by_store
-from headrace.connectors.tables.writing import FileLayout, Layout, TableTransaction
+from headrace.connectors.tables.writing import Layout, TableTransaction
 from headrace.enumerator.errors import PeerError, RetriableError, UsageError
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class DeltaSink(TwoPhaseSink[TableHandle]):
     def begin(self, attempt: Attempt) -> TableTransaction:
         """A new transaction; nothing is written before its first row. What an earlier attempt left is swept at the commit."""
         check_job(attempt.job)
-        layout = Layout(_DeltaFiles(), self.target_file_bytes, self.compression)
+        layout = Layout(self.target_file_bytes, self.compression)
         return TableTransaction(self._log(), layout, attempt, self.uri)
 
     def committer(self, job: str) -> TableCommitter:
@@ -179,6 +179,10 @@ class _LoadedDelta(LoadedTable):
     @property
     def partitioning(self) -> tuple[str, ...]:
         return tuple(self._metadata.partition_columns)
+
+    @property
+    def files(self) -> FileLayout:
+        return _DeltaFiles()
 
     def check_writable(self) -> None:
         for why in self._obstacles():

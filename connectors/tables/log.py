@@ -10,12 +10,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyarrow import fs
 
 from headrace.connectors.tables.handles import TableHandle
 from headrace.enumerator.errors import RetriableError
 
-__all__ = ["JobMarker", "LoadedTable", "OutdatedError", "TableLog"]
+__all__ = ["FileLayout", "JobMarker", "LoadedTable", "OutdatedError", "TableLog"]
 
 
 class OutdatedError(RetriableError):
@@ -35,6 +36,22 @@ class JobMarker:
     recorded_by: int
 
 
+class FileLayout(ABC):
+    """What a table format wants in its files and says of them."""
+
+    @abstractmethod
+    def columns(self, schema: pa.Schema, partitioning: tuple[str, ...]) -> pa.Schema:
+        """The columns that are in the files, of those that the rows have."""
+
+    @abstractmethod
+    def partition(self, partitioning: tuple[str, ...], values: tuple[object, ...]) -> tuple[tuple[str, str | None], ...]:
+        """The columns' values as the log has them. Raises UsageError for one that it cannot tell from another."""
+
+    @abstractmethod
+    def statistics(self, footer: pq.FileMetaData, schema: pa.Schema, with_nan: frozenset[str]) -> str:
+        """What the log says of a file. `with_nan`: columns with a NaN, of which Parquet's statistics say nothing."""
+
+
 class LoadedTable(ABC):
     """A table at one of its versions."""
 
@@ -52,6 +69,11 @@ class LoadedTable(ABC):
     @abstractmethod
     def partitioning(self) -> tuple[str, ...]:
         """The columns that it is partitioned by."""
+
+    @property
+    @abstractmethod
+    def files(self) -> FileLayout:
+        """How its files are written."""
 
     @abstractmethod
     def check_writable(self) -> None:

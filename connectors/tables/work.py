@@ -56,7 +56,7 @@ class WorkFolder:
 
     def create(self, path: str) -> pa.NativeFile:
         """A new data file, to be written and closed."""
-        return self._store.open_output_stream(path)
+        return self._new(path)
 
     def enter(self) -> None:
         """Say that the job has a marker in the table."""
@@ -128,8 +128,16 @@ class WorkFolder:
         return f"{self._folder}/{epoch}.{driver}.json"
 
     def _write(self, path: str, data: bytes) -> None:
-        with self._store.open_output_stream(path) as file:
+        with self._new(path) as file:
             file.write(data)
+
+    def _new(self, path: str) -> pa.NativeFile:
+        """A new file; stores that have folders want them to be there."""
+        try:
+            return self._store.open_output_stream(path)
+        except FileNotFoundError:
+            self._store.create_dir(path.rpartition("/")[0], recursive=True)
+            return self._store.open_output_stream(path)
 
     def _remove(self, path: str) -> None:
         with suppress(FileNotFoundError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,38 +14,21 @@ import pyarrow.parquet as pq
 
 from headrace.connectors.sink import Attempt, Transaction
 from headrace.connectors.tables.handles import DataFile, TableHandle, place_of
-from headrace.connectors.tables.log import TableLog
+from headrace.connectors.tables.log import FileLayout, TableLog
 from headrace.connectors.tables.rows import fitted, fitting_schema, partitions_of
 from headrace.connectors.tables.work import WorkFolder
 from headrace.enumerator.errors import HeadraceError, PeerError, UsageError
 
-__all__ = ["FileLayout", "Layout", "TableTransaction"]
+__all__ = ["Layout", "TableTransaction"]
 
 ROW_GROUP_BYTES = 64 << 20
 MOST_OPEN_FILES = 64
-
-
-class FileLayout(ABC):
-    """What a table format wants in its files and says of them."""
-
-    @abstractmethod
-    def columns(self, schema: pa.Schema, partitioning: tuple[str, ...]) -> pa.Schema:
-        """The columns that are in the files, of those that the rows have."""
-
-    @abstractmethod
-    def partition(self, partitioning: tuple[str, ...], values: tuple[object, ...]) -> tuple[tuple[str, str | None], ...]:
-        """The columns' values as the log has them. Raises UsageError for one that it cannot tell from another."""
-
-    @abstractmethod
-    def statistics(self, footer: pq.FileMetaData, schema: pa.Schema, with_nan: frozenset[str]) -> str:
-        """What the log says of a file. `with_nan`: columns with a NaN, of which Parquet's statistics say nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """How files are written. A file ends after `target_file_bytes`, `compression` is Parquet's."""
 
-    format: FileLayout
     target_file_bytes: int
     compression: str
 
@@ -102,7 +84,7 @@ class TableTransaction(Transaction[TableHandle]):
         loaded.check_writable()
         schema = fitting_schema(rows, loaded.schema, loaded.partitioning, self._where)
         work = WorkFolder(self._log.store(), self._attempt.job)
-        files = _Files(work, self._place, self._layout, schema, loaded.partitioning, loaded.id, self._where)
+        files = _Files(work, self._place, self._layout, loaded.files, schema, loaded.partitioning, loaded.id, self._where)
         work.open(self._place)
         return files
 
@@ -131,14 +113,15 @@ class _Files:
         work: WorkFolder,
         place: str,
         layout: Layout,
+        files: FileLayout,
         schema: pa.Schema,
         partitioning: tuple[str, ...],
         table: str,
         where: str,
     ) -> None:
         self.work, self.schema, self.partitioning, self.table = work, schema, partitioning, table
-        self._place, self._layout, self._where = place, layout, where
-        self._columns = layout.format.columns(schema, partitioning)
+        self._place, self._layout, self._format, self._where = place, layout, files, where
+        self._columns = files.columns(schema, partitioning)
         self._open: OrderedDict[tuple[object, ...], _File] = OrderedDict()
         self._written: list[DataFile] = []
         self._begun = 0
@@ -163,12 +146,12 @@ class _Files:
         self._open.clear()
 
     def _begin(self, values: tuple[object, ...]) -> _File:
-        partition = self._layout.format.partition(self.partitioning, values)
+        partition = self._format.partition(self.partitioning, values)
         if len(self._open) >= MOST_OPEN_FILES:
             self._close(next(iter(self._open)))  # nothing has come for it for the longest time
         path = self.work.data_path(self._place, self._begun)
         self._begun += 1
-        self._open[values] = _File(self.work.create(path), path, partition, self._columns, self._layout)
+        self._open[values] = _File(self.work.create(path), path, partition, self._columns, self._layout, self._format)
         return self._open[values]
 
     def _close(self, values: tuple[object, ...]) -> None:
@@ -179,9 +162,16 @@ class _File:
     """One Parquet file that is being written."""
 
     def __init__(
-        self, sink: pa.NativeFile, path: str, partition: tuple[tuple[str, str | None], ...], schema: pa.Schema, layout: Layout
+        self,
+        sink: pa.NativeFile,
+        path: str,
+        partition: tuple[tuple[str, str | None], ...],
+        schema: pa.Schema,
+        layout: Layout,
+        files: FileLayout,
     ) -> None:
-        self._sink, self._path, self._partition, self._schema, self._layout = sink, path, partition, schema, layout
+        self._sink, self._path, self._partition, self._schema = sink, path, partition, schema
+        self._layout, self._format = layout, files
         self._footers: list[pq.FileMetaData] = []
         # without what others have written into the schema: the columns are the table's
         self._writer = pq.ParquetWriter(
@@ -213,7 +203,7 @@ class _File:
         finally:
             self._sink.close()
         footer = self._footers[0]
-        statistics = self._layout.format.statistics(footer, self._schema, frozenset(self._with_nan))
+        statistics = self._format.statistics(footer, self._schema, frozenset(self._with_nan))
         return DataFile(self._path, size, footer.num_rows, self._partition, statistics)
 
     def _flush(self) -> None:

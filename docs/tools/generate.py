@@ -18,7 +18,7 @@ from typer.cli import get_docs_for_click
 
 from headrace.cli import app
 from headrace.connectors.kafka.client import properties
-from pyspark_headrace import delta_write, files_write, kafka_options, sql_write
+from pyspark_headrace import delta_write, files_write, iceberg_write, kafka_options, sql_write
 from pyspark_headrace.options import OptionTable
 
 DOCS = Path(__file__).parents[1]
@@ -88,6 +88,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "sql-write": lambda: options_of(sql_write.OPTIONS),
     "files-write": lambda: options_of(files_write.OPTIONS),
     "delta-write": lambda: options_of(delta_write.OPTIONS),
+    "iceberg-write": lambda: options_of(iceberg_write.OPTIONS),
     "client-properties": client_properties,
     "tls-properties": tls_properties,
     "fixed-properties": fixed_properties,

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from headrace.connectors.tables.handles import DataFile, TableHandle
+from headrace.delta import DeltaSink
 from headrace.sinks import Attempt
-from headrace.tables import DeltaSink
 from headrace.testing import SinkConformance, SinkContext
 from tests.helpers.planted_in_sinks import CAUGHT_BY, PassingSink, assert_caught
 from tests.helpers.table_rig import VALUES, batch_of, delta_paths, delta_values, open_marks, unadded_transactions

@@ -92,6 +92,7 @@ class WatchedTable(LoadedTable):
 
     id = property(lambda self: self._inner.id)  # type: ignore[assignment]
     schema = property(lambda self: self._inner.schema)  # type: ignore[assignment]
+    files = property(lambda self: self._inner.files)  # type: ignore[assignment]
     partitioning = property(lambda self: self._inner.partitioning)  # type: ignore[assignment]
 
     def check_writable(self) -> None:

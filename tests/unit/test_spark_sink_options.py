@@ -1,17 +1,21 @@
 """Options of the sinks in Spark: what they mean, which are refused and how; no secret is shown. Nobody is contacted."""
 
+import json
 import pickle
 
 import pytest
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from headrace.connectors.files import FileFormat, FileSink
 from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.sink import one_off_job
+from headrace.connectors.tables.delta import DeltaSink
+from headrace.connectors.tables.iceberg import IcebergSink
 from headrace.enumerator.errors import UsageError
 from pyspark_headrace.connectors import kafka_options, planned_batch_write, planned_stream_write
 from pyspark_headrace.delta_write import delta_write
 from pyspark_headrace.files_write import file_write
+from pyspark_headrace.iceberg_write import iceberg_write
 from pyspark_headrace.kafka_write import kafka_write
 
 pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
@@ -49,15 +53,15 @@ class TestConnector:
             lambda options: planned_batch_write(options, SCHEMA, overwrite=False),
             lambda options: planned_stream_write(options, SCHEMA, complete=False),
         ):
-            with pytest.raises(UsageError, match="must be one of kafka, sql, files, delta, not 'jdbc'"):
+            with pytest.raises(UsageError, match="must be one of kafka, sql, files, delta, iceberg, not 'jdbc'"):
                 plan({"connector": "jdbc"})
 
-    @pytest.mark.parametrize("name", ["sql", "files", "delta"])
+    @pytest.mark.parametrize("name", ["sql", "files", "delta", "iceberg"])
     def test_only_kafka_can_be_read(self, name):
         with pytest.raises(UsageError, match=f"connector '{name}' cannot be read, only written; 'kafka' can be read"):
             kafka_options({"connector": name})
 
-    @pytest.mark.parametrize("name", ["sql", "files", "delta"])
+    @pytest.mark.parametrize("name", ["sql", "files", "delta", "iceberg"])
     def test_nothing_is_overwritten(self, name):
         with pytest.raises(UsageError, match=rf"Overwrite not allowed for connector '{name}'.*\.mode\(\"append\"\)"):
             planned_batch_write({"connector": name}, SCHEMA, overwrite=True)
@@ -213,3 +217,59 @@ class TestFiles:
         while seen is not None:
             assert "s3cret" not in f"{seen} {seen!r}"
             seen = seen.__cause__
+
+
+class TestDelta:
+    def test_options(self):
+        write, partition_by = delta_write(
+            {"path": "s3://b/t", "PARTITIONBY": "a, b", "targetFileSize": "5", "compression": "zstd"}
+        )
+        assert write.sink == DeltaSink("s3://b/t", target_file_bytes=5, compression="zstd")
+        assert partition_by == ("a", "b")
+
+    def test_a_table_is_made_where_the_write_is_planned(self, tmp_path):
+        options = {"connector": "delta", "path": str(tmp_path / "t"), "partitionBy": "value"}
+        schema = StructType([StructField("id", LongType(), nullable=False), StructField("value", StringType())])
+        write, columns = planned_batch_write(options, schema, overwrite=False)
+        assert columns == ["id", "value"]
+        assert write.sink.recorded_epochs() == {}
+        with pytest.raises(UsageError, match="no column 'other'"):
+            planned_batch_write(options, StructType([StructField("other", LongType()), *schema.fields]), overwrite=False)
+
+    @pytest.mark.parametrize(
+        ("options", "complaint"),
+        [
+            ({}, "option 'path' is missing"),
+            ({"path": "/t", "targetFileSize": "0"}, "targetFileSize must be positive"),
+            ({"path": "s3://b/t", "storageOptions": '{"secret": 1, "other": "s3cret"}'}, "must be JSON like"),
+        ],
+    )
+    def test_what_is_wrong_is_named_and_no_secret_shown(self, options, complaint):
+        with pytest.raises(UsageError, match=complaint) as caught:
+            delta_write(options)
+        assert "s3cret" not in str(caught.value)
+
+
+class TestIceberg:
+    def test_options(self):
+        write = iceberg_write({"table": "a.b", "catalog": '{"uri": "s3cret"}', "targetFileSize": "5", "compression": "snappy"})
+        assert write.sink == IcebergSink("a.b", {"uri": "s3cret"}, target_file_bytes=5, compression="snappy")
+        assert "s3cret" not in repr(write)
+
+    def test_a_table_is_made_where_the_write_is_planned(self, tmp_path):
+        catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}"}
+        options = {"connector": "iceberg", "table": "a.b", "catalog": json.dumps(catalog)}
+        write, columns = planned_batch_write(options, SCHEMA, overwrite=False)
+        assert columns == SCHEMA.names
+        assert write.sink.recorded_epochs() == {}
+        with pytest.raises(UsageError, match="no column 'other'"):
+            planned_batch_write(options, StructType([StructField("other", LongType())]), overwrite=False)
+
+    @pytest.mark.parametrize(
+        ("options", "complaint"),
+        [({"table": "a.b"}, "option 'catalog' is missing"), ({"table": "a.b", "catalog": "s3cret"}, "must be JSON like")],
+    )
+    def test_what_is_wrong_is_named_and_no_secret_shown(self, options, complaint):
+        with pytest.raises(UsageError, match=complaint) as caught:
+            iceberg_write(options)
+        assert "s3cret" not in str(caught.value)

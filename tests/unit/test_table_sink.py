@@ -19,8 +19,8 @@ from headrace.connectors.sink import Attempt, CommitList, Outcome
 from headrace.connectors.tables.committer import TableCommitter
 from headrace.connectors.tables.log import OutdatedError
 from headrace.connectors.tables.work import WorkFolder
+from headrace.delta import DeltaSink
 from headrace.enumerator.errors import DataLossError, FencedError, PeerError, ProtocolViolationError, StateError, UsageError
-from headrace.tables import DeltaSink
 from tests.helpers.table_rig import (
     JOB,
     VALUES,

@@ -84,7 +84,7 @@ class TestBatch:
         [
             ({"fileFormat": "orc"}, "must be parquet or json, not 'orc'"),
             ({"compresion": "zstd"}, "did you mean 'compression'"),
-            ({"connector": "file"}, "must be one of kafka, sql, files, delta, not 'file'"),
+            ({"connector": "file"}, "must be one of kafka, sql, files, delta, iceberg, not 'file'"),
             ({"mode": "overwrite"}, "Overwrite not allowed for connector 'files'"),
         ],
     )

@@ -1,0 +1,324 @@
+"""Iceberg tables by PyIceberg: what a job has committed is in the table's own properties.
+
+Three of them: `headrace.<job>`, the epoch after the last one recorded; `headrace.<job>.driver` and
+`headrace.<job>.recorded-by`, as in `JobMarker`. Expiry of snapshots, compaction, rollback and new columns leave them alone.
+
+Every commit, also one without files, makes a snapshot: catalogs refuse a commit if the branch `main` has moved since the table
+was loaded, and would let one through of which only properties have changed. PyIceberg tries a refused commit again on top of
+the newer table, without a look at what that says; so its `commit.retry.num-retries` is 0 in our copy of the table.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import date
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    CommitStateUnknownException,
+    NamespaceAlreadyExistsError,
+    NoSuchTableError,
+    ServerError,
+    ServiceUnavailableError,
+    TableAlreadyExistsError,
+)
+from pyiceberg.io.pyarrow import (
+    PyArrowFileIO,
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_path_to_id_mapping,
+    schema_to_pyarrow,
+)
+from pyiceberg.manifest import DataFile as IcebergFile
+from pyiceberg.manifest import DataFileContent, FileFormat
+from pyiceberg.schema import sanitize_column_names
+from pyiceberg.table import Table
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.typedef import Record
+from pyiceberg.types import BooleanType, DateType, IntegerType, LongType, StringType
+
+from headrace.connectors.sink import Attempt, TwoPhaseSink, check_job
+from headrace.connectors.tables.committer import TableCommitter
+from headrace.connectors.tables.handles import DataFile, TableHandle, TableHandleSerializer
+from headrace.connectors.tables.log import FileLayout, JobMarker, LoadedTable, OutdatedError, TableLog
+from headrace.connectors.tables.rows import fitting_schema
+from headrace.connectors.tables.writing import Layout, TableTransaction
+from headrace.enumerator.errors import HeadraceError, PeerError, RetriableError, UsageError
+
+__all__ = ["IcebergSink"]
+
+TARGET_FILE_BYTES = 128 << 20
+_PREFIX = "headrace."
+_CATALOG = "default"
+_OURS = {"commit.retry.num-retries": "0"}
+_PARTITION_TYPES = (StringType, IntegerType, LongType, BooleanType, DateType)
+_BOUNDS = ("lower_bounds", "upper_bounds")
+_COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
+_EPOCH_DAY = date(1970, 1, 1)
+
+
+@dataclass(frozen=True)
+class IcebergSink(TwoPhaseSink[TableHandle]):
+    """Appends rows to an Iceberg table, exactly once; readers see each epoch whole, as one snapshot.
+
+    - `table`: `namespace.table`. It exists: `create_table` makes one.
+    - `catalog`: PyIceberg's properties of the catalog, such as `type`, `uri` and `warehouse`, and its `name`, which in a SQL
+      catalog is part of every table's (`default` by default); never shown.
+    - `target_file_bytes`: a file ends after so many bytes, 128 MiB by default; each task and partition has files of its own.
+    - `compression`: Parquet's; zstd by default, as Iceberg has it.
+
+    A value that is checked when made, hashable and picklable; contacts nobody before a method is called. Raises UsageError for
+    what cannot be honoured.
+    """
+
+    table: str
+    catalog: Mapping[str, str] = field(repr=False, hash=False)
+    target_file_bytes: int = field(default=TARGET_FILE_BYTES, kw_only=True)
+    compression: str = field(default="zstd", kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check what can be checked here."""
+        if not all(self.table.split(".")) or "." not in self.table:
+            raise UsageError(f"an Iceberg table is named namespace.table, not {self.table!r}")
+        if self.target_file_bytes < 1:
+            raise UsageError(f"target_file_bytes must be at least 1, not {self.target_file_bytes}")
+        if self.compression not in ("none", "snappy", "zstd", "gzip", "lz4", "brotli"):
+            raise UsageError(f"compression must be none, snappy, zstd, gzip, lz4 or brotli, not {self.compression!r}")
+
+    @property
+    def handles(self) -> TableHandleSerializer:
+        """JSON objects that name files, with their statistics."""
+        return TableHandleSerializer()
+
+    def create_table(self, schema: pa.Schema) -> None:
+        """Make an empty table with these columns, and its namespace, unless there is a table already, which is left as it is.
+
+        A table with partitions is made with PyIceberg or any other tool.
+        """
+        with _translated(self.table):
+            catalog = _catalog(self.catalog)
+            with suppress(NamespaceAlreadyExistsError):
+                catalog.create_namespace(self.table.rpartition(".")[0])
+            with suppress(TableAlreadyExistsError):
+                catalog.create_table(self.table, schema=schema)
+
+    def check_rows(self, schema: pa.Schema) -> None:
+        """Load the table, and raise UsageError unless rows of this schema could be written; every task finds out, too."""
+        loaded = self._log().load()
+        loaded.check_writable()
+        fitting_schema(schema, loaded.schema, loaded.partitioning, self.table)
+
+    def begin(self, attempt: Attempt) -> TableTransaction:
+        """A new transaction; nothing is written before its first row. What an earlier attempt left is swept at the commit."""
+        check_job(attempt.job)
+        return TableTransaction(self._log(), Layout(self.target_file_bytes, self.compression), attempt, self.table)
+
+    def committer(self, job: str) -> TableCommitter:
+        """The one that commits this job's files."""
+        return TableCommitter(self._log(), check_job(job), self.table)
+
+    def recorded_epochs(self) -> dict[str, int]:
+        """What the table says of each job."""
+        loaded = self._log().load()
+        markers = {job: loaded.marker(job) for job in loaded.jobs()}
+        return {job: marker.following - 1 for job, marker in markers.items() if marker is not None and marker.following}
+
+    def _log(self) -> _IcebergLog:
+        return _IcebergLog(self.table, self.catalog)
+
+
+class _IcebergLog(TableLog):
+    def __init__(self, name: str, properties: Mapping[str, str]) -> None:
+        self._name, self._properties = name, properties
+
+    def load(self) -> _LoadedIceberg:
+        return _LoadedIceberg(self._table(), self._name)
+
+    def store(self) -> fs.FileSystem:
+        table = self._table()
+        assert isinstance(table.io, PyArrowFileIO)
+        scheme, netloc, path = PyArrowFileIO.parse_location(table.location())
+        return fs.SubTreeFileSystem(path, table.io.fs_by_scheme(scheme, netloc))
+
+    def _table(self) -> Table:
+        try:
+            with _translated(self._name):
+                table: Table = _catalog(self._properties).load_table(self._name)
+                return table
+        except NoSuchTableError as error:
+            message = f"{self._name}: there is no such Iceberg table: make it first, as with IcebergSink.create_table"
+            raise UsageError(message) from error
+
+
+class _LoadedIceberg(LoadedTable):
+    def __init__(self, table: Table, name: str) -> None:
+        self._table, self._name = table, name
+        self._properties = dict(table.metadata.properties)
+        self._schema = schema_to_pyarrow(table.schema())
+        table.metadata = table.metadata.model_copy(update={"properties": {**self._properties, **_OURS}})
+
+    @property
+    def id(self) -> str:
+        return str(self._table.metadata.table_uuid)
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._schema
+
+    @property
+    def partitioning(self) -> tuple[str, ...]:
+        schema = self._table.schema()
+        return tuple(schema.find_column_name(part.source_id) or "" for part in self._table.spec().fields)
+
+    @property
+    def files(self) -> FileLayout:
+        return _IcebergFiles(self._table)
+
+    def check_writable(self) -> None:
+        schema = self._table.schema()
+        for part in self._table.spec().fields:
+            kind = schema.find_type(part.source_id)
+            if not isinstance(part.transform, IdentityTransform) or not isinstance(kind, _PARTITION_TYPES):
+                raise UsageError(
+                    f"{self._name}: headrace cannot write to this table: its partition {part.name!r} is {part.transform} of "
+                    f"{kind}, and only text, integers, booleans and dates as they are can be written"
+                )
+        if sanitize_column_names(schema) != schema:
+            raise UsageError(f"{self._name}: headrace cannot write to this table: Avro does not allow the names of its columns")
+        if self._table.metadata.format_version > 2:
+            raise UsageError(f"{self._name}: headrace writes to tables of format version 1 and 2, and this one is newer")
+
+    def jobs(self) -> list[str]:
+        """Those of which there is a marker."""
+        ending = ".driver"
+        names = [name for name in self._properties if name.startswith(_PREFIX) and name.endswith(ending)]
+        return sorted(name.removeprefix(_PREFIX).removesuffix(ending) for name in names)
+
+    def marker(self, job: str) -> JobMarker | None:
+        driver, following, recorded_by = (self._properties.get(name) for name in _names(job))
+        if driver is None or following is None or recorded_by is None:
+            return None
+        return JobMarker(int(driver), int(following), int(recorded_by))
+
+    def commit(self, job: str, marker: JobMarker, handles: Sequence[TableHandle]) -> None:
+        """Tried once: whether to try again is for who knows the marker."""
+        numbers = (marker.driver, marker.following, marker.recorded_by)
+        properties = {name: str(number) for name, number in zip(_names(job), numbers, strict=True)}
+        with _translated(self._name):
+            transaction = self._table.transaction()
+            transaction.set_properties(properties)
+            with transaction.update_snapshot(snapshot_properties=properties).fast_append() as append:
+                for handle in handles:
+                    for file in handle.files:
+                        append.append_data_file(self._added(file))
+            transaction.commit_transaction()
+
+    def refers_to(self, paths: Collection[str]) -> bool:
+        wanted = {f"{self._table.location()}/{path}" for path in paths}
+        with _translated(self._name):
+            return any(task.file.file_path in wanted for task in self._table.scan().plan_files())
+
+    def _added(self, file: DataFile) -> IcebergFile:
+        spec, schema = self._table.spec(), self._table.schema()
+        kinds = [schema.find_type(part.source_id) for part in spec.fields]
+        values = [_partition_value(text, kind) for (_, text), kind in zip(file.partition, kinds, strict=True)]
+        return IcebergFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=f"{self._table.location()}/{file.path}",
+            file_format=FileFormat.PARQUET,
+            partition=Record(*values),
+            file_size_in_bytes=file.size,
+            sort_order_id=None,
+            spec_id=spec.spec_id,
+            equality_ids=None,
+            key_metadata=None,
+            **_from_json(file.statistics),
+        )
+
+
+class _IcebergFiles(FileLayout):
+    def __init__(self, table: Table) -> None:
+        self._schema, self._properties = table.schema(), table.metadata.properties
+
+    def columns(self, schema: pa.Schema, partitioning: tuple[str, ...]) -> pa.Schema:
+        """All, with their ids."""
+        return schema
+
+    def partition(self, partitioning: tuple[str, ...], values: tuple[object, ...]) -> tuple[tuple[str, str | None], ...]:
+        return tuple((name, None if value is None else str(value)) for name, value in zip(partitioning, values, strict=True))
+
+    def statistics(self, footer: pq.FileMetaData, schema: pa.Schema, with_nan: frozenset[str]) -> str:
+        """Iceberg's bounds leave NaN out, as Parquet's do."""
+        found = data_file_statistics_from_parquet_metadata(
+            parquet_metadata=footer,
+            stats_columns=compute_statistics_plan(self._schema, self._properties),
+            parquet_column_mapping=parquet_path_to_id_mapping(self._schema),
+        )
+        return _to_json(found.to_serialized_dict())
+
+
+def _catalog(properties: Mapping[str, str]) -> Catalog:
+    return _catalog_of_process(os.getpid(), tuple(sorted(properties.items())))
+
+
+@functools.lru_cache(maxsize=16)
+def _catalog_of_process(_: int, properties: tuple[tuple[str, str], ...]) -> Catalog:
+    """Its connections are kept, and are not those of a process that this one was forked from."""
+    given = dict(properties)
+    return load_catalog(given.pop("name", _CATALOG), **{**given, "py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO"})
+
+
+def _names(job: str) -> tuple[str, str, str]:
+    """Of the parts of a `JobMarker`, in its order. A job's name has no dot."""
+    return f"{_PREFIX}{job}.driver", f"{_PREFIX}{job}", f"{_PREFIX}{job}.recorded-by"
+
+
+def _partition_value(text: str | None, kind: object) -> object:
+    if text is None or isinstance(kind, StringType):
+        return text
+    if isinstance(kind, DateType):
+        return (date.fromisoformat(text) - _EPOCH_DAY).days
+    return text == "True" if isinstance(kind, BooleanType) else int(text)
+
+
+def _to_json(statistics: Mapping[str, Any]) -> str:
+    """Column ids are keys, and bounds bytes."""
+    plain = dict(statistics)
+    for name in _BOUNDS:
+        plain[name] = {key: base64.b64encode(value).decode() for key, value in (plain.get(name) or {}).items()}
+    return json.dumps(plain, separators=(",", ":"))
+
+
+def _from_json(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(text)
+    for name in _COUNTS:
+        found[name] = {int(key): value for key, value in (found.get(name) or {}).items()}
+    for name in _BOUNDS:
+        found[name] = {int(key): base64.b64decode(value) for key, value in found[name].items()}
+    return found
+
+
+@contextmanager
+def _translated(name: str) -> Iterator[None]:
+    """What PyIceberg, or the library of a catalog, raises, in our tree. NoSuchTableError is left to who knows what it means."""
+    try:
+        yield
+    except (NoSuchTableError, HeadraceError):
+        raise
+    except (CommitFailedException, CommitStateUnknownException) as error:
+        raise OutdatedError(f"{name}: somebody else has committed meanwhile: {error}") from error
+    except (OSError, ServerError, ServiceUnavailableError) as error:
+        raise RetriableError(f"{name}: {error}") from error
+    except Exception as error:
+        raise PeerError(f"{name}: {type(error).__name__}: {error}") from error

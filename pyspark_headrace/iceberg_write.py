@@ -1,0 +1,50 @@
+"""The options of the Iceberg sink in Spark, and what they mean as an `IcebergSink`; unknown ones are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from headrace.connectors.tables.iceberg import IcebergSink
+from headrace.enumerator.errors import UsageError
+from pyspark_headrace.options import REPEATED_WRITE, Option, OptionTable, SinkWrite, integer, sink_write, text
+
+__all__ = ["OPTIONS", "iceberg_write"]
+
+
+def _catalog(option: Option, value: str) -> dict[str, str]:
+    try:
+        found = json.loads(value)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(item, str) for item in found.values()):
+        # without the text, or the cause, which has it
+        raise UsageError(f'option \'{option.name}\' must be JSON like {{"type": "rest", "uri": "..."}}, with texts as values')
+    return found
+
+
+OPTIONS = OptionTable(
+    "the sink",
+    "the sink",
+    (
+        Option("table", text, "`namespace.table`"),
+        Option(
+            "catalog",
+            _catalog,
+            "a JSON object of PyIceberg's properties of the catalog, such as `name`, `type`, `uri`",
+        ),
+        Option("targetFileSize", integer(1), "bytes after which a file ends (default 134217728, 128 MiB)"),
+        Option("compression", text, "compression of Parquet: zstd (default), snappy, gzip, lz4, brotli or none"),
+        *REPEATED_WRITE,
+    ),
+)
+"""Every option of the sink."""
+
+
+def iceberg_write(options: Mapping[str, str]) -> SinkWrite[IcebergSink]:
+    """Raises UsageError naming the option that is missing, unknown or wrong. Contacts nobody; no message shows a secret."""
+    given, _ = OPTIONS.parse(options)
+    OPTIONS.required(given, "table", "catalog")
+    names = {"targetFileSize": "target_file_bytes", "compression": "compression"}
+    more = {names[name]: value for name, value in given.items() if name in names}
+    return sink_write(IcebergSink(given["table"], given["catalog"], **more), given)

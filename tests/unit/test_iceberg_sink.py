@@ -1,0 +1,196 @@
+"""The Iceberg sink in one process: lost answers, rivals, another driver in between; what a table's upkeep leaves alone."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from unittest.mock import patch
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog import load_catalog
+
+from headrace.connectors.commit import JobCommitter
+from headrace.connectors.sink import Attempt
+from headrace.connectors.tables import iceberg
+from headrace.connectors.tables.committer import TableCommitter
+from headrace.connectors.tables.log import OutdatedError
+from headrace.enumerator.errors import DataLossError, FencedError, StateError, UsageError
+from headrace.iceberg import IcebergSink
+from tests.helpers.iceberg_rig import TABLE, catalog_of, iceberg_table, iceberg_values
+from tests.helpers.table_rig import JOB, VALUES, WatchedLog, batch_of, driver, open_marks, prepared
+
+
+@pytest.fixture
+def folder(tmp_path) -> str:
+    return str(tmp_path)
+
+
+@pytest.fixture
+def sink(folder) -> IcebergSink:
+    made = IcebergSink(TABLE, catalog_of(folder))
+    made.create_table(VALUES)
+    return made
+
+
+def watched(sink, around) -> JobCommitter:
+    return JobCommitter(JOB, TableCommitter(WatchedLog(sink._log(), around), JOB, sink.table))
+
+
+def append(folder: str, value: str) -> None:
+    iceberg_table(folder).append(pa.Table.from_batches([batch_of([value])]))
+
+
+def test_an_epoch_is_one_snapshot(sink, folder):
+    committing = driver(sink)
+    committing.commit(0, (prepared(sink, 0, 0, ["a"]), prepared(sink, 0, 1, ["b"])))
+    added = [int(shot.summary["added-data-files"] or 0) for shot in iceberg_table(folder).metadata.snapshots]
+    assert added == [0, 2]
+    assert iceberg_values(folder) == ["a", "b"]
+
+
+@pytest.mark.parametrize("is_applied", [True, False])
+def test_a_commit_whose_answer_is_lost(sink, folder, is_applied):
+    def around(number, commit):
+        if number == 2:
+            if is_applied:
+                commit()
+            raise OutdatedError("planted")
+        commit()
+
+    watched(sink, around).commit(0, (prepared(sink, 0, 0, ["a"]),))
+    assert iceberg_values(folder) == ["a"]
+
+
+def test_somebody_else_commits_in_between(sink, folder):
+    rivals = []
+
+    def around(number, commit):
+        if len(rivals) < 3:
+            append(folder, f"rival {number}")
+            rivals.append(f"rival {number}")
+        commit()
+
+    watched(sink, around).commit(0, (prepared(sink, 0, 0, ["a"]),))
+    assert len(rivals) == 3
+    assert iceberg_values(folder) == ["a", *sorted(rivals)]
+
+
+def another_driver_takes_over_during_a_commit(sink, folder) -> None:
+    newer = driver(sink)
+
+    def around(number, commit):
+        if number == 2:
+            newer.recover()
+        commit()
+
+    with pytest.raises(FencedError):
+        watched(sink, around).commit(0, (prepared(sink, 0, 0, ["a"]),))
+    assert iceberg_values(folder) == []
+
+
+def test_another_driver_takes_over_during_a_commit(sink, folder):
+    another_driver_takes_over_during_a_commit(sink, folder)
+
+
+def test_the_librarys_own_retry_would_let_an_older_driver_commit(sink, folder):
+    with patch.object(iceberg, "_OURS", {}), pytest.raises(DataLossError):
+        another_driver_takes_over_during_a_commit(sink, folder)
+    assert iceberg_table(folder).metadata.snapshots[-1].summary["added-data-files"] == "1"
+
+
+def test_the_tables_own_number_of_retries_is_left_alone(sink, folder):
+    iceberg_table(folder).transaction().set_properties({"commit.retry.num-retries": "7"}).commit_transaction()
+    driver(sink).commit(0, (prepared(sink, 0, 0, ["a"]),))
+    assert iceberg_table(folder).metadata.properties["commit.retry.num-retries"] == "7"
+
+
+def test_what_is_committed_survives_expiry_rollback_and_new_columns(sink, folder):
+    driver(sink).commit(0, (prepared(sink, 0, 0, ["a"]),))
+    append(folder, "rival")
+    table = iceberg_table(folder)
+    table.maintenance.expire_snapshots().by_ids([shot.snapshot_id for shot in table.metadata.snapshots[:-1]]).commit()
+    with iceberg_table(folder).update_schema() as update:
+        update.add_column("more", iceberg.LongType())
+    assert len(iceberg_table(folder).metadata.snapshots) == 1
+    driver(sink).commit(0, (prepared(sink, 0, 0, ["a"]),))
+    driver(sink).commit(1, (prepared(sink, 1, 0, ["b"]),))
+    assert iceberg_values(folder) == ["a", "b", "rival"]
+    assert open_marks(f"{folder}/shop/orders") == set()
+
+
+def test_a_table_made_anew_is_another_one(sink, folder):
+    committing = driver(sink)
+    committing.commit(0, (prepared(sink, 0, 0, ["a"]),))
+    load_catalog(**catalog_of(folder)).drop_table(TABLE)
+    sink.create_table(VALUES)
+    with pytest.raises(StateError, match="not the table any more"):
+        committing.commit(1, (prepared(sink, 1, 0, ["b"]),))
+    assert iceberg_values(folder) == []
+
+
+def test_values_and_partitions_come_back_and_filters_find_them(folder):
+    schema = pa.schema(
+        [
+            ("text", pa.string()),
+            ("number", pa.int64()),
+            ("day", pa.date32()),
+            ("flag", pa.bool_()),
+            ("real", pa.float64()),
+            ("at", pa.timestamp("us", tz="UTC")),
+            ("list", pa.list_(pa.int32())),
+        ]
+    )
+    sink = IcebergSink(TABLE, catalog_of(folder))
+    sink.create_table(schema)
+    with iceberg_table(folder).update_spec() as update:
+        for name in ("text", "number", "day", "flag"):
+            update.add_identity(name)
+    at = datetime(2024, 2, 29, 23, 59, 59, 123456, UTC)
+    row = {"text": "", "number": -5, "day": date(1969, 12, 31), "flag": False, "real": 1.5, "at": at, "list": [1, None]}
+    rows = [row, {**row, "flag": True, "text": "a/b=c%"}, dict.fromkeys(row)]
+    with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
+        transaction.write(pa.RecordBatch.from_pylist(rows, schema=schema))
+        handle = transaction.prepare()
+    text = sink.handles.serialize(handle)
+    driver(sink).commit(0, (sink.handles.deserialize(1, text),))
+    table = iceberg_table(folder)
+    assert sorted(map(str, table.scan().to_arrow().cast(schema).to_pylist())) == sorted(
+        map(str, pa.Table.from_pylist(rows, schema=schema).to_pylist())
+    )
+    for expression in ("day = '1969-12-31' and flag = false and text = ''", "number is null", "text = 'a/b=c%' and real > 1"):
+        assert len(list(table.scan(row_filter=expression).plan_files())) == 1
+        assert table.scan(row_filter=expression).to_arrow().num_rows == 1
+
+
+def test_other_transforms_are_refused(sink, folder):
+    from pyiceberg.transforms import BucketTransform
+
+    with iceberg_table(folder).update_spec() as update:
+        update.add_field("value", BucketTransform(4))
+    for refused in (lambda: sink.check_rows(VALUES), lambda: driver(sink).recover(), lambda: prepared(sink, 0, 0, ["a"])):
+        with pytest.raises(UsageError, match=r"its partition 'value_bucket_4' is bucket\[4\] of string"):
+            refused()
+
+
+def test_a_table_that_is_not_there_is_refused(folder):
+    sink = IcebergSink("shop.nothing", catalog_of(folder))
+    for refused in (sink.recorded_epochs, lambda: driver(sink).recover(), lambda: prepared(sink, 0, 0, ["a"])):
+        with pytest.raises(UsageError, match="there is no such Iceberg table"):
+            refused()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"table": "orders"}, "namespace.table, not 'orders'"),
+        ({"table": "a.b", "target_file_bytes": 0}, "at least 1"),
+        ({"table": "a.b", "compression": "rar"}, "not 'rar'"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_at_once(options, message):
+    with pytest.raises(UsageError, match=message):
+        IcebergSink(catalog={}, **options)
+
+
+def test_no_secret_is_shown():
+    assert "s3cret" not in repr(IcebergSink("a.b", {"uri": "postgresql://user:s3cret@host/db"}))
