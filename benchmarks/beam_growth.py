@@ -89,6 +89,7 @@ class Load:
             self._stop.set()
             thread.join()
             self._producer.flush(60)
+            del self._producer  # before its broker, or it complains
 
     def _run(self) -> None:
         begun_s, before = time.monotonic(), self.written
