@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,6 +46,7 @@ class Adversary:
     """`begin` makes a world of `setup` numbers; `actions` maps a name to what it does and how many numbers it takes.
 
     `mixes` are weights of actions: a history is drawn from one of them, in turn. Its steps are `longest` at most.
+    `around` holds while a history is played.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Adversary:
     actions: Mapping[str, tuple[Callable[..., None], int]]
     mixes: Sequence[Mapping[str, int]]
     longest: int = 120
+    around: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def draw(self, seed: int) -> History:
         """The history of this seed."""
@@ -66,12 +69,13 @@ class Adversary:
 
     def play(self, history: History) -> Counter[str]:
         """What happened in it, by how often. Raises what is raised where a promise is broken."""
-        world = self.begin(*history.setup)
-        for name, numbers in history.steps:
-            self.actions[name][0](world, *numbers)
-            world.check()
-        world.drain()
-        return world.happened
+        with self.around():
+            world = self.begin(*history.setup)
+            for name, numbers in history.steps:
+                self.actions[name][0](world, *numbers)
+                world.check()
+            world.drain()
+            return world.happened
 
     def search(self, first: int, count: int) -> Counter[str]:
         """Play the histories of these seeds; what happened in them. Raises BrokenHistoryError at the first that fails."""
