@@ -61,6 +61,7 @@ class Brokers:
         self.asked = 0
         self.made = 0
         self.values = 0
+        self.places: dict[int, tuple[tuple[UUID, int], int]] = {}
         self.is_away = False
         self.low_answers = 0
         self.dead_broker = False
@@ -91,6 +92,7 @@ class Brokers:
 
     def append(self, log: PartitionLog, count: int) -> None:
         for _ in range(count):
+            self.places[self.values] = (log.split, log.end)
             log.records.append(self.values)
             self.values += 1
 

@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from tests.helpers import planted, planted_commits, planted_spark
+from tests.helpers import planted, planted_commits, planted_fetches, planted_spark
+from tests.helpers.worlds import shards
 from tests.helpers.worlds.commits import COMMITS
+from tests.helpers.worlds.fetch import FETCH
 from tests.helpers.worlds.heart import HEART
 from tests.helpers.worlds.search import Adversary
+from tests.helpers.worlds.shards import SHARDS
 from tests.helpers.worlds.spark import SPARK
 
 Planted = Callable[[], AbstractContextManager[None]]
@@ -105,6 +108,44 @@ WORLDS = (
             "new leader": 300,
             "retention": 30,
             "outage": 200,
+        },
+    ),
+    Searched(
+        FETCH,
+        500,
+        planted_fetches.IN_FETCHES,
+        {
+            "data": 3000,
+            "new leader": 800,
+            "truncated": 50,
+            "expired": 100,
+            "started over": 300,
+            "request lost": 40,
+            "quota": 40,
+            "left out": 40,
+            "sent to a follower": 300,
+            "in range after all": 4,
+            "unknown topic": 300,
+            "deleted": 30,
+            "gave up: LogTruncatedError": 8,
+            "gave up: TopicRecreatedError": 25,
+        },
+    ),
+    Searched(
+        SHARDS,
+        500,
+        shards.PLANTED,
+        {
+            "checkpoint": 3000,
+            "savepoint": 200,
+            "restore": 500,
+            "zombie": 150,
+            "expired prepared": 100,
+            "copy": 80,
+            "died in Write": 60,
+            "died before Sweep": 60,
+            "died before Write": 50,
+            "aborted checkpoint": 50,
         },
     ),
 )
