@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from uuid import UUID
 
@@ -143,9 +144,10 @@ class TestTopic:
         with pytest.raises(UsageError, match=f"cleanup.policy={policy}.*set it to compact"):
             committer(sink_to(kafka, "a"), JOB).recover()
 
-    def test_without_the_right_to_look_at_its_settings_it_is_taken_as_it_is(self, kafka):
+    @pytest.mark.parametrize("code", [29, 31])
+    def test_without_the_right_to_look_at_its_settings_it_is_taken_as_it_is(self, kafka, code):
         kafka.create_topic("commits", configs={"cleanup.policy": "compact"})
-        kafka.fault("DescribeConfigs", Rewrite(not_authorised))
+        kafka.fault("DescribeConfigs", Rewrite(partial(not_authorised, code)))
         sink = sink_to(kafka, "a")
         committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
         assert values(kafka, "a") == ["0"]
@@ -177,8 +179,8 @@ def with_another_id(response):
         item.topic_id = TOPIC_ID
 
 
-def not_authorised(response):
-    response.results[0].error_code, response.results[0].configs = 29, []
+def not_authorised(code, response):
+    response.results[0].error_code, response.results[0].configs = code, []
 
 
 # --- destinations --------------------------------------------------------------------------------------------------------

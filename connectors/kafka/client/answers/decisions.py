@@ -121,11 +121,9 @@ DECISIONS: Mapping[str, Mapping[Code, Reaction]] = {
         _LEADER,
         {
             _RETRY: (Code.NOT_ENOUGH_REPLICAS, Code.NOT_ENOUGH_REPLICAS_AFTER_APPEND, Code.CONCURRENT_TRANSACTIONS),
-            _ANSWER: (Code.OUT_OF_ORDER_SEQUENCE_NUMBER,),
+            _ANSWER: (Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.MESSAGE_TOO_LARGE, Code.RECORD_LIST_TOO_LARGE),
             _REFUSE: (
                 Code.CORRUPT_MESSAGE,
-                Code.MESSAGE_TOO_LARGE,
-                Code.RECORD_LIST_TOO_LARGE,
                 Code.INVALID_REQUIRED_ACKS,
                 Code.INVALID_RECORD,
                 Code.INVALID_TIMESTAMP,
@@ -193,6 +191,14 @@ DECISIONS: Mapping[str, Mapping[Code, Reaction]] = {
                 Code.POLICY_VIOLATION,
                 Code.TOPIC_AUTHORIZATION_FAILED,
             ),
+        },
+    ),
+    "DescribeConfigs": _table(
+        _ANYWHERE,
+        {
+            _ANSWER: (Code.TOPIC_AUTHORIZATION_FAILED, Code.CLUSTER_AUTHORIZATION_FAILED),
+            _RETRY: (Code.UNKNOWN_TOPIC_OR_PARTITION,),
+            _REFUSE: (Code.INVALID_TOPIC_EXCEPTION,),
         },
     ),
 }
