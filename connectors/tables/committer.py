@@ -121,9 +121,8 @@ class TableCommitter(Committer[TableHandle]):
                 work.close(place)
 
     def forget(self) -> None:
-        """Remove the job's folder, and set its marker back; that of a one-off name is left, since nobody uses it again."""
-        if not is_one_off(self._job):
-            self._retrying(self._reset)
+        """Remove the job's folder, and set its marker back; that of a name that nobody uses again is removed, if it can be."""
+        self._retrying(self._drop if is_one_off(self._job) else self._reset)
         with refused_by_store(self._where):
             self._work().leave()
 
@@ -168,6 +167,9 @@ class TableCommitter(Committer[TableHandle]):
             log.warning(
                 "%s: the commit has succeeded, and what the table's library does after it has not: %s", self._where, error
             )
+
+    def _drop(self) -> None:
+        self._log.load().drop_marker(self._job)
 
     def _reset(self) -> None:
         loaded = self._log.load()

@@ -211,6 +211,9 @@ class _LoadedDelta(LoadedTable):
                 commit_properties=properties,
             )
 
+    def drop_marker(self, job: str) -> None:
+        """Delta has no action that does."""
+
     def refers_to(self, paths: Collection[str]) -> bool:
         added = pa.table(self._table.get_add_actions(flatten=True)).column("path")
         return any(path.as_py() in paths for path in added)

@@ -224,6 +224,10 @@ class _LoadedIceberg(LoadedTable):
                         append.append_data_file(self._added(file))
             transaction.commit_transaction()
 
+    def drop_marker(self, job: str) -> None:
+        with _translated(self._name):
+            self._table.transaction().remove_properties(*_names(job)).commit_transaction()
+
     def refers_to(self, paths: Collection[str]) -> bool:
         wanted = {f"{self._table.location()}/{path}" for path in paths}
         with _translated(self._name):

@@ -91,6 +91,10 @@ class LoadedTable(ABC):
         """
 
     @abstractmethod
+    def drop_marker(self, job: str) -> None:
+        """Remove the marker of a name that nobody uses again, where the format can: tables must not grow with every write."""
+
+    @abstractmethod
     def refers_to(self, paths: Collection[str]) -> bool:
         """Whether a reader of this version reads any of these files."""
 

@@ -101,6 +101,9 @@ class WatchedTable(LoadedTable):
     def marker(self, job: str) -> Any:
         return self._inner.marker(job)
 
+    def drop_marker(self, job: str) -> None:
+        self._inner.drop_marker(job)
+
     def refers_to(self, paths: Any) -> bool:
         return self._inner.refers_to(paths)
 

@@ -10,7 +10,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from headrace.connectors.commit import JobCommitter
-from headrace.connectors.sink import Attempt
+from headrace.connectors.sink import Attempt, one_off_job
 from headrace.connectors.tables import iceberg
 from headrace.connectors.tables.committer import TableCommitter
 from headrace.connectors.tables.log import OutdatedError
@@ -116,6 +116,18 @@ def test_what_is_committed_survives_expiry_rollback_and_new_columns(sink, folder
     driver(sink).commit(1, (prepared(sink, 1, 0, ["b"]),))
     assert iceberg_values(folder) == ["a", "b", "rival"]
     assert open_marks(f"{folder}/shop/orders") == set()
+
+
+def test_a_write_of_its_own_leaves_no_property(sink, folder):
+    """Else a table would grow with every batch write."""
+    job = one_off_job()
+    committing = driver(sink, job)
+    committing.commit(0, (prepared(sink, 0, 0, ["a"], job=job),))
+    assert f"headrace.{job}" in iceberg_table(folder).metadata.properties
+    committing.forget()
+    assert not [name for name in iceberg_table(folder).metadata.properties if name.startswith("headrace.")]
+    assert iceberg_values(folder) == ["a"]
+    assert sink.recorded_epochs() == {}
 
 
 def test_a_table_made_anew_is_another_one(sink, folder):

@@ -15,8 +15,9 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from headrace.connectors.commit import JobCommitter
-from headrace.connectors.sink import Attempt, CommitList, Outcome
+from headrace.connectors.sink import Attempt, CommitList, CommitListSerializer, Outcome
 from headrace.connectors.tables.committer import TableCommitter
+from headrace.connectors.tables.handles import DataFile, TableHandle, TableHandleSerializer
 from headrace.connectors.tables.log import OutdatedError
 from headrace.connectors.tables.work import WorkFolder
 from headrace.delta import DeltaSink
@@ -72,6 +73,37 @@ def test_an_epoch_is_one_version_of_the_table(sink):
 def test_what_the_library_reads_is_what_was_written(sink):
     driver(sink).commit(0, (prepared(sink, 0, 0, ["a", "b"]),))
     assert sorted(DeltaTable(sink.uri).to_pyarrow_table()["value"].to_pylist()) == ["a", "b"]
+
+
+# --- stored formats -----------------------------------------------------------------------------------------------------
+
+HANDLE = TableHandle(
+    Attempt("query-1", 7, 3, 1),
+    "0123456789abcdef",
+    "f3009e8c-fd18-4ecf-94d0-d8591a2f697a",
+    (("value", "string"), ("day", "date32[day]")),
+    ("day",),
+    (DataFile("part-query-1/7-3-1-0123456789abcdef/00000.parquet", 1 << 40, 1000, (("day", None),), '{"numRecords":1000}'),),
+)
+GOLDEN = Path(__file__).parent / "golden" / "table_commit_list_v1.json"
+
+
+def test_the_list_in_a_table_is_as_it_was_written():
+    """A difference here means that the format has changed, and needs a new version."""
+    lists = CommitListSerializer(TableHandleSerializer())
+    assert lists.deserialize(GOLDEN.read_bytes(), "golden") == CommitList(7, (HANDLE,))
+    assert lists.serialize(CommitList(7, (HANDLE,))) == GOLDEN.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"job": "../x"}, {"token": "../x"}, {"epoch": "7"}, {"number": True}, {"table": None}, {"files": [["a", -1, 0, [], ""]]}],
+    ids=str,
+)
+def test_a_damaged_handle_is_refused(changes):
+    handles = TableHandleSerializer()
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        handles.deserialize(1, handles.serialize(HANDLE) | changes)
 
 
 # --- deaths -------------------------------------------------------------------------------------------------------------
@@ -201,10 +233,12 @@ def test_a_compaction_and_a_vacuum_before_the_epoch_is_completed(sink):
     first.fence()
     first.check(handles)
     first.record(CommitList(1, handles))
+    kept = sorted(path.name for path in (Path(sink.uri) / "_headrace" / JOB).iterdir())
     table = DeltaTable(sink.uri)
     table.optimize.compact()
     table.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
     assert not (Path(sink.uri) / handles[0].files[0].path).exists()
+    assert sorted(path.name for path in (Path(sink.uri) / "_headrace" / JOB).iterdir()) == kept
     driver(sink).recover()
     assert delta_values(sink.uri) == ["a", "b", "c"]
     assert left_over(sink) == set()
