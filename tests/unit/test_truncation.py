@@ -17,6 +17,7 @@ from headrace.enumerator.errors import DataLossError
 from headrace.kafka import Earliest, KafkaSource
 from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.stream import StreamPlanner
+from headrace.testing.fake_kafka import FakeKafka
 from pyspark_headrace.kafka_offsets import KafkaOffsets
 
 ID = UUID(int=1)
@@ -175,3 +176,67 @@ class TestASparkQuery:
         lead([3] * 10 + [5] * 2, leads=5)
         ((task,),) = run.tasks(end, run.next_offsets(end, None, None))
         assert (task.next_offset, task.stop_offset) == (10, 12)
+
+
+class TestATask:
+    """It reads what was planned, or says that it is gone: the next look at the ends may never come (AvailableNow)."""
+
+    @staticmethod
+    def planned(kafka, source):
+        """The task of a last batch, 60 to 100 of t-0."""
+        planner = StreamPlanner(LogRead(source=source, offsets=KafkaOffsets(source), columns=("value",)), lambda: 0.0)
+        planner.pin_end()
+        middle = planner.next_offsets(planner.initial_offsets(), 60, None)
+        ((task,),) = planner.tasks(middle, planner.next_offsets(middle, None, None))
+        assert (task.next_offset, task.stop_offset) == (60, 100)
+        return task
+
+    @staticmethod
+    def read(source, task):
+        reader = source.create_reader()
+        values: list[bytes] = []
+        try:
+            reader.add_splits([task])
+            while True:
+                batch = reader.poll(1.0)
+                if batch is not None:
+                    values += batch.records.column("value").to_pylist()
+                    if batch.finished:
+                        return values
+        finally:
+            reader.close()
+
+    @pytest.fixture
+    def kafka(self):
+        with FakeKafka(brokers=3) as cluster:
+            cluster.create_topic("t")
+            for first in range(0, 100, 10):
+                cluster.append("t", *(b"old-%d" % number for number in range(first, first + 10)))
+            yield cluster
+
+    def test_of_a_log_that_was_truncated_and_grew_again_after_it_was_planned_is_data_loss(self, kafka):
+        source = KafkaSource(kafka.bootstrap, topics=["t"])
+        task = self.planned(kafka, source)
+        kafka.lose_records("t", from_offset=50)
+        kafka.append("t", *(b"new-%d" % number for number in range(70)))
+        with pytest.raises(DataLossError, match="t-0: this read was planned up to offset 100, and what is at offset 60 now"):
+            self.read(source, task)
+        allowed = KafkaSource(kafka.bootstrap, topics=["t"], fail_on_data_loss=False)
+        assert self.read(allowed, task) == []
+
+    def test_keeps_what_comes_before_the_truncation_where_a_loss_is_allowed(self, kafka, caplog):
+        source = KafkaSource(kafka.bootstrap, topics=["t"], fail_on_data_loss=False)
+        task = self.planned(kafka, source)
+        kafka.lose_records("t", from_offset=80)
+        kafka.append("t", *(b"new-%d" % number for number in range(70)))
+        assert self.read(source, task) == [b"old-%d" % number for number in range(60, 80)]
+        assert "what is at offset 80 now was written later" in caplog.text
+
+    def test_is_read_as_planned_under_another_leader_that_lost_nothing(self, kafka):
+        source = KafkaSource(kafka.bootstrap, topics=["t"])
+        task = self.planned(kafka, source)
+        kafka.move_leader("t", to=kafka.leader("t")[0] % 3 + 1)
+        kafka.append("t", b"later")
+        assert self.read(source, task) == [b"old-%d" % number for number in range(60, 100)]
+        assert task.between(70, 90).stop_epoch == task.stop_epoch is not None
+        assert task.between(70, 101).stop_epoch is None

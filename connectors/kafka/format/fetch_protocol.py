@@ -223,9 +223,10 @@ _SHORTEST = 14  # what a message of the oldest format has behind its length
 _SHORTEST_BATCH = 15  # and what is read here of a batch of format 2
 
 
-def span_of_batches(records: memoryview) -> BatchSpan | None:
+def span_of_batches(records: memoryview, newest_epoch: int | None = None) -> BatchSpan | None:
     """Walk the batch headers (message format 2; of the old formats 0 and 1 each message counts as a batch).
 
+    With a `newest_epoch` the span ends before the first batch of a later leader epoch, unless that is the first of all.
     None means that not one batch is complete: the fetch was too small, or there was nothing. The cost is one header per
     batch, not per record. Raises `CorruptDataError` for a batch length that cannot be.
     """
@@ -240,10 +241,12 @@ def span_of_batches(records: memoryview) -> BatchSpan | None:
         position += size + _ENTRY_OVERHEAD
         if position > end:
             break
-        last, complete = complete, position
-        if records[last + _MAGIC] >= 2 and size < _SHORTEST_BATCH:
+        if records[complete + _MAGIC] >= 2 and size < _SHORTEST_BATCH:
             raise CorruptDataError(f"a record batch claims a length of {size} bytes")
-        epoch = _INT32.unpack_from(records, last + _ENTRY_OVERHEAD)[0] if records[last + _MAGIC] >= 2 else -1
+        epoch = _INT32.unpack_from(records, complete + _ENTRY_OVERHEAD)[0] if records[complete + _MAGIC] >= 2 else -1
+        if newest_epoch is not None and epoch > newest_epoch and last >= 0:
+            break
+        last, complete = complete, position
         if epoch >= 0 and (not epochs or epochs[-1][1] != epoch):
             epochs.append((offset, epoch))
     if last < 0:

@@ -23,10 +23,10 @@ from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.errors import LogTruncatedError, TopicRecreatedError, UnknownTopicError, broker_error
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.topology import Broker, Leader, TopicPartition
-from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer, span_of_batches
+from headrace.connectors.kafka.format.fetch_protocol import BatchSpan, PartitionAnswer, span_of_batches
 from headrace.connectors.kafka.read.fetch_index import FetchIndex, Place, Worker
 from headrace.connectors.kafka.read.outages import Outages
-from headrace.enumerator.errors import CorruptDataError, DeadlineExceededError, HeadraceError, is_retriable
+from headrace.enumerator.errors import CorruptDataError, DataLossError, DeadlineExceededError, HeadraceError, is_retriable
 
 __all__ = ["Asked", "FetchFailed", "FetchFrom", "FetchPlan", "FetchedData"]
 
@@ -45,6 +45,7 @@ class FetchFrom:
 
     With a `topic_id` a topic re-created under the same name is noticed; without, the id is learnt at the first lookup.
     `last_epoch` is the leader epoch of the last batch already read, if known: then a truncated log is noticed too (KIP-320).
+    `stop_epoch` is the last that any record before `stop` has, if known: then so is one that was truncated and has grown again.
     """
 
     topic: str
@@ -53,6 +54,7 @@ class FetchFrom:
     topic_id: UUID | None = None
     stop: int | None = None
     last_epoch: int | None = None
+    stop_epoch: int | None = None
 
     @property
     def key(self) -> TopicPartition:
@@ -380,13 +382,16 @@ class FetchPlan:
                 item.partition.state = _State.READY
                 self._settle(item.partition)
 
-    def _advance(self, partition: _Partition, asked: Asked, answer: PartitionAnswer, now: float) -> FetchedData | None:
-        span = span_of_batches(answer.records)
+    def _advance(self, partition: _Partition, asked: Asked, answer: PartitionAnswer, now: float) -> Outcome:
+        span = span_of_batches(answer.records, partition.source.stop_epoch)
         if span is None:
             self._note_empty(partition, asked, answer, now)
             return None
         if span.next_offset <= asked.offset:
             raise CorruptDataError(f"the broker answered with batches that end before, at {span.next_offset}")
+        rewritten = _rewritten_at(partition.source, span)
+        if rewritten is not None:
+            return self._end(partition, _rewritten(partition.source, rewritten))
         partition.bytes_per_offset = span.complete_bytes / (span.next_offset - asked.offset)
         self._densities[partition.source.key] = partition.bytes_per_offset
         partition.max_bytes = partition.short_since = None
@@ -475,3 +480,18 @@ class FetchPlan:
 
 def _is_later(leader: Leader, known: Leader | None) -> bool:
     return leader.epoch is not None and (known is None or known.epoch is None or leader.epoch > known.epoch)
+
+
+def _rewritten_at(source: FetchFrom, span: BatchSpan) -> int | None:
+    """The first offset before the stop that was written after the read was planned, if any was."""
+    if source.stop is None or source.stop_epoch is None:
+        return None
+    stop, known = source.stop, source.stop_epoch
+    return next((max(first, source.offset) for first, epoch in span.epochs if epoch > known and first < stop), None)
+
+
+def _rewritten(source: FetchFrom, offset: int) -> DataLossError:
+    return DataLossError(
+        f"{source.topic}-{source.partition}: this read was planned up to offset {source.stop}, and what is at offset {offset} "
+        "now was written later: the log was truncated meanwhile, and what was planned from there on is gone"
+    )

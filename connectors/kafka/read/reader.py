@@ -211,7 +211,9 @@ def _close_beside(fetcher: Fetcher) -> None:
 
 
 def _fetch_from(split: KafkaSplit) -> FetchFrom:
-    return FetchFrom(split.topic, split.partition, split.next_offset, split.topic_id, split.stop_offset, split.last_epoch)
+    return FetchFrom(
+        split.topic, split.partition, split.next_offset, split.topic_id, split.stop_offset, split.last_epoch, split.stop_epoch
+    )
 
 
 def _after_loss(error: DataLossError, split: KafkaSplit) -> int | None:

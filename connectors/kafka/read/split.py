@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 from uuid import UUID
 
@@ -16,7 +16,8 @@ class KafkaSplit:
     `topic_id` is None only for brokers older than 2.8, which have no topic ids; a re-created topic cannot be told then.
     `last_epoch` is the leader epoch of the batch that holds the record before `next_offset`, if known: with it a log that was
     truncated is noticed (KIP-320). An engine that plans by ends does not see batches; it has the epoch of the leader whose log
-    held all before `next_offset`.
+    held all before `next_offset`. `stop_epoch` is then the same of the stop, for the task that reads up to it: no record before
+    the stop is of a later epoch, unless the log was truncated meanwhile. It is not stored: whoever goes on plans anew.
     """
 
     topic: str
@@ -25,6 +26,7 @@ class KafkaSplit:
     next_offset: int
     stop_offset: int | None = None
     last_epoch: int | None = None
+    stop_epoch: int | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         """Positions are numbers by now (I2): ValueError for anything that cannot be one."""
@@ -44,7 +46,14 @@ class KafkaSplit:
     def between(self, start: int, stop: int | None) -> Self:
         """The same partition, to be read from `start` up to, not including, `stop`."""
         epoch = self.last_epoch if start == self.next_offset else None
-        return replace(self, next_offset=start, stop_offset=stop, last_epoch=epoch)
+        return replace(self, next_offset=start, stop_offset=stop, last_epoch=epoch, stop_epoch=self._epoch_up_to(stop))
+
+    def _epoch_up_to(self, stop: int | None) -> int | None:
+        if stop is None:
+            return None
+        if stop <= self.next_offset and self.last_epoch is not None:
+            return self.last_epoch
+        return self.stop_epoch if self.stop_offset is not None and stop <= self.stop_offset else None
 
     def __str__(self) -> str:
         """For messages."""
