@@ -71,6 +71,7 @@ class Log:
     was_cut: bool = False
     cut_to: int | None = None
     forgotten_until: float = -1.0
+    seen_at: float = 0.0
 
     @property
     def end(self) -> int:
@@ -128,6 +129,7 @@ class FetchWorld:
                 error = UnknownTopicError(frozenset({source.topic}))
                 self._outcome(log, self.plan.lookup_failed(source, error, self.now))
             else:
+                log.seen_at = self.now
                 broker, epoch = log.known_leader
                 self._outcome(log, self.plan.leader_found(source, Leader(broker, epoch), log.topic_id, self.now))
         for source, offset in self.plan.doubtful():
@@ -264,9 +266,9 @@ class FetchWorld:
         log.followed = max(0, len(log.batches) - batches % 3)
 
     def forget(self, which: int) -> None:
-        """The metadata does not know the topic for a while; not for longer."""
+        """The metadata does not know the topic for a while; not for longer, and not again before somebody has seen it."""
         log = self.logs[which % PARTITIONS]
-        if self.now > log.forgotten_until + LONGEST_SILENCE_S:
+        if log.seen_at > log.forgotten_until:
             log.forgotten_until = self.now + LONGEST_SILENCE_S
 
     def delete(self, which: int, again: int) -> None:
