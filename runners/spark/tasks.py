@@ -100,8 +100,10 @@ class _Small:
         self.bytes += batch.nbytes
 
     def drain(self) -> Iterator[pa.RecordBatch]:
-        if self._batches:
-            yield self._batches[0] if len(self._batches) == 1 else pa.concat_batches(self._batches)
+        if len(self._batches) < 2 or not self._batches[0].num_columns:  # a table of no columns has no rows either
+            yield from self._batches
+        else:
+            yield from pa.Table.from_batches(self._batches).combine_chunks().to_batches()
         self._batches, self.bytes = [], 0
 
 

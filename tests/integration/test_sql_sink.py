@@ -946,7 +946,8 @@ def test_an_upsert_that_is_replayed_gives_the_same_table(any_rig):
         assert sink.recorded_epochs()[job] == 0
         with pytest.raises(FencedError, match="comes too late"):
             write_all(sink, Attempt(job, 0, 0, 9), batch([1], "late"))
-        write_all(sink, Attempt(job, 1, 0, 0), pa.concat_batches([batch([2, 2], "early"), batch([2], "new")]))
+        rows = pa.record_batch({"id": pa.array([2, 2, 2], pa.int64()), "name": ["early2", "early2", "new2"]})
+        write_all(sink, Attempt(job, 1, 0, 0), rows)
         driver.commit(1, ())
         with pytest.raises(StaleEpochError):
             driver.commit(0, ())
