@@ -691,12 +691,6 @@ def test_small_batches_are_put_together_and_large_ones_cut():
     assert len(got) <= 3 + 4 + 1
 
 
-def test_small_batches_without_columns_keep_their_rows():
-    batch = batch_of(3).select([])
-    assert batch.num_rows == 3  # or the test would show nothing
-    assert sum(got.num_rows for got in well_sized(iter([batch] * 4))) == 12
-
-
 def test_a_batch_of_a_good_size_is_not_copied():
     batch = batch_of(SMALL_BATCH_BYTES * 2)
     (got,) = well_sized(iter([batch]))
