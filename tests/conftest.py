@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 pytest_plugins = ["headrace.pytest_plugin"]
 
 # Examples are new in each run; what fails is printed as a blob, and is replayed with @reproduce_failure.
-settings.register_profile("default", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+# By itself Hypothesis repeats the same ones where it finds that it runs in CI.
+settings.register_profile(
+    "default", deadline=None, derandomize=False, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.register_profile("explore", parent=settings.get_profile("default"), max_examples=200)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 

@@ -15,6 +15,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 
 if "HEADRACE_KILL" in os.environ and any("pyspark" in argument for argument in sys.orig_argv):
@@ -22,6 +23,7 @@ if "HEADRACE_KILL" in os.environ and any("pyspark" in argument for argument in s
     owner = getattr(importlib.import_module(kill["module"]), kill["owner"])
     method = getattr(owner, kill["method"])
     calls = []
+    turns = threading.RLock()  # threads call one after the other: so "after the first call" is before the second
 
     def send_all(number):
         os.killpg(int(os.environ["HEADRACE_KILL_GROUP"]), number)
@@ -55,10 +57,11 @@ if "HEADRACE_KILL" in os.environ and any("pyspark" in argument for argument in s
         faults[kill.get("what", "kill")]()
 
     def planted(self, *arguments):
-        calls.append(1)
-        fault_if("before")
-        answer = method(self, *arguments)
-        fault_if("after")
-        return answer
+        with turns:
+            calls.append(1)
+            fault_if("before")
+            answer = method(self, *arguments)
+            fault_if("after")
+            return answer
 
     setattr(owner, kill["method"], planted)

@@ -89,6 +89,7 @@ ELSEWHERE = {
     "commits/": "of a Spark checkpoint",
     "demo-output/": "made by the demo",
     "site/": "made by mkdocs",
+    "build/": "made by setuptools",
     "lines.py": "made by the reader",
     "test_lines.py": "made by the reader",
     "test_my_sink.py": "made by the reader",

@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -32,18 +33,19 @@ def plant(kill: dict[str, Any]) -> None:
     """Die, or be frozen, before or after the n-th call of a method."""
     owner = getattr(kafka, kill["owner"])
     method = getattr(owner, kill["method"])
-    calls = 0
+    calls, turns = 0, threading.RLock()  # threads call one after the other: so "after the first call" is before the second
 
     def planted(self: Any, *arguments: Any) -> Any:
         nonlocal calls
-        calls += 1
-        is_due = calls == kill["nth"]
-        if is_due and kill["when"] == "before":
-            os.kill(os.getpid(), SIGNALS[kill["what"]])
-        answer = method(self, *arguments)
-        if is_due and kill["when"] == "after":
-            os.kill(os.getpid(), SIGNALS[kill["what"]])
-        return answer
+        with turns:
+            calls += 1
+            is_due = calls == kill["nth"]
+            if is_due and kill["when"] == "before":
+                os.kill(os.getpid(), SIGNALS[kill["what"]])
+            answer = method(self, *arguments)
+            if is_due and kill["when"] == "after":
+                os.kill(os.getpid(), SIGNALS[kill["what"]])
+            return answer
 
     setattr(owner, kill["method"], planted)
 

@@ -121,7 +121,7 @@ def test_a_commit_that_fails_before_its_list_is_durable_is_aborted(spark, copy, 
 
 
 def test_a_commit_that_fails_after_its_list_is_durable_is_left_alone_by_abort_and_completed_by_the_next_start(copy):
-    with copy.job("driver", fault=fault("KafkaCommitter", "end", "before", "fail")) as job:
+    with copy.job("driver", fault=fault("KafkaCommitter", "end_all", "before", "fail")) as job:
         assert job.wait() != 0
         assert "planted" in job.log()
     assert copy.committed() == []
