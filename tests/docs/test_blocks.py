@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, chdir
@@ -41,13 +40,10 @@ def spark(folder: Path) -> Iterator[Any]:
     from tests.helpers.spark_tools import stop_session
 
     quiet = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2", "spark.log.level": "OFF"}
-    before = dict(os.environ)  # the builder tells Spark by it which Python to run: another module's session has its own
     with chdir(folder):
         session = warm_session_builder().master("local[2]").config(map=quiet).getOrCreate()
     yield session
     stop_session(session)
-    os.environ.clear()
-    os.environ.update(before)
 
 
 @pytest.fixture

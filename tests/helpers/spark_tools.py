@@ -28,15 +28,12 @@ def start_session(**settings: str) -> SparkSession:
     """
     from headrace.runners.spark import warm_session_builder
 
-    before = dict(os.environ)  # the builder tells the JVM by it which Python to run; a process that a test starts has its own
     os.environ["PYSPARK_PYTHON"] = sys.executable
     archive_at_hand()
     builder = warm_session_builder().master("local[2,4]").appName("headrace tests")
     jvm_connector = runpy.run_path(str(ROOT / "benchmarks" / "jars.py"))["jvm_connector_jars"]()
     quiet = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2", "spark.jars": ",".join(jvm_connector)}
     session = builder.config(map={**quiet, **settings}).getOrCreate()
-    os.environ.clear()
-    os.environ.update(before)
     session.sparkContext.setLogLevel("ERROR")
     return session
 
