@@ -6,7 +6,8 @@ Spark finds one data source in a package, so they share one. Only the connector 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -31,6 +32,15 @@ Planned = tuple[SinkWrite[Any], list[str]]
 """How to write, and which of a frame's columns, in its order."""
 
 
+@contextmanager
+def _brought_by(extra: str) -> Iterator[None]:
+    """Around the import of a connector: where a library is missing, the error says which extra of headrace brings it."""
+    try:
+        yield
+    except ImportError as error:
+        raise UsageError(f"{error.name or error} is not installed; run: pip install 'headrace[{extra}]'") from error
+
+
 def _kafka(options: Mapping[str, str], schema: StructType) -> Planned:
     from pyspark_headrace.kafka_write import COLUMNS, kafka_write
 
@@ -38,10 +48,8 @@ def _kafka(options: Mapping[str, str], schema: StructType) -> Planned:
 
 
 def _sql(options: Mapping[str, str], schema: StructType) -> Planned:
-    try:
+    with _brought_by("sql"):
         from pyspark_headrace.sql_write import sql_write
-    except ImportError as error:
-        raise UsageError(f"{error.name or error} is not installed; run: pip install 'headrace[sql]'") from error
     write = sql_write(options)
     _check_rows(write.sink, to_arrow_schema(schema, timezone="UTC"))
     return write, schema.names
@@ -60,10 +68,8 @@ def _files(options: Mapping[str, str], schema: StructType) -> Planned:
 
 
 def _delta(options: Mapping[str, str], schema: StructType) -> Planned:
-    try:
+    with _brought_by("delta"):
         from pyspark_headrace.delta_write import delta_write
-    except ImportError as error:
-        raise UsageError(f"{error.name or error} is not installed; run: pip install 'headrace[delta]'") from error
     write, partition_by = delta_write(options)
     _make_table(write.sink, to_arrow_schema(schema, timezone="UTC"), partition_by)
     return write, schema.names
@@ -77,10 +83,8 @@ def _make_table(sink: DeltaSink, schema: pa.Schema, partition_by: tuple[str, ...
 
 
 def _iceberg(options: Mapping[str, str], schema: StructType) -> Planned:
-    try:
+    with _brought_by("iceberg"):
         from pyspark_headrace.iceberg_write import iceberg_write
-    except ImportError as error:
-        raise UsageError(f"{error.name or error} is not installed; run: pip install 'headrace[iceberg]'") from error
     write = iceberg_write(options)
     _make_iceberg_table(write.sink, to_arrow_schema(schema, timezone="UTC"))
     return write, schema.names

@@ -5,29 +5,16 @@ Names are those of Spark's own where it has the same; case is ignored. An option
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 from headrace.connectors.tables.delta import DeltaSink
-from headrace.enumerator.errors import UsageError
-from pyspark_headrace.options import REPEATED_WRITE, Option, OptionTable, SinkWrite, integer, sink_write, text
+from pyspark_headrace.options import REPEATED_WRITE, Option, OptionTable, SinkWrite, integer, json_texts, sink_write, text
 
 __all__ = ["OPTIONS", "delta_write"]
 
 
 def _names(option: Option, value: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text(option, value).split(","))
-
-
-def _storage_options(option: Option, value: str) -> dict[str, str]:
-    try:
-        found = json.loads(value)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or not all(isinstance(item, str) for item in found.values()):
-        # without the text, or the cause, which has it
-        raise UsageError(f'option \'{option.name}\' must be JSON like {{"AWS_REGION": "..."}}, with texts as values')
-    return found
 
 
 OPTIONS = OptionTable(
@@ -46,7 +33,11 @@ OPTIONS = OptionTable(
         ),
         Option("targetFileSize", integer(1), "bytes after which a file ends (default 134217728, 128 MiB)"),
         Option("compression", text, "compression of Parquet: snappy (default), zstd, gzip, none, ..."),
-        Option("storageOptions", _storage_options, "a JSON object of what `deltalake` is told about the store, such as keys"),
+        Option(
+            "storageOptions",
+            json_texts('{"AWS_REGION": "..."}'),
+            "a JSON object of what `deltalake` is told about the store, such as keys",
+        ),
         *REPEATED_WRITE,
     ),
 )

@@ -5,15 +5,12 @@ Names are those of Spark's own where it has the same; case is ignored. An option
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
 
 from headrace.connectors.files.formats import FileFormat
 from headrace.connectors.files.sink import FileSink
-from headrace.enumerator.errors import UsageError
-from pyspark_headrace.options import REPEATED_WRITE, Option, OptionTable, SinkWrite, choice, sink_write, text
+from pyspark_headrace.options import REPEATED_WRITE, Option, OptionTable, SinkWrite, choice, json_object, sink_write, text
 
 __all__ = ["OPTIONS", "SparkFormat", "file_write"]
 
@@ -26,17 +23,6 @@ class SparkFormat(StrEnum):
 
 
 _FORMATS = {SparkFormat.PARQUET: FileFormat.PARQUET, SparkFormat.JSON: FileFormat.JSON_LINES}
-
-
-def _storage_options(option: Option, value: str) -> dict[str, Any]:
-    try:
-        found = json.loads(value)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        # without the text, or the cause, which has it
-        raise UsageError(f'option \'{option.name}\' must be JSON like {{"key": "...", "secret": "..."}}')
-    return found
 
 
 OPTIONS = OptionTable(
@@ -52,7 +38,7 @@ OPTIONS = OptionTable(
         Option("compression", text, "compression of Parquet: snappy (default), zstd, gzip, none, ..."),
         Option(
             "storageOptions",
-            _storage_options,
+            json_object('{"key": "...", "secret": "..."}'),
             "a JSON object of fsspec's options for a filesystem that is not local",
         ),
         *REPEATED_WRITE,

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 from headrace.connectors.tables.iceberg import IcebergSink
-from headrace.enumerator.errors import UsageError
-from pyspark_headrace.options import REPEATED_WRITE, Option, OptionTable, SinkWrite, integer, sink_write, text
+from pyspark_headrace.options import REPEATED_WRITE, Option, OptionTable, SinkWrite, integer, json_texts, sink_write, text
 
 __all__ = ["OPTIONS", "iceberg_write"]
-
-
-def _catalog(option: Option, value: str) -> dict[str, str]:
-    try:
-        found = json.loads(value)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or not all(isinstance(item, str) for item in found.values()):
-        # without the text, or the cause, which has it
-        raise UsageError(f'option \'{option.name}\' must be JSON like {{"type": "rest", "uri": "..."}}, with texts as values')
-    return found
 
 
 OPTIONS = OptionTable(
@@ -30,7 +17,7 @@ OPTIONS = OptionTable(
         Option("table", text, "`namespace.table`"),
         Option(
             "catalog",
-            _catalog,
+            json_texts('{"type": "rest", "uri": "..."}'),
             "a JSON object of PyIceberg's properties of the catalog, such as `name`, `type`, `uri`",
         ),
         Option("targetFileSize", integer(1), "bytes after which a file ends (default 134217728, 128 MiB)"),

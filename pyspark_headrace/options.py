@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,8 @@ __all__ = [
     "boolean",
     "choice",
     "integer",
+    "json_object",
+    "json_texts",
     "sink_write",
     "text",
     "verbatim",
@@ -95,6 +98,37 @@ def integer(least: int) -> Parse:
         return number
 
     return parse
+
+
+def json_object(example: str) -> Parse:
+    """A JSON object, which may hold secrets: the error shows this example, and neither the text nor the cause, which has it."""
+
+    def parse(option: Option, value: str) -> dict[str, Any]:
+        found = _from_json(value)
+        if not isinstance(found, dict):
+            raise UsageError(f"option '{option.name}' must be JSON like {example}")
+        return found
+
+    return parse
+
+
+def json_texts(example: str) -> Parse:
+    """As `json_object`, of texts only."""
+
+    def parse(option: Option, value: str) -> dict[str, str]:
+        found = _from_json(value)
+        if not isinstance(found, dict) or not all(isinstance(item, str) for item in found.values()):
+            raise UsageError(f"option '{option.name}' must be JSON like {example}, with texts as values")
+        return found
+
+    return parse
+
+
+def _from_json(value: str) -> object:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return None
 
 
 def choice(kind: type[ChoiceT]) -> Parse:

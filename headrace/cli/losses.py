@@ -16,12 +16,11 @@ from headrace.cli.options import (
     Prefix,
     Properties,
     PropertiesFile,
-    client_config,
     client_properties,
     connect,
 )
 from headrace.cli.output import Listing, confirm, note, show
-from headrace.cli.transactions import Completion, complete, plan_commit
+from headrace.cli.transactions import Completion, complete, kafka_sink, plan_commit
 from headrace.connectors.kafka.write.names import (
     DEFAULT_COMMIT_TOPIC,
     DEFAULT_PREFIX,
@@ -44,13 +43,6 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmat
 LOSS_COLUMNS = ("job", "topic", "partition", "first offset", "last offset", "records", "reason")
 
 
-def _sink(given: dict[str, str], prefix: str, commit_topic: str) -> KafkaSink:
-    from headrace.connectors.kafka.write.sink import KafkaSink
-
-    servers = given["bootstrap.servers"]
-    return KafkaSink(servers, properties=given, transactional_id_prefix=prefix, commit_topic=commit_topic)
-
-
 # --- accept-loss -------------------------------------------------------------------------------------------------------
 
 
@@ -71,7 +63,7 @@ def accept_loss(
     again, and goes on with its next epoch. Prints one `loss` for each range of offsets that is given up (job, topic, partition,
     first and last offset, records, reason): keep it, nothing else names them afterwards.
     """
-    sink = _sink(client_properties(bootstrap, properties, properties_file), prefix, commit_topic)
+    sink = kafka_sink(client_properties(bootstrap, properties, properties_file), prefix, commit_topic)
     cluster = connect(sink.config)
     due = plan_commit(read_lists(cluster, commit_topic), [job], prefix)
     if not due:
@@ -134,8 +126,8 @@ def forget(
     """
     from headrace.connectors.kafka.write.transactions import Transactions
 
-    sink = _sink(client_properties(bootstrap, properties, properties_file), prefix, commit_topic)
-    cluster = connect(client_config(bootstrap, properties, properties_file))
+    sink = kafka_sink(client_properties(bootstrap, properties, properties_file), prefix, commit_topic)
+    cluster = connect(sink.config)
     lists = read_lists(cluster, commit_topic)
     names = [found.transactional_id for found in Transactions(cluster).listing(f"{prefix}.{check_job(job)}.")]
     destinations = known_destinations(recorded_digests(lists, names, prefix, job), _candidates(cluster, topic or ()))

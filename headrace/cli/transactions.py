@@ -36,6 +36,7 @@ from headrace.enumerator.errors import HeadraceError, StateError, UsageError
 
 if TYPE_CHECKING:
     from headrace.connectors.kafka.write.handles import KafkaHandle
+    from headrace.connectors.kafka.write.sink import KafkaSink
     from headrace.connectors.kafka.write.transactions import TransactionDescription, Transactions
     from headrace.connectors.sink import CommitList, Committer
 
@@ -321,6 +322,14 @@ class Completion:
     topic: str | None = None
 
 
+def kafka_sink(given: dict[str, str], prefix: str, commit_topic: str) -> KafkaSink:
+    """What a job with this prefix and commit topic writes by, by the client's properties. Contacts nobody."""
+    from headrace.connectors.kafka.write.sink import KafkaSink
+
+    servers = given["bootstrap.servers"]
+    return KafkaSink(servers, properties=given, transactional_id_prefix=prefix, commit_topic=commit_topic)
+
+
 def plan_commit(lists: DurableLists, jobs: Collection[str] | None, prefix: str) -> list[Completion]:
     """The lists to complete: of these jobs, or (None) of all jobs whose transactions have the prefix.
 
@@ -400,13 +409,9 @@ def commit(
     A driver of the job that is still running is fenced and fails, although its epoch is committed. The job's other open
     transactions are aborted. The list of a one-off batch write (job `batch-...`) is deleted afterwards.
     """
-    from headrace.connectors.kafka.write.sink import KafkaSink
-
     if bool(job) == every:
         raise UsageError("give --job or --all")
-    given = client_properties(bootstrap, properties, properties_file)
-    servers = given["bootstrap.servers"]
-    sink = KafkaSink(servers, properties=given, transactional_id_prefix=prefix, commit_topic=commit_topic)
+    sink = kafka_sink(client_properties(bootstrap, properties, properties_file), prefix, commit_topic)
     lists = read_lists(connect(sink.config), commit_topic)
     completions = plan_commit(lists, job or None, prefix)
     if every:
