@@ -52,7 +52,6 @@ STATES = (
     "Dead",
     "PrepareEpochFence",
 )
-_ABORTED_STATES = ("PrepareAbort", "CompleteAbort")
 
 
 def parse_state(text: str) -> str:
@@ -224,7 +223,7 @@ def plan_abort(described: Mapping[str, TransactionDescription | None], lists: Du
             planned.append(Planned(transactional_id, AbortDecision.REFUSED, "no coordinator knows it: never used, or expired"))
         elif found.is_ongoing:
             planned.append(Planned(transactional_id, AbortDecision.ABORT))
-        elif found.state in _ABORTED_STATES:
+        elif found.is_aborted:
             planned.append(Planned(transactional_id, AbortDecision.ABORTED, f"it is {found.state} already"))
         else:
             planned.append(

@@ -102,6 +102,11 @@ class TransactionDescription:
         """True while it can still be committed or aborted."""
         return self.state == _ONGOING
 
+    @property
+    def is_aborted(self) -> bool:
+        """True once its abort is decided, whether or not readers know yet."""
+        return self.state in _ABORTED
+
 
 @dataclass(frozen=True, slots=True)
 class ListedTransaction:
@@ -252,7 +257,7 @@ class Transactions:
             self.renew(producer, timeout_ms)
         except FencedByBrokerError:  # by the marker of this same request, when there was something to abort
             found = self._describe(str(producer.transactional_id))
-            fenced = None if found is None else (found.producer.producer_id, found.producer.epoch, found.state in _ABORTED)
+            fenced = None if found is None else (found.producer.producer_id, found.producer.epoch, found.is_aborted)
             return Answer.DONE if fenced == (producer.producer_id, producer.epoch + 1, True) else Answer.UNKNOWN
         return Answer.REFUSED
 
