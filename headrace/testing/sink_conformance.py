@@ -54,6 +54,9 @@ DEATHS: tuple[tuple[Step, When, int], ...] = (
 )
 """Every place where the driver of an epoch of two tasks can die, with how many calls of that name are before it."""
 
+GREATEST = 2**63 - 1
+"""The greatest number that an attempt can have."""
+
 
 class SinkContext(ABC):
     """The external system of one case: empty at first, closed at the end."""
@@ -242,6 +245,18 @@ class SinkConformance(ABC):
         assert job.recorded() == 4
         job.write_epoch(5, driver=driver)
         self.assert_visible(external, job.expected)
+
+    def test_a_losing_attempt_of_the_greatest_number_is_aborted(self, external: SinkContext) -> None:
+        """Engines count attempts in 64 bits, or draw a number: a name that only smaller ones fit would not be found again."""
+        job = self._job(external)
+        greatest = Attempt(job.name, 0, 0, GREATEST, GREATEST)
+        with job.sink.begin(greatest) as transaction:
+            transaction.write(external.batch(["lost"]))
+            assert transaction.prepare() is not None
+        assert external.unended(job.name) == 1
+        job.write_epoch(0)
+        self.assert_visible(external, job.expected)
+        assert external.unended(job.name) == 0
 
     def test_losing_attempts_are_aborted(self, external: SinkContext) -> None:
         """Of two attempts that prepared, the one that is not committed is ended, and never seen."""

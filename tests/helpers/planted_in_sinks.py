@@ -8,6 +8,7 @@ Every bug counts how often it has done harm, so that a test can tell a caught bu
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -277,6 +278,16 @@ class RecordedEpochsForgotten(PassingSink):
         return {}
 
 
+class GreatNumbersAreNobodys(PassingSink):
+    """What an attempt of more than 18 digits writes bears a name that the sweep does not take for the job's."""
+
+    def begin(self, attempt: Attempt) -> Transaction[Any]:
+        if attempt.number >= 10**18:
+            self.harm.append("named")
+            attempt = replace(attempt, job="nobodys")
+        return super().begin(attempt)
+
+
 CAUGHT_BY: Mapping[type[PassingSink], str] = {
     CommitsInPrepare: "test_nothing_is_visible_before_the_commit",
     CommitsInAbort: "test_aborted_rows_are_never_visible",
@@ -290,6 +301,7 @@ CAUGHT_BY: Mapping[type[PassingSink], str] = {
     SecondEndSaysAborted: "test_ending_twice_is_ending_once",
     AbortedTakenForCommitted: "test_what_was_aborted_after_the_list_is_repaired_or_said_to_be_lost",
     CheckDoesNothing: "test_what_was_aborted_is_not_recorded",
+    GreatNumbersAreNobodys: "test_a_losing_attempt_of_the_greatest_number_is_aborted",
     RecordedEpochsForgotten: "test_an_epoch_without_rows_is_recorded",
 }
 """Each bug, and a case of the kit that must fail for it."""
