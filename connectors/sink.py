@@ -67,9 +67,9 @@ class Outcome(Enum):
 class Attempt:
     """Who writes: one attempt at one task of one epoch of a job. No two running attempts are equal.
 
-    `job` is made of letters, digits, `-` and `_`, at most 100. The numbers are from 0 and below 2 ** 63: Spark counts in Java's
-    longs, a worker of Beam's has a random one. `retry` is for sinks whose names for transactions are to stay few: two running
-    attempts may have the same (engines count from 0 again when they repeat a stage), so such a sink takes none that is in use.
+    `job` is made of letters, digits, `-` and `_`, at most 100. The numbers are from 0 and below 2 ** 63: engines count in 64
+    bits, or draw one. `retry` is for sinks whose names for transactions are to stay few: two running attempts may have the
+    same (engines count from 0 again when they repeat a stage), so such a sink takes none that is in use.
     """
 
     job: str

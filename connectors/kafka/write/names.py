@@ -128,7 +128,7 @@ def parse_name(transactional_id: str) -> TransactionName | None:
 
 
 _JOB = "[A-Za-z0-9_-]{1,100}"  # as `check_job` has it
-_NUMBER = "0|[1-9][0-9]{0,18}"  # up to 63 bits, as `Attempt` has it: Beam's are random, and Spark counts in a Java long
+_NUMBER = "0|[1-9][0-9]{0,18}"  # up to 63 bits, as `Attempt` has it
 _NAME = re.compile(
     rf"(?P<prefix>{_JOB})\.(?P<job>{_JOB})(?:\.(?P<digest>[0-9a-f]{{{2 * _DIGEST_BYTES}}}))?"
     rf"\.(?:(?P<role>{Role.DRIVER}|{Role.REPAIR})|(?P<slot>[0-{_SLOTS - 1}])\.(?P<task>{_NUMBER})\.(?P<attempt>{_NUMBER}))"
