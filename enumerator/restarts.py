@@ -217,9 +217,7 @@ def restart_strategy(settings: Mapping[str, str]) -> RestartStrategy:
     values: dict[str, float | int | None] = {}
     for setting, text in rest.items():
         if setting not in known:
-            raise UsageError(
-                f"{setting!r} is no setting of the restart strategy {name}; these are: {', '.join(known) or 'none'}"
-            )
+            raise UsageError(f"{setting!r} is no setting of the strategy {name}, which has: {', '.join(known) or 'none'}")
         values[known[setting]] = _parser_of(known[setting])(setting, text)
     return kind(**values)  # type: ignore[arg-type]  # each parser gives its field's type
 
