@@ -35,6 +35,7 @@ from headrace.enumerator.events import (
     SplitFinished,
     SplitRequested,
     SplitsDiscovered,
+    SplitsGone,
     Started,
 )
 from headrace.enumerator.ledger import Finished, FinishedBy, SplitState
@@ -93,6 +94,9 @@ class Coordinator(Generic[SplitT]):
                 return self.enumerator.discovery_failed(event.error)
             case DiscoveryDue():
                 return self.enumerator.discovery_due()
+            case SplitsGone():
+                self.enumerator.ledger.mark_gone(event.split_ids)
+                return []
             case ReaderRegistered():
                 return self._registered(event)
             case ReaderLost():
@@ -184,7 +188,7 @@ class Coordinator(Generic[SplitT]):
         pending = self._expect_pending(event.checkpoint_id)
         self.enumerator.ledger.make_durable(pending.states)
         self._pending, self.phase = None, CheckpointPhase.RUNNING
-        return [PublishPositions(tuple(entry.durable for entry in self.enumerator.ledger))]
+        return [PublishPositions(tuple(entry.durable for entry in self.enumerator.ledger if not entry.gone))]
 
     def _aborted(self, event: CheckpointAborted) -> list[Command[SplitT]]:
         if self._pending is None or event.checkpoint_id < self._pending.checkpoint_id:
@@ -258,7 +262,7 @@ CHECKPOINT_TRANSITIONS: Transitions[CheckpointPhase] = {
     **{
         (phase, event): (phase,)
         for phase in _STARTED
-        for event in (SplitsDiscovered, DiscoveryFailed, DiscoveryDue, SplitRequested, SplitFinished)
+        for event in (SplitsDiscovered, DiscoveryFailed, DiscoveryDue, SplitsGone, SplitRequested, SplitFinished)
     },
     (CheckpointPhase.RUNNING, ReaderRegistered): (CheckpointPhase.RUNNING,),
     (CheckpointPhase.RUNNING, ReaderLost): (CheckpointPhase.RUNNING,),

@@ -29,6 +29,7 @@ from headrace.enumerator.events import (
     Fail,
     NoMoreSplits,
     PersistCheckpoint,
+    ProveGone,
     PublishPositions,
     ReaderLost,
     ReaderRegistered,
@@ -41,6 +42,7 @@ from headrace.enumerator.events import (
     SplitFinished,
     SplitRequested,
     SplitsDiscovered,
+    SplitsGone,
     Started,
 )
 from headrace.enumerator.ledger import SplitState
@@ -231,6 +233,8 @@ class EmbeddedRun(Generic[SplitT]):
                 self._publish(splits)
             case ReportMissing(splits):
                 self.source.splits_missing(splits)
+            case ProveGone(splits):
+                return SplitsGone(gone) if (gone := self.source.gone(splits)) else None
             case ReportDiscoveryFailure(error):
                 level = logging.DEBUG if self._discovery_fails else logging.WARNING
                 log.log(level, "discovery of %s failed and will be tried again: %s", self.source.name, error)

@@ -24,6 +24,7 @@ from headrace.enumerator.events import (
     DiscoverInitial,
     DiscoverLater,
     Fail,
+    ProveGone,
     ReportDiscoveryFailure,
     ReportMissing,
     ScheduleDiscovery,
@@ -115,6 +116,8 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         missing = self.ledger.mark_missing(findings.missing)
         if missing:
             commands.append(ReportMissing(tuple(missing)))
+        if doubtful := self.ledger.missing():
+            commands.append(ProveGone(tuple(doubtful)))
         if self._interval_s is not None and not findings.complete:
             commands.append(ScheduleDiscovery(self._interval_s))
         return commands

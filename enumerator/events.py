@@ -88,6 +88,13 @@ class ReaderSnapshotted(Generic[SplitT]):
 
 
 @dataclass(frozen=True, slots=True)
+class SplitsGone:
+    """Answer to ProveGone, where there is proof: these can never come back, and no checkpoint holds them any more."""
+
+    split_ids: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointCompleted:
     """The checkpoint of PersistCheckpoint is durable, with everything else the runner puts beside it."""
 
@@ -112,6 +119,7 @@ Event = (
     | SplitFinished
     | CheckpointTriggered
     | ReaderSnapshotted[SplitT]
+    | SplitsGone
     | CheckpointCompleted
     | CheckpointAborted
 )
@@ -196,6 +204,13 @@ class ReportMissing(Generic[SplitT]):
 
 
 @dataclass(frozen=True, slots=True)
+class ProveGone(Generic[SplitT]):
+    """Call Source.gone with these, which were reported missing and are missing still; answer what it says, if anything."""
+
+    splits: tuple[SplitT, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ReportDiscoveryFailure:
     """Warn: a periodic discovery failed and will be tried again."""
 
@@ -221,6 +236,7 @@ Command = (
     | DeclineCheckpoint
     | PublishPositions[SplitT]
     | ReportMissing[SplitT]
+    | ProveGone[SplitT]
     | ReportDiscoveryFailure
     | Fail
 )

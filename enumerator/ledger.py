@@ -47,11 +47,15 @@ FINISHED = Finished()
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry(Generic[SplitT]):
-    """One line of the ledger: the split at its durable position, its place, and whether discovery still sees it."""
+    """One line of the ledger: the split at its durable position, its place, and whether discovery still sees it.
+
+    `gone`: it is proven that it can never come back. Its reader may still deliver what it has fetched.
+    """
 
     durable: SplitT
     place: Place
     missing: bool = False
+    gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +115,26 @@ class Ledger(Generic[SplitT]):
         return len(self._held.get(reader, ()))
 
     def known(self) -> Mapping[str, SplitT]:
-        """Every split at its durable position. Scans the ledger."""
-        return {split_id: entry.durable for split_id, entry in self._entries.items()}
+        """Every split at its durable position, but those that are gone. Scans the ledger."""
+        return {split_id: entry.durable for split_id, entry in self._entries.items() if not entry.gone}
+
+    def missing(self) -> list[SplitT]:
+        """Those that discovery sees no longer, and that may come back. Scans the ledger."""
+        return [entry.durable for entry in self._entries.values() if entry.missing and not entry.gone]
 
     def add(self, splits: Iterable[SplitT]) -> list[str]:
-        """Enter new splits as unassigned; returns the ids that were new. A known split keeps its place and position."""
+        """Enter new splits as unassigned; returns the ids that were new. A known split keeps its place and position.
+
+        One that was gone and is found all the same was never gone: it goes on where it was.
+        """
         added: list[str] = []
         for split in splits:
-            if split.split_id not in self._entries:
+            known = self._entries.get(split.split_id)
+            if known is None:
                 self._insert(split, UNASSIGNED)
                 added.append(split.split_id)
+            elif known.gone:
+                self._entries[split.split_id] = replace(known, missing=False, gone=False)
         return added
 
     def assign(self, split_id: str, reader: int) -> SplitT:
@@ -129,7 +143,7 @@ class Ledger(Generic[SplitT]):
         del self._unassigned[split_id]
         self._held.setdefault(reader, {})[split_id] = None
         # not dataclasses.replace, which takes longer than all the rest of a restore
-        self._entries[split_id] = LedgerEntry(entry.durable, Assigned(reader), entry.missing)
+        self._entries[split_id] = LedgerEntry(entry.durable, Assigned(reader), entry.missing, entry.gone)
         return entry.durable
 
     def finish(self, split_id: str, reader: int) -> None:
@@ -152,10 +166,15 @@ class Ledger(Generic[SplitT]):
         return released
 
     def snapshot(self, reported: Mapping[str, SplitState[SplitT]]) -> list[SplitState[SplitT]]:
-        """The whole ledger as a checkpoint stores it: what readers reported, else the durable position. Scans the ledger."""
+        """The ledger as a checkpoint stores it: what readers reported, else the durable position. Scans the ledger.
+
+        Splits that are gone are left out: there is nothing more to read of them, and no discovery will find them again. So a
+        checkpoint does not grow with topics that come and go.
+        """
         return [
             reported.get(split_id) or SplitState(entry.durable, isinstance(entry.place, Finished))
             for split_id, entry in self._entries.items()
+            if not entry.gone
         ]
 
     def make_durable(self, reported: Mapping[str, SplitState[SplitT]]) -> None:
@@ -174,11 +193,16 @@ class Ledger(Generic[SplitT]):
         now_missing = frozenset(missing)
         newly: list[SplitT] = []
         for split_id, entry in self._entries.items():
-            if entry.missing != (split_id in now_missing):
+            if not entry.gone and entry.missing != (split_id in now_missing):
                 self._entries[split_id] = replace(entry, missing=not entry.missing)
                 if not entry.missing:
                     newly.append(entry.durable)
         return newly
+
+    def mark_gone(self, split_ids: Iterable[str]) -> None:
+        """It is proven that these can never come back."""
+        for split_id in split_ids:
+            self._entries[split_id] = replace(self._entries[split_id], missing=True, gone=True)
 
     def _insert(self, split: SplitT, place: Place) -> None:
         split_id = split.split_id

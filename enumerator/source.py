@@ -140,6 +140,14 @@ class Source(ABC, Generic[SplitT]):
     def splits_missing(self, splits: Sequence[SplitT]) -> None:
         """Known splits have vanished. Raise DataLossError to stop the job, or return to go on. Coordinator's process."""
 
+    def gone(self, splits: Sequence[SplitT]) -> frozenset[str]:
+        """Ids of those of these vanished splits that can never come back, by proof: checkpoints leave them out.
+
+        Asked after each look for splits, for what `splits_missing` has let pass and is still missing. Coordinator's process.
+        Default: none, as what has vanished may only be out of sight.
+        """
+        return frozenset()
+
     def checkpoint_completed(self, splits: Sequence[SplitT]) -> None:
         """These positions are durable and may now be published (group offsets). Coordinator's process."""
 
@@ -168,11 +176,11 @@ class LogSource(Source[OffsetSplitT]):
         return at_end.between(offset, None)
 
     def retired(self, splits: Sequence[OffsetSplitT]) -> frozenset[str]:
-        """Ids of those of these vanished splits that can never come back, by proof: their state may be forgotten.
+        """Ids of those of these vanished splits whose state may be forgotten by an engine that plans its own tasks.
 
-        Asked for splits that `splits_missing` has let pass. Default: none, as what has vanished may only be out of sight.
+        Asked for splits that `splits_missing` has let pass. Default: those that are `gone`.
         """
-        return frozenset()
+        return self.gone(splits)
 
     @abstractmethod
     def with_columns(self, columns: Sequence[str]) -> Self:

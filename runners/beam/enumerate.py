@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, Generic
 
@@ -162,7 +162,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         if self._due(enumeration, now_s):
             found = look(enumeration, self._discovery)
             self._report([split for split in found.missing if split.split_id not in self._worker.reported])
-            if not tracker.try_claim(found.checkpoint):
+            if not tracker.try_claim(self._without_gone(found)):
                 return
             self._worker.last_look = workers.LastLook(found.checkpoint.checkpoint_id, now_s)
             for work in self._dealt(found):
@@ -173,6 +173,12 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
                 return
         watermark.advance(now - IDLE_LAG)
         tracker.defer_remainder(pause(self._pause_s(now_s)))
+
+    def _without_gone(self, found: Look[Any]) -> Checkpoint[Any]:
+        """The ledger without splits that can never come back: who reads them has them in a restriction of its own."""
+        gone = self._source.gone(found.missing) if found.missing else frozenset()
+        left = tuple(state for state in found.checkpoint.splits if state.split.split_id not in gone)
+        return replace(found.checkpoint, splits=left)
 
     def _dealt(self, found: Look[Any]) -> Iterator[Element]:
         """One element for each reader."""

@@ -330,6 +330,26 @@ def _snapshot(ledger: Any, reported: Mapping[str, Any]) -> list[Any]:
 
 
 @contextmanager
+def missing_taken_for_gone() -> Iterator[None]:
+    """What one look for splits does not see is left out of the checkpoint."""
+    snapshot = Ledger.snapshot
+
+    def planted(self: Any, reported: Any) -> Any:
+        missing = {split.split_id for split in self.missing()}
+        return [state for state in snapshot(self, reported) if state.split.split_id not in missing]
+
+    with patch.object(Ledger, "snapshot", planted):
+        yield
+
+
+@contextmanager
+def gone_stays_for_ever() -> Iterator[None]:
+    """What is proven to be gone is stored in every checkpoint all the same."""
+    with patch.object(Ledger, "mark_gone", lambda self, split_ids: None):
+        yield
+
+
+@contextmanager
 def _leading_anywhere(*events: type) -> Iterator[None]:
     """The table lets these events lead to any phase: it is for the checker to see what comes of it."""
     table = {key: tuple(CheckpointPhase) for key in CHECKPOINT_TRANSITIONS if key[1] in events}
@@ -355,6 +375,8 @@ IN_THE_HEART: tuple[Planted, ...] = (
     last_read_offset_stored,
     extra_slots_planned,
     request_forgotten,
+    missing_taken_for_gone,
+    gone_stays_for_ever,
 )
 """Those that the simulation must catch."""
 

@@ -125,6 +125,8 @@ class Simulation:
         self.slots = [Slot() for _ in range(parallelism)]
         self.discovery: list[Findings[MemorySplit] | Exception | None] = []
         self.asked: list[Any] = []
+        self.proofs: list[frozenset[str]] = []
+        self.gone: set[str] = set()
         self.due = False
         self.finished = False
         self.persisting: Checkpoint[MemorySplit] | None = None
@@ -180,6 +182,8 @@ class Simulation:
             case e.PublishPositions(splits):
                 behind = [s for s in splits if s.next_offset != self.done.get(s.split_id)]
                 assert not behind, f"published positions are not the committed ones: {behind}"
+            case e.ProveGone(splits):
+                self.proofs.append(frozenset(split.split_id for split in splits) & self.world.deleted)
             case e.ReportMissing() | e.ReportDiscoveryFailure():
                 self.count(type(command).__name__)
 
@@ -199,6 +203,10 @@ class Simulation:
             self.discovery.append(TimeoutError("simulated"))
 
     def answer_discovery(self) -> None:
+        if self.proofs and (gone := self.proofs.pop()):
+            self.count("SplitsGone")
+            self.handle(e.SplitsGone(gone))
+            self.gone |= gone
         if not self.discovery:
             return
         answer = self.discovery.pop()
@@ -328,12 +336,14 @@ class Simulation:
         return self.last_checkpoint_id if pending is None else pending.checkpoint_id
 
     def check_checkpoint(self, checkpoint: Checkpoint[MemorySplit]) -> None:
-        """I1: every split ever discovered in this job's durable or running state is there once."""
+        """I1: every split ever discovered in this job's durable or running state is there once, until it is gone for good."""
         ids = [state.split.split_id for state in checkpoint.splits]
         assert len(set(ids)) == len(ids), f"I1: a split twice in {checkpoint}"
         known = {entry.durable.split_id for entry in self.coordinator.enumerator.ledger}
         stored = set() if self.durable is None else {s.split.split_id for s in self.serializer.deserialize(self.durable).splits}
-        assert set(ids) >= known | stored, f"I1: {(known | stored) - set(ids)} are in no place of {checkpoint}"
+        missing = (known | stored) - set(ids)
+        assert missing <= self.world.deleted, f"I1: {missing} are in no place of {checkpoint}"
+        assert not self.gone & set(ids), f"{self.gone & set(ids)} are gone, and still stored in {checkpoint}"
 
     def commit(self) -> list[Incarnation]:
         """The checkpoint and the output that belongs to it become durable in one step."""
@@ -349,7 +359,9 @@ class Simulation:
             reader.prepared = [item for item in reader.prepared if item[0] > checkpoint.checkpoint_id]
         for state in checkpoint.splits:
             self.check_split(state, committed.pop(state.split.split_id, []))
-        assert not committed, f"output of splits that are not in the checkpoint: {committed}"
+        for split_id, offsets in committed.items():
+            assert split_id in self.world.deleted, f"output of splits that are not in the checkpoint: {committed}"
+            self.check_split(SplitState(MemorySplit(split_id, offsets[-1] + 1), finished=False), offsets)
         self.durable = self.persisting_bytes
         return readers
 

@@ -190,6 +190,22 @@ def test_a_vanished_split_that_may_be_gone_is_reported_once(opened, monkeypatch)
     assert reports == [["b"]]
 
 
+def test_seen_here_a_split_that_can_never_come_back_leaves_the_enumeration(opened, monkeypatch):
+    """findings: Source 6. One that may come back stays, or it would be read twice."""
+    log, gone = log_of(a="1", b="1"), set()
+    monkeypatch.setattr(MemorySource, "gone", lambda self, splits: frozenset(s.split_id for s in splits) & gone)
+    enumerate_stage, _ = stages(MemorySource(log), discovery_interval_s=1e-9)
+    opened.append(enumerate_stage)
+    (work,) = enumerate_stage.process(enumerate_stage.begin(BEGIN)).residuals
+    log.hide("b")
+    known = []
+    for _ in range(2):
+        (work,) = enumerate_stage.process(work).residuals
+        known.append({state.split.split_id for state in enumerate_stage.decode(work).checkpoint.splits})
+        gone.add("b")
+    assert known == [{"a", "b"}, {"a"}]
+
+
 def test_splits_found_at_first_hold_the_watermark_back_and_the_enumeration_does_not(opened):
     log = log_of(a="1")
     enumerate_stage, read_stage = stages(MemorySource(log), discovery_interval_s=1e-9)

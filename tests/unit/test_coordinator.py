@@ -17,6 +17,7 @@ EVENTS = {
     e.SplitsDiscovered: e.SplitsDiscovered(Findings([])),
     e.DiscoveryFailed: e.DiscoveryFailed(TimeoutError()),
     e.DiscoveryDue: e.DiscoveryDue(),
+    e.SplitsGone: e.SplitsGone(frozenset()),
     e.ReaderRegistered: e.ReaderRegistered(0),
     e.ReaderLost: e.ReaderLost(0),
     e.SplitRequested: e.SplitRequested(0),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("pyspark")
@@ -161,6 +163,25 @@ class TestAReadWithAStop:
             assert sum(batch.num_rows for batch in run.batches) == 5
         finally:
             run.close()
+
+
+def test_seen_here_a_topic_that_was_deleted_leaves_the_checkpoint_of_an_embedded_run(kafka):
+    """findings: Source 6. Afterwards no loss need be let pass any more, and topics that come and go leave nothing behind."""
+    kafka.create_topic("t-old")
+    kafka.append("t-old", b"a")
+    quick = {"retry.backoff.ms": "1", "retry.backoff.max.ms": "1"}
+    source = KafkaSource(kafka.bootstrap, pattern="t.*", start=Earliest(), fail_on_data_loss=False, properties=quick)
+    with source.batches() as batches:
+        assert sum(next(batches).num_rows for _ in range(2)) == 11
+        before = batches.checkpoint()
+    kafka.delete_topic("t-old")
+    with source.batches(before) as batches:
+        after = batches.checkpoint()
+    assert b"t-old" in before
+    assert b"t-old" not in after
+    kafka.append("t", b"last")
+    with replace(source, fail_on_data_loss=True).batches(after) as batches:
+        assert next(batches).column("value").to_pylist() == [b"last"]
 
 
 def planned(source, read):

@@ -113,6 +113,37 @@ def test_missing_splits_are_reported_once():
     assert only(driver.discovered(missing=["a"]), e.ReportMissing) == []
 
 
+def test_proof_is_asked_for_while_a_split_is_missing_and_not_gone():
+    driver = Driver(checkpoint_of(reading("a", 3), reading("b", 1)), discovery_interval_s=1.0)
+    for _ in range(2):
+        assert only(driver.discovered(missing=["a"]), e.ProveGone) == [e.ProveGone((split("a", 3),))]
+        driver.send(e.DiscoveryDue())
+    driver.send(e.SplitsGone(frozenset({"a"})))
+    assert only(driver.commands, e.DiscoverLater)[-1].known == {"a": split("a", 3), "b": split("b", 1)}
+    assert only(driver.discovered(missing=["a"]), e.ProveGone) == []
+    assert only(driver.send(e.DiscoveryDue()), e.DiscoverLater) == [e.DiscoverLater({"b": split("b", 1)})]
+
+
+def test_no_checkpoint_holds_a_split_that_is_gone_while_its_reader_may_go_on():
+    driver = Driver(checkpoint_of(reading("a", 3), reading("b", 1)), discovery_interval_s=1.0, parallelism=1)
+    driver.register(0)
+    driver.discovered(missing=["a"])
+    driver.send(e.SplitsGone(frozenset({"a"})))
+    stored = driver.checkpoint(2, r0=[reading("a", 5), reading("b", 4)])
+    assert [state.split for state in stored.splits] == [split("b", 4)]
+    assert only(driver.send(e.CheckpointCompleted(2)), e.PublishPositions) == [e.PublishPositions((split("b", 4),))]
+    driver.send(e.ReaderLost(0))
+    assert assigned_splits(driver.register(0)) == [split("a", 5), split("b", 4)]
+
+
+def test_a_split_that_was_gone_and_is_found_all_the_same_goes_on_where_it_was():
+    driver = Driver(checkpoint_of(reading("a", 3)), discovery_interval_s=1.0)
+    driver.discovered(missing=["a"])
+    driver.send(e.SplitsGone(frozenset({"a"})), e.DiscoveryDue())
+    driver.discovered(split("a", 0))
+    assert [state.split for state in driver.checkpoint(2).splits] == [split("a", 3)]
+
+
 @pytest.mark.parametrize(("parallelism", "interval_s"), [(0, None), (-1, None), (1, 0.0), (1, -1.0)])
 def test_settings_that_make_no_sense_are_refused(parallelism, interval_s):
     with pytest.raises(UsageError):

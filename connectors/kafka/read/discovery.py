@@ -128,18 +128,22 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
                 break
         return found
 
-    def retired(self, splits: Sequence[KafkaSplit]) -> frozenset[str]:
-        """Ids of those that are gone for good: no broker knows the topic under its id, or the subscription leaves it out."""
+    def gone(self, splits: Sequence[KafkaSplit]) -> frozenset[str]:
+        """Ids of those whose topic no broker knows under its id. Raises RetriableError while a broker cannot be asked."""
         answers = self._cluster.find_topics_everywhere({split.topic for split in splits})
         known = {(name, topic.topic_id) for answer in answers for name, topic in answer.items() if topic is not None}
         named = {name for name, _ in known}
 
         def is_there(split: KafkaSplit) -> bool:
             # a split without an id comes from brokers that had none: any topic of its name may be its own
-            there = split.topic in named if split.topic_id is None else (split.topic, split.topic_id) in known
-            return there and self._selects((split.topic, split.partition))
+            return split.topic in named if split.topic_id is None else (split.topic, split.topic_id) in known
 
         return frozenset(split.split_id for split in splits if not is_there(split))
+
+    def retired(self, splits: Sequence[KafkaSplit]) -> frozenset[str]:
+        """Ids of those that are gone, or that the subscription leaves out. Raises as `gone`."""
+        left_out = {split.split_id for split in splits if not self._selects((split.topic, split.partition))}
+        return self.gone(splits) | left_out
 
     def close(self) -> None:
         """Nothing to do: connections belong to the process, see `shared_cluster`."""

@@ -6,7 +6,7 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -320,10 +320,17 @@ class KafkaSource(LogSource[KafkaSplit]):
             raise DataLossError(f"{message}. {ALLOW_LOSS}")
         log.warning("%s; going on without them", message)
 
+    def gone(self, splits: Sequence[KafkaSplit]) -> frozenset[str]:
+        """Ids of those whose topic no broker knows under its id; none while a broker is away."""
+        return self._proven(splits, self.create_discovery().gone)
+
     def retired(self, splits: Sequence[KafkaSplit]) -> frozenset[str]:
         """Ids of those whose topic no broker knows under its id, or that are selected no more; none while a broker is away."""
+        return self._proven(splits, self.create_discovery().retired)
+
+    def _proven(self, splits: Sequence[KafkaSplit], prove: Callable[[Sequence[KafkaSplit]], frozenset[str]]) -> frozenset[str]:
         try:
-            return self.create_discovery().retired(splits)
+            return prove(splits)
         except RetriableError as error:
             log.warning("whether %s are gone for good is not known yet: %s", ", ".join(map(str, splits)), error)
             return frozenset()

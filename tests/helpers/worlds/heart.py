@@ -138,13 +138,13 @@ HEART = Adversary(
     },
     (
         {  # whole exchanges and checkpoints: gets far in a few steps, and restores often
-            "grow": 4, "create": 3, "hide": 2, "show": 2, "delete": 1, "close": 2, "round": 8, "discovery_due": 2,
+            "grow": 4, "create": 3, "hide": 2, "show": 2, "delete": 4, "close": 2, "round": 8, "discovery_due": 2,
             "run_discovery": 2, "answer_discovery": 2, "polls": 6, "sends": 3, "receives": 3, "lose": 3, "begin": 2,
             "begin_missing": 3, "whole_checkpoint": 8, "trigger": 2, "complete": 2, "abort": 1, "late_news": 1, "crash": 4,
             "rewind": 1, "lost_while_persisting": 3, "fail_discovery": 1,
         },
         {  # message by message: every interleaving, more seldom far
-            "grow": 4, "create": 2, "hide": 2, "show": 2, "delete": 1, "close": 1, "run_discovery": 6, "fail_discovery": 1,
+            "grow": 4, "create": 2, "hide": 2, "show": 2, "delete": 4, "close": 1, "run_discovery": 6, "fail_discovery": 1,
             "answer_discovery": 6, "discovery_due": 3, "sends": 24, "receives": 20, "polls": 20, "lose": 3, "begin": 1,
             "begin_missing": 3, "trigger": 8, "complete": 10, "abort": 2, "late_news": 1, "crash": 2, "rewind": 1,
         },

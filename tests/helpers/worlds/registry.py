@@ -51,6 +51,7 @@ WORLDS = (
             "crash in COLLECTING": 45,
             "crash in PERSISTING": 45,
             "ReportMissing": 135,
+            "SplitsGone": 20,
             "ReportDiscoveryFailure": 22,
         },
     ),
