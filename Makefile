@@ -9,7 +9,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-beam test lowest lint docs bench bench-beam bench-growth bench-restore bench-outage soak soak-beam requirements clean
+.PHONY: help demo demo-beam test lowest lint docs bench bench-beam bench-growth bench-restore bench-outage soak soak-beam chaos requirements clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -30,7 +30,7 @@ lint: $(INSTALLED) ## Style, types, and the import rules between layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p headrace -p pyspark_headrace
-	$(BIN)/mypy --explicit-package-bases benchmarks/*.py benchmarks/restore/*.py
+	$(BIN)/mypy --explicit-package-bases benchmarks/*.py benchmarks/restore/*.py benchmarks/chaos/*.py benchmarks/chaos/faults/*.py
 	$(BIN)/lint-imports
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python -m tests.helpers.typecheck
 
@@ -61,6 +61,14 @@ soak: $(INSTALLED) ## 100,000 new histories of each simulated world, and 340 SIG
 
 soak-beam: $(INSTALLED) ## 50 SIGKILLs of Flink's task manager under a Beam pipeline (15 minutes)
 	$(BIN)/python -m tests.helpers.beam_soak --kills 50 --result benchmarks/results/beam-kill-soak.json
+
+chaos: $(INSTALLED) ## Faults of brokers, networks, settings and jobs, until each system has had 2,000; goes on where it was (days)
+	$(BIN)/python -m benchmarks.chaos.run --system embedded
+	$(BIN)/python -m benchmarks.chaos.run --system spark
+	$(BIN)/python -m benchmarks.chaos.run --system executors
+	$(BIN)/python -m benchmarks.chaos.run --system beam
+	$(BIN)/python -m benchmarks.chaos.run --system jvm
+	$(BIN)/python -m benchmarks.chaos.report
 
 requirements: $(INSTALLED) ## The newest versions of what the tests run with, into requirements/test.txt
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --upgrade --custom-compile-command 'make requirements' --output-file requirements/test.txt pyproject.toml

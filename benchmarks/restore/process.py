@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
@@ -39,7 +40,7 @@ class Family:
         """SIGKILL to all; when it was sent, and when none was left (monotonic seconds). Raises RuntimeError if one stays."""
         killed: set[psutil.Process] = set()
         at = time.monotonic()
-        while new := self._members() - killed:
+        while new := self.members() - killed:
             for process in new:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
@@ -70,15 +71,17 @@ class Family:
 
     def end(self) -> None:
         """Whatever is left of it."""
-        for process in self._members():
+        for process in self.members():
             with suppress(psutil.NoSuchProcess):
                 process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # what is left of one whose first process has ended by itself
         self._process.wait(END_S)
 
     def cpu_seconds(self) -> dict[str, float]:
         """Processor time that its processes have taken so far: those of Java, and those of Python."""
         spent = {"Java": 0.0, "Python": 0.0}
-        for process in self._members():
+        for process in self.members():
             with suppress(psutil.NoSuchProcess):
                 times = process.cpu_times()
                 spent["Java" if process.name() == "java" else "Python"] += times.user + times.system
@@ -89,7 +92,8 @@ class Family:
         lines = self._log.read_text(errors="replace").splitlines()
         return "\n".join([line[:LINE_LENGTH] for line in lines if not line.startswith("\t")][-LOG_LINES:])
 
-    def _members(self) -> set[psutil.Process]:
+    def members(self) -> set[psutil.Process]:
+        """Those that are there now; none once the first has ended."""
         try:
             root = psutil.Process(self._process.pid)
             return {root, *root.children(recursive=True)}
@@ -99,7 +103,7 @@ class Family:
     def _workers(self) -> list[psutil.Process]:
         """What Spark's Python daemons have forked; Flink's TaskManagers."""
         found = []
-        for process in self._members():
+        for process in self.members():
             with suppress(psutil.NoSuchProcess):
                 ancestors = [" ".join(ancestor.cmdline()) for ancestor in process.parents()[:2]]
                 forked = any(all(name in line for name, line in zip(up, ancestors, strict=False)) for up in _ANCESTORS)

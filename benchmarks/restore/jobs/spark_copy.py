@@ -1,7 +1,8 @@
 """A Spark driver to be killed: copies key and value of a topic to another, for ever.
 
     python spark_copy.py <json>, a Job (systems.py) with "connector": "headrace" (exactly once) or "kafka" (Spark's own),
-    "jars", "survives": whether a failed query is started again, and "warm": whether Spark's Python processes are forked
+    "jars", "survives": whether a failed query is started again, "warm": whether Spark's Python processes are forked, and, if it
+    is not to be this process alone, "master"
 
 It notes in `marks` when it got how far.
 """
@@ -27,7 +28,7 @@ def start_session(told: dict[str, Any]) -> Any:  # noqa: ANN401 - Spark is impor
     builder = warm_session_builder if told["warm"] else session_builder
     mark(told, "imported")
     settings = {
-        "spark.master": f"local[{told['parallelism']},4]",
+        "spark.master": told.get("master", f"local[{told['parallelism']},4]"),
         "spark.driver.memory": "2g",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",

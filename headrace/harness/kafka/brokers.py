@@ -93,6 +93,10 @@ class BrokerCluster:
         """Whether the broker's process has been started and not ended; also True while it is paused."""
         return self._node(node).is_running()
 
+    def pid(self, node: int) -> int | None:
+        """The process id of the broker that was started last, on this machine; None before the first."""
+        return self._node(node).pid
+
     def log_tail(self, node: int) -> str:
         """The last 40 lines of the broker's log."""
         return self._node(node).log_tail(LOG_LINES)

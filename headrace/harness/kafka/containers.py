@@ -67,6 +67,14 @@ class ContainerNode:
         self._stack = stack
         self._is_created = False
 
+    @property
+    def pid(self) -> int | None:
+        """That of the broker, as this machine sees it: the engine shares its kernel."""
+        if not self._is_created:
+            return None
+        self._docker.reload()
+        return int(self._docker.attrs["State"]["Pid"])
+
     def start(self) -> None:
         """Create the container, or start it again."""
         if self._is_created:

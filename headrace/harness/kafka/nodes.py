@@ -13,6 +13,10 @@ LOG_NAME = "broker.log"
 class Node(Protocol):
     """A broker that can be started, ended and frozen. Every method returns once its effect has happened."""
 
+    @property
+    def pid(self) -> int | None:
+        """The process that was started last; None before the first."""
+
     def start(self) -> None:
         """Start the process, without waiting until it serves."""
 
@@ -59,6 +63,12 @@ class ExternalNode:
         )
 
     start = kill = stop = pause = resume = _refuse
+
+    @property
+    def pid(self) -> int | None:
+        """Nothing is known of its process."""
+        self._refuse()
+        return None
 
     def is_running(self) -> bool:
         """Assumed: readiness is asked of the broker itself."""

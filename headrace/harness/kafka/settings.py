@@ -12,16 +12,16 @@ PLAINTEXT = "PLAINTEXT"
 CONTROLLER = "CONTROLLER"
 
 NodePorts = Mapping[str, int]  # by listener name
+Advertised = Mapping[int, Mapping[str, str]]  # `host:port` by node, then by listener name
 
 
 def server_properties(
-    node: int, ports: Mapping[int, NodePorts], data: Path, security: Security, config: Mapping[str, str]
+    node: int, mine: NodePorts, advertised: Advertised, data: Path, security: Security, config: Mapping[str, str]
 ) -> dict[str, str]:
-    """All settings of one node, broker and controller in one; `config` wins over what is chosen here."""
-    mine = ports[node]
+    """All settings of one node, broker and controller in one, listening at `mine`; `config` wins over what is chosen here."""
     return {
-        **_network(node, ports),
-        **_small(len(ports)),
+        **_network(node, mine, advertised),
+        **_small(len(advertised)),
         "log.dirs": str(data),
         **security.properties([name for name in mine if name != CONTROLLER]),
         **config,
@@ -34,16 +34,14 @@ def write_properties(path: Path, properties: Mapping[str, str]) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
-def _network(node: int, ports: Mapping[int, NodePorts]) -> dict[str, str]:
-    mine = ports[node]
-    listeners = {name: f"{name}://{HOST}:{port}" for name, port in mine.items()}
+def _network(node: int, mine: NodePorts, advertised: Advertised) -> dict[str, str]:
     protocols = {name: PLAINTEXT if name == CONTROLLER else name for name in mine}
     return {
         "process.roles": "broker,controller",
         "node.id": str(node),
-        "controller.quorum.voters": ",".join(f"{other}@{HOST}:{ports[other][CONTROLLER]}" for other in ports),
-        "listeners": ",".join(listeners.values()),
-        "advertised.listeners": ",".join(url for name, url in listeners.items() if name != CONTROLLER),
+        "controller.quorum.voters": ",".join(f"{other}@{told[CONTROLLER]}" for other, told in advertised.items()),
+        "listeners": ",".join(f"{name}://{HOST}:{port}" for name, port in mine.items()),
+        "advertised.listeners": ",".join(f"{name}://{address}" for name, address in advertised[node].items()),
         "listener.security.protocol.map": ",".join(f"{name}:{protocol}" for name, protocol in protocols.items()),
         "controller.listener.names": CONTROLLER,
         "inter.broker.listener.name": PLAINTEXT,

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -31,6 +31,10 @@ START_ATTEMPTS = 3
 PORT_TAKEN = "Address already in use"
 
 
+Advertise = Callable[[int, str, str], str]
+"""(node, listener, `host:port` where it listens) to the `host:port` that clients, brokers and controllers are told."""
+
+
 @dataclass(frozen=True)
 class BrokerSpec:
     """What the caller of `start_broker` asked for."""
@@ -41,6 +45,7 @@ class BrokerSpec:
     users: Mapping[str, str]
     port: int | None
     jvm_options: Sequence[str]
+    advertise: Advertise | None
 
 
 class PortTakenError(PeerError):
@@ -56,6 +61,7 @@ def start_broker(
     users: Mapping[str, str] | None = None,
     port: int | None = None,
     jvm_options: Sequence[str] = ("-Xmx512m",),
+    advertise: Advertise | None = None,
 ) -> Iterator[BrokerCluster]:
     """Give a Kafka cluster that is ready; end it and remove all it left when the context, or this process, ends.
 
@@ -66,16 +72,18 @@ def start_broker(
     users: passwords by name, for the SASL listeners.
     port: the PLAINTEXT port of the first broker, the next ones following; by default any free ones.
     jvm_options: of each broker; by default a heap of 512 MiB.
+    advertise: called once for each node and listener (also CONTROLLER) before anything starts; what it gives is told to
+    clients, brokers and controllers instead of the address where the node listens: that of a proxy.
 
-    HEADRACE_BOOTSTRAP, a PLAINTEXT address, is used instead when set: then `config`, `security` and `port` cannot be
-    given, and it must have at least `brokers` brokers.
+    HEADRACE_BOOTSTRAP, a PLAINTEXT address, is used instead when set: then `config`, `security`, `port` and `advertise`
+    cannot be given, and it must have at least `brokers` brokers.
 
     Raises UsageError for wishes that cannot be met (also: neither Docker nor PySpark and Java), PeerError with the end
     of the log when a broker fails to start, DeadlineExceededError when it does not serve within 120 s.
     """
     if brokers < 1:
         raise UsageError(f"a cluster of {brokers} brokers: at least 1 is needed")
-    spec = BrokerSpec(brokers, dict(config or {}), tuple(security), dict(users or {}), port, tuple(jvm_options))
+    spec = BrokerSpec(brokers, dict(config or {}), tuple(security), dict(users or {}), port, tuple(jvm_options), advertise)
     external = os.environ.get(BOOTSTRAP_VARIABLE)
     if external:
         yield _external_cluster(external, spec)
@@ -87,8 +95,10 @@ def start_broker(
 
 
 def _external_cluster(bootstrap: str, spec: BrokerSpec) -> BrokerCluster:
-    if spec.config or spec.security or spec.port is not None:
-        raise UsageError(f"config, security and port cannot be given to the external cluster of {BOOTSTRAP_VARIABLE}")
+    if spec.config or spec.security or spec.port is not None or spec.advertise is not None:
+        raise UsageError(
+            f"config, security, port and advertise cannot be given to the external cluster of {BOOTSTRAP_VARIABLE}"
+        )
     first = addresses(bootstrap)[0]
     found: dict[int, dict[str, str]] = {}
 
@@ -108,6 +118,7 @@ def _start(spec: BrokerSpec, keep: ExitStack) -> BrokerCluster:
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         launcher = stack.enter_context(_launcher(directory, spec.jvm_options))
         ports = stack.enter_context(_reserve(spec))
+        advertised = _advertised(spec, ports)
         security = make_security(spec.security, spec.users, directory / "certificates")
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
 
@@ -115,7 +126,7 @@ def _start(spec: BrokerSpec, keep: ExitStack) -> BrokerCluster:
             home = directory / f"node-{node}"
             home.mkdir()
             settings = home / "server.properties"
-            write_properties(settings, server_properties(node, ports, home / "data", security, spec.config))
+            write_properties(settings, server_properties(node, ports[node], advertised, home / "data", security, spec.config))
             arguments = ["format", f"--cluster-id={cluster_id}", "--config", str(settings), *security.format_arguments()]
             launcher.format(home, arguments)
 
@@ -123,8 +134,7 @@ def _start(spec: BrokerSpec, keep: ExitStack) -> BrokerCluster:
             list(pool.map(prepare, ports))
         nodes = {node: launcher.node(directory / f"node-{node}") for node in ports}
         listeners = {
-            node: {name: f"{HOST}:{number}" for name, number in mine.items() if name != CONTROLLER}
-            for node, mine in ports.items()
+            node: {name: address for name, address in told.items() if name != CONTROLLER} for node, told in advertised.items()
         }
         cluster = BrokerCluster(nodes, listeners, security.users, security.certificates)
         # Their data goes with them, so a clean shutdown would only take time.
@@ -132,6 +142,13 @@ def _start(spec: BrokerSpec, keep: ExitStack) -> BrokerCluster:
         _start_nodes(cluster)
         keep.push(stack.pop_all())
         return cluster
+
+
+def _advertised(spec: BrokerSpec, ports: Mapping[int, Mapping[str, int]]) -> dict[int, dict[str, str]]:
+    advertise = spec.advertise or (lambda _node, _listener, address: address)
+    return {
+        node: {name: advertise(node, name, f"{HOST}:{number}") for name, number in mine.items()} for node, mine in ports.items()
+    }
 
 
 def _start_nodes(cluster: BrokerCluster) -> None:

@@ -1,0 +1,58 @@
+"""The interface of all faults."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.chaos.subject import Subject
+from benchmarks.chaos.world import World
+
+
+class NotHappenedError(Exception):
+    """A fault was applied and left no trace: then a job that stood it has shown nothing."""
+
+
+class Fault(ABC):
+    """One fault, once: `apply`, some seconds, `prove`, `heal`."""
+
+    def __init__(self, world: World, subject: Subject, generator: random.Random) -> None:
+        """Does nothing yet."""
+        self.world, self.subject, self.random = world, subject, generator
+
+    @abstractmethod
+    def apply(self) -> str:
+        """Begin it; returns what was hit."""
+
+    @abstractmethod
+    def heal(self) -> None:
+        """End it. Also called when `apply` failed."""
+
+    @abstractmethod
+    def prove(self) -> str:
+        """What shows that it has happened. Raises NotHappenedError if nothing does."""
+
+    def leader_of_a_partition(self) -> int:
+        """Of any partition that the job reads or writes."""
+        topic = self.random.choice(self.subject.names.topics)
+        partition = self.random.choice(sorted(self.world.partitions(topic)))
+        return self.world.leader(topic, partition)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`shortest` and `longest`: seconds from apply to heal. `fits`: whether a system can have it."""
+
+    name: str
+    family: str
+    make: Callable[[World, Subject, random.Random], Fault]
+    shortest: float
+    longest: float
+    fits: Callable[[str], bool] = lambda _system: True
+
+
+def is_embedded(system: str) -> bool:
+    """The script, also with a bug planted: it has a group, and it is one process."""
+    return system == "embedded" or system.startswith("planted-")

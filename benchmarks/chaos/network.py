@@ -1,0 +1,242 @@
+"""The network between clients and brokers, and among brokers: TCP proxies that can hold, slow down and cut.
+
+A connection has a source (a broker's number as text, HARNESS, or JOB) and a target (a broker's number). The source is who owns
+the connecting socket, according to /proc: so a partition can cut one broker off from the others and leave its clients alone,
+and what the harness asks and counts is never disturbed.
+
+Bytes of a partition are held, not swallowed: once it is healed they arrive, late, as TCP's retransmissions do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from socket import SO_LINGER, SOL_SOCKET, socket
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+HOST = "127.0.0.1"
+CHUNK = 1 << 16
+HARNESS, JOB = "harness", "job"
+_ANSWER_S = 10.0
+_RESET = struct.pack("ii", 1, 0)  # closing sends RST
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Of one direction of a connection. `bytes_per_s`: 0 is no limit. `delay_s`: before each chunk of up to 64 KiB."""
+
+    holds: bool = False
+    bytes_per_s: float = 0.0
+    delay_s: float = 0.0
+
+
+GOOD = Condition()
+HELD = Condition(holds=True)
+
+
+@dataclass(frozen=True)
+class Weather:
+    """`out`: from who connected to the broker, requests. `back`: answers."""
+
+    out: Condition = GOOD
+    back: Condition = GOOD
+
+
+CALM = Weather()
+Where = Callable[[str, int], bool]
+"""(source, target): whether a connection between them is meant."""
+
+
+@dataclass(eq=False)
+class _Connection:
+    source: str
+    target: int
+    client: asyncio.StreamWriter
+    server: asyncio.StreamWriter
+
+    def reset(self) -> None:
+        for writer in (self.client, self.server):
+            found: socket | None = writer.get_extra_info("socket")
+            if found is not None and found.fileno() >= 0:
+                with suppress(OSError):
+                    found.setsockopt(SOL_SOCKET, SO_LINGER, _RESET)
+            writer.transport.abort()
+
+
+@dataclass
+class Tally:
+    """What has been done to connections so far: bytes that were held or slowed down, connections that were cut."""
+
+    held: int = 0
+    slowed: int = 0
+    cut: int = 0
+
+
+@dataclass
+class Network:
+    """All proxies, in a thread of their own. `owners` gives who a process is, by its id; any other is JOB.
+
+    `proxy` is called before the servers start. `disturb`, `cut` and `calm` may be called from any thread.
+    """
+
+    owners: Callable[[], Mapping[int, str]]
+    tally: Tally = field(default_factory=Tally)
+    _weather: Weather = CALM
+    _where: Where = lambda _source, _target: False
+    _connections: set[_Connection] = field(default_factory=set)
+    _servers: list[asyncio.Server] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._changed = asyncio.Event()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="network", daemon=True)
+        self._thread.start()
+
+    def proxy(self, target: int, _listener: str, address: str) -> str:
+        """Listen for one listener of a broker; gives the `host:port` of the proxy. Fits `start_broker(advertise=...)`."""
+        host, _, port = address.rpartition(":")
+
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await self._serve(target, (host, int(port)), reader, writer)
+
+        server = self._call(asyncio.start_server(accept, HOST, 0))
+        self._servers.append(server)
+        return f"{HOST}:{server.sockets[0].getsockname()[1]}"
+
+    def disturb(self, where: Where, weather: Weather) -> None:
+        """From now on; it replaces what was before."""
+        self._call(self._set(where, weather))
+
+    def calm(self) -> None:
+        """Everything flows again, and what was held is delivered."""
+        self.disturb(lambda _source, _target: False, CALM)
+
+    def cut(self, where: Where) -> int:
+        """Reset the connections that are there; how many."""
+        return self._call(self._reset(where))
+
+    def close(self) -> None:
+        """End the thread; connections are cut."""
+        self._call(self._end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_ANSWER_S)
+        self._loop.close()
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_ANSWER_S)
+
+    async def _set(self, where: Where, weather: Weather) -> None:
+        self._where, self._weather = where, weather
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _end(self) -> None:
+        for server in self._servers:
+            server.close()
+        await self._reset(lambda _source, _target: True)
+        serving = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
+
+    async def _reset(self, where: Where) -> int:
+        meant = [each for each in self._connections if where(each.source, each.target)]
+        for connection in meant:
+            connection.reset()
+        self._connections.difference_update(meant)
+        self.tally.cut += len(meant)
+        return len(meant)
+
+    async def _serve(
+        self, target: int, address: tuple[str, int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        source = self._source(writer)
+        try:
+            back, out = await asyncio.open_connection(*address)
+        except OSError:  # the broker is dead: so is the connection to it
+            writer.transport.abort()
+            return
+        connection = _Connection(source, target, writer, out)
+        self._connections.add(connection)
+        try:
+            async with asyncio.TaskGroup() as pumps:
+                pumps.create_task(self._pump(connection, reader, out, lambda weather: weather.out))
+                pumps.create_task(self._pump(connection, back, writer, lambda weather: weather.back))
+        except* (OSError, _EndedError):
+            pass
+        finally:
+            self._connections.discard(connection)
+            for end in (writer, out):
+                end.close()  # after what is still to be sent
+
+    async def _pump(
+        self,
+        connection: _Connection,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        side: Callable[[Weather], Condition],
+    ) -> None:
+        """Until one end closes: then both are closed, as no party here uses half of a connection."""
+        while data := await reader.read(CHUNK):
+            condition = self._condition(connection, side)
+            if condition.holds:
+                self.tally.held += len(data)
+            while condition.holds:
+                await self._changed.wait()
+                condition = self._condition(connection, side)
+            if condition != GOOD:
+                self.tally.slowed += len(data)
+                await asyncio.sleep(condition.delay_s + (len(data) / condition.bytes_per_s if condition.bytes_per_s else 0))
+            writer.write(data)
+            await writer.drain()
+        raise _EndedError
+
+    def _condition(self, connection: _Connection, side: Callable[[Weather], Condition]) -> Condition:
+        return side(self._weather) if self._where(connection.source, connection.target) else GOOD
+
+    def _source(self, writer: asyncio.StreamWriter) -> str:
+        """Whose the connecting socket is: its inode, by its address, and who has that open."""
+        found = socket_inode(writer.get_extra_info("peername")[1], writer.get_extra_info("sockname")[1])
+        return next((name for pid, name in self.owners().items() if found in socket_inodes(pid)), JOB)
+
+
+class _EndedError(Exception):
+    """One end has closed."""
+
+
+def socket_inode(local_port: int, remote_port: int) -> str | None:
+    """The inode of the IPv4 socket of this machine between two ports of 127.0.0.1, from its owner's side."""
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        words = line.split()
+        if [int(words[place].rpartition(":")[2], 16) for place in (1, 2)] == [local_port, remote_port]:
+            return words[9]
+    return None
+
+
+def socket_inodes(pid: int) -> set[str]:
+    """Of the sockets that a process has open; none when it is gone."""
+    found = set()
+    with suppress(OSError):
+        for file in os.scandir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                name = os.readlink(file.path)
+                if name.startswith("socket:["):
+                    found.add(name[8:-1])
+    return found
+
+
+@contextmanager
+def network(owners: Callable[[], Mapping[int, str]]) -> Iterator[Network]:
+    """A network that ends with the context."""
+    found = Network(owners)
+    try:
+        yield found
+    finally:
+        found.close()

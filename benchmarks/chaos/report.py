@@ -1,0 +1,108 @@
+"""The results of chaos as a table and a plot: how often each kind of fault came, what was wrong, and the longest stall.
+
+python -m benchmarks.chaos.report
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.chaos.faults import KINDS
+from benchmarks.chaos.run import RESULTS
+from benchmarks.chaos.subject import SYSTEMS
+from benchmarks.chaos.trial import is_good
+from benchmarks.plot import plot
+
+Lines = Sequence[Mapping[str, Any]]
+HEAD = "| fault | system | faults | lost | doubled | gave up | stall, median s | longest s | of the load itself, longest s |"
+
+
+@dataclass(frozen=True)
+class Quartiles:
+    """Of seconds."""
+
+    low: float
+    median: float
+    high: float
+
+
+def happened(lines: Lines) -> dict[str, list[Mapping[str, Any]]]:
+    """Faults by their kind, without those that left no trace."""
+    found: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for line in lines:
+        if "kind" in line and "proof" in line:
+            found[line["kind"]].append(line)
+    return dict(found)
+
+
+def table(systems: Mapping[str, Lines]) -> str:
+    """Markdown: a row for each kind and system; then sums, and the verdicts on whole outputs."""
+    rows = [HEAD, "|---" * HEAD.count(" | ") + "|---|"]
+    by_kind = {name: happened(lines) for name, lines in systems.items()}
+    for kind in KINDS:
+        for name, kinds in by_kind.items():
+            if kind in kinds:
+                rows.append(_row(kind, SYSTEMS[name].title, kinds[kind]))
+    return "\n".join([*rows, "", *(_summary(name, lines) for name, lines in systems.items()), ""])
+
+
+def _row(kind: str, title: str, lines: Lines) -> str:
+    stalls = [line["stall_s"] for line in lines]
+    counts = [len(lines), *(sum(line[name] for line in lines) for name in ("missing", "duplicates"))]
+    gave_up = sum(len(line["ended"]) for line in lines)
+    times = [np.median(stalls), max(stalls), max(line["load_stall_s"] for line in lines)]
+    return "| " + " | ".join([kind, title, *map(str, [*counts, gave_up]), *(f"{seconds:.1f}" for seconds in times)]) + " |"
+
+
+def _summary(name: str, lines: Lines) -> str:
+    faults = [line for line in lines if "kind" in line]
+    proven = [line for line in faults if "proof" in line]
+    verdicts = [line["verdict"] for line in lines if "verdict" in line]
+    sums = {key: sum(each[key] for each in verdicts) for key in ("records_in", "duplicates", "lost", "torn", "aborted_seen")}
+    told = ", ".join(f"{count:,} {key.replace('_', ' ')}" for key, count in sums.items())
+    wrong = sum(not is_good(line) for line in faults)
+    return (
+        f"- {SYSTEMS[name].title}: {len(proven)} faults ({len(faults) - len(proven)} more left no trace and are not counted), "
+        f"after {wrong} of which something was wrong. The outputs of {len(verdicts)} sessions, read again as a whole: {told}."
+    )
+
+
+def bars(systems: Mapping[str, Lines]) -> dict[str, dict[str, Quartiles]]:
+    """Stalls by kind and system."""
+    by_kind = {SYSTEMS[name].title: happened(lines) for name, lines in systems.items()}
+    found: dict[str, dict[str, Quartiles]] = {}
+    for kind in KINDS:
+        group = {
+            title: Quartiles(*np.percentile([line["stall_s"] for line in kinds[kind]], (25, 50, 75)).tolist())
+            for title, kinds in by_kind.items()
+            if kind in kinds
+        }
+        if group:
+            found[kind] = group
+    return found
+
+
+def write(folder: Path) -> None:
+    """`TABLE.md` and `stalls.svg` beside the lines."""
+    systems = {
+        name: [json.loads(line) for line in file.read_text().splitlines()]
+        for name, system in SYSTEMS.items()
+        if (file := folder / f"{name}.jsonl").exists() and not system.ablation
+    }
+    (folder / "TABLE.md").write_text(table(systems))
+    found = bars(systems)
+    if found:
+        counts = {kind: sum(len(happened(lines).get(kind, ())) for lines in systems.values()) for kind in found}
+        notes = {kind: f"{count} faults" for kind, count in counts.items()}
+        plot(found, "How long no new record came out, by kind of fault", "s", folder / "stalls.svg", notes)
+
+
+if __name__ == "__main__":
+    write(RESULTS)

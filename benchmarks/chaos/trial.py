@@ -1,0 +1,119 @@
+"""One fault, to the verdict: apply, wait, prove, heal, and wait until all that was acknowledged is visible."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError
+from benchmarks.chaos.load import Load
+from benchmarks.chaos.oracle import now
+from benchmarks.chaos.subject import Subject
+from benchmarks.chaos.world import GROUPS, TRANSACTIONS, World
+from headrace.enumerator.errors import HeadraceError
+
+LOOK_S = 0.05
+CALM_S, HEAL_S, CATCH_UP_S = 90.0, 240.0, 300.0
+
+
+@dataclass
+class Trial:
+    """World, job and load, which outlast many faults. Used by one thread; faults are applied in another."""
+
+    world: World
+    subject: Subject
+    load: Load
+
+    def watch(self, seconds: float, until: Callable[[], bool]) -> bool:
+        """Look, until it is so, or for so long. Whether it was."""
+        deadline = now() + seconds
+        while now() < deadline:
+            self.subject.look()
+            if until():
+                return True
+            time.sleep(LOOK_S)
+        return False
+
+    def missing(self) -> int:
+        """Acknowledged so far, and not visible."""
+        return self.subject.census.missing(self.load.produced())
+
+    def is_calm(self) -> bool:
+        """Whether every replica is in sync, and the job is at the heels of the load."""
+        internal = [GROUPS, TRANSACTIONS] if self.subject.system.name != "jvm" else []
+        with suppress(HeadraceError, RuntimeError):
+            return self.world.in_sync([*self.subject.names.topics, *internal])
+        return False
+
+    def settle(self) -> None:
+        """Before a fault. A cluster that does not come to rest is no reason not to go on."""
+        with ThreadPoolExecutor(1) as pool:
+            deadline = now() + CALM_S
+            while now() < deadline:
+                look = pool.submit(self.is_calm)
+                self.watch(CALM_S, look.done)
+                if look.result():
+                    return
+
+    def run(self, kind: Kind, generator: random.Random) -> dict[str, Any]:
+        """One fault of the kind, and its line of the result."""
+        self.settle()
+        fault = kind.make(self.world, self.subject, generator)
+        hold = generator.uniform(kind.shortest, kind.longest)
+        duplicates, starts, ended = self.subject.census.duplicates, self.subject.starts, len(self.subject.ended)
+        began = now()
+        line: dict[str, Any] = {"kind": kind.name, "family": kind.family, "hold_s": round(hold, 2)}
+        line |= self._suffer(fault, hold)
+        healed = now()
+        snapshot = self.load.produced()
+        caught_up = self.watch(CATCH_UP_S, lambda: self.subject.census.missing(snapshot) == 0)
+        end = now()
+        census = self.subject.census
+        return {
+            **line,
+            "fault_s": round(healed - began, 2),
+            "catch_up_s": round(end - healed, 2) if caught_up else None,
+            "stall_s": round(census.longest_gap(began, end), 2),
+            "load_stall_s": round(self.load.longest_gap(began, end), 2),
+            "missing": census.missing(snapshot),
+            "duplicates": census.duplicates - duplicates,
+            "damaged": census.damaged,
+            "produced": sum(snapshot),
+            "starts": self.subject.starts - starts,
+            "ended": [text[-1500:] for text in self.subject.ended[ended:]],
+            "machine_load": round(os.getloadavg()[0], 1),
+            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+
+    def _suffer(self, fault: Fault, hold: float) -> dict[str, Any]:
+        """Apply, hold, prove, heal; what was hit and what proves it, or `not_happened`; `wrong` when healing failed."""
+        found: dict[str, Any] = {}
+        with ThreadPoolExecutor(1) as pool:
+
+            def meanwhile(work: Callable[[], Any]) -> Any:  # noqa: ANN401 - what the work gives
+                done = pool.submit(work)
+                self.watch(HEAL_S, done.done)
+                return done.result()
+
+            try:
+                found["hit"] = meanwhile(fault.apply)
+                self.watch(hold, lambda: False)
+                found["proof"] = meanwhile(fault.prove)
+            except (NotHappenedError, HeadraceError, RuntimeError) as error:
+                found["not_happened"] = f"{type(error).__name__}: {error}"
+            try:
+                meanwhile(fault.heal)
+            except TimeoutError as error:
+                found["wrong"] = str(error)
+        return found
+
+
+def is_good(line: Mapping[str, Any]) -> bool:
+    """Whether the job stood the fault: nothing lost, doubled or damaged, and nothing else that is wrong."""
+    return not (line["missing"] or line["duplicates"] or line["damaged"] or "wrong" in line)

@@ -1,0 +1,128 @@
+"""Three real brokers behind the network's proxies, and who does what among them at the moment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from kafka import KafkaAdminClient
+
+from benchmarks.chaos.network import HARNESS, Network, network
+from headrace.harness.kafka import BrokerCluster, create_topic, start_broker
+from headrace.harness.kafka.metadata import ask
+
+BROKERS, REPLICAS = 3, 3
+GROUPS, TRANSACTIONS = "__consumer_offsets", "__transaction_state"
+INTERNAL_PARTITIONS = 4
+ADMIN_MS = 15_000
+JVM = ("-Xmx384m", "-XX:TieredStopAtLevel=1")  # they are started again and again
+SETTINGS = {
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+    "group.min.session.timeout.ms": "1000",
+    # A busy machine must not look like a fault: only what is frozen or cut off for longer is taken for dead.
+    "broker.session.timeout.ms": "8000",
+    "controller.quorum.fetch.timeout.ms": "8000",
+    "controller.quorum.request.timeout.ms": "5000",
+    "leader.imbalance.check.interval.seconds": "20",
+    "delete.topic.enable": "true",
+    "file.delete.delay.ms": "1000",
+}
+
+
+@dataclass(frozen=True)
+class Names:
+    """Of one job: its topics, and what its group and transactional ids are called."""
+
+    source: str
+    target: str
+    job: str
+
+    @property
+    def topics(self) -> tuple[str, str]:
+        """Of records."""
+        return self.source, self.target
+
+
+class World:
+    """The cluster. All questions are asked anew: answers change with every fault."""
+
+    def __init__(self, cluster: BrokerCluster, net: Network) -> None:
+        """Made by `world`."""
+        self.cluster, self.network = cluster, net
+        self.bootstrap = cluster.bootstrap
+        self.nodes: Sequence[int] = cluster.nodes
+
+    def make_topic(self, name: str, partitions: int) -> None:
+        """With three replicas, two of which have to have a record before it is acknowledged."""
+        create_topic(self.bootstrap, name, partitions, REPLICAS, {"min.insync.replicas": str(REPLICAS - 1)})
+
+    @contextmanager
+    def admin(self) -> Iterator[Any]:
+        """kafka-python's client."""
+        client = KafkaAdminClient(bootstrap_servers=self.bootstrap.split(","), request_timeout_ms=ADMIN_MS)
+        try:
+            yield client
+        finally:
+            client.close()
+
+    def partitions(self, topic: str) -> Mapping[int, Any]:
+        """What the metadata says of each: `leader_id`, `replica_nodes`, `isr_nodes`. By any broker that answers."""
+        for node in self.nodes:
+            if self.cluster.is_running(node):
+                (found,) = ask(self.cluster.address(node), [topic]).topics
+                if not found.error_code:
+                    return {each.partition_index: each for each in found.partitions}
+        raise RuntimeError(f"no broker tells of topic {topic}")
+
+    def leader(self, topic: str, partition: int) -> int:
+        """Of one partition; -1 when there is none."""
+        return int(self.partitions(topic)[partition].leader_id)
+
+    def controller(self) -> int:
+        """The active one: the leader of the metadata quorum."""
+        with self.admin() as admin:
+            (topic,) = admin.describe_metadata_quorum()["topics"]
+            return int(topic["partitions"][0]["leader_id"])
+
+    def group_coordinator(self, group: str) -> int:
+        """The leader of the partition that has the group's offsets; of partition 0 before there is any group."""
+        return self.leader(GROUPS, java_hash(group) % INTERNAL_PARTITIONS)
+
+    def transaction_coordinator(self, prefix: str) -> int:
+        """Of the job's transaction that was listed last. Raises RuntimeError when it has none."""
+        with self.admin() as admin:
+            for node, listed in admin.list_transactions().items():
+                if any(each.transactional_id.startswith(prefix) for each in listed):
+                    return int(node)
+        raise RuntimeError(f"no broker knows a transaction of {prefix}")
+
+    def in_sync(self, topics: Sequence[str]) -> bool:
+        """Whether every replica of every partition is in sync."""
+        return all(len(each.isr_nodes) == REPLICAS for topic in topics for each in self.partitions(topic).values())
+
+
+def java_hash(text: str) -> int:
+    """Java's String.hashCode, as Kafka takes its absolute value."""
+    found = 0
+    for letter in text:
+        found = (31 * found + ord(letter)) & 0xFFFFFFFF
+    return found & 0x7FFFFFFF if found < 1 << 31 else (1 << 32) - found & 0x7FFFFFFF
+
+
+@contextmanager
+def world() -> Iterator[World]:
+    """Start it; nothing of it is left when the context ends."""
+    clusters: list[BrokerCluster] = []
+
+    def owners() -> Mapping[int, str]:
+        brokers = {pid: str(node) for each in clusters for node in each.nodes if (pid := each.pid(node)) is not None}
+        return {**brokers, os.getpid(): HARNESS}
+
+    with network(owners) as net, start_broker(BROKERS, config=SETTINGS, jvm_options=JVM, advertise=net.proxy) as cluster:
+        clusters.append(cluster)
+        net.cut(lambda _source, _target: True)  # those made before the brokers' processes were known
+        cluster.wait_ready()
+        yield World(cluster, net)

@@ -1,0 +1,256 @@
+"""The harness of `make chaos`, without servers: its network, its census, its schedule, its verdicts."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from benchmarks.chaos.faults import KINDS
+from benchmarks.chaos.faults.links import clients, everybody, peers
+from benchmarks.chaos.network import GOOD, HARNESS, HELD, JOB, Condition, Network, Weather, network
+from benchmarks.chaos.oracle import VALUE_BYTES, Census, phantoms
+from benchmarks.chaos.run import Journal, kinds_of, schedule
+from benchmarks.chaos.subject import SYSTEMS
+from benchmarks.chaos.trial import is_good
+from benchmarks.chaos.world import java_hash
+from benchmarks.restore.oracle import Log
+from benchmarks.restore.records import SEQUENCE_BITS, RecordMaker
+from headrace.enumerator.errors import RetriableError
+from headrace.harness.waiting import wait_until
+
+NODE = 2
+PATIENCE_S = 10.0
+
+
+def records(origin: int, first: int, count: int) -> list[bytes]:
+    return [row.tobytes() for row in RecordMaker(VALUE_BYTES).values(origin, first, count)]
+
+
+class Echo:
+    """A server that sends back what it gets."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._echo, args=(client,), daemon=True).start()
+
+    def _echo(self, client: socket.socket) -> None:
+        with client:
+            try:
+                while data := client.recv(1024):
+                    client.sendall(data)
+            except OSError:
+                return
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@pytest.fixture
+def echo() -> Iterator[Echo]:
+    server = Echo()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def net() -> Iterator[Network]:
+    """Nobody of this process is known: its connections are the job's."""
+    with network(dict) as found:
+        yield found
+
+
+def connected(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+
+
+def answer(client: socket.socket, count: int = 4) -> bytes:
+    found = b""
+    while len(found) < count and (data := client.recv(count - len(found))):
+        found += data
+    return found
+
+
+def until_held(net: Network, count: int) -> None:
+    def look() -> None:
+        if net.tally.held != count:
+            raise RetriableError(f"{net.tally.held} bytes are held")
+
+    wait_until(look, "the network holds nothing", PATIENCE_S, 0.005)
+
+
+def nothing_comes(client: socket.socket) -> bool:
+    return not select.select([client], [], [], 0.02)[0]
+
+
+class TestTheNetwork:
+    def test_what_is_held_arrives_when_the_partition_is_healed(self, net, echo):
+        with connected(net.proxy(NODE, "PLAINTEXT", echo.address)) as client:
+            client.sendall(b"past")
+            assert answer(client) == b"past"
+            net.disturb(clients(NODE), Weather(HELD, HELD))
+            client.sendall(b"late")
+            until_held(net, 4)
+            assert nothing_comes(client)
+            net.calm()
+            assert answer(client) == b"late"
+
+    def test_a_one_way_partition_lets_the_other_way_through(self, net, echo):
+        with connected(net.proxy(NODE, "PLAINTEXT", echo.address)) as client:
+            net.disturb(clients(NODE), Weather(GOOD, HELD))
+            client.sendall(b"once")
+            until_held(net, 4)  # the answer: so the request has arrived
+            assert nothing_comes(client)
+
+    def test_only_the_connections_that_are_meant_are_disturbed(self, net, echo):
+        with connected(net.proxy(NODE, "PLAINTEXT", echo.address)) as client:
+            net.disturb(clients(NODE + 1), Weather(HELD, HELD))
+            client.sendall(b"here")
+            assert answer(client) == b"here"
+            assert net.tally.held == 0
+
+    def test_a_slow_link_is_slow_and_loses_nothing(self, net, echo):
+        with connected(net.proxy(NODE, "PLAINTEXT", echo.address)) as client:
+            net.disturb(clients(NODE), Weather(Condition(delay_s=0.01), Condition(bytes_per_s=1e6)))
+            client.sendall(b"slow")
+            assert answer(client) == b"slow"
+            assert net.tally.slowed == 8
+
+    def test_a_reset_reaches_the_client_and_is_counted(self, net, echo):
+        with connected(net.proxy(NODE, "PLAINTEXT", echo.address)) as client:
+            client.sendall(b"past")
+            assert answer(client) == b"past"
+            assert net.cut(clients(NODE)) == 1
+            with pytest.raises(ConnectionError):
+                client.recv(4)
+            assert net.cut(lambda _source, _target: True) == 0
+
+    def test_the_source_is_who_owns_the_connecting_socket(self, echo):
+        with (
+            network(lambda: {os.getpid(): HARNESS}) as mine,
+            connected(mine.proxy(NODE, "PLAINTEXT", echo.address)) as client,
+        ):
+            client.sendall(b"past")
+            assert answer(client) == b"past"
+            assert mine.cut(clients(NODE)) == 0
+            assert mine.cut(lambda source, _target: source == HARNESS) == 1
+
+    def test_a_dead_broker_ends_the_connection_to_its_proxy(self, net):
+        with socket.create_server(("127.0.0.1", 0)) as gone:
+            address = f"127.0.0.1:{gone.getsockname()[1]}"
+        with connected(net.proxy(NODE, "PLAINTEXT", address)) as client:
+            assert client.recv(4) == b""
+
+
+@pytest.mark.parametrize(
+    ("place", "cut_off"),
+    [
+        (clients, {(JOB, 2)}),
+        (peers, {("1", 2), ("3", 2), ("2", 1), ("2", 3)}),
+        (everybody, {(JOB, 2), ("1", 2), ("3", 2), ("2", 1), ("2", 3)}),
+    ],
+)
+def test_a_partition_is_between_whom_it_says_and_never_before_the_harness(place, cut_off):
+    links = {(source, target) for source in (JOB, HARNESS, "1", "2", "3") for target in (1, 2, 3)}
+    assert {link for link in links if place(2)(*link)} == cut_off
+
+
+class TestTheCensus:
+    def test_every_record_once_is_nothing_missing(self):
+        census = Census(2)
+        census.add([*records(0, 0, 5), *records(1, 0, 3)], 1.0)
+        assert (census.missing([5, 3]), census.duplicates, census.records) == (0, 0, 8)
+
+    def test_a_lost_record_is_missing(self):
+        census = Census(2)
+        census.add([*records(0, 0, 2), *records(0, 3, 2)], 1.0)
+        assert census.missing([5, 0]) == 1
+
+    def test_a_record_that_comes_twice_is_a_duplicate_whenever_it_comes(self):
+        census = Census(1)
+        census.add([*records(0, 0, 3), *records(0, 2, 1)], 1.0)
+        census.add(records(0, 0, 1), 2.0)
+        assert (census.duplicates, census.records) == (2, 3)
+
+    def test_a_damaged_record_is_no_record(self):
+        census = Census(1)
+        census.add([b"x" * VALUE_BYTES, *records(3, 0, 1)], 1.0)  # there is no partition 3
+        assert (census.damaged, census.records) == (2, 0)
+
+    def test_what_was_shown_and_is_not_committed_is_a_phantom(self):
+        census = Census(1)
+        census.add(records(0, 0, 3), 1.0)
+        committed = {0: Log(np.arange(2), np.array([0, 2]) | (0 << SEQUENCE_BITS))}
+        assert phantoms(census, committed) == 1
+
+    def test_the_longest_gap_reaches_to_the_first_new_record_after_the_end(self):
+        census = Census(1)
+        for number, at in enumerate((1.0, 2.0, 4.0, 9.0)):
+            census.add(records(0, number, 1), at)
+        assert census.longest_gap(1.5, 5.0) == 5.0
+        assert census.longest_gap(1.5, 3.0) == 2.0
+
+
+class TestTheSchedule:
+    def test_each_round_has_every_kind_once(self):
+        kinds = kinds_of("embedded", "")
+        coming = schedule(kinds, 1, 0)
+        first, second = ([next(coming)[0].name for _ in kinds] for _ in range(2))
+        assert Counter(first) == Counter(second) == Counter(kind.name for kind in kinds)
+        assert first != second
+
+    def test_a_run_that_goes_on_gets_what_the_first_would_have_got(self):
+        kinds = kinds_of("embedded", "")
+        whole, rest = schedule(kinds, 7, 0), schedule(kinds, 7, 50)
+        drawn = [(kind.name, generator.random()) for kind, generator in (next(whole) for _ in range(80))]
+        assert [(kind.name, generator.random()) for kind, generator in (next(rest) for _ in range(30))] == drawn[50:]
+
+    def test_every_system_has_faults_of_every_family(self):
+        families = {kind.family for kind in KINDS.values()}
+        for system in SYSTEMS:
+            assert {kind.family for kind in kinds_of(system, "")} == families
+
+    def test_the_journal_goes_on_behind_its_last_fault(self, tmp_path):
+        journal = Journal(tmp_path / "results" / "embedded.jsonl")
+        assert journal.faults() == []
+        journal.add({"kind": "leader killed"})
+        journal.add({"verdict": {}})
+        assert Journal(tmp_path / "results" / "embedded.jsonl").faults() == [{"kind": "leader killed"}]
+
+
+@pytest.mark.parametrize("bad", [{"missing": 1}, {"duplicates": 2}, {"damaged": 1}, {"wrong": "it went on"}])
+def test_a_fault_after_which_anything_is_wrong_is_not_stood(bad):
+    line = {"missing": 0, "duplicates": 0, "damaged": 0}
+    assert is_good(line)
+    assert not is_good({**line, **bad})
+
+
+def test_hashes_are_those_of_java():
+    """Absolute values, as Kafka takes them; "polygenelubricants" is known for the smallest integer, for which it takes 0."""
+    assert java_hash("") == 0
+    assert java_hash("abc") == 96354
+    assert java_hash("polygenelubricants") == 0
+    assert java_hash("headrace-commits") == abs(_signed("headrace-commits"))
+
+
+def _signed(text: str) -> int:
+    found = 0
+    for letter in text:
+        found = (31 * found + ord(letter)) % (1 << 32)
+    return found - (1 << 32) if found >= 1 << 31 else found
