@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from confluent_kafka import KafkaError, Message, Producer
 
+from benchmarks.chaos.world import CLIENT_ID
 from benchmarks.restore.records import HEAD_BYTES, RecordMaker
 
 TICK_S = 0.25
@@ -41,7 +42,7 @@ class Load:
             "request.timeout.ms": 5000,
         }
         known = {"topic.metadata.refresh.interval.ms": 1000}
-        self._producer = Producer({"bootstrap.servers": bootstrap, **settings, **quick, **known})
+        self._producer = Producer({"bootstrap.servers": bootstrap, "client.id": CLIENT_ID, **settings, **quick, **known})
         self._thread = threading.Thread(target=self._run, name="load", daemon=True)
         self._thread.start()
 

@@ -1,8 +1,8 @@
 """The network between clients and brokers, and among brokers: TCP proxies that can hold, slow down and cut.
 
-A connection has a source (a broker's number as text, HARNESS, or JOB) and a target (a broker's number). The source is who owns
-the connecting socket, according to /proc: so a partition can cut one broker off from the others and leave its clients alone,
-and what the harness asks and counts is never disturbed.
+A connection has a source (a broker's number as text, HARNESS, or JOB) and a target (a broker's number). The source is told by
+the client id of its first request: so a partition can cut one broker off from the others and leave its clients alone, and what
+the harness asks and counts is never disturbed.
 
 Bytes of a partition are held, not swallowed: once it is healed they arrive, late, as TCP's retransmissions do.
 """
@@ -10,13 +10,12 @@ Bytes of a partition are held, not swallowed: once it is healed they arrive, lat
 from __future__ import annotations
 
 import asyncio
-import os
+import re
 import struct
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from socket import SO_LINGER, SOL_SOCKET, socket
 from typing import Any, TypeVar
 
@@ -24,7 +23,15 @@ T = TypeVar("T")
 HOST = "127.0.0.1"
 CHUNK = 1 << 16
 HARNESS, JOB = "harness", "job"
+HARNESS_CLIENTS = ("chaos-harness", "headrace-broker")
+"""How the client ids of this process begin: those of load, census and admin, and those of `headrace.harness`."""
+
+BROKER_CLIENT = re.compile(r"(?:broker-|raft-client-)?(\d+)(?:-.*)?")
+"""Replica fetchers and what sends transaction markers, the metadata quorum, and what talks to the controller."""
+
+_CLIENT_ID = 12  # after size, API key, version and correlation id
 _ANSWER_S = 10.0
+_END_S = 0.1
 _RESET = struct.pack("ii", 1, 0)  # closing sends RST
 
 
@@ -56,10 +63,12 @@ Where = Callable[[str, int], bool]
 
 @dataclass(eq=False)
 class _Connection:
-    source: str
+    """`source` is not known before the first request; nobody's connection is disturbed."""
+
     target: int
     client: asyncio.StreamWriter
     server: asyncio.StreamWriter
+    source: str = ""
 
     def reset(self) -> None:
         for writer in (self.client, self.server):
@@ -81,12 +90,11 @@ class Tally:
 
 @dataclass
 class Network:
-    """All proxies, in a thread of their own. `owners` gives who a process is, by its id; any other is JOB.
+    """All proxies, in a thread of their own.
 
     `proxy` is called before the servers start. `disturb`, `cut` and `calm` may be called from any thread.
     """
 
-    owners: Callable[[], Mapping[int, str]]
     tally: Tally = field(default_factory=Tally)
     _weather: Weather = CALM
     _where: Where = lambda _source, _target: False
@@ -140,11 +148,10 @@ class Network:
     async def _end(self) -> None:
         for server in self._servers:
             server.close()
-        await self._reset(lambda _source, _target: True)
-        serving = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in serving:
-            task.cancel()
-        await asyncio.gather(*serving, return_exceptions=True)
+        await self._set(lambda _source, _target: False, CALM)
+        while serving := asyncio.all_tasks() - {asyncio.current_task()}:
+            await self._reset(lambda _source, _target: True)
+            await asyncio.wait(serving, timeout=_END_S)
 
     async def _reset(self, where: Where) -> int:
         meant = [each for each in self._connections if where(each.source, each.target)]
@@ -157,13 +164,12 @@ class Network:
     async def _serve(
         self, target: int, address: tuple[str, int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        source = self._source(writer)
         try:
             back, out = await asyncio.open_connection(*address)
         except OSError:  # the broker is dead: so is the connection to it
             writer.transport.abort()
             return
-        connection = _Connection(source, target, writer, out)
+        connection = _Connection(target, writer, out)
         self._connections.add(connection)
         try:
             async with asyncio.TaskGroup() as pumps:
@@ -185,6 +191,7 @@ class Network:
     ) -> None:
         """Until one end closes: then both are closed, as no party here uses half of a connection."""
         while data := await reader.read(CHUNK):
+            connection.source = connection.source or source_of(data)
             condition = self._condition(connection, side)
             if condition.holds:
                 self.tally.held += len(data)
@@ -201,41 +208,25 @@ class Network:
     def _condition(self, connection: _Connection, side: Callable[[Weather], Condition]) -> Condition:
         return side(self._weather) if self._where(connection.source, connection.target) else GOOD
 
-    def _source(self, writer: asyncio.StreamWriter) -> str:
-        """Whose the connecting socket is: its inode, by its address, and who has that open."""
-        found = socket_inode(writer.get_extra_info("peername")[1], writer.get_extra_info("sockname")[1])
-        return next((name for pid, name in self.owners().items() if found in socket_inodes(pid)), JOB)
-
 
 class _EndedError(Exception):
     """One end has closed."""
 
 
-def socket_inode(local_port: int, remote_port: int) -> str | None:
-    """The inode of the IPv4 socket of this machine between two ports of 127.0.0.1, from its owner's side."""
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        words = line.split()
-        if [int(words[place].rpartition(":")[2], 16) for place in (1, 2)] == [local_port, remote_port]:
-            return words[9]
-    return None
-
-
-def socket_inodes(pid: int) -> set[str]:
-    """Of the sockets that a process has open; none when it is gone."""
-    found = set()
-    with suppress(OSError):
-        for file in os.scandir(f"/proc/{pid}/fd"):
-            with suppress(OSError):
-                name = os.readlink(file.path)
-                if name.startswith("socket:["):
-                    found.add(name[8:-1])
-    return found
+def source_of(request: bytes) -> str:
+    """Who sends this, the first request of a connection: by the client id in its header (KIP-482 has not moved it)."""
+    length = int.from_bytes(request[_CLIENT_ID : _CLIENT_ID + 2], "big", signed=True)
+    name = request[_CLIENT_ID + 2 : _CLIENT_ID + 2 + max(length, 0)].decode(errors="replace")
+    if name.startswith(HARNESS_CLIENTS):
+        return HARNESS
+    found = BROKER_CLIENT.fullmatch(name)
+    return found[1] if found else JOB
 
 
 @contextmanager
-def network(owners: Callable[[], Mapping[int, str]]) -> Iterator[Network]:
+def network() -> Iterator[Network]:
     """A network that ends with the context."""
-    found = Network(owners)
+    found = Network()
     try:
         yield found
     finally:

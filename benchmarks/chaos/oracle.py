@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
+from benchmarks.chaos.world import CLIENT_ID
 from benchmarks.restore.oracle import Log, Seen, judge, read_log
 from benchmarks.restore.records import SEQUENCE_BITS, Ints, identify
 
@@ -97,7 +98,12 @@ class TopicOutput:
     def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
         """From its first record."""
         self._bootstrap, self._topic = bootstrap, topic
-        settings = {"group.id": "chaos-census", "enable.auto.commit": False, "isolation.level": "read_committed"}
+        settings = {
+            "group.id": "chaos-census",
+            "client.id": CLIENT_ID,
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+        }
         quick = {"reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 200, "fetch.queue.backoff.ms": 1}
         lasting = {"auto.offset.reset": "error", "topic.metadata.refresh.interval.ms": 1000}
         self._consumer = Consumer({"bootstrap.servers": bootstrap, "log_level": 0, **settings, **quick, **lasting})

@@ -1,6 +1,6 @@
 """Chaos on real servers: a job copies a topic while three brokers, the network, their settings and it itself are disturbed.
 
-    python -m benchmarks.chaos.run [--system embedded] [--faults 2000] [--minutes 60] [--only TEXT] [--seed 1]
+    python -m benchmarks.chaos.run [--system embedded] [--faults 2000] [--minutes 60] [--only TEXT] [--servers fake] [--seed 1]
 
 Faults come in rounds: each round has every kind that fits the system once, in an order that the seed makes. Every fault is a
 line of JSON in `benchmarks/results/chaos/<system>.jsonl`, written when its verdict is known, and a run that is started again
@@ -16,8 +16,9 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,13 +26,14 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks.chaos.fake import fake_world
 from benchmarks.chaos.faults import KINDS
 from benchmarks.chaos.faults.fault import Kind
 from benchmarks.chaos.load import Load
 from benchmarks.chaos.oracle import VALUE_BYTES, Census, TopicOutput
 from benchmarks.chaos.subject import SYSTEMS, Subject
 from benchmarks.chaos.trial import Trial, is_good
-from benchmarks.chaos.world import Names, world
+from benchmarks.chaos.world import Names, World, world
 from benchmarks.environment import environment
 
 RESULTS = Path(__file__).parents[1] / "results" / "chaos"
@@ -41,9 +43,20 @@ START_S = 240.0
 console = Console()
 
 
-def kinds_of(system: str, only: str) -> Sequence[Kind]:
-    """Those that fit the system and have the text in their name or family."""
-    return [kind for kind in KINDS.values() if kind.fits(system) and (only in kind.name or only in kind.family)]
+class Servers(Enum):
+    """What the brokers are."""
+
+    REAL = "real"
+    FAKE = "fake"
+
+
+WORLDS: Mapping[Servers, Callable[[], AbstractContextManager[World]]] = {Servers.REAL: world, Servers.FAKE: fake_world}
+
+
+def kinds_of(system: str, servers: Servers, only: str = "") -> Sequence[Kind]:
+    """Those that fit the system and the servers, and have the text in their name or family."""
+    fitting = [kind for kind in KINDS.values() if kind.fits(system) and not (kind.real and servers is Servers.FAKE)]
+    return [kind for kind in fitting if only in kind.name or only in kind.family]
 
 
 def schedule(kinds: Sequence[Kind], seed: int, done: int) -> Iterator[tuple[Kind, random.Random]]:
@@ -80,11 +93,11 @@ class Journal:
 class Session:
     """One cluster and one job, from nothing, and the faults that come over them."""
 
-    def __init__(self, system: str, journal: Journal, stack: ExitStack) -> None:
+    def __init__(self, system: str, servers: Servers, journal: Journal, stack: ExitStack) -> None:
         """Starts all of it. Raises RuntimeError when the job shows nothing."""
         self._journal = journal
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-chaos-")))
-        here = stack.enter_context(world())
+        here = stack.enter_context(WORLDS[servers]())
         name = f"chaos-{uuid.uuid4().hex[:8]}"
         names = Names(f"{name}-in", f"{name}-out", name)
         for topic in names.topics:
@@ -119,15 +132,19 @@ def main(
     faults: Annotated[int, typer.Option(help="Until so many are in the result.")] = 2000,
     minutes: Annotated[float, typer.Option(help="Begin no session after so many.")] = 1e9,
     session: Annotated[int, typer.Option(help="Faults of one session: of one cluster.")] = 46,
+    servers: Annotated[
+        Servers, typer.Option(help="Real brokers, or FakeKafka with the faults that it can have.")
+    ] = Servers.REAL,
     only: Annotated[str, typer.Option(help="Kinds whose name or family contains this.")] = "",
     seed: Annotated[int, typer.Option(help="Of the schedule.")] = 1,
     results: Annotated[Path, typer.Option(help="The folder of the results.")] = RESULTS,
 ) -> None:
     """Chaos."""
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit("told to end"))  # leaving no process behind
-    journal = Journal(results / f"{system}.jsonl")
+    name = system if servers is Servers.REAL else f"{system}-{servers.value}"
+    journal = Journal(results / f"{name}.jsonl")
     done = len(journal.faults())
-    coming = schedule(kinds_of(system, only), seed, done)
+    coming = schedule(kinds_of(system, servers, only), seed, done)
     deadline = time.monotonic() + minutes * 60
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     bad = 0
@@ -136,7 +153,7 @@ def main(
         while done < faults and time.monotonic() < deadline:
             with ExitStack() as stack:
                 progress.update(bar, description=f"{system}: start")
-                current = Session(system, journal, stack)
+                current = Session(system, servers, journal, stack)
                 for _ in range(min(session, faults - done)):
                     kind, generator = next(coming)
                     progress.update(bar, description=f"{system}: {kind.name}")

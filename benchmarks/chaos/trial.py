@@ -15,7 +15,7 @@ from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError
 from benchmarks.chaos.load import Load
 from benchmarks.chaos.oracle import now
 from benchmarks.chaos.subject import Subject
-from benchmarks.chaos.world import GROUPS, TRANSACTIONS, World
+from benchmarks.chaos.world import World
 from headrace.enumerator.errors import HeadraceError
 
 LOOK_S = 0.05
@@ -46,7 +46,7 @@ class Trial:
 
     def is_calm(self) -> bool:
         """Whether every replica is in sync, and the job is at the heels of the load."""
-        internal = [GROUPS, TRANSACTIONS] if self.subject.system.name != "jvm" else []
+        internal = self.world.internal if self.subject.system.name != "jvm" else ()
         with suppress(HeadraceError, RuntimeError):
             return self.world.in_sync([*self.subject.names.topics, *internal])
         return False

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from kafka import KafkaAdminClient
 
-from benchmarks.chaos.network import HARNESS, Network, network
-from headrace.harness.kafka import BrokerCluster, create_topic, start_broker
+from benchmarks.chaos.network import HARNESS_CLIENTS, Network, network
+from headrace.harness.kafka import create_topic, start_broker
 from headrace.harness.kafka.metadata import ask
+from headrace.testing.fake_kafka.state.brokers import coordinator_partition
 
 BROKERS, REPLICAS = 3, 3
 GROUPS, TRANSACTIONS = "__consumer_offsets", "__transaction_state"
 INTERNAL_PARTITIONS = 4
 ADMIN_MS = 15_000
+CLIENT_ID = HARNESS_CLIENTS[0]
 JVM = ("-Xmx384m", "-XX:TieredStopAtLevel=1")  # they are started again and again
 SETTINGS = {
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
@@ -46,12 +47,48 @@ class Names:
         return self.source, self.target
 
 
+class Cluster(Protocol):
+    """What `BrokerCluster` does, and, as far as it can, FakeKafka (`fake.py`)."""
+
+    @property
+    def bootstrap(self) -> str:
+        """All addresses."""
+
+    @property
+    def nodes(self) -> Sequence[int]:
+        """Numbers of the brokers."""
+
+    def address(self, node: int) -> str:
+        """Of one."""
+
+    def is_running(self, node: int) -> bool:
+        """Also when it is paused."""
+
+    def pid(self, node: int) -> int | None:
+        """Of its process."""
+
+    def kill(self, node: int) -> None:
+        """SIGKILL."""
+
+    def restart(self, node: int) -> None:
+        """Stop it if it runs, start it, and wait until it serves."""
+
+    def pause(self, node: int) -> None:
+        """SIGSTOP."""
+
+    def resume(self, node: int) -> None:
+        """SIGCONT."""
+
+    def wait_ready(self) -> None:
+        """Wait until all that run and are not paused serve."""
+
+
 class World:
     """The cluster. All questions are asked anew: answers change with every fault."""
 
-    def __init__(self, cluster: BrokerCluster, net: Network) -> None:
-        """Made by `world`."""
-        self.cluster, self.network = cluster, net
+    def __init__(self, cluster: Cluster, net: Network, internal: Sequence[str] = (GROUPS, TRANSACTIONS)) -> None:
+        """Made by `world`. `internal`: topics of the cluster's own, once there are groups and transactions."""
+        self.cluster, self.network, self.internal = cluster, net, internal
         self.bootstrap = cluster.bootstrap
         self.nodes: Sequence[int] = cluster.nodes
 
@@ -62,7 +99,7 @@ class World:
     @contextmanager
     def admin(self) -> Iterator[Any]:
         """kafka-python's client."""
-        client = KafkaAdminClient(bootstrap_servers=self.bootstrap.split(","), request_timeout_ms=ADMIN_MS)
+        client = KafkaAdminClient(bootstrap_servers=self.bootstrap.split(","), request_timeout_ms=ADMIN_MS, client_id=CLIENT_ID)
         try:
             yield client
         finally:
@@ -89,7 +126,7 @@ class World:
 
     def group_coordinator(self, group: str) -> int:
         """The leader of the partition that has the group's offsets; of partition 0 before there is any group."""
-        return self.leader(GROUPS, java_hash(group) % INTERNAL_PARTITIONS)
+        return self.leader(GROUPS, coordinator_partition(group, INTERNAL_PARTITIONS))
 
     def transaction_coordinator(self, prefix: str) -> int:
         """Of the job's transaction that was listed last. Raises RuntimeError when it has none."""
@@ -104,25 +141,8 @@ class World:
         return all(len(each.isr_nodes) == REPLICAS for topic in topics for each in self.partitions(topic).values())
 
 
-def java_hash(text: str) -> int:
-    """Java's String.hashCode, as Kafka takes its absolute value."""
-    found = 0
-    for letter in text:
-        found = (31 * found + ord(letter)) & 0xFFFFFFFF
-    return found & 0x7FFFFFFF if found < 1 << 31 else (1 << 32) - found & 0x7FFFFFFF
-
-
 @contextmanager
 def world() -> Iterator[World]:
     """Start it; nothing of it is left when the context ends."""
-    clusters: list[BrokerCluster] = []
-
-    def owners() -> Mapping[int, str]:
-        brokers = {pid: str(node) for each in clusters for node in each.nodes if (pid := each.pid(node)) is not None}
-        return {**brokers, os.getpid(): HARNESS}
-
-    with network(owners) as net, start_broker(BROKERS, config=SETTINGS, jvm_options=JVM, advertise=net.proxy) as cluster:
-        clusters.append(cluster)
-        net.cut(lambda _source, _target: True)  # those made before the brokers' processes were known
-        cluster.wait_ready()
+    with network() as net, start_broker(BROKERS, config=SETTINGS, jvm_options=JVM, advertise=net.proxy) as cluster:
         yield World(cluster, net)

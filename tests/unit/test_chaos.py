@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import random
 import select
 import socket
+import struct
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -16,14 +18,17 @@ from benchmarks.chaos.faults import KINDS
 from benchmarks.chaos.faults.links import clients, everybody, peers
 from benchmarks.chaos.network import GOOD, HARNESS, HELD, JOB, Condition, Network, Weather, network
 from benchmarks.chaos.oracle import VALUE_BYTES, Census, phantoms
-from benchmarks.chaos.run import Journal, kinds_of, schedule
+from benchmarks.chaos.run import Journal, Servers, Session, kinds_of, schedule
 from benchmarks.chaos.subject import SYSTEMS
 from benchmarks.chaos.trial import is_good
-from benchmarks.chaos.world import java_hash
+from benchmarks.chaos.world import CLIENT_ID
 from benchmarks.restore.oracle import Log
 from benchmarks.restore.records import SEQUENCE_BITS, RecordMaker
-from headrace.enumerator.errors import RetriableError
+from headrace.enumerator.errors import RetriableError, UsageError
+from headrace.harness.kafka.metadata import ask
+from headrace.harness.ports import HOST
 from headrace.harness.waiting import wait_until
+from headrace.testing import FakeKafka
 
 NODE = 2
 PATIENCE_S = 10.0
@@ -31,6 +36,13 @@ PATIENCE_S = 10.0
 
 def records(origin: int, first: int, count: int) -> list[bytes]:
     return [row.tobytes() for row in RecordMaker(VALUE_BYTES).values(origin, first, count)]
+
+
+def request(client_id: str | None) -> bytes:
+    """ApiVersions, as far as its header goes."""
+    name = b"" if client_id is None else client_id.encode()
+    body = struct.pack(">hhih", 18, 3, 1, -1 if client_id is None else len(name)) + name
+    return struct.pack(">i", len(body)) + body
 
 
 class Echo:
@@ -70,8 +82,7 @@ def echo() -> Iterator[Echo]:
 
 @pytest.fixture
 def net() -> Iterator[Network]:
-    """Nobody of this process is known: its connections are the job's."""
-    with network(dict) as found:
+    with network() as found:
         yield found
 
 
@@ -141,15 +152,25 @@ class TestTheNetwork:
                 client.recv(4)
             assert net.cut(lambda _source, _target: True) == 0
 
-    def test_the_source_is_who_owns_the_connecting_socket(self, echo):
-        with (
-            network(lambda: {os.getpid(): HARNESS}) as mine,
-            connected(mine.proxy(NODE, "PLAINTEXT", echo.address)) as client,
-        ):
-            client.sendall(b"past")
-            assert answer(client) == b"past"
-            assert mine.cut(clients(NODE)) == 0
-            assert mine.cut(lambda source, _target: source == HARNESS) == 1
+    @pytest.mark.parametrize(
+        ("client_id", "source"),
+        [
+            ("broker-3-fetcher-0", "3"),
+            ("raft-client-2", "2"),
+            ("1", "1"),
+            (CLIENT_ID, HARNESS),
+            ("headrace-broker", HARNESS),
+            ("headrace", JOB),
+            ("consumer-spark-kafka-source-1", JOB),
+            (None, JOB),
+        ],
+    )
+    def test_the_source_is_told_by_the_first_request(self, net, echo, client_id, source):
+        with connected(net.proxy(NODE, "PLAINTEXT", echo.address)) as client:
+            data = request(client_id)
+            client.sendall(data)
+            assert answer(client, len(data)) == data
+            assert net.cut(lambda found, target: (found, target) == (source, NODE)) == 1
 
     def test_a_dead_broker_ends_the_connection_to_its_proxy(self, net):
         with socket.create_server(("127.0.0.1", 0)) as gone:
@@ -209,14 +230,14 @@ class TestTheCensus:
 
 class TestTheSchedule:
     def test_each_round_has_every_kind_once(self):
-        kinds = kinds_of("embedded", "")
+        kinds = kinds_of("embedded", Servers.REAL)
         coming = schedule(kinds, 1, 0)
         first, second = ([next(coming)[0].name for _ in kinds] for _ in range(2))
         assert Counter(first) == Counter(second) == Counter(kind.name for kind in kinds)
         assert first != second
 
     def test_a_run_that_goes_on_gets_what_the_first_would_have_got(self):
-        kinds = kinds_of("embedded", "")
+        kinds = kinds_of("embedded", Servers.REAL)
         whole, rest = schedule(kinds, 7, 0), schedule(kinds, 7, 50)
         drawn = [(kind.name, generator.random()) for kind, generator in (next(whole) for _ in range(80))]
         assert [(kind.name, generator.random()) for kind, generator in (next(rest) for _ in range(30))] == drawn[50:]
@@ -224,7 +245,7 @@ class TestTheSchedule:
     def test_every_system_has_faults_of_every_family(self):
         families = {kind.family for kind in KINDS.values()}
         for system in SYSTEMS:
-            assert {kind.family for kind in kinds_of(system, "")} == families
+            assert {kind.family for kind in kinds_of(system, Servers.REAL)} == families
 
     def test_the_journal_goes_on_behind_its_last_fault(self, tmp_path):
         journal = Journal(tmp_path / "results" / "embedded.jsonl")
@@ -241,16 +262,26 @@ def test_a_fault_after_which_anything_is_wrong_is_not_stood(bad):
     assert not is_good({**line, **bad})
 
 
-def test_hashes_are_those_of_java():
-    """Absolute values, as Kafka takes them; "polygenelubricants" is known for the smallest integer, for which it takes 0."""
-    assert java_hash("") == 0
-    assert java_hash("abc") == 96354
-    assert java_hash("polygenelubricants") == 0
-    assert java_hash("headrace-commits") == abs(_signed("headrace-commits"))
+def test_a_job_that_doubles_is_found_out_by_its_kill_and_by_no_other_fault(tmp_path):
+    """The whole harness on FakeKafka: a job of its own process, load, census, proxies, and the verdict on the whole output."""
+    journal = Journal(tmp_path / "planted.jsonl")
+    with ExitStack() as stack:
+        session = Session("planted-doubles", Servers.FAKE, journal, stack)
+        generator = random.Random(1)
+        harmless, kill = (session.suffer(KINDS[name], generator) for name in ("connections reset", "job killed"))
+        verdict = session.judge()["verdict"]
+    assert "proof" in harmless
+    assert is_good(harmless)
+    assert "proof" in kill
+    assert kill["duplicates"] == verdict["duplicates"] > 0
+    assert (verdict["lost"], verdict["aborted_seen"]) == (0, 0)
+    assert [line["kind"] for line in journal.faults()] == ["connections reset", "job killed"]
 
 
-def _signed(text: str) -> int:
-    found = 0
-    for letter in text:
-        found = (31 * found + ord(letter)) % (1 << 32)
-    return found - (1 << 32) if found >= 1 << 31 else found
+def test_fake_kafka_advertises_what_it_is_told_and_nothing_elsewhere(net):
+    with FakeKafka(2, advertise=net.proxy) as kafka:
+        assert kafka.bootstrap == f"{kafka.address(1)},{kafka.address(2)}"
+        (broker, other) = ask(kafka.address(2), ()).brokers
+        assert [f"{HOST}:{each.port}" for each in (broker, other)] == [kafka.address(1), kafka.address(2)]
+    with pytest.raises(UsageError, match="proxies"):
+        FakeKafka(advertise=lambda _node, _listener, _address: "broker.example:9092")

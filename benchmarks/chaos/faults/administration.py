@@ -12,7 +12,7 @@ from kafka.protocol.admin.client_quotas import AlterClientQuotasRequest, Describ
 
 from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError, is_embedded
 from benchmarks.chaos.subject import Subject
-from benchmarks.chaos.world import GROUPS, TRANSACTIONS, Names, World
+from benchmarks.chaos.world import CLIENT_ID, GROUPS, TRANSACTIONS, Names, World
 from headrace.enumerator.errors import RetriableError
 from headrace.harness.waiting import wait_until
 
@@ -60,7 +60,7 @@ class Quota(Fault):
 
 
 def _send(world: World, request: object) -> Any:  # noqa: ANN401 - kafka-python generates the class at run time
-    client = KafkaNetClient(bootstrap_servers=world.bootstrap.split(","), request_timeout_ms=ANSWER_MS)
+    client = KafkaNetClient(bootstrap_servers=world.bootstrap.split(","), request_timeout_ms=ANSWER_MS, client_id=CLIENT_ID)
     try:
         client.check_version(timeout_ms=ANSWER_MS)
         node = next(iter(client.cluster.brokers())).node_id

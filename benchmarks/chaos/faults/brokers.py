@@ -175,7 +175,10 @@ def _has_role(role: str) -> Callable[[str], bool]:
 
 
 KINDS = (
-    *(Kind(f"{role} killed", "brokers", _on(Killed, choose), 2, 8, _has_role(role)) for role, choose in ROLES.items()),
+    *(
+        Kind(f"{role} killed", "brokers", _on(Killed, choose), 2, 8, _has_role(role), real=role != "leader")
+        for role, choose in ROLES.items()
+    ),
     *(Kind(f"{role} frozen", "brokers", _on(Frozen, choose), 3, 14, _has_role(role)) for role, choose in ROLES.items()),
     Kind("rolling restart", "brokers", Rolled, 0, 0),
     Kind("disk full", "brokers", _on(DiskFull, leader), 4, 8),

@@ -43,7 +43,7 @@ class Fault(ABC):
 
 @dataclass(frozen=True)
 class Kind:
-    """`shortest` and `longest`: seconds from apply to heal. `fits`: whether a system can have it."""
+    """`shortest` and `longest`: seconds from apply to heal. `fits`: whether a system can have it. `real`: not on FakeKafka."""
 
     name: str
     family: str
@@ -51,6 +51,7 @@ class Kind:
     shortest: float
     longest: float
     fits: Callable[[str], bool] = lambda _system: True
+    real: bool = True
 
 
 def is_embedded(system: str) -> bool:

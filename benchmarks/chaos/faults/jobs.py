@@ -103,8 +103,8 @@ def _command(process: psutil.Process) -> str:
 
 
 KINDS = (
-    Kind("job killed", "jobs", JobKilled, 0.5, 3),
-    Kind("job frozen and replaced", "jobs", JobReplaced, 4, 8, is_embedded),
+    Kind("job killed", "jobs", JobKilled, 0.5, 3, real=False),
+    Kind("job frozen and replaced", "jobs", JobReplaced, 4, 8, is_embedded, real=False),
     Kind(
         "executor killed",
         "jobs",

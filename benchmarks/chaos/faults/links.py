@@ -97,7 +97,7 @@ def _kind(name: str, place: Place, weather: Weather, shortest: float, longest: f
     def make(world: World, subject: Subject, generator: random.Random) -> Fault:
         return Disturbed(world, subject, generator, place, weather)
 
-    return Kind(name, "network", make, shortest, longest)
+    return Kind(name, "network", make, shortest, longest, real=place in (peers, everybody))
 
 
 KINDS = (
@@ -109,5 +109,5 @@ KINDS = (
     _kind("broker cut off", everybody, NOTHING, 3, 14),
     _kind("slow link", clients, SLOW, 3, 8),
     _kind("far link", all_clients, FAR, 3, 8),
-    Kind("connections reset", "network", Reset, 0.2, 1),
+    Kind("connections reset", "network", Reset, 0.2, 1, real=False),
 )

@@ -58,6 +58,7 @@ class FakeKafka:
         config: Mapping[str, str] | None = None,
         users: Mapping[str, str] | None = None,
         tokens: Mapping[str, str] | None = None,
+        advertise: Callable[[int, str, str], str] | None = None,
     ) -> None:
         """Start the brokers, ids from 1, listening on free ports of 127.0.0.1.
 
@@ -66,8 +67,10 @@ class FakeKafka:
         and `group.initial.rebalance.delay.ms=0`.
         users: passwords by name; with any, clients have to log in by SASL_PLAINTEXT: PLAIN or SCRAM.
         tokens: names by bearer token; with any, clients have to log in, and may by OAUTHBEARER.
+        advertise: called with each broker's id, "PLAINTEXT" and the `host:port` where it listens; what it gives, a port of
+        127.0.0.1, is told to clients instead: that of a proxy.
 
-        Raises UsageError for an unknown setting, or no brokers.
+        Raises UsageError for an unknown setting, no brokers, or an address that is not of 127.0.0.1.
         """
         if brokers < 1:
             raise UsageError(f"a cluster of {brokers} brokers: at least 1 is needed")
@@ -81,7 +84,9 @@ class FakeKafka:
         with ExitStack() as stack:
             ports = stack.enter_context(reserved_ports())
             for broker in self._state.brokers.values():
-                broker.port = ports.reserve()
+                broker.listens_at = broker.port = ports.reserve()
+                if advertise is not None:
+                    broker.port = _port_of(advertise(broker.id, "PLAINTEXT", f"{HOST}:{broker.port}"))
                 self._servers[broker.id] = BrokerServer(broker, self._dispatcher)
             self._reservations = stack.pop_all()
 
@@ -393,3 +398,10 @@ def _shows(topic: str, count: int | None) -> Callable[[Message], object]:
                 item.partitions = item.partitions[:count]
 
     return change
+
+
+def _port_of(address: str) -> int:
+    host, _, port = address.rpartition(":")
+    if host != HOST:
+        raise UsageError(f"advertise gave {address!r}: brokers of FakeKafka are at {HOST}, and so are the proxies before them")
+    return int(port)

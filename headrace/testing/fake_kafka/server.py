@@ -26,7 +26,7 @@ class BrokerServer:
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
         self.is_over: bool = False
-        self._listener = socket.create_server((HOST, broker.port), backlog=128)
+        self._listener = socket.create_server((HOST, broker.listens_at), backlog=128)
         threading.Thread(target=self._accept, name=f"fake-kafka-{broker.id}", daemon=True).start()
 
     def stop(self) -> None:

@@ -10,6 +10,7 @@ from headrace.testing.fake_kafka.state.topics import NO_LEADER, Partition, Topic
 __all__ = ["COORDINATOR_PARTITIONS", "HOST", "BrokerState", "IsolatedView", "coordinator_partition", "elect", "java_hash"]
 
 HOST = "127.0.0.1"
+_SMALLEST = -(1 << 31)
 COORDINATOR_PARTITIONS = 50  # of __consumer_offsets and of __transaction_state
 
 
@@ -23,10 +24,11 @@ class IsolatedView:
 
 @dataclass(slots=True)
 class BrokerState:
-    """One broker; `port` is 0 until it listens, and stays the same over restarts."""
+    """One broker; `port`, which clients are told, and `listens_at` are 0 until it listens, and stay over restarts."""
 
     id: int
     port: int = 0
+    listens_at: int = 0
     is_running: bool = True
     isolation: IsolatedView | None = None
     sessions: FetchSessions = field(default_factory=FetchSessions)
@@ -53,9 +55,10 @@ def elect(partition: Partition, members: set[int]) -> None:
         partition.lead(NO_LEADER)
 
 
-def coordinator_partition(key: str) -> int:
-    """The partition of the internal topic that a group or transactional id belongs to, as Kafka computes it."""
-    return (java_hash(key) & 0x7FFFFFFF) % COORDINATOR_PARTITIONS
+def coordinator_partition(key: str, partitions: int = COORDINATOR_PARTITIONS) -> int:
+    """The partition of the internal topic that a group or transactional id belongs to, as Kafka computes it (Utils.abs)."""
+    number = java_hash(key)
+    return 0 if number == _SMALLEST else abs(number) % partitions
 
 
 def java_hash(text: str) -> int:
