@@ -9,7 +9,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-beam test lowest lint docs bench bench-beam bench-growth bench-restore bench-outage soak soak-beam chaos requirements clean
+.PHONY: help demo demo-beam test lowest lint docs bench bench-beam bench-growth bench-restore bench-outage soak soak-beam chaos fuzz requirements clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -69,6 +69,12 @@ chaos: $(INSTALLED) ## Faults of brokers, networks, settings and jobs, until eac
 	$(BIN)/python -m benchmarks.chaos.run --system beam
 	$(BIN)/python -m benchmarks.chaos.run --system jvm
 	$(BIN)/python -m benchmarks.chaos.report
+
+fuzz: $(INSTALLED) ## Fuzzers of everything that reads others' bytes, AddressSanitizer, and 10^8 record batches (hours)
+	$(BIN)/pip install --quiet --requirement requirements/fuzz.txt
+	$(BIN)/python -m tests.fuzz.run --seconds 300
+	$(BIN)/python -m tests.fuzz.sanitized --buffers 1000000
+	$(BIN)/python -m tests.fuzz.flood --buffers 100000000 --state build/flood.json
 
 requirements: $(INSTALLED) ## The newest versions of what the tests run with, into requirements/test.txt
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --upgrade --custom-compile-command 'make requirements' --output-file requirements/test.txt pyproject.toml

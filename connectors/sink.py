@@ -44,6 +44,9 @@ __all__ = [
     "check_job",
     "is_one_off",
     "one_off_job",
+    "stored_number",
+    "stored_text",
+    "stored_truth",
 ]
 
 HandleT = TypeVar("HandleT")
@@ -343,29 +346,44 @@ class CommitListSerializer(Generic[HandleT]):
             if value["format"] != FORMAT:
                 raise StateError(f"{where}: this is no list of transactions: its format is {value['format']!r}")
             newest = (VERSION, self._handles.version)
-            if value["version"] > VERSION or value["handle_version"] > self._handles.version:
-                found = (value["version"], value["handle_version"])
+            found = (stored_number(value["version"]), stored_number(value["handle_version"]))
+            if found[0] > VERSION or found[1] > self._handles.version:
                 raise StateError(f"{where}: a newer headrace wrote this (version {found}; this one reads up to {newest})")
-            epoch, completed = value["epoch"], value["completed"]
-            # bool("false") is True, and a list taken for completed loses rows: nothing is converted here
-            if value["version"] < 1 or type(epoch) is not int or epoch < 0 or type(completed) is not bool:
-                raise ValueError(f"version {value['version']!r}, epoch {epoch!r}, completed {completed!r}")
-            handles = tuple(self._handles.deserialize(value["handle_version"], item) for item in value["handles"])
-            if value["version"] == 1:
+            if found[0] < 1:
+                raise ValueError(f"no list was ever written in version {found[0]}")
+            # a list taken for completed loses rows
+            epoch, completed = stored_number(value["epoch"]), stored_truth(value["completed"])
+            handles = tuple(self._handles.deserialize(found[1], item) for item in value["handles"])
+            if found[0] == 1:
                 return CommitList(epoch, handles, completed)
-            return CommitList(epoch, handles, completed, _text(value["destination"]), _texts(value["targets"]))
+            return CommitList(epoch, handles, completed, stored_text(value["destination"]), _texts(value["targets"]))
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise StateError(f"{where}: the list of transactions is damaged: {type(error).__name__}: {error}") from error
 
 
-def _text(value: object) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    raise ValueError(f"{value!r} is no text")
+def stored_text(value: object) -> str:
+    """The value, if it is a text as JSON has it. Raises ValueError otherwise."""
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text")
+    return value
+
+
+def stored_number(value: object) -> int:
+    """The value, if it is a whole number from 0 as JSON has it. Raises ValueError otherwise: nothing is converted."""
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no whole number from 0")
+    return value
+
+
+def stored_truth(value: object) -> bool:
+    """The value, if it is true or false as JSON has it. Raises ValueError otherwise: bool("false") is True."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is neither true nor false")
+    return value
 
 
 def _texts(value: list[object] | None) -> tuple[str, ...] | None:
-    return None if value is None else tuple(str(_text(item)) for item in value)
+    return None if value is None else tuple(stored_text(item) for item in value)
 
 
 def another_write(job: str, recorded: RecordedEpoch, others: Collection[str]) -> StateError:

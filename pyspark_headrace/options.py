@@ -127,7 +127,7 @@ def json_texts(example: str) -> Parse:
 def _from_json(value: str) -> object:
     try:
         return json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

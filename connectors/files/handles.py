@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.connectors.files.formats import FileFormat
-from headrace.connectors.sink import Attempt, HandleSerializer, check_job
+from headrace.connectors.sink import Attempt, HandleSerializer, check_job, stored_number
 
 OPEN = ".tmp"
 SWEPT = ".swept"
@@ -70,5 +70,5 @@ class FileHandleSerializer(HandleSerializer[FileHandle]):
         job, token = value["job"], value["token"]
         if not isinstance(token, str) or not token.isalnum():
             raise ValueError(f"not the token of a file: {token!r}")
-        attempt = Attempt(check_job(job), int(value["epoch"]), int(value["task"]), int(value["number"]))
-        return FileHandle(attempt, token, FileFormat(value["format"]), int(value["rows"]), int(value["size"]))
+        epoch, task, number, rows, size = (stored_number(value[name]) for name in ("epoch", "task", "number", "rows", "size"))
+        return FileHandle(Attempt(check_job(job), epoch, task, number), token, FileFormat(value["format"]), rows, size)

@@ -22,7 +22,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from headrace.connectors.sink import Attempt, HandleSerializer, check_job
+from headrace.connectors.sink import Attempt, HandleSerializer, check_job, stored_number, stored_text
 from headrace.enumerator.errors import UsageError
 
 __all__ = [
@@ -68,12 +68,10 @@ class SqlHandleSerializer(HandleSerializer[SqlHandle]):
         """What `serialize` was given. Raises ValueError for a name that is not ours: names become part of statements."""
         if version != 1:
             raise ValueError(f"version {version} of a SQL handle is not known")
-        gid, rows = value["gid"], value["rows"]
+        gid = stored_text(value["gid"])
         if not is_gid(gid) or len(split_gid(gid)[0]) > _LONGEST_PART or len(split_gid(gid)[1]) > _LONGEST_PART:
             raise ValueError(f"{gid!r} names no transaction of ours")
-        if not isinstance(rows, int) or rows < 0:
-            raise ValueError(f"{rows!r} is no number of rows")
-        return SqlHandle(gid, rows)
+        return SqlHandle(gid, stored_number(value["rows"]))
 
 
 def place_digest(*names: str) -> str:

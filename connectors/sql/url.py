@@ -62,6 +62,8 @@ def _parse(url: str) -> tuple[URL, Product]:
         raise UsageError(f"databases of the kind {parsed.drivername!r} cannot be written; known are {', '.join(_SCHEMES)}")
     if not parsed.database or parsed.database == ":memory:":
         raise UsageError(f"the address {_hidden(parsed)} must name a database that every process sees")
+    if product is Product.SQLITE and (parsed.host or parsed.username or parsed.password or parsed.port):
+        raise UsageError(f"the address {_hidden(parsed)} names a server, and SQLite is a file: sqlite:////path/to/file")
     return parsed.set(drivername=product.value), product
 
 

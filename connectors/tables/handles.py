@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.connectors.sink import Attempt, HandleSerializer, check_job
+from headrace.connectors.sink import Attempt, HandleSerializer, check_job, stored_number, stored_text
 
 __all__ = ["DataFile", "TableHandle", "TableHandleSerializer", "place_of"]
 
@@ -80,33 +80,21 @@ class TableHandleSerializer(HandleSerializer[TableHandle]):
         """What `serialize` wrote. Raises KeyError, TypeError or ValueError for anything else."""
         if version != 1:
             raise ValueError(f"no TableHandle was ever written in version {version}")
-        token = _text(value["token"])
+        token = stored_text(value["token"])
         if not token.isalnum():
             raise ValueError(f"not the token of a transaction: {token!r}")
-        numbers = (_number(value[name]) for name in ("epoch", "task", "number"))
+        numbers = (stored_number(value[name]) for name in ("epoch", "task", "number"))
         return TableHandle(
-            Attempt(check_job(_text(value["job"])), *numbers),
+            Attempt(check_job(stored_text(value["job"])), *numbers),
             token,
-            _text(value["table"]),
-            tuple((_text(name), _text(kind)) for name, kind in value["columns"]),
-            tuple(_text(name) for name in value["partitioning"]),
+            stored_text(value["table"]),
+            tuple((stored_text(name), stored_text(kind)) for name, kind in value["columns"]),
+            tuple(stored_text(name) for name in value["partitioning"]),
             tuple(_file(item) for item in value["files"]),
         )
 
 
 def _file(value: Any) -> DataFile:  # noqa: ANN401 - any JSON value
     path, size, rows, partition, statistics = value
-    values = tuple((_text(name), None if item is None else _text(item)) for name, item in partition)
-    return DataFile(_text(path), _number(size), _number(rows), values, _text(statistics))
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
-
-
-def _number(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no whole number from 0")
-    return value
+    values = tuple((stored_text(name), None if item is None else stored_text(item)) for name, item in partition)
+    return DataFile(stored_text(path), stored_number(size), stored_number(rows), values, stored_text(statistics))

@@ -182,5 +182,5 @@ def _unpacked(data: bytes) -> bytes:
 def _tag(encoded: bytes) -> object:
     try:
         return json.loads(encoded)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None  # the serializer says what is wrong with it

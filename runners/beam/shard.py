@@ -31,7 +31,7 @@ from enum import Enum, auto
 from typing import Generic, assert_never
 
 from headrace.connectors.commit import Copied, Copy, End, Ended, Sweep, Swept
-from headrace.connectors.sink import HandleSerializer, HandleT, Outcome
+from headrace.connectors.sink import HandleSerializer, HandleT, Outcome, stored_number, stored_text, stored_truth
 from headrace.enumerator.errors import StateError
 from headrace.enumerator.transitions import Transitions, allowed_after
 from headrace.runners.beam.publication import Publication, Ticket
@@ -382,14 +382,14 @@ class ShardStateSerializer(Generic[HandleT]):
         """What `serialize` of this or an older version wrote. Raises StateError, naming `where`, for anything else."""
         try:
             value = json.loads(data)
-            found = (value["format"], value["version"], value["handle_version"])
+            found = (value["format"], stored_number(value["version"]), stored_number(value["handle_version"]))
             if found[0] != FORMAT or not 1 <= found[1] <= VERSION or found[2] > self._handles.version:
                 newest = (FORMAT, VERSION, self._handles.version)
                 raise StateError(f"{where}: this headrace reads the state of a writer up to {newest}, and this is {found}")
             entries = tuple(
-                PreparedTransaction(int(number), self._handles.deserialize(found[2], handle), bool(copied))
+                PreparedTransaction(stored_number(number), self._handles.deserialize(found[2], handle), stored_truth(copied))
                 for number, copied, handle in value["entries"]
             )
-            return ShardState(str(value["run"]), int(value["count"]), entries)
+            return ShardState(stored_text(value["run"]), stored_number(value["count"]), entries)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise StateError(f"{where}: the state of a writer is damaged: {type(error).__name__}: {error}") from error

@@ -17,6 +17,7 @@ from kafka.record.default_records import DefaultRecordBatch
 
 from headrace.enumerator.errors import CorruptDataError, UsageError
 from tests.helpers.decode_twin import compiled, uncompiled
+from tests.helpers.decoding import outcome
 from tests.helpers.record_batches import (
     APPEND_TIME,
     CODECS,
@@ -56,20 +57,6 @@ def column(decoded: list[Any], name: str) -> list[Any]:
 
 def offsets(records: ModuleType, data: bytes, **options: Any) -> list[int]:
     return column(run(records, data, **options), "offset")
-
-
-def outcome(records: ModuleType, data: bytes, **options: Any) -> tuple[list[Any], list[int], str | None]:
-    """All that decoding gives: rows, positions, and the message of the CorruptDataError. Any other error passes through."""
-    rows: list[Any] = []
-    positions: list[int] = []
-    try:
-        for each in records.decode(data, topic="topic", partition=3, **options):
-            each.records.validate(full=True)
-            rows += zip(*(each.records.column(name).to_pylist() for name in each.records.schema.names), strict=True)
-            positions.append(each.next_offset)
-    except CorruptDataError as error:
-        return rows, positions, str(error)
-    return rows, positions, None
 
 
 # --- what is built, and the schema ---

@@ -132,3 +132,15 @@ def test_messages_of_the_old_formats_count_one_by_one():
 def test_a_length_that_cannot_be_is_corruption_and_no_endless_loop(size):
     with pytest.raises(CorruptDataError, match="length"):
         span_of_batches(memoryview(struct.pack(">qi", 0, size) + bytes(100)))
+
+
+@pytest.mark.parametrize("length", [b"\xff" * 9 + b"\x01", b"\x80" * 5 + b"\0", b"\xff" * 100_000])
+def test_seen_here_a_length_of_more_than_five_bytes_in_a_fetch_response_is_corrupt_data(length):
+    head = bytes(10)
+    with pytest.raises(CorruptDataError, match="varint at byte 10 is longer than 5 bytes"):
+        parse_fetch_response(memoryview(head + length), 12)
+
+
+def test_a_length_of_five_bytes_is_one():
+    with pytest.raises(CorruptDataError, match="index out of bounds"):
+        parse_fetch_response(memoryview(bytes(10) + b"\xff" * 4 + b"\x0f"), 12)

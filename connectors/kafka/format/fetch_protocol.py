@@ -26,6 +26,7 @@ _PARTITION_V4 = struct.Struct(">ihqq")
 _PARTITION_V5 = struct.Struct(">ihqqq")
 _EPOCH_END = struct.Struct(">iq")
 _TWO_INT32 = struct.Struct(">ii")
+_VARINT_SHIFTS = range(0, 35, 7)  # of 32 bits: a longer one is no length, and would take time that grows with its square
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +91,15 @@ class _Cursor:
 
     def varint(self) -> int:
         view, pos = self.view, self.pos
-        value = shift = 0
-        while True:
+        value = 0
+        for shift in _VARINT_SHIFTS:
             byte = view[pos]
             pos += 1
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 self.pos = pos
                 return value
-            shift += 7
+        raise ValueError(f"the varint at byte {self.pos} is longer than {len(_VARINT_SHIFTS)} bytes")
 
     def length(self) -> int:
         """The length of an array, string or byte run; -1 is null."""

@@ -261,7 +261,7 @@ def _whole(key: str, records: Mapping[str, bytes]) -> bytes:
         if head["format"] != _PARTS_FORMAT or head["version"] != _PARTS_VERSION:
             return value
         parts = [records[f"{key}{_SEPARATOR}{index}"] for index in range(head["parts"])]
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         return value
     if not all(part.startswith(list_id) for part in parts):
         return value

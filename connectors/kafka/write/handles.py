@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from headrace.connectors.kafka.write.transactions import Producer, TransactionProtocol
-from headrace.connectors.sink import HandleSerializer
+from headrace.connectors.sink import HandleSerializer, stored_number, stored_text
 
 __all__ = ["KafkaHandle", "KafkaHandleSerializer", "WrittenRange"]
 
@@ -81,20 +81,21 @@ class KafkaHandleSerializer(HandleSerializer[KafkaHandle]):
         if version not in (1, 2):
             raise ValueError(f"handles have versions up to {self.version}, not {version!r}")
         ranges = _ranges_v1(value["ranges"]) if version == 1 else _ranges(value["topics"])
-        producer = Producer(value["id"], value["pid"], value["epoch"])
-        return KafkaHandle(producer, TransactionProtocol(value["protocol"]), value["started"], value["timeout"], ranges)
+        pid, epoch, protocol, started, timeout = (
+            stored_number(value[name]) for name in ("pid", "epoch", "protocol", "started", "timeout")
+        )
+        producer = Producer(stored_text(value["id"]), pid, epoch)
+        return KafkaHandle(producer, TransactionProtocol(protocol), started, timeout, ranges)
 
 
 def _ranges(topics: Iterable[Any]) -> tuple[WrittenRange, ...]:
-    return tuple(
-        WrittenRange(topic, UUID(topic_id) if topic_id else None, *numbers)
-        for topic, topic_id, ranges in topics
-        for numbers in ranges
-    )
+    return tuple(_range(topic, topic_id, *numbers) for topic, topic_id, ranges in topics for numbers in ranges)
 
 
 def _ranges_v1(ranges: Iterable[Any]) -> tuple[WrittenRange, ...]:
-    return tuple(
-        WrittenRange(topic, UUID(topic_id) if topic_id else None, partition, first, last, records)
-        for topic, topic_id, partition, first, last, records in ranges
-    )
+    return tuple(_range(*item) for item in ranges)
+
+
+def _range(topic: object, topic_id: object, *numbers: object) -> WrittenRange:
+    partition, first, last, records = map(stored_number, numbers)
+    return WrittenRange(stored_text(topic), UUID(stored_text(topic_id)) if topic_id else None, partition, first, last, records)

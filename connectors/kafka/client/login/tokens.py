@@ -55,6 +55,14 @@ _kept = _Kept()
 os.register_at_fork(after_in_child=_kept.start_afresh)
 
 
+def _is_web_address(url: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets without an IPv6 address, a port that is none
+        return False
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClientCredentials:
     """Tokens of an OAuth 2 token endpoint, by the grant "client credentials" (RFC 6749, 4.4; KIP-768).
@@ -73,8 +81,7 @@ class ClientCredentials:
 
     def __post_init__(self) -> None:
         """Refuse addresses of other kinds, such as files, and empty names."""
-        parts = urllib.parse.urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not _is_web_address(self.url):
             raise UsageError(f"sasl.oauthbearer.token.endpoint.url must be like https://host/path, not {self.url!r}")
         if not self.client_id or not self.client_secret:
             raise UsageError(

@@ -1,0 +1,63 @@
+"""Handles of every sink, as JSON values. The first byte: whose, and which version."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from headrace.connectors.files.handles import FileHandleSerializer
+from headrace.connectors.kafka.write.handles import KafkaHandleSerializer
+from headrace.connectors.sink import HandleSerializer
+from headrace.connectors.sql.handles import SqlHandleSerializer
+from headrace.connectors.tables.handles import TableHandleSerializer
+from tests.fuzz.target import GOLDEN, Target
+from tests.fuzz.targets.checkpoint import WORDS
+
+SERIALIZERS: dict[str, HandleSerializer[Any]] = {
+    "kafka": KafkaHandleSerializer(),
+    "sql": SqlHandleSerializer(),
+    "file": FileHandleSerializer(),
+    "table": TableHandleSerializer(),
+}
+_NAMES = tuple(SERIALIZERS)
+LISTS = ("kafka_commit_list_v1", "kafka_commit_list_v2", "sql_commit_list_v1", "sql_commit_list_v2", "table_commit_list_v1")
+
+
+def _check(data: bytes) -> None:
+    if not data:
+        return
+    serializer, version = SERIALIZERS[_NAMES[data[0] & 3]], data[0] >> 2 & 3
+    try:
+        value = json.loads(data[1:])
+    except (ValueError, RecursionError):
+        return  # who reads them has parsed the JSON before
+    try:
+        handle = serializer.deserialize(version, value)
+    except (KeyError, TypeError, ValueError):
+        return
+    hash(handle)  # committers keep them in sets
+    assert serializer.deserialize(serializer.version, json.loads(json.dumps(serializer.serialize(handle)))) == handle
+
+
+def _seeds() -> dict[str, bytes]:
+    found = {"file": b"\6" + (GOLDEN / "file_handle_v1.json").read_bytes()}
+    for name in LISTS:
+        stored, kind = json.loads((GOLDEN / f"{name}.json").read_text()), _NAMES.index(name.split("_", maxsplit=1)[0])
+        for number, handle in enumerate(stored["handles"]):
+            found[f"{name}-{number}"] = bytes([kind | stored["handle_version"] << 2]) + json.dumps(handle).encode()
+    return found
+
+
+TARGET = Target(
+    "handles",
+    _check,
+    _seeds,
+    (
+        "headrace.connectors.kafka.write.handles",
+        "headrace.connectors.sql.handles",
+        "headrace.connectors.files.handles",
+        "headrace.connectors.tables.handles",
+        "headrace.connectors.sink",
+    ),
+    WORDS,
+)

@@ -1,0 +1,77 @@
+"""Durable lists of committables of every sink, the state of a Beam writer, and Kafka's lists in several records.
+
+The first byte says which. A list in several records: they are separated by a byte 0, the first is the head.
+"""
+
+from __future__ import annotations
+
+import json
+
+from headrace.connectors.kafka.write.commit_log import _split as split
+from headrace.connectors.kafka.write.commit_log import _whole as whole
+from headrace.connectors.sink import CommitListSerializer
+from headrace.enumerator.errors import StateError
+from headrace.runners.beam.shard import ShardStateSerializer
+from tests.fuzz.target import GOLDEN, Target
+from tests.fuzz.targets.checkpoint import WORDS
+from tests.fuzz.targets.handles import LISTS, SERIALIZERS
+
+_LISTS = [CommitListSerializer(handles) for handles in SERIALIZERS.values()]
+_NAMES = tuple(SERIALIZERS)
+_STATES = ShardStateSerializer(SERIALIZERS["kafka"])
+_PARTED, _SHARD = 8, 4
+_WHERE = "somewhere"
+
+
+def _check(data: bytes) -> None:
+    if not data:
+        return
+    which, stored = data[0], data[1:]
+    if which & _PARTED:
+        head, *parts = stored.split(b"\0")
+        stored = whole("key", {"key": head, **{f"key/{number}": part for number, part in enumerate(parts)}})
+    said = ""
+    serializer = _STATES if which & _SHARD else _LISTS[which & 3]
+    try:
+        found = serializer.deserialize(stored, _WHERE)
+    except StateError as error:
+        found, said = None, str(error)
+    if found is None:
+        assert said.startswith(_WHERE)
+    else:
+        assert serializer.deserialize(serializer.serialize(found), _WHERE) == found
+
+
+def _seeds() -> dict[str, bytes]:
+    found = {name: bytes([_NAMES.index(name.split("_", maxsplit=1)[0])]) + _golden(name) for name in LISTS}
+    found["file"] = (
+        b"\2"
+        + json.dumps({**json.loads(_golden("commit_list_v1")), "handles": [json.loads(_golden("file_handle_v1"))]}).encode()
+    )
+    found["completed"] = b"\0" + _golden("commit_list_completed_v1")
+    for name in ("beam_writer_v1", "beam_writer_v1_kafka_handle_v2"):
+        found[name] = bytes([_SHARD]) + _golden(name)
+    parts = split("key", _golden("kafka_commit_list_v2") + b" " * 2_000_000, ())
+    head = json.loads(parts["key"] or b"{}")
+    records = [json.dumps({**head, "parts": 1}).encode(), head["id"].encode() + _golden("kafka_commit_list_v2")]
+    found["in parts"] = bytes([_PARTED]) + b"\0".join(records)
+    return found
+
+
+def _golden(name: str) -> bytes:
+    return (GOLDEN / f"{name}.json").read_bytes()
+
+
+TARGET = Target(
+    "lists",
+    _check,
+    _seeds,
+    (
+        "headrace.connectors.sink",
+        "headrace.runners.beam.shard",
+        "headrace.connectors.kafka.write.commit_log",
+        "headrace.connectors.kafka.write.handles",
+        "headrace.connectors.files.handles",
+    ),
+    (*WORDS, b'"handle_version":', b'"targets":', b'"destination":', b'"parts":'),
+)

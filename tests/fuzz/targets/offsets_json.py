@@ -1,0 +1,58 @@
+"""The offsets that Spark stores in a query's checkpoint: ours in both versions, and the JVM connector's.
+
+The first byte says whether what follows is the whole text, or the part that is ours alone.
+"""
+
+from __future__ import annotations
+
+import json
+
+from headrace.enumerator.errors import StateError
+from headrace.kafka import KafkaSource
+from pyspark_headrace.jvm_checkpoint import _parse as parse_initial_offsets
+from pyspark_headrace.kafka_offsets import OURS, KafkaOffsets, parse, parse_jvm, parse_ours
+from tests.fuzz.target import GOLDEN, Target
+from tests.fuzz.targets.checkpoint import WORDS
+
+_FORMAT = KafkaOffsets(KafkaSource("127.0.0.1:1", topics=["t"]))
+_SHOWN = {"flights": {"0": 123}, "t": {"0": 1}}
+
+
+def _check(data: bytes) -> None:
+    if not data:
+        return
+    text = data[1:].decode("utf-8", "replace")
+    if data[0] & 1:
+        text = json.dumps({**_SHOWN, OURS + text: {}})
+    try:
+        found = parse_ours(parse(text))
+        if found is None:
+            parse_jvm(parse(text))
+    except StateError:
+        found = None
+    if found is not None:
+        assert parse_ours(parse(_FORMAT.to_json(found))) == found
+    try:
+        parse_initial_offsets(data[1:], "a file")
+    except StateError:
+        return
+
+
+def _seeds() -> dict[str, bytes]:
+    whole = {name: (GOLDEN / f"kafka_offsets_{name}.json").read_bytes() for name in ("v1", "v2")}
+    (own,) = (key for key in json.loads(whole["v2"]) if key.startswith(OURS))
+    return {
+        **{name: b"\0" + data for name, data in whole.items()},
+        "ours": b"\1" + own.removeprefix(OURS).encode(),
+        "jvm": b'\0{"flights":{"0":123,"10":0},"headrace":{"0":5}}',
+        "initial": b'\0\0v1\n{"t":{"0":1}}',
+    }
+
+
+TARGET = Target(
+    "offsets_json",
+    _check,
+    _seeds,
+    ("pyspark_headrace.kafka_offsets", "pyspark_headrace.jvm_checkpoint", "headrace.connectors.kafka.read.split"),
+    (*WORDS, b'"headrace":', b'"headrace:{', b'"began":', b'"epochs":', b'"topic_ids":', b"@"),
+)

@@ -1,0 +1,205 @@
+"""What the fuzzers have kept, once more, and what they have found; the fuzzers themselves are run by `make fuzz`."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from headrace.connectors.files.handles import FileHandleSerializer
+from headrace.connectors.kafka.client.login.tokens import ClientCredentials
+from headrace.connectors.kafka.format import decode as kernel
+from headrace.connectors.kafka.write.commit_log import _whole as whole
+from headrace.connectors.kafka.write.handles import KafkaHandleSerializer
+from headrace.connectors.sink import CommitListSerializer
+from headrace.connectors.sql.url import product_of
+from headrace.enumerator.errors import CorruptDataError, StateError, UsageError
+from headrace.runners.beam.shard import ShardStateSerializer
+from pyspark_headrace.options import Option, json_object
+from tests.fuzz import flood, run, table
+from tests.fuzz.target import GOLDEN, TARGETS, Target, load, read_corpus
+
+RESULTS = Path(run.__file__).parent / "results"
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_seeds_and_corpus_meet_only_errors_that_are_documented(name):
+    target = load(name)
+    inputs = [*target.seeds().values(), *read_corpus(name)]
+    assert inputs
+    for data in inputs:
+        target.check(data)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_every_committed_figure_is_without_a_finding(name):
+    figures = json.loads((RESULTS / f"{name}.json").read_text())
+    assert figures["executions"] > 0
+    assert figures["findings"] == []
+
+
+# --- the checkers see planted bugs ---
+
+
+def test_a_wrong_error_is_kept_with_its_input_and_its_place_once(tmp_path):
+    def wrong(data: bytes) -> None:
+        if b"x" in data:
+            raise IndexError("planted")
+
+    checked = run.keeping(wrong, tmp_path)
+    for data in (b"a", b"first x", b"second x"):
+        checked(data)
+    (found,) = tmp_path.glob("finding-*.bin")
+    assert found.read_bytes() == b"first x"
+    assert found.with_suffix(".txt").read_text().startswith("IndexError in wrong of test_fuzz.py:")
+
+
+def test_inputs_of_findings_are_kept_whatever_the_room(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "write_corpus", lambda name, inputs: kept.append((name, inputs)))
+    kept: list[tuple[str, list[bytes]]] = []
+    target = Target("t", lambda _: None, lambda: {"seed": b"s"}, ())
+    run.keep("t", [b"s", b"aa", b"a", b"x" * run.KEPT_BYTES], [b"f" * 100], target)
+    assert kept == [("t", [b"f" * 100, b"a", b"aa"])]
+
+
+def few(monkeypatch):
+    monkeypatch.setattr(flood, "CHUNK", 200)
+    return flood.new_tally(0)
+
+
+def test_a_chunk_of_the_flood_is_the_same_each_time_and_meets_every_outcome(monkeypatch):
+    first, second = few(monkeypatch), few(monkeypatch)
+    flood.run_chunk("test", 0, first)
+    flood.run_chunk("test", 0, second)
+    assert first["outcomes"] == second["outcomes"]
+    assert first["outcomes"].keys() == {"decoded", "refused", "refused after rows", "no rows"}
+    flood.check_memory(first)
+
+
+def raises(data, **options):
+    yield from ()
+    raise MemoryError
+
+
+def stands_still(data, **options):
+    for decoded in kernel.decode(data, **options):
+        yield decoded._replace(next_offset=options["start"])
+
+
+def names_no_place(data, **options):
+    yield from ()
+    raise CorruptDataError("bad")
+
+
+@pytest.mark.parametrize("planted", [raises, stands_still, names_no_place])
+def test_the_flood_sees_a_decoder_that_does_what_it_may_not(monkeypatch, planted):
+    with pytest.raises(flood.Finding):
+        flood.run_chunk("test", 0, few(monkeypatch), decode=planted)
+
+
+def test_the_flood_sees_a_decoder_that_is_slow(monkeypatch):
+    def slow(data, **options):
+        until = time.thread_time() + 2e-4
+        while time.thread_time() < until:
+            pass
+        yield from kernel.decode(data, **options)
+
+    monkeypatch.setattr(flood, "SLOW_S", 1e-4)
+    with pytest.raises(flood.Finding, match=r"s for [0-9a-f]+"):
+        flood.run_chunk("test", 0, few(monkeypatch), decode=slow)
+
+
+@pytest.mark.parametrize("limit", ["ARROW_LIMIT", "RESIDENT_LIMIT"])
+def test_the_flood_sees_memory_above_a_limit(monkeypatch, limit):
+    told = few(monkeypatch)
+    flood.run_chunk("test", 0, told)
+    monkeypatch.setattr(flood, limit, 1000)
+    with pytest.raises(flood.Finding, match="more than 1000"):
+        flood.check_memory(told)
+
+
+# --- what was found ---
+
+
+def golden(name: str) -> dict:
+    return json.loads((GOLDEN / f"{name}.json").read_text())
+
+
+NO_NUMBERS = [float("inf"), float("nan"), 1.5, True, -1, "1", None, [], {}]
+
+
+@pytest.mark.parametrize("wrong", NO_NUMBERS, ids=str)
+@pytest.mark.parametrize("name", ["epoch", "task", "number", "rows", "size"])
+def test_seen_here_what_is_no_number_in_a_files_handle_is_said_to_be_none(name, wrong):
+    with pytest.raises(ValueError, match="no whole number"):
+        FileHandleSerializer().deserialize(1, golden("file_handle_v1") | {name: wrong})
+
+
+@pytest.mark.parametrize("wrong", NO_NUMBERS, ids=str)
+@pytest.mark.parametrize("name", ["pid", "epoch", "protocol", "started", "timeout"])
+def test_seen_here_what_is_no_number_in_a_kafka_handle_is_said_to_be_none(name, wrong):
+    handle = golden("kafka_commit_list_v2")["handles"][0]
+    with pytest.raises(ValueError, match="no whole number"):
+        KafkaHandleSerializer().deserialize(2, handle | {name: wrong})
+
+
+@pytest.mark.parametrize("wrong", [5, {}, None, ["a"]], ids=str)
+def test_seen_here_a_kafka_handle_without_a_name_is_no_handle(wrong):
+    handle = golden("kafka_commit_list_v2")["handles"][0]
+    with pytest.raises(ValueError, match="is no text"):
+        KafkaHandleSerializer().deserialize(2, handle | {"id": wrong})
+    topic, topic_id, ranges = handle["topics"][0]
+    for changed in ([wrong, topic_id, ranges], [topic, 5, ranges]):
+        with pytest.raises(ValueError, match="is no text"):
+            KafkaHandleSerializer().deserialize(2, handle | {"topics": [changed]})
+
+
+@pytest.mark.parametrize("name", ["version", "handle_version", "epoch"])
+def test_seen_here_a_list_whose_numbers_are_none_is_damaged(name):
+    lists = CommitListSerializer(KafkaHandleSerializer())
+    for wrong in NO_NUMBERS:
+        with pytest.raises(StateError, match="here: the list of transactions is damaged: ValueError"):
+            lists.deserialize(json.dumps(golden("kafka_commit_list_v2") | {name: wrong}).encode(), "here")
+
+
+@pytest.mark.parametrize("name", ["version", "handle_version", "count"])
+def test_seen_here_a_writers_state_whose_numbers_are_none_is_damaged(name):
+    states = ShardStateSerializer(KafkaHandleSerializer())
+    for wrong in NO_NUMBERS:
+        with pytest.raises(StateError, match="here: the state of a writer is damaged: ValueError"):
+            states.deserialize(json.dumps(golden("beam_writer_v1_kafka_handle_v2") | {name: wrong}).encode(), "here")
+
+
+@pytest.mark.parametrize("url", ["https://[o/", "https://h:99999/", "https://h:x/", "https://h:0/", "file:///etc/passwd"])
+def test_seen_here_a_token_endpoint_that_is_no_address_is_refused_by_name(url):
+    with pytest.raises(UsageError, match=r"token\.endpoint\.url must be like https://host/path"):
+        ClientCredentials(url=url, client_id="i", client_secret="s")
+
+
+@pytest.mark.parametrize(
+    "address", ["sqlite://host/db", "sqlite://u:secret@host/db", "sqlite://host:1/db", "sqlite://:secret@/db"]
+)
+def test_seen_here_a_server_of_sqlite_is_refused_with_the_form_that_it_has(address):
+    with pytest.raises(UsageError, match=r"SQLite is a file: sqlite:////path/to/file") as raised:
+        product_of(address)
+    assert "secret" not in str(raised.value)
+
+
+DEEP = "[" * 100_000
+
+
+def test_seen_here_json_that_is_nested_too_deep_is_damage():
+    coders = pytest.importorskip("headrace.runners.beam.coders")
+    source = pytest.importorskip("headrace.kafka").KafkaSource("127.0.0.1:1", topics=["t"])
+    with pytest.raises(StateError):
+        coders.EnumerationFormat(source).decode(DEEP.encode())
+    with pytest.raises(UsageError, match="must be JSON like"):
+        json_object('{"a": 1}')(Option("properties", str, ""), DEEP)
+    head = b'{"format": "headrace-commit-list-parts", "x": ' + DEEP.encode()
+    assert whole("key", {"key": head}) == head
+
+
+def test_the_table_in_the_readme_is_that_of_the_figures():
+    assert table.drawn(table.README.read_text()) == table.README.read_text()
