@@ -19,20 +19,32 @@ from benchmarks.chaos.world import Names, World
 from benchmarks.restore.process import Family
 from benchmarks.restore.systems import BY_NAME, Job, System
 
-TIMEOUT_MS = 60_000
-"""Of the embedded job's transactions: an outage that outlasts it is not among the faults, which last seconds."""
-
 PER_TRIGGER = 10_000
 
 
-def _embedded(name: str, planted: str | None) -> System:
-    told = {"timeout_ms": TIMEOUT_MS, "url": None, "planted": planted}
-    title = "headrace in a script" + (f", planted: {planted}" if planted else "")
+PATIENT = {"transaction.timeout.ms": "60000"}
+"""An outage that outlasts this is not among the faults, which last seconds."""
+
+IMPATIENT = {
+    "transaction.timeout.ms": "4000",
+    "request.timeout.ms": "1500",
+    "delivery.timeout.ms": "3000",
+    "default.api.timeout.ms": "3000",
+}
+"""Most faults outlast these: transactions are aborted behind the job's back, and it gives up and is started again."""
+
+
+def _embedded(name: str, title: str, properties: Mapping[str, str], planted: str | None = None) -> System:
+    told = {"properties": properties, "url": None, "planted": planted}
     return System(name, title, "exactly once", "embedded_copy.py", more=lambda: told, ablation=planted is not None)
 
 
-EMBEDDED = _embedded("embedded", None)
-PLANTED = (_embedded("planted-doubles", "doubles"), _embedded("planted-loses", "loses"))
+EMBEDDED = (
+    _embedded("embedded", "headrace in a script", PATIENT),
+    _embedded("embedded-impatient", "headrace in a script, with timeouts of seconds", IMPATIENT),
+    _embedded("planted-doubles", "planted: doubles", PATIENT, "doubles"),
+    _embedded("planted-loses", "planted: loses", PATIENT, "loses"),
+)
 SPARK, BEAM, JVM = BY_NAME["headrace"], BY_NAME["headrace-beam"], BY_NAME["jvm"]
 EXECUTORS = replace(
     SPARK,
@@ -41,12 +53,11 @@ EXECUTORS = replace(
     more=lambda: {"connector": "headrace", "survives": False, "warm": False, "jars": [], "master": "local-cluster[2,1,1024]"},
 )
 SYSTEMS: Mapping[str, System] = {
-    "embedded": EMBEDDED,
+    **{system.name: system for system in EMBEDDED},
     "spark": SPARK,
     "executors": EXECUTORS,
     "beam": BEAM,
     "jvm": JVM,
-    **{system.name: system for system in PLANTED},
 }
 
 

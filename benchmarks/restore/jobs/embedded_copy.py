@@ -1,6 +1,6 @@
 """A script without an engine, to be killed: copies key and value of a topic to another, or to a table, for ever, exactly once.
 
-    python embedded_copy.py <json>, a Job (systems.py), with "timeout_ms" of transactions, "url": of the database whose table
+    python embedded_copy.py <json>, a Job (systems.py), with "properties" of the client, "url": of the database whose table
     `target` is, or null for a topic, and "planted": a bug that the oracle has to find, or null
 
 For each epoch it stores the source's checkpoint under the epoch's number, then commits the epoch. Whether an epoch happened is
@@ -23,6 +23,7 @@ from marks import mark
 EPOCH_S = 0.4
 POLL_S = 0.05
 DISCOVERY_S = 1.0
+CONSUMED = ("request.timeout.ms", "default.api.timeout.ms")
 
 
 def store(directory: Path, epoch: int, checkpoint: bytes) -> None:
@@ -47,7 +48,7 @@ def make_sink(told: dict[str, Any]) -> Any:  # noqa: ANN401 - of a topic or a ta
     from headrace.kafka import KafkaSink
 
     names = {"transactional_id_prefix": told["name"], "commit_topic": f"{told['name']}-commits"}
-    return KafkaSink(told["bootstrap"], topic=told["target"], transaction_timeout_ms=told["timeout_ms"], **names)
+    return KafkaSink(told["bootstrap"], topic=told["target"], properties=told["properties"], **names)
 
 
 def copy_epoch(run: Any, sink: Any, attempt: Any) -> Any:  # noqa: ANN401 - headrace is imported late
@@ -84,7 +85,15 @@ def main(told: dict[str, Any]) -> None:
     committer.recover()
     recorded = sink.recorded_epochs().get(name, -1)
     found = (state / str(resumed(told.get("planted"), recorded, state))).read_bytes() if recorded >= 0 else None
-    source = KafkaSource(told["bootstrap"], topics=[told["source"]], start=Earliest(), group=name, columns=("key", "value"))
+    properties = {key: value for key, value in told["properties"].items() if key in CONSUMED}
+    source = KafkaSource(
+        told["bootstrap"],
+        topics=[told["source"]],
+        start=Earliest(),
+        group=name,
+        columns=("key", "value"),
+        properties=properties,
+    )
     with EmbeddedRun(source, clock=time.monotonic, checkpoint=found, discovery_interval_s=DISCOVERY_S) as run:
         mark(told, "query")
         epoch = recorded + 1
