@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.chaos.faults import KINDS
-from benchmarks.chaos.run import RESULTS
+from benchmarks.chaos.run import RESULTS, Servers
 from benchmarks.chaos.subject import SYSTEMS
 from benchmarks.chaos.trial import is_good
 from benchmarks.plot import plot
 
+FAKE = f"-{Servers.FAKE.value}"
 Lines = Sequence[Mapping[str, Any]]
 HEAD = "| fault | system | faults | lost | doubled | gave up | stall, median s | longest s | of the load itself, longest s |"
 
@@ -31,6 +32,11 @@ class Quartiles:
     low: float
     median: float
     high: float
+
+
+def title_of(name: str) -> str:
+    """What a file of lines is about, by its name."""
+    return SYSTEMS[name.removesuffix(FAKE)].title + (", on FakeKafka" if name.endswith(FAKE) else "")
 
 
 def happened(lines: Lines) -> dict[str, list[Mapping[str, Any]]]:
@@ -47,9 +53,7 @@ def table(systems: Mapping[str, Lines]) -> str:
     rows = [HEAD, "|---" * HEAD.count(" | ") + "|---|"]
     by_kind = {name: happened(lines) for name, lines in systems.items()}
     for kind in KINDS:
-        for name, kinds in by_kind.items():
-            if kind in kinds:
-                rows.append(_row(kind, SYSTEMS[name].title, kinds[kind]))
+        rows += [_row(kind, title_of(name), kinds[kind]) for name, kinds in by_kind.items() if kind in kinds]
     return "\n".join([*rows, "", *(_summary(name, lines) for name, lines in systems.items()), ""])
 
 
@@ -69,14 +73,14 @@ def _summary(name: str, lines: Lines) -> str:
     told = ", ".join(f"{count:,} {key.replace('_', ' ')}" for key, count in sums.items())
     wrong = sum(not is_good(line) for line in faults)
     return (
-        f"- {SYSTEMS[name].title}: {len(proven)} faults ({len(faults) - len(proven)} more left no trace and are not counted), "
+        f"- {title_of(name)}: {len(proven)} faults ({len(faults) - len(proven)} more left no trace and are not counted), "
         f"after {wrong} of which something was wrong. The outputs of {len(verdicts)} sessions, read again as a whole: {told}."
     )
 
 
 def bars(systems: Mapping[str, Lines]) -> dict[str, dict[str, Quartiles]]:
-    """Stalls by kind and system."""
-    by_kind = {SYSTEMS[name].title: happened(lines) for name, lines in systems.items()}
+    """Stalls by kind and system, with real brokers."""
+    by_kind = {title_of(name): happened(lines) for name, lines in systems.items() if not name.endswith(FAKE)}
     found: dict[str, dict[str, Quartiles]] = {}
     for kind in KINDS:
         group = {
@@ -91,15 +95,17 @@ def bars(systems: Mapping[str, Lines]) -> dict[str, dict[str, Quartiles]]:
 
 def write(folder: Path) -> None:
     """`TABLE.md` and `stalls.svg` beside the lines."""
+    names = [name + kind for name, system in SYSTEMS.items() if not system.ablation for kind in ("", FAKE)]
     systems = {
         name: [json.loads(line) for line in file.read_text().splitlines()]
-        for name, system in SYSTEMS.items()
-        if (file := folder / f"{name}.jsonl").exists() and not system.ablation
+        for name in names
+        if (file := folder / f"{name}.jsonl").exists()
     }
     (folder / "TABLE.md").write_text(table(systems))
     found = bars(systems)
     if found:
-        counts = {kind: sum(len(happened(lines).get(kind, ())) for lines in systems.values()) for kind in found}
+        real = [happened(lines) for name, lines in systems.items() if not name.endswith(FAKE)]
+        counts = {kind: sum(len(kinds.get(kind, ())) for kinds in real) for kind in found}
         notes = {kind: f"{count} faults" for kind, count in counts.items()}
         plot(found, "How long no new record came out, by kind of fault", "s", folder / "stalls.svg", notes)
 

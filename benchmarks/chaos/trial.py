@@ -86,7 +86,7 @@ class Trial:
             "damaged": census.damaged,
             "produced": sum(snapshot),
             "starts": self.subject.starts - starts,
-            "ended": [text[-1500:] for text in self.subject.ended[ended:]],
+            "ended": [told_last(text) for text in self.subject.ended[ended:]],
             "machine_load": round(os.getloadavg()[0], 1),
             "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
@@ -112,6 +112,13 @@ class Trial:
             except TimeoutError as error:
                 found["wrong"] = str(error)
         return found
+
+
+def told_last(log: str) -> str:
+    """Why a job ended, of the end of its log: the last line that names an error."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if "Error" in line or "Exception" in line]
+    return (errors or lines)[-1][:400]
 
 
 def is_good(line: Mapping[str, Any]) -> bool:

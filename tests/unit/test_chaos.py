@@ -18,9 +18,10 @@ from benchmarks.chaos.faults import KINDS
 from benchmarks.chaos.faults.links import clients, everybody, peers
 from benchmarks.chaos.network import GOOD, HARNESS, HELD, JOB, Condition, Network, Weather, network
 from benchmarks.chaos.oracle import VALUE_BYTES, Census, phantoms
+from benchmarks.chaos.report import bars, table
 from benchmarks.chaos.run import Journal, Servers, Session, kinds_of, schedule
 from benchmarks.chaos.subject import SYSTEMS
-from benchmarks.chaos.trial import is_good
+from benchmarks.chaos.trial import is_good, told_last
 from benchmarks.chaos.world import CLIENT_ID
 from benchmarks.restore.oracle import Log
 from benchmarks.restore.records import SEQUENCE_BITS, RecordMaker
@@ -285,3 +286,27 @@ def test_fake_kafka_advertises_what_it_is_told_and_nothing_elsewhere(net):
         assert [f"{HOST}:{each.port}" for each in (broker, other)] == [kafka.address(1), kafka.address(2)]
     with pytest.raises(UsageError, match="proxies"):
         FakeKafka(advertise=lambda _node, _listener, _address: "broker.example:9092")
+
+
+def line(kind: str, stall_s: float, **more: object) -> dict[str, object]:
+    whole = {"missing": 0, "duplicates": 0, "damaged": 0, "ended": [], "stall_s": stall_s, "load_stall_s": 0.1, "proof": "seen"}
+    return {"kind": kind, **whole, **more}
+
+
+class TestTheReport:
+    def test_a_row_has_the_longest_stall_and_what_was_lost_and_a_fault_without_proof_is_not_counted(self):
+        unproven = line("leader killed", 99.0)
+        del unproven["proof"]
+        lines = [line("leader killed", 2.0), line("leader killed", 4.0, missing=3, ended=["x"]), unproven]
+        text = table({"embedded": lines, "embedded-fake": [line("far link", 1.0)]})
+        assert "| leader killed | headrace in a script | 2 | 3 | 0 | 1 | 3.0 | 4.0 | 0.1 |" in text
+        assert "| far link | headrace in a script, on FakeKafka | 1 |" in text
+        assert "2 faults (1 more left no trace and are not counted), after 1 of which something was wrong" in text
+
+    def test_the_plot_is_of_real_brokers(self):
+        found = bars({"embedded": [line("leader killed", 2.0)], "embedded-fake": [line("far link", 1.0)]})
+        assert list(found) == ["leader killed"]
+
+    def test_the_reason_of_an_end_is_the_line_with_the_error(self):
+        log = 'File "x.py", line 3\n  raise it\nDeadlineExceededError: gave up\n\nbye\n'
+        assert told_last(log) == "DeadlineExceededError: gave up"
