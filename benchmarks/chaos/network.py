@@ -57,6 +57,7 @@ class Weather:
 
 
 CALM = Weather()
+_STRANDED = Weather(out=HELD)
 Where = Callable[[str, int], bool]
 """(source, target): whether a connection between them is meant."""
 
@@ -69,6 +70,7 @@ class _Connection:
     client: asyncio.StreamWriter
     server: asyncio.StreamWriter
     source: str = ""
+    is_stranded: bool = False
 
     def reset(self) -> None:
         for writer in (self.client, self.server):
@@ -126,6 +128,10 @@ class Network:
         """Everything flows again, and what was held is delivered."""
         self.disturb(lambda _source, _target: False, CALM)
 
+    def strand(self, where: Where) -> int:
+        """Hold what is requested on the connections that there are now, and no others, until `calm`; how many."""
+        return self._call(self._strand(where))
+
     def cut(self, where: Where) -> int:
         """Reset the connections that are there; how many."""
         return self._call(self._reset(where))
@@ -142,8 +148,16 @@ class Network:
 
     async def _set(self, where: Where, weather: Weather) -> None:
         self._where, self._weather = where, weather
+        for connection in self._connections:
+            connection.is_stranded = False
         self._changed.set()
         self._changed = asyncio.Event()
+
+    async def _strand(self, where: Where) -> int:
+        meant = [each for each in self._connections if where(each.source, each.target)]
+        for connection in meant:
+            connection.is_stranded = True
+        return len(meant)
 
     async def _end(self) -> None:
         for server in self._servers:
@@ -201,11 +215,17 @@ class Network:
             if condition != GOOD:
                 self.tally.slowed += len(data)
                 await asyncio.sleep(condition.delay_s + (len(data) / condition.bytes_per_s if condition.bytes_per_s else 0))
-            writer.write(data)
-            await writer.drain()
+            try:
+                writer.write(data)
+                await writer.drain()
+            except OSError:
+                if not connection.is_stranded:  # else the client is gone, and its requests are still to arrive
+                    raise
         raise _EndedError
 
     def _condition(self, connection: _Connection, side: Callable[[Weather], Condition]) -> Condition:
+        if connection.is_stranded:
+            return side(_STRANDED)
         return side(self._weather) if self._where(connection.source, connection.target) else GOOD
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import random
 import select
 import socket
@@ -50,6 +51,7 @@ class Echo:
     """A server that sends back what it gets."""
 
     def __init__(self) -> None:
+        self.received: queue.Queue[bytes] = queue.Queue()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._serve, daemon=True).start()
@@ -66,6 +68,7 @@ class Echo:
         with client:
             try:
                 while data := client.recv(1024):
+                    self.received.put(data)
                     client.sendall(data)
             except OSError:
                 return
@@ -136,6 +139,21 @@ class TestTheNetwork:
             client.sendall(b"here")
             assert answer(client) == b"here"
             assert net.tally.held == 0
+
+    def test_what_is_stranded_arrives_when_its_sender_is_gone_and_a_new_connection_is_free(self, net, echo):
+        address = net.proxy(NODE, "PLAINTEXT", echo.address)
+        with connected(address) as old:
+            old.sendall(b"past")
+            assert answer(old) == b"past"
+            assert net.strand(clients(NODE)) == 1
+            old.sendall(b"late")
+            until_held(net, 4)
+        with connected(address) as new:
+            new.sendall(b"free")
+            assert answer(new) == b"free"
+        assert [echo.received.get(timeout=PATIENCE_S) for _ in range(2)] == [b"past", b"free"]
+        net.calm()
+        assert echo.received.get(timeout=PATIENCE_S) == b"late"
 
     def test_a_slow_link_is_slow_and_loses_nothing(self, net, echo):
         with connected(net.proxy(NODE, "PLAINTEXT", echo.address)) as client:

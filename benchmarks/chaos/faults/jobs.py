@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import random
 import signal
+import time
 
 import psutil
 
 from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError, is_embedded
+from benchmarks.chaos.network import JOB
 from benchmarks.chaos.subject import Subject, signalled
 from benchmarks.chaos.world import World
+from headrace.enumerator.errors import RetriableError
+from headrace.harness.waiting import wait_until
 
 END_S = 120.0
+LONGEST_S = 1.0
 
 
 class JobKilled(Fault):
@@ -95,6 +100,40 @@ class JobReplaced(Fault):
             raise TimeoutError(f"a job that was replaced has gone on: {[_command(process) for process in alive]}")
 
 
+class LateRequests(JobKilled):
+    """The job is killed with requests on their way, which arrive when its successor has long been at work."""
+
+    def __init__(self, world: World, subject: Subject, generator: random.Random) -> None:
+        """Nothing yet."""
+        super().__init__(world, subject, generator)
+        self._held = 0
+
+    def apply(self) -> str:
+        """Strand its connections, give it time to ask for something, and kill it."""
+        tally = self.world.network.tally
+        before = tally.held
+        count = self.world.network.strand(lambda source, _target: source == JOB)
+
+        def look() -> None:
+            self._held = tally.held - before
+            if not self._held:
+                raise RetriableError("nothing was sent")
+
+        wait_until(look, "the job asks for nothing", END_S)
+        time.sleep(self.random.uniform(0, LONGEST_S))  # the moment of the kill
+        self._held = tally.held - before
+        super().apply()
+        return f"{count} connections"
+
+    def prove(self) -> str:
+        """It is another process, and bytes of the one before were held."""
+        return f"{super().prove()} with {self._held} bytes on their way"
+
+    def heal(self) -> None:
+        """They arrive."""
+        self.world.network.calm()
+
+
 def _command(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline())
@@ -105,6 +144,7 @@ def _command(process: psutil.Process) -> str:
 KINDS = (
     Kind("job killed", "jobs", JobKilled, 0.5, 3, real=False),
     Kind("job frozen and replaced", "jobs", JobReplaced, 4, 8, is_embedded, real=False),
+    Kind("job killed, its requests late", "jobs", LateRequests, 6, 15, real=False),
     Kind(
         "executor killed",
         "jobs",
