@@ -64,6 +64,7 @@ soak-beam: $(INSTALLED) ## 50 SIGKILLs of Flink's task manager under a Beam pipe
 
 chaos: $(INSTALLED) ## Faults of brokers, networks, settings and jobs, until each system has had 2,000; goes on where it was (days)
 	$(BIN)/python -m benchmarks.chaos.run --system embedded
+	$(BIN)/python -m benchmarks.chaos.run --system embedded-impatient
 	$(BIN)/python -m benchmarks.chaos.run --system spark
 	$(BIN)/python -m benchmarks.chaos.run --system executors
 	$(BIN)/python -m benchmarks.chaos.run --system beam
