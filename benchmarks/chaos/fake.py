@@ -61,7 +61,8 @@ class FakeCluster:
 
 
 @contextmanager
-def fake_world() -> Iterator[World]:
+def fake_world(transaction_version: int = 2) -> Iterator[World]:
     """Three brokers of FakeKafka behind proxies."""
     with network() as net, FakeKafka(BROKERS, advertise=net.proxy) as kafka:
+        kafka.set_transaction_version(transaction_version)
         yield World(FakeCluster(kafka), net, internal=())

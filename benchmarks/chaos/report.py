@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.chaos.faults import KINDS
-from benchmarks.chaos.run import RESULTS, Servers
+from benchmarks.chaos.run import RESULTS, Servers, file_name
 from benchmarks.chaos.subject import SYSTEMS
 from benchmarks.chaos.trial import is_good
 from benchmarks.plot import plot
@@ -36,7 +36,8 @@ class Quartiles:
 
 def title_of(name: str) -> str:
     """What a file of lines is about, by its name."""
-    return SYSTEMS[name.removesuffix(FAKE)].title + (", on FakeKafka" if name.endswith(FAKE) else "")
+    system, _, servers = name.partition(FAKE)
+    return SYSTEMS[system].title + (f", on FakeKafka{servers.replace('-', ' ')}" if FAKE in name else "")
 
 
 def happened(lines: Lines) -> dict[str, list[Mapping[str, Any]]]:
@@ -80,7 +81,7 @@ def _summary(name: str, lines: Lines) -> str:
 
 def bars(systems: Mapping[str, Lines]) -> dict[str, dict[str, Quartiles]]:
     """Stalls by kind and system, with real brokers."""
-    by_kind = {title_of(name): happened(lines) for name, lines in systems.items() if not name.endswith(FAKE)}
+    by_kind = {title_of(name): happened(lines) for name, lines in systems.items() if FAKE not in name}
     found: dict[str, dict[str, Quartiles]] = {}
     for kind in KINDS:
         group = {
@@ -95,7 +96,7 @@ def bars(systems: Mapping[str, Lines]) -> dict[str, dict[str, Quartiles]]:
 
 def write(folder: Path) -> None:
     """`TABLE.md` and `stalls.svg` beside the lines."""
-    names = [name + kind for name, system in SYSTEMS.items() if not system.ablation for kind in ("", FAKE)]
+    names = [file_name(name, servers) for name, system in SYSTEMS.items() if not system.ablation for servers in Servers]
     systems = {
         name: [json.loads(line) for line in file.read_text().splitlines()]
         for name in names
@@ -104,7 +105,7 @@ def write(folder: Path) -> None:
     (folder / "TABLE.md").write_text(table(systems))
     found = bars(systems)
     if found:
-        real = [happened(lines) for name, lines in systems.items() if not name.endswith(FAKE)]
+        real = [happened(lines) for name, lines in systems.items() if FAKE not in name]
         counts = {kind: sum(len(kinds.get(kind, ())) for kinds in real) for kind in found}
         notes = {kind: f"{count} faults" for kind, count in counts.items()}
         plot(found, "How long no new record came out, by kind of fault", "s", folder / "stalls.svg", notes)

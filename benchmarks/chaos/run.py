@@ -48,15 +48,26 @@ class Servers(Enum):
 
     REAL = "real"
     FAKE = "fake"
+    FAKE_1 = "fake-v1"
+    """With version 1 of the transaction protocol, under which the broker tells late requests less well from new ones."""
 
 
-WORLDS: Mapping[Servers, Callable[[], AbstractContextManager[World]]] = {Servers.REAL: world, Servers.FAKE: fake_world}
+WORLDS: Mapping[Servers, Callable[[], AbstractContextManager[World]]] = {
+    Servers.REAL: world,
+    Servers.FAKE: fake_world,
+    Servers.FAKE_1: lambda: fake_world(transaction_version=1),
+}
 
 
 def kinds_of(system: str, servers: Servers, only: str = "") -> Sequence[Kind]:
     """Those that fit the system and the servers, and have the text in their name or family."""
-    fitting = [kind for kind in KINDS.values() if kind.fits(system) and not (kind.real and servers is Servers.FAKE)]
+    fitting = [kind for kind in KINDS.values() if kind.fits(system) and not (kind.real and servers is not Servers.REAL)]
     return [kind for kind in fitting if only in kind.name or only in kind.family]
+
+
+def file_name(system: str, servers: Servers) -> str:
+    """Of the lines of a system's run."""
+    return system if servers is Servers.REAL else f"{system}-{servers.value}"
 
 
 def schedule(kinds: Sequence[Kind], seed: int, done: int) -> Iterator[tuple[Kind, random.Random]]:
@@ -141,8 +152,7 @@ def main(
 ) -> None:
     """Chaos."""
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit("told to end"))  # leaving no process behind
-    name = system if servers is Servers.REAL else f"{system}-{servers.value}"
-    journal = Journal(results / f"{name}.jsonl")
+    journal = Journal(results / f"{file_name(system, servers)}.jsonl")
     done = len(journal.faults())
     coming = schedule(kinds_of(system, servers, only), seed, done)
     deadline = time.monotonic() + minutes * 60
