@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.helpers.typecheck import ROOT, incomplete, unresolved
+from tests.helpers.typecheck import ROOT, incomplete, pyright, unresolved
 
 
 def symbol(name: str, *messages: str, known: bool = True, ambiguous: bool = False) -> dict:
@@ -35,3 +35,13 @@ def test_an_import_of_ours_that_is_not_found_is_named_and_a_librarys_is_not():
 
     report = {"generalDiagnostics": [missing("tests.helpers.gone"), missing("pyflink.table"), {"message": "other"}]}
     assert list(unresolved(report)) == ['tests/x.py:5: Import "tests.helpers.gone" could not be resolved']
+
+
+def test_settings_in_a_folder_above_the_checkout_are_none_of_its(tmp_path):
+    (tmp_path / "pyrightconfig.json").write_text("{}")
+    (tmp_path / "other.py").write_text("import not_there\n")
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    (checkout / "pyproject.toml").write_text("")
+    (checkout / "ours.py").write_text("")
+    assert pyright(root=checkout)["summary"]["filesAnalyzed"] == 1
