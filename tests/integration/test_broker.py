@@ -431,13 +431,22 @@ def test_importing_headrace_imports_nothing_heavy() -> None:
 
 
 def test_concurrent_first_uses_download_once(own: None, tmp_path: Path) -> None:
+    """Of a small program: all of Kafka is downloaded by whoever has none yet."""
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
-    code = "from headrace.harness.kafka.jars import kafka_jars; print(kafka_jars())"
-    users = [subprocess.Popen([sys.executable, "-P", "-c", code], env=environment, stdout=subprocess.PIPE) for _ in range(3)]
-    answers = {user.communicate()[0] for user in users}
-    assert len(answers) == 1
-    assert sorted(path.name for path in (tmp_path / "headrace").iterdir()) == ["kafka-4.3.1", "kafka-4.3.1.lock"]
-    assert len(list((tmp_path / "headrace" / "kafka-4.3.1").glob("*.jar"))) > 40
+    code = (
+        "from headrace.harness.jars import Bundle, installed\n"
+        "print(installed(Bundle('a logger', 'logger', ('org.slf4j:slf4j-simple:1.7.36',), jars=2, size='60 KB')))"
+    )
+    users = [
+        subprocess.Popen([sys.executable, "-P", "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for _ in range(3)
+    ]
+    printed = [user.communicate() for user in users]
+    folder = tmp_path / "headrace" / "logger"
+    assert {answer for answer, _ in printed} == {f"{folder}\n".encode()}
+    assert sum(said.count(b"Downloading a logger") for _, said in printed) == 1
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["logger", "logger.lock"]
+    assert sorted(path.name for path in folder.iterdir()) == ["slf4j-api-1.7.36.jar", "slf4j-simple-1.7.36.jar"]
 
 
 def test_wrong_use_of_the_command_is_one_message_and_status_2(tmp_path: Path) -> None:
