@@ -9,7 +9,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-beam test lowest lint docs bench bench-beam bench-growth bench-restore bench-outage soak soak-beam chaos fuzz requirements clean
+.PHONY: help demo demo-beam test lowest lint docs bench bench-beam bench-growth bench-restore bench-outage soak soak-beam chaos fuzz mutants requirements clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -76,6 +76,10 @@ fuzz: $(INSTALLED) ## Fuzzers of everything that reads others' bytes, AddressSan
 	$(BIN)/python -m tests.fuzz.run --seconds 300
 	$(BIN)/python -m tests.fuzz.sanitized --buffers 1000000
 	$(BIN)/python -m tests.fuzz.flood --buffers 100000000 --state build/flood.json
+
+mutants: $(INSTALLED) ## Mutation testing of the modules that decide: no survivor without a reason (hours; goes on where it stopped)
+	$(BIN)/pip install --quiet --requirement requirements/mutants.txt
+	$(BIN)/python -m tests.mutants.run
 
 requirements: $(INSTALLED) ## The newest versions of what the tests run with, into requirements/test.txt
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --upgrade --custom-compile-command 'make requirements' --output-file requirements/test.txt pyproject.toml

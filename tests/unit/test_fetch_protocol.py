@@ -144,3 +144,147 @@ def test_seen_here_a_length_of_more_than_five_bytes_in_a_fetch_response_is_corru
 def test_a_length_of_five_bytes_is_one():
     with pytest.raises(CorruptDataError, match="index out of bounds"):
         parse_fetch_response(memoryview(bytes(10) + b"\xff" * 4 + b"\x0f"), 12)
+
+
+# --- field by field ---
+
+
+def uvarint(value: int) -> bytes:
+    low = bytes([value & 0x7F])
+    return low if value < 0x80 else bytes([low[0] | 0x80]) + uvarint(value >> 7)
+
+
+def tagged(fields: dict[int, bytes]) -> bytes:
+    return uvarint(len(fields)) + b"".join(uvarint(tag) + uvarint(len(data)) + data for tag, data in fields.items())
+
+
+NO_TAGS = tagged({})
+UNKNOWN = tagged({200: b"x" * 200, 7: b""})
+
+
+def flexible(partitions: list[bytes], *, tags: bytes = NO_TAGS) -> bytes:
+    """A response of version 16 with one topic, and these tags wherever there may be some."""
+    topic = TOPIC_ID.bytes + uvarint(len(partitions) + 1) + b"".join(partitions) + tags
+    return struct.pack(">ihi", 250, 71, 9) + uvarint(2) + topic + tags
+
+
+def flexible_partition(index: int, records: bytes, tags: bytes, aborted: bytes = uvarint(0), replica: int = -1) -> bytes:
+    head = struct.pack(">ihqqq", index, 0, 0, 0, 0)
+    return head + aborted + struct.pack(">i", replica) + uvarint(len(records) + 1) + records + tags
+
+
+def test_tags_that_are_not_known_are_passed_over_wherever_they_are():
+    aborted = uvarint(3) + struct.pack(">qq", 5, 6) + UNKNOWN + struct.pack(">qq", 7, 8) + NO_TAGS
+    parts = [flexible_partition(0, b"abc", UNKNOWN, aborted, 3), flexible_partition(300, b"d" * 200, NO_TAGS)]
+    answer = parse_fetch_response(memoryview(flexible(parts, tags=UNKNOWN)), 16)
+    assert (answer.throttle_time_ms, answer.error) == (250, 71)
+    first, second = answer.partitions
+    assert first.aborted == [(5, 6), (7, 8)]
+    assert (first.preferred_replica, second.preferred_replica) == (3, None)
+    assert (bytes(first.records), bytes(second.records)) == (b"abc", b"d" * 200)
+    assert (second.partition, second.topic_id, second.aborted) == (300, TOPIC_ID, None)
+
+
+def test_zero_is_a_number_and_not_unknown():
+    tags = tagged({0: struct.pack(">iq", 0, 0), 1: struct.pack(">ii", 0, 0)})
+    (found,) = parse_fetch_response(memoryview(flexible([flexible_partition(0, b"", tags, replica=0)])), 16).partitions
+    assert (found.diverging, found.leader, found.preferred_replica) == ((0, 0), (0, 0), 0)
+    assert (found.high_watermark, found.last_stable_offset, found.log_start_offset) == (0, 0, 0)
+
+
+def test_a_divergence_without_an_end_and_a_leader_that_is_not_known_are_none():
+    tags = tagged({0: struct.pack(">iq", 4, -1), 1: struct.pack(">ii", -1, 9)})
+    (found,) = parse_fetch_response(memoryview(flexible([flexible_partition(0, b"", tags)])), 16).partitions
+    assert (found.diverging, found.leader) == (None, None)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_response_is_read_from_where_its_header_ends(version):
+    view = memoryview(b"header" + bytes(response(version, [partition(0, b"abc"), partition(1, b"")])))
+    answer = parse_fetch_response(view, version, 6)
+    assert [(found.partition, bytes(found.records)) for found in answer.partitions] == [(0, b"abc"), (1, b"")]
+    assert answer.throttle_time_ms == 3
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_preferred_replica_is_told_from_version_11_on(version):
+    answer = parse_fetch_response(response(version, [partition(0, b"x", preferred_read_replica=2)]), version)
+    assert answer.partitions[0].preferred_replica == (2 if version >= 11 else None)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_error_of_the_whole_answer_is_told_from_version_7_on(version):
+    message = FetchResponse(throttle_time_ms=3, error_code=70, session_id=5, responses=[])
+    answer = parse_fetch_response(memoryview(bytes(message.encode(version=version))), version)
+    assert (answer.error, answer.throttle_time_ms) == (70 if version >= 7 else 0, 3)
+    assert answer.partitions == []
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_partition_of_every_topic_is_read(version):
+    topics = [
+        Topic(topic=name, topic_id=UUID(int=number), partitions=[partition(each, b"%d" % each) for each in range(number)])
+        for number, name in enumerate(["none", "ö" * 20, "b"])
+    ]
+    message = FetchResponse(throttle_time_ms=0, error_code=0, session_id=0, responses=topics)
+    answer = parse_fetch_response(memoryview(bytes(message.encode(version=version))), version)
+    names = [found.topic if version < 13 else found.topic_id for found in answer.partitions]
+    assert names == (["ö" * 20, "b", "b"] if version < 13 else [UUID(int=1), UUID(int=2), UUID(int=2)])
+    assert [bytes(found.records) for found in answer.partitions] == [b"0", b"0", b"1"]
+
+
+def test_records_that_run_past_the_end_are_named_with_their_partition_and_the_version():
+    view = response(11, [partition(4, b"abcdef")])
+    with pytest.raises(
+        CorruptDataError, match=rf"version 11\) of {len(view) - 1} bytes .*records of partition 4 run past the end"
+    ):
+        parse_fetch_response(view[:-1], 11)
+
+
+# --- spans, at their edges ---
+
+
+def test_a_span_ends_before_a_later_leader_epoch_than_is_wanted():
+    first, second, third = batch(0, 2, epoch=3), batch(2, 2, epoch=3), batch(4, 1, epoch=5)
+    data = memoryview(first + second + third)
+    assert span_of_batches(data) == BatchSpan(len(data), 5, ((0, 3), (4, 5)))
+    assert span_of_batches(data, 5) == span_of_batches(data)
+    assert span_of_batches(data, 4) == span_of_batches(data, 3) == BatchSpan(len(first + second), 4, ((0, 3),))
+    assert span_of_batches(data, 2) == BatchSpan(len(first), 2, ((0, 3),))
+
+
+def test_the_last_epoch_is_that_of_the_last_batch_and_none_is_not_zero():
+    assert BatchSpan(1, 1, ((0, 3), (4, 5))).last_epoch == 5
+    assert BatchSpan(1, 1, ()).last_epoch is None
+    found = span_of_batches(memoryview(batch(0, 1, epoch=-1) + batch(1, 1, epoch=0) + batch(2, 1, epoch=0)))
+    assert found is not None
+    assert (found.epochs, found.last_epoch) == (((1, 0),), 0)
+
+
+def test_an_epoch_that_comes_again_is_told_again():
+    found = span_of_batches(memoryview(batch(0, 1, epoch=1) + batch(1, 1, epoch=2) + batch(2, 1, epoch=1)))
+    assert found is not None
+    assert found.epochs == ((0, 1), (1, 2), (2, 1))
+
+
+def test_nothing_and_less_than_one_batch_have_no_span():
+    assert span_of_batches(memoryview(b"")) is None
+    assert span_of_batches(memoryview(batch(0, 1)[:-1])) is None
+    assert span_of_batches(memoryview(batch(0, 1)[:11])) is None
+
+
+@pytest.mark.parametrize(("magic", "shortest"), [(0, 14), (1, 14), (2, 15)])
+def test_the_shortest_batch_of_each_format_and_one_byte_less(magic, shortest):
+    def of(size: int) -> memoryview:
+        return memoryview(struct.pack(">qiib", 5, size, 0, magic) + bytes(size - 5))
+
+    found = span_of_batches(of(shortest))
+    assert found is not None
+    assert (found.complete_bytes, found.next_offset) == (shortest + 12, 6)
+    with pytest.raises(CorruptDataError, match=f"claims a length of {shortest - 1} bytes"):
+        span_of_batches(of(shortest - 1))
+
+
+def test_a_batch_that_is_cut_off_after_its_length_is_left_for_the_next_fetch():
+    whole = batch(0, 3)
+    assert span_of_batches(memoryview(whole + batch(3, 1)[:12])) == BatchSpan(len(whole), 3, ((0, 7),))
