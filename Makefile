@@ -84,7 +84,7 @@ mutants: $(INSTALLED) ## Mutation testing of the modules that decide: no survivo
 requirements: $(INSTALLED) ## The newest versions of what the tests run with, into requirements/test.txt
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --upgrade --custom-compile-command 'make requirements' --output-file requirements/test.txt pyproject.toml
 
-$(INSTALLED): requirements/test.txt setup.cfg setup.py pyproject.toml connectors/kafka/format/decode.py connectors/kafka/format/encode.py
+$(INSTALLED): requirements/test.txt setup.cfg setup.py pyproject.toml connectors/kafka/format/decode.py connectors/kafka/format/encode.py connectors/formats/avro/decode.py connectors/formats/avro/encode.py
 	$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else "headrace needs Python 3.11 to 3.13, this is " + sys.version)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip

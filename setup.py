@@ -1,4 +1,4 @@
-"""Builds the two compiled modules, and what an index shows; everything else about the package is in setup.cfg."""
+"""Builds the compiled modules, and what an index shows; everything else about the package is in setup.cfg."""
 
 import hashlib
 import os
@@ -12,8 +12,20 @@ from setuptools import Extension, setup
 from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 
-# What headrace.connectors.kafka.format looks for when it is imported, followed by the digest.
+# What headrace.connectors.compiled looks for when a compiled module is imported, followed by the digest.
 MARK = "headrace: compiled from source with sha256 "
+
+COMPILED = (
+    "headrace.connectors.kafka.format.decode",
+    "headrace.connectors.kafka.format.encode",
+    "headrace.connectors.formats.avro.decode",
+    "headrace.connectors.formats.avro.encode",
+)
+
+
+def source_of(module: str) -> Path:
+    """The file of a compiled module."""
+    return Path(module.replace(".", "/") + ".py")
 
 
 class BuildFromNothing(build):
@@ -41,9 +53,8 @@ class BuildBesideTheModules(build_ext):
 
     def build_extension(self, extension: Extension) -> None:
         """A file of C with the digest is compiled along; it is newer than what was built before if the source has changed."""
-        name = extension.name.rpartition(".")[2]
-        source = Path(f"headrace/connectors/kafka/format/{name}.py")
-        digest = hashlib.sha256(source.read_bytes()).hexdigest()
+        name = extension.name.replace(".", "_")
+        digest = hashlib.sha256(source_of(extension.name).read_bytes()).hexdigest()
         code = f'__attribute__((used)) const char headrace_source_of_{name}[] = "{MARK}{digest}";\n'
         file = Path(self.build_temp, f"source_of_{name}.c")
         if not file.exists() or file.read_text() != code:
@@ -88,14 +99,7 @@ setup(
     project_urls=links(repository()),
     cmdclass={"build": BuildFromNothing, "build_ext": BuildBesideTheModules},
     ext_modules=cythonize(
-        [
-            Extension(
-                f"headrace.connectors.kafka.format.{name}",
-                [f"headrace/connectors/kafka/format/{name}.py"],
-                extra_compile_args=["-O3"],
-            )
-            for name in ("decode", "encode")
-        ],
+        [Extension(module, [str(source_of(module))], extra_compile_args=["-O3"]) for module in COMPILED],
         compiler_directives={"language_level": "3"},
     ),
 )

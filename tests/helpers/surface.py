@@ -18,6 +18,7 @@ MODULES = (
     "headrace.kafka",
     "headrace.sql",
     "headrace.files",
+    "headrace.formats",
     "headrace.delta",
     "headrace.iceberg",
     "headrace.beam",

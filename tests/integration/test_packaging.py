@@ -29,7 +29,8 @@ ROOT = Path(__file__).parents[2]
 OURS = ("headrace", "__editable__", "pyspark_headrace")
 IMPORT = (
     "import headrace.kafka, headrace.spark;"
-    "from headrace.connectors.kafka.format import decode, encode; print(decode.__file__); print(encode.__file__)"
+    "from headrace.connectors.kafka.format import decode, encode; print(decode.__file__); print(encode.__file__);"
+    "from headrace.connectors.formats.avro import decode, encode; print(decode.__file__); print(encode.__file__)"
 )
 # What Spark runs in a Python process to find data sources; the answer is a count, and for each its name and the pickled class.
 LOOK_UP = """
@@ -232,7 +233,7 @@ def test_an_installed_wheel_runs_with_its_compiled_kernels(wheel, tmp_path):
     made = environment(tmp_path)
     made.install(wheel)
     found = kernels(made, Path("/"))
-    assert len(found) == 2
+    assert len(found) == 4
     assert all(kernel.startswith(str(made.site_packages)) and kernel.endswith(".so") for kernel in found)
 
 
@@ -285,7 +286,8 @@ def test_seen_here_a_kernel_of_another_source_is_not_imported_from_the_checkout(
 
 def test_a_checkout_that_was_never_built_runs_uncompiled_where_cython_is(unbuilt, tmp_path):
     found = kernels(environment(tmp_path), unbuilt)
-    assert found == [f"{unbuilt}/headrace/connectors/kafka/format/{name}.py" for name in ("decode", "encode")]
+    folders = ("kafka/format", "formats/avro")
+    assert found == [f"{unbuilt}/headrace/connectors/{folder}/{name}.py" for folder in folders for name in ("decode", "encode")]
 
 
 @pytest.mark.parametrize("module", ["headrace.kafka", "headrace.connectors.kafka.format.encode"])

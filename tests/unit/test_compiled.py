@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.connectors.compiled import MARK, check_compiled
 from headrace.connectors.kafka import format as kafka_format
-from headrace.connectors.kafka.format import MARK, check_compiled, decode, encode
+from headrace.connectors.kafka.format import decode, encode
 
 SOURCE = b"VALUE = 1\n"
 

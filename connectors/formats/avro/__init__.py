@@ -1,0 +1,11 @@
+"""Avro: schemas, programs that resolve a writer's and a reader's, and the compiled kernel that runs them."""
+
+from pathlib import Path
+
+from headrace.connectors.compiled import check_compiled, not_compiled
+
+NOT_COMPILED = not_compiled("Avro decoder and encoder", __path__[0])
+"""What is said where a checkout is imported that was never built, or was built with another Python."""
+
+for _name in ("decode", "encode"):
+    check_compiled(Path(__path__[0], f"{_name}.py"))

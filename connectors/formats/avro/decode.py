@@ -1,0 +1,1533 @@
+"""Avro's binary encoding to Arrow, without a Python object per record.
+
+Cython in pure-Python mode: `setup.py` compiles this file, and the kernel then runs without the GIL. Uncompiled, the same
+file is slow, and right. `program.py` turns a writer's and a reader's schema into a tree of *steps*, each of which reads one
+value of the writer's schema into a *column* of the reader's, or skips it. `run` executes the tree for each value of a binary
+column.
+
+Nothing that the bytes claim is believed: every read is checked against the end of the value, counts of items against the
+bytes that are left, and room grows with what was really read. A value that cannot be read becomes a null, what it had
+already appended is taken back, and its neighbours are not concerned.
+
+The format: https://avro.apache.org/docs/1.12.0/specification/#binary-encoding
+"""
+
+# Cython's decorators and types carry no annotations, so mypy sees Any where they are used.
+# mypy: disable-error-code="untyped-decorator, no-any-return"
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.connectors.formats.avro import NOT_COMPILED
+
+try:
+    import cython  # type: ignore[import-untyped]
+except ImportError as error:  # compiled, it is not imported
+    raise ImportError(NOT_COMPILED) from error
+if cython.compiled:
+    from cython.cimports.libc.string import memcpy, memset  # type: ignore[import-untyped]
+
+_BEYOND = cython.declare(cython.Py_ssize_t, 0x3FFFFFFFFFFFFFFF)  # a position past any end
+_INT32_MAX = cython.declare(cython.longlong, 0x7FFFFFFF)
+_INT32_MIN = cython.declare(cython.longlong, -0x80000000)
+_MOST_EMPTY_ITEMS = cython.declare(cython.longlong, 4096)  # of one array or map, where an item takes no bytes
+_DEEPEST = cython.declare(cython.int, 100)  # levels of a recursive type that is skipped
+_CODES = cython.declare(cython.int, 32)  # a failing step gives back -(place * _CODES + code)
+
+_DONE = cython.declare(cython.int, 0)
+_BAD_END = cython.declare(cython.int, 1)
+_BAD_NUMBER = cython.declare(cython.int, 2)
+_BAD_LENGTH = cython.declare(cython.int, 3)
+_BAD_BOOLEAN = cython.declare(cython.int, 4)
+_BAD_TEXT = cython.declare(cython.int, 5)
+_BAD_BRANCH = cython.declare(cython.int, 6)
+_BAD_SYMBOL = cython.declare(cython.int, 7)
+_BAD_COUNT = cython.declare(cython.int, 8)
+_BAD_DECIMAL = cython.declare(cython.int, 9)
+_BAD_RANGE = cython.declare(cython.int, 10)
+_TOO_DEEP = cython.declare(cython.int, 11)
+_FULL = cython.declare(cython.int, 12)
+_NO_MEMORY = cython.declare(cython.int, 13)
+_UNRESOLVED = cython.declare(cython.int, 14)
+
+REASONS: dict[int, str] = {
+    1: "the value ends too early",
+    2: "not a variable-length number, or one that is too large for its type",
+    3: "a length is negative, or runs past the end of the value",
+    4: "a boolean is neither 0 nor 1",
+    5: "text is not UTF-8",
+    6: "the number of a union's branch is out of range",
+    7: "the number of an enum's symbol is out of range, or the reader's enum has neither this symbol nor a default",
+    8: "a count of items is larger than the rest of the value can hold",
+    9: "a decimal has more digits than its precision",
+    10: "a number is out of the range of its logical type",
+    11: "a recursive type is nested more than 100 deep",
+    12: "the column would be larger than 2 GiB with this value",
+    13: "there is not enough memory",
+    14: "the writer's branch of a union does not match the reader's schema",
+}
+"""What is wrong with a value, by the code that `run` gives."""
+
+UNRESOLVED_BRANCH = 14
+"""The code of `RefuseBranch` for a branch of the writer's union that the reader's schema has no match for."""
+
+_HEX = b"0123456789abcdef"
+
+
+# --- reading what is most elementary ---------------------------------------------------------------------------------
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _long_varint(
+    source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t
+) -> tuple[cython.longlong, cython.Py_ssize_t]:
+    """A zigzag varint of up to 64 bits and the position after it, which is _BEYOND if there is none before `end`."""
+    raw: cython.ulonglong = 0
+    shift: cython.int = 0
+    part: cython.ulonglong
+    while at < end and shift < 64:
+        part = source[at]
+        at += 1
+        if shift == 63 and part > 1:
+            break
+        raw |= (part & 0x7F) << shift
+        shift += 7
+        if part < 0x80:
+            return cython.cast(cython.longlong, raw >> 1) ^ -cython.cast(cython.longlong, raw & 1), at
+    return 0, _BEYOND
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _long(
+    source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t
+) -> tuple[cython.longlong, cython.Py_ssize_t]:
+    """The same; most are one byte."""
+    raw: cython.longlong
+    if at < end and source[at] < 0x80:
+        raw = source[at]
+        return (raw >> 1) ^ -(raw & 1), at + 1
+    return _long_varint(source, at, end)
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _length(
+    source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t
+) -> tuple[cython.longlong, cython.Py_ssize_t]:
+    """A length in bytes that are there, and the position after it; _BEYOND otherwise."""
+    length: cython.longlong
+    length, at = _long(source, at, end)
+    if at == _BEYOND or length < 0 or length > end - at:
+        return 0, _BEYOND
+    return length, at
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _copy(
+    target: cython.p_uchar,
+    to: cython.Py_ssize_t,
+    source: cython.p_const_uchar,
+    at: cython.Py_ssize_t,
+    length: cython.Py_ssize_t,
+) -> cython.void:
+    if cython.compiled:
+        memcpy(target + to, source + at, length)
+    else:
+        target[to : to + length] = source[at : at + length]
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _unsigned(source: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.longlong:
+    """Little-endian, 4 bytes. The caller has checked that they are there."""
+    value: cython.longlong = source[at + 3]
+    value = (value << 8) | source[at + 2]
+    value = (value << 8) | source[at + 1]
+    return (value << 8) | source[at]
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _float(source: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.double:
+    """A 32-bit float, widened. The caller has checked that its bytes are there."""
+    value: cython.float = 0
+    if cython.compiled:
+        memcpy(cython.address(value), source + at, 4)
+    else:
+        (value,) = struct.unpack_from("<f", source, at)
+    return value
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _is_utf8(source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.bint:
+    """Well-formed UTF-8 (Unicode table 3-7: no overlong forms, no surrogates, nothing above U+10FFFF)."""
+    lead: cython.int
+    low: cython.int
+    high: cython.int
+    more: cython.int
+    while at < end:
+        lead = source[at]
+        at += 1
+        if lead < 0x80:
+            continue
+        if lead < 0xC2 or lead > 0xF4:
+            return False
+        more = 1 if lead < 0xE0 else 2 if lead < 0xF0 else 3
+        if end - at < more:
+            return False
+        low = 0xA0 if lead == 0xE0 else 0x90 if lead == 0xF0 else 0x80
+        high = 0x9F if lead == 0xED else 0x8F if lead == 0xF4 else 0xBF
+        while more > 0:
+            if source[at] < low or source[at] > high:
+                return False
+            low, high = 0x80, 0xBF
+            at += 1
+            more -= 1
+    return True
+
+
+# --- columns: Arrow arrays under construction --------------------------------------------------------------------------
+
+
+@cython.final
+@cython.cclass
+class _Room:
+    """A buffer that grows. New bytes are 0xFF, which a validity bitmap takes for valid."""
+
+    buffer: pa.Buffer
+    capacity: cython.Py_ssize_t
+    bytes: cython.p_uchar
+    ints: cython.p_int
+    longs: cython.p_longlong
+    floats: cython.p_float
+    doubles: cython.p_double
+
+    def __init__(self) -> None:
+        self.point_to(pa.allocate_buffer(0, resizable=True))
+
+    @cython.cfunc
+    def point_to(self, buffer: pa.Buffer) -> cython.void:
+        address: cython.size_t
+        self.buffer = buffer
+        self.capacity = buffer.size
+        if cython.compiled:
+            address = buffer.address
+            self.bytes = cython.cast(cython.p_uchar, address)
+            self.ints = cython.cast(cython.p_int, address)
+            self.longs = cython.cast(cython.p_longlong, address)
+            self.floats = cython.cast(cython.p_float, address)
+            self.doubles = cython.cast(cython.p_double, address)
+        else:
+            self.bytes = memoryview(buffer).cast("B")
+            whole = self.bytes[: self.capacity // 8 * 8]
+            self.ints, self.longs, self.floats, self.doubles = (whole.cast(code) for code in "iqfd")
+
+    @cython.cfunc
+    @cython.inline
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def has(self, size: cython.Py_ssize_t) -> cython.bint:
+        """Whether there is room for `size` bytes in all, now."""
+        return size <= self.capacity or self.grow(size)
+
+    @cython.cfunc
+    @cython.with_gil
+    @cython.exceptval(check=False)
+    def grow(self, size: cython.Py_ssize_t) -> cython.bint:
+        old: cython.Py_ssize_t = self.capacity
+        kept = self.buffer
+        before: cython.p_uchar = self.bytes
+        try:
+            self.point_to(pa.allocate_buffer((max(2 * old, size, 64) + 63) // 64 * 64, resizable=True))
+        except MemoryError:
+            return False
+        _copy(self.bytes, 0, before, 0, old)
+        if cython.compiled:
+            memset(self.bytes + old, 0xFF, self.capacity - old)
+        else:
+            self.bytes[old:] = b"\xff" * (self.capacity - old)
+        del kept
+        return True
+
+    @cython.cfunc
+    def finish(self, size: cython.Py_ssize_t) -> pa.Buffer:
+        """The first `size` bytes; the room is empty afterwards."""
+        buffer = self.buffer
+        self.point_to(pa.allocate_buffer(0, resizable=True))
+        return buffer.slice(0, size)
+
+
+@cython.cclass
+class Column:
+    """An Arrow array under construction. `append_null` gives _DONE, or the code of what is wrong."""
+
+    validity: _Room
+    rows: cython.Py_ssize_t
+    nulls: cython.Py_ssize_t
+
+    def __init__(self) -> None:
+        self.validity = _Room()
+        self.rows = 0
+        self.nulls = 0
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def append_null(self) -> cython.int:
+        """Append a null. Overridden where a null takes room besides the validity's."""
+        if not self.validity.has((self.rows >> 3) + 1):
+            return _NO_MEMORY
+        self.validity.bytes[self.rows >> 3] = self.validity.bytes[self.rows >> 3] & (0xFF ^ (1 << (self.rows & 7)))
+        self.nulls += 1
+        self.rows += 1
+        return _DONE
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def truncate(self, rows: cython.Py_ssize_t) -> cython.void:
+        """Take back what was appended after `rows` rows, whole or in part."""
+        bit: cython.int
+        while self.rows > rows:
+            self.rows -= 1
+            bit = 1 << (self.rows & 7)
+            if (self.rows >> 3) < self.validity.capacity and self.validity.bytes[self.rows >> 3] & bit == 0:
+                self.validity.bytes[self.rows >> 3] = self.validity.bytes[self.rows >> 3] | bit
+                self.nulls -= 1
+
+    @cython.cfunc
+    def finish_validity(self) -> pa.Buffer | None:
+        nulls: cython.Py_ssize_t = self.nulls
+        self.nulls = 0
+        if nulls == 0:
+            return None
+        if not self.validity.has((self.rows >> 3) + 1):
+            raise MemoryError(REASONS[_NO_MEMORY])
+        return self.validity.finish((self.rows >> 3) + 1)
+
+    def finish(self, kind: pa.DataType) -> pa.Array:
+        """Everything so far as an Arrow array of this type. The column is empty afterwards."""
+        rows, self.rows, self.nulls = self.rows, 0, 0
+        return pa.nulls(rows, kind)
+
+
+@cython.final
+@cython.cclass
+class Nulls(Column):
+    """The column of Avro's `null`: a number of rows."""
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def append_null(self) -> cython.int:
+        self.rows += 1
+        return _DONE
+
+
+@cython.final
+@cython.cclass
+class Bits(Column):
+    """Booleans, a bit each."""
+
+    data: _Room
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.data = _Room()
+
+    @cython.cfunc
+    @cython.inline
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def append(self, value: cython.bint) -> cython.int:
+        bit: cython.int = 1 << (self.rows & 7)
+        at: cython.Py_ssize_t = self.rows >> 3
+        if not self.data.has(at + 1):
+            return _NO_MEMORY
+        self.data.bytes[at] = self.data.bytes[at] | bit if value else self.data.bytes[at] & (0xFF ^ bit)
+        self.rows += 1
+        return _DONE
+
+    def finish(self, kind: pa.DataType) -> pa.Array:
+        """As `Column` says."""
+        rows, nulls = self.rows, self.nulls
+        if not self.data.has((rows >> 3) + 1):
+            raise MemoryError(REASONS[_NO_MEMORY])
+        buffers = [self.finish_validity(), self.data.finish((rows >> 3) + 1)]
+        self.rows = 0
+        return pa.Array.from_buffers(kind, rows, buffers, nulls)
+
+
+@cython.final
+@cython.cclass
+class Fixed(Column):
+    """Values of `width` bytes each: numbers, times, decimals, Avro's `fixed`, indices of an enum's symbols."""
+
+    data: _Room
+    width: cython.Py_ssize_t
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.data = _Room()
+        self.width = width
+
+    @cython.cfunc
+    @cython.inline
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def has_room(self) -> cython.bint:
+        """Whether there is room for one more, which the caller writes, and then counts in `rows`."""
+        return self.data.has((self.rows + 1) * self.width)
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def append_null(self) -> cython.int:
+        i: cython.Py_ssize_t
+        if not self.has_room():
+            return _NO_MEMORY
+        for i in range(self.rows * self.width, (self.rows + 1) * self.width):
+            self.data.bytes[i] = 0
+        return Column.append_null(self)
+
+    def finish(self, kind: pa.DataType) -> pa.Array:
+        """As `Column` says."""
+        rows, nulls = self.rows, self.nulls
+        buffers = [self.finish_validity(), self.data.finish(rows * self.width)]
+        self.rows = 0
+        return pa.Array.from_buffers(kind, rows, buffers, nulls)
+
+
+@cython.final
+@cython.cclass
+class Binary(Column):
+    """Strings and bytes."""
+
+    data: _Room
+    ends: _Room
+    used: cython.Py_ssize_t
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.data = _Room()
+        self.ends = _Room()
+        self.used = 0
+        self.begin()
+
+    @cython.cfunc
+    def begin(self) -> cython.void:
+        if not self.ends.has(8):
+            raise MemoryError(REASONS[_NO_MEMORY])
+        self.ends.ints[0] = 0
+
+    @cython.cfunc
+    @cython.inline
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def has_room(self, length: cython.Py_ssize_t) -> cython.int:
+        """_DONE if there is room for one more of this length, else what is wrong."""
+        if self.used + length > _INT32_MAX:
+            return _FULL
+        return _DONE if self.data.has(self.used + length) and self.ends.has((self.rows + 2) * 4) else _NO_MEMORY
+
+    @cython.cfunc
+    @cython.inline
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def append(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, length: cython.Py_ssize_t) -> cython.int:
+        status: cython.int = self.has_room(length)
+        if status == _DONE:
+            _copy(self.data.bytes, self.used, source, at, length)
+            self.close(length)
+        return status
+
+    @cython.cfunc
+    @cython.inline
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def close(self, length: cython.Py_ssize_t) -> cython.void:
+        """Count one more, whose bytes are there."""
+        self.used += length
+        self.rows += 1
+        self.ends.ints[self.rows] = cython.cast(cython.int, self.used)
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def append_null(self) -> cython.int:
+        if not self.ends.has((self.rows + 2) * 4):
+            return _NO_MEMORY
+        self.ends.ints[self.rows + 1] = cython.cast(cython.int, self.used)
+        return Column.append_null(self)
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def truncate(self, rows: cython.Py_ssize_t) -> cython.void:
+        Column.truncate(self, rows)
+        self.used = self.ends.ints[rows]
+
+    def finish(self, kind: pa.DataType) -> pa.Array:
+        """As `Column` says."""
+        rows, nulls = self.rows, self.nulls
+        buffers = [self.finish_validity(), self.ends.finish(4 * (rows + 1)), self.data.finish(self.used)]
+        self.rows = self.used = 0
+        self.begin()
+        return pa.Array.from_buffers(kind, rows, buffers, nulls)
+
+
+@cython.final
+@cython.cclass
+class _Table:
+    """Steps or columns that the kernel goes through without the GIL: their addresses, and the objects, kept alive."""
+
+    kept: list[Any]
+    addresses: pa.Buffer
+    items: cython.pp_void
+    count: cython.Py_ssize_t
+
+    def __init__(self, kept: Sequence[object]) -> None:
+        i: cython.Py_ssize_t
+        self.kept = list(kept)
+        self.count = len(self.kept)
+        if cython.compiled:
+            self.addresses = pa.allocate_buffer(8 * self.count + 8)
+            self.items = cython.cast(cython.pp_void, cython.cast(cython.size_t, self.addresses.address))
+            for i in range(self.count):
+                self.items[i] = cython.cast(cython.p_void, self.kept[i])
+        else:
+            self.items = self.kept
+
+
+@cython.final
+@cython.cclass
+class Struct(Column):
+    """Records: a row more in each child is a row more here."""
+
+    children: _Table
+
+    def __init__(self, children: Sequence[Column]) -> None:
+        super().__init__()
+        self.children = _Table(children)
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def append_null(self) -> cython.int:
+        i: cython.Py_ssize_t
+        status: cython.int
+        for i in range(self.children.count):
+            status = cython.cast(Column, self.children.items[i]).append_null()
+            if status != _DONE:
+                return status
+        return Column.append_null(self)
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def truncate(self, rows: cython.Py_ssize_t) -> cython.void:
+        i: cython.Py_ssize_t
+        for i in range(self.children.count):
+            cython.cast(Column, self.children.items[i]).truncate(rows)
+        Column.truncate(self, rows)
+
+    def finish(self, kind: pa.DataType) -> pa.Array:
+        """As `Column` says."""
+        rows, nulls = self.rows, self.nulls
+        validity = self.finish_validity()
+        self.rows = 0
+        children = [finished(column, kind.field(i).type) for i, column in enumerate(self.children.kept)]
+        return pa.StructArray.from_buffers(kind, rows, [validity], nulls, children=children)
+
+
+@cython.final
+@cython.cclass
+class Lists(Column):
+    """Arrays, and maps: their child is then a struct of key and value."""
+
+    child: Column
+    ends: _Room
+
+    def __init__(self, child: Column) -> None:
+        super().__init__()
+        self.child = child
+        self.ends = _Room()
+        self.begin()
+
+    @cython.cfunc
+    def begin(self) -> cython.void:
+        if not self.ends.has(8):
+            raise MemoryError(REASONS[_NO_MEMORY])
+        self.ends.ints[0] = 0
+
+    @cython.cfunc
+    @cython.inline
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def append(self) -> cython.int:
+        """Close a list of all that the child has more than at the end of the last one."""
+        if self.child.rows > _INT32_MAX:
+            return _FULL
+        if not self.ends.has((self.rows + 2) * 4):
+            return _NO_MEMORY
+        self.rows += 1
+        self.ends.ints[self.rows] = cython.cast(cython.int, self.child.rows)
+        return _DONE
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def append_null(self) -> cython.int:
+        if not self.ends.has((self.rows + 2) * 4):
+            return _NO_MEMORY
+        self.ends.ints[self.rows + 1] = self.ends.ints[self.rows]
+        return Column.append_null(self)
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def truncate(self, rows: cython.Py_ssize_t) -> cython.void:
+        Column.truncate(self, rows)
+        self.child.truncate(self.ends.ints[rows])
+
+    def finish(self, kind: pa.DataType) -> pa.Array:
+        """As `Column` says."""
+        rows, nulls = self.rows, self.nulls
+        validity, ends = self.finish_validity(), self.ends.finish(4 * (rows + 1))
+        self.rows = 0
+        self.begin()
+        if pa.types.is_map(kind):
+            entries = pa.struct([pa.field("key", kind.key_type, nullable=False), kind.item_field])
+            child = self.child.finish(entries)
+            return pa.Array.from_buffers(kind, rows, [validity, ends], nulls, children=[child])
+        child = finished(self.child, kind.value_type)
+        return pa.Array.from_buffers(kind, rows, [validity, ends], nulls, children=[child])
+
+
+@cython.final
+@cython.cclass
+class Dense(Column):
+    """A dense union. Arrow gives it no validity: its null is one of a branch, of `null` where there is such a branch."""
+
+    branches: _Table
+    kinds: _Room
+    places: _Room
+    counts: _Room
+    null_branch: cython.Py_ssize_t
+
+    def __init__(self, branches: Sequence[Column], null_branch: int) -> None:
+        super().__init__()
+        self.branches = _Table(branches)
+        self.kinds, self.places, self.counts = _Room(), _Room(), _Room()
+        self.null_branch = null_branch
+        self.begin()
+
+    @cython.cfunc
+    def begin(self) -> cython.void:
+        i: cython.Py_ssize_t
+        if not self.counts.has(8 * self.branches.count):
+            raise MemoryError(REASONS[_NO_MEMORY])
+        for i in range(self.branches.count):
+            self.counts.longs[i] = 0
+
+    @cython.cfunc
+    @cython.inline
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def append(self, branch: cython.Py_ssize_t) -> cython.int:
+        """Count one more of this branch, whose column has it already."""
+        if self.counts.longs[branch] >= _INT32_MAX:
+            return _FULL
+        if not (self.kinds.has(self.rows + 1) and self.places.has((self.rows + 2) * 4)):
+            return _NO_MEMORY
+        self.kinds.bytes[self.rows] = cython.cast(cython.uchar, branch)
+        self.places.ints[self.rows] = cython.cast(cython.int, self.counts.longs[branch])
+        self.counts.longs[branch] = self.counts.longs[branch] + 1
+        self.rows += 1
+        return _DONE
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def append_null(self) -> cython.int:
+        status: cython.int = cython.cast(Column, self.branches.items[self.null_branch]).append_null()
+        return status if status != _DONE else self.append(self.null_branch)
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def truncate(self, rows: cython.Py_ssize_t) -> cython.void:
+        i: cython.Py_ssize_t
+        while self.rows > rows:
+            self.rows -= 1
+            i = self.kinds.bytes[self.rows]
+            self.counts.longs[i] = self.counts.longs[i] - 1
+        for i in range(self.branches.count):
+            cython.cast(Column, self.branches.items[i]).truncate(self.counts.longs[i])
+
+    def finish(self, kind: pa.DataType) -> pa.Array:
+        """As `Column` says."""
+        rows = self.rows
+        kinds = pa.Array.from_buffers(pa.int8(), rows, [None, self.kinds.finish(rows)])
+        places = pa.Array.from_buffers(pa.int32(), rows, [None, self.places.finish(4 * rows)])
+        self.rows = 0
+        self.begin()
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        children = [finished(column, field.type) for column, field in zip(self.branches.kept, fields, strict=True)]
+        return pa.UnionArray.from_dense(kinds, places, children, [field.name for field in fields])
+
+
+@cython.final
+@cython.cclass
+class Symbols(Column):
+    """An enum: indices into the reader's symbols."""
+
+    indices: Fixed
+    symbols: object
+
+    def __init__(self, symbols: Sequence[str]) -> None:
+        super().__init__()
+        self.indices = Fixed(4)
+        self.symbols = pa.array(symbols, pa.string())
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def append_null(self) -> cython.int:
+        self.rows += 1
+        return self.indices.append_null()
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def truncate(self, rows: cython.Py_ssize_t) -> cython.void:
+        self.rows = rows
+        self.indices.truncate(rows)
+
+    def finish(self, kind: pa.DataType) -> pa.Array:
+        """As `Column` says."""
+        self.rows = 0
+        return pa.DictionaryArray.from_arrays(self.indices.finish(pa.int32()), self.symbols)
+
+
+def finished(column: Column, kind: pa.DataType) -> pa.Array:
+    """`column.finish(kind)`, for a column of whatever class."""
+    return column.finish(kind)
+
+
+# --- steps -------------------------------------------------------------------------------------------------------------
+
+
+@cython.cclass
+class Step:
+    """Reads one value of the writer's schema. `place` is the number of its field, for messages.
+
+    `read` gives the position after the value, or a negative number: minus `place * 32 + code`.
+    """
+
+    place: cython.Py_ssize_t
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        return self.bad(_UNRESOLVED)
+
+    @cython.cfunc
+    @cython.inline
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def bad(self, code: cython.int) -> cython.Py_ssize_t:
+        return -(self.place * _CODES + code)
+
+    @cython.cfunc
+    @cython.inline
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def after(self, status: cython.int, at: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        return at if status == _DONE else self.bad(status)
+
+
+@cython.final
+@cython.cclass
+class ReadNull(Step):
+    """No bytes; a null in whatever column."""
+
+    column: Column
+
+    def __init__(self, place: int, column: Column) -> None:
+        super().__init__(place)
+        self.column = column
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        return self.after(self.column.append_null(), at)
+
+
+@cython.final
+@cython.cclass
+class ReadBoolean(Step):
+    """A byte, 0 or 1."""
+
+    column: Bits
+
+    def __init__(self, place: int, column: Bits) -> None:
+        super().__init__(place)
+        self.column = column
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        if at >= end:
+            return self.bad(_BAD_END)
+        if source[at] > 1:
+            return self.bad(_BAD_BOOLEAN)
+        return self.after(self.column.append(source[at] == 1), at + 1)
+
+
+@cython.final
+@cython.cclass
+class ReadInt(Step):
+    """An `int`, or a `long`, within bounds, as a number of 4 or 8 bytes."""
+
+    column: Fixed
+    least: cython.longlong
+    most: cython.longlong
+    is_long: cython.bint
+    wrong: cython.int
+
+    def __init__(self, place: int, column: Fixed, least: int, most: int, *, is_logical: bool) -> None:
+        super().__init__(place)
+        self.column = column
+        self.least, self.most = least, most
+        self.is_long = column.width == 8
+        self.wrong = _BAD_RANGE if is_logical else _BAD_NUMBER
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        value: cython.longlong
+        if at >= end:
+            return self.bad(_BAD_END)
+        value, at = _long(source, at, end)
+        if at == _BEYOND:
+            return self.bad(_BAD_NUMBER)
+        if value < self.least or value > self.most:
+            return self.bad(self.wrong)
+        if not self.column.has_room():
+            return self.bad(_NO_MEMORY)
+        if self.is_long:
+            self.column.data.longs[self.column.rows] = value
+        else:
+            self.column.data.ints[self.column.rows] = cython.cast(cython.int, value)
+        self.column.rows += 1
+        return at
+
+
+@cython.final
+@cython.cclass
+class ReadIntAsFloat(Step):
+    """An `int` or a `long`, promoted to a floating-point number of 4 or 8 bytes."""
+
+    column: Fixed
+    least: cython.longlong
+    most: cython.longlong
+    is_double: cython.bint
+
+    def __init__(self, place: int, column: Fixed, least: int, most: int) -> None:
+        super().__init__(place)
+        self.column = column
+        self.least, self.most = least, most
+        self.is_double = column.width == 8
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        value: cython.longlong
+        value, at = _long(source, at, end)
+        if at == _BEYOND or value < self.least or value > self.most:
+            return self.bad(_BAD_NUMBER)
+        if not self.column.has_room():
+            return self.bad(_NO_MEMORY)
+        if self.is_double:
+            self.column.data.doubles[self.column.rows] = cython.cast(cython.double, value)
+        else:
+            self.column.data.floats[self.column.rows] = cython.cast(cython.float, value)
+        self.column.rows += 1
+        return at
+
+
+@cython.final
+@cython.cclass
+class ReadFloatAsDouble(Step):
+    """A `float`, promoted."""
+
+    column: Fixed
+
+    def __init__(self, place: int, column: Fixed) -> None:
+        super().__init__(place)
+        self.column = column
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        if end - at < 4:
+            return self.bad(_BAD_END)
+        if not self.column.has_room():
+            return self.bad(_NO_MEMORY)
+        self.column.data.doubles[self.column.rows] = _float(source, at)
+        self.column.rows += 1
+        return at + 4
+
+
+@cython.final
+@cython.cclass
+class ReadBytes(Step):
+    """As many bytes as a column's values have, as they are: `float`, `double`, `fixed`."""
+
+    column: Fixed
+
+    def __init__(self, place: int, column: Fixed) -> None:
+        super().__init__(place)
+        self.column = column
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        width: cython.Py_ssize_t = self.column.width
+        if end - at < width:
+            return self.bad(_BAD_END)
+        if not self.column.has_room():
+            return self.bad(_NO_MEMORY)
+        _copy(self.column.data.bytes, self.column.rows * width, source, at, width)
+        self.column.rows += 1
+        return at + width
+
+
+@cython.final
+@cython.cclass
+class ReadBinary(Step):
+    """Bytes or a string, with their length before them."""
+
+    column: Binary
+    is_text: cython.bint
+
+    def __init__(self, place: int, column: Binary, *, is_text: bool) -> None:
+        super().__init__(place)
+        self.column = column
+        self.is_text = is_text
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        length: cython.longlong
+        length, at = _length(source, at, end)
+        if at == _BEYOND:
+            return self.bad(_BAD_LENGTH)
+        if self.is_text and not _is_utf8(source, at, at + length):
+            return self.bad(_BAD_TEXT)
+        return self.after(self.column.append(source, at, length), at + length)
+
+
+@cython.final
+@cython.cclass
+class ReadDecimal(Step):
+    """A decimal's unscaled value, big-endian in `size` bytes (0: with a length before them), as Arrow's of 16 or 32 bytes."""
+
+    column: Fixed
+    size: cython.Py_ssize_t
+    most: bytes
+    least: bytes
+    greatest: cython.p_const_uchar
+    smallest: cython.p_const_uchar
+
+    def __init__(self, place: int, column: Fixed, size: int, precision: int) -> None:
+        super().__init__(place)
+        self.column = column
+        self.size = size
+        most = 10**precision - 1
+        self.most = most.to_bytes(column.width, "little")
+        self.least = (-most).to_bytes(column.width, "little", signed=True)
+        self.greatest, self.smallest = self.most, self.least
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        length: cython.longlong = self.size
+        i: cython.Py_ssize_t
+        sign: cython.uchar = 0
+        to: cython.Py_ssize_t = self.column.rows * self.column.width
+        if self.size == 0:
+            length, at = _length(source, at, end)
+        if at == _BEYOND:
+            return self.bad(_BAD_LENGTH)
+        if length > end - at:
+            return self.bad(_BAD_END)
+        if not self.column.has_room():
+            return self.bad(_NO_MEMORY)
+        if length > 0 and source[at] >= 0x80:
+            sign = 0xFF
+        for i in range(self.column.width):
+            self.column.data.bytes[to + i] = source[at + length - 1 - i] if i < length else sign
+        for i in range(length - self.column.width):
+            if source[at + i] != sign:
+                return self.bad(_BAD_DECIMAL)
+        if not self.fits(to, sign):
+            return self.bad(_BAD_DECIMAL)
+        self.column.rows += 1
+        return at + length
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def fits(self, to: cython.Py_ssize_t, sign: cython.uchar) -> cython.bint:
+        """Whether the value there is within the precision. Of one sign, two's complement is ordered as unsigned."""
+        bound: cython.p_const_uchar = self.smallest if sign == 0xFF else self.greatest
+        i: cython.Py_ssize_t = self.column.width - 1
+        if (self.column.data.bytes[to + i] >= 0x80) != (sign == 0xFF):
+            return False
+        while i > 0 and self.column.data.bytes[to + i] == bound[i]:
+            i -= 1
+        if sign == 0xFF:
+            return self.column.data.bytes[to + i] >= bound[i]
+        return self.column.data.bytes[to + i] <= bound[i]
+
+
+@cython.final
+@cython.cclass
+class ReadUuid(Step):
+    """A `fixed` of 16 bytes as the 36 characters of a UUID."""
+
+    column: Binary
+
+    def __init__(self, place: int, column: Binary) -> None:
+        super().__init__(place)
+        self.column = column
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        status: cython.int
+        i: cython.Py_ssize_t
+        nibble: cython.int
+        to: cython.Py_ssize_t
+        if end - at < 16:
+            return self.bad(_BAD_END)
+        status = self.column.has_room(36)
+        if status != _DONE:
+            return self.bad(status)
+        to = self.column.used
+        for i in range(32):
+            if i == 8 or i == 12 or i == 16 or i == 20:  # a tuple would be an object
+                self.column.data.bytes[to] = 45
+                to += 1
+            nibble = source[at + (i >> 1)]
+            nibble = nibble >> 4 if i & 1 == 0 else nibble & 15
+            self.column.data.bytes[to] = nibble + (48 if nibble < 10 else 87)
+            to += 1
+        self.column.close(36)
+        return at + 16
+
+
+@cython.final
+@cython.cclass
+class ReadDuration(Step):
+    """Three unsigned 32-bit numbers (months, days, milliseconds) as Arrow's interval of months, days and nanoseconds."""
+
+    column: Fixed
+
+    def __init__(self, place: int, column: Fixed) -> None:
+        super().__init__(place)
+        self.column = column
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        rows: cython.Py_ssize_t = self.column.rows
+        if end - at < 12:
+            return self.bad(_BAD_END)
+        if source[at + 3] >= 0x80 or source[at + 7] >= 0x80:
+            return self.bad(_BAD_RANGE)
+        if not self.column.has_room():
+            return self.bad(_NO_MEMORY)
+        self.column.data.ints[4 * rows] = cython.cast(cython.int, _unsigned(source, at))
+        self.column.data.ints[4 * rows + 1] = cython.cast(cython.int, _unsigned(source, at + 4))
+        self.column.data.longs[2 * rows + 1] = _unsigned(source, at + 8) * 1_000_000
+        self.column.rows += 1
+        return at + 12
+
+
+@cython.final
+@cython.cclass
+class ReadEnum(Step):
+    """A symbol's number, as the number of the reader's symbol; -1 stands for one that the reader does not know."""
+
+    column: Symbols
+    numbers: _Room
+    count: cython.longlong
+
+    def __init__(self, place: int, column: Symbols, numbers: Sequence[int]) -> None:
+        super().__init__(place)
+        self.column = column
+        self.count = len(numbers)
+        self.numbers = _Room()
+        if not self.numbers.has(4 * len(numbers)):
+            raise MemoryError(REASONS[_NO_MEMORY])
+        for i, number in enumerate(numbers):
+            self.numbers.ints[i] = number
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        symbol: cython.longlong
+        if at >= end:
+            return self.bad(_BAD_END)
+        symbol, at = _long(source, at, end)
+        if at == _BEYOND:
+            return self.bad(_BAD_NUMBER)
+        if symbol < 0 or symbol >= self.count or self.numbers.ints[symbol] < 0:
+            return self.bad(_BAD_SYMBOL)
+        if not self.column.indices.has_room():
+            return self.bad(_NO_MEMORY)
+        self.column.indices.data.ints[self.column.rows] = self.numbers.ints[symbol]
+        self.column.indices.rows += 1
+        self.column.rows += 1
+        return at
+
+
+@cython.final
+@cython.cclass
+class ReadFields(Step):
+    """The writer's fields, one after the other, then what counts a row."""
+
+    steps: _Table
+    column: Struct
+
+    def __init__(self, place: int, steps: Sequence[Step], column: Struct) -> None:
+        super().__init__(place)
+        self.steps = _Table(steps)
+        self.column = column
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        i: cython.Py_ssize_t
+        for i in range(self.steps.count):
+            at = cython.cast(Step, self.steps.items[i]).read(source, at, end)
+            if at < 0:
+                return at
+        self.column.rows += 1
+        return at
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _block(
+    source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t, least: cython.Py_ssize_t
+) -> tuple[cython.longlong, cython.Py_ssize_t]:
+    """A block's count of items of at least so many bytes each, and the position after it: _BEYOND if that cannot be.
+
+    A negative count is followed by the block's size in bytes, which says nothing that reading the items does not.
+    """
+    count: cython.longlong
+    size: cython.longlong
+    count, at = _long(source, at, end)
+    if at == _BEYOND:
+        return 0, _BEYOND
+    if count < 0:
+        size, at = _long(source, at, end)
+        if at == _BEYOND or size < 0 or count + _BEYOND < 0:
+            return 0, _BEYOND
+        count = -count
+    if count > (end - at if least > 0 else _MOST_EMPTY_ITEMS):
+        return 0, _BEYOND
+    if count * least > end - at:
+        return 0, _BEYOND
+    return count, at
+
+
+@cython.final
+@cython.cclass
+class ReadItems(Step):
+    """An array, or a map: its entries then have their key before them. `least`: bytes that each takes at least."""
+
+    column: Lists
+    keys: Binary
+    entries: Struct
+    item: Step
+    least: cython.Py_ssize_t
+    has_keys: cython.bint
+
+    def __init__(self, place: int, column: Lists, item: Step, least: int, keys: Binary | None, entries: Struct | None) -> None:
+        super().__init__(place)
+        self.column, self.item, self.least = column, item, least
+        self.has_keys = keys is not None
+        self.keys = Binary() if keys is None else keys
+        self.entries = Struct([]) if entries is None else entries
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        count: cython.longlong
+        empty: cython.longlong = 0
+        while True:
+            if at >= end:
+                return self.bad(_BAD_END)
+            count, at = _block(source, at, end, self.least)
+            if at == _BEYOND:
+                return self.bad(_BAD_COUNT)
+            if count == 0:
+                return self.after(self.column.append(), at)
+            if self.least == 0:
+                empty += count
+                if empty > _MOST_EMPTY_ITEMS:
+                    return self.bad(_BAD_COUNT)
+            at = self.read_block(source, at, end, count)
+            if at < 0:
+                return at
+
+    @cython.cfunc
+    @cython.inline
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def read_block(
+        self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t, count: cython.longlong
+    ) -> cython.Py_ssize_t:
+        length: cython.longlong
+        status: cython.int
+        while count > 0:
+            count -= 1
+            if self.has_keys:
+                length, at = _length(source, at, end)
+                if at == _BEYOND:
+                    return self.bad(_BAD_LENGTH)
+                if not _is_utf8(source, at, at + length):
+                    return self.bad(_BAD_TEXT)
+                status = self.keys.append(source, at, length)
+                if status != _DONE:
+                    return self.bad(status)
+                at += length
+            at = self.item.read(source, at, end)
+            if at < 0:
+                return at
+            if self.has_keys:
+                self.entries.rows += 1
+        return at
+
+
+@cython.final
+@cython.cclass
+class ReadBranch(Step):
+    """A union: the number of a branch, then a value of it. Each branch's step knows its column."""
+
+    branches: _Table
+
+    def __init__(self, place: int, branches: Sequence[Step]) -> None:
+        super().__init__(place)
+        self.branches = _Table(branches)
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        branch: cython.longlong
+        if at >= end:
+            return self.bad(_BAD_END)
+        branch, at = _long(source, at, end)
+        if at == _BEYOND:
+            return self.bad(_BAD_NUMBER)
+        if branch < 0 or branch >= self.branches.count:
+            return self.bad(_BAD_BRANCH)
+        return cython.cast(Step, self.branches.items[branch]).read(source, at, end)
+
+
+@cython.final
+@cython.cclass
+class IntoUnion(Step):
+    """A value that becomes one of a branch of the reader's union."""
+
+    step: Step
+    column: Dense
+    branch: cython.Py_ssize_t
+
+    def __init__(self, place: int, step: Step, column: Dense, branch: int) -> None:
+        super().__init__(place)
+        self.step, self.column, self.branch = step, column, branch
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        at = self.step.read(source, at, end)
+        if at < 0:
+            return at
+        return self.after(self.column.append(self.branch), at)
+
+
+@cython.final
+@cython.cclass
+class Default(Step):
+    """No bytes: the default of a field that the writer does not have, read from its encoding by the reader's schema."""
+
+    step: Step
+    encoded: bytes
+    start: cython.p_const_uchar
+    size: cython.Py_ssize_t
+
+    def __init__(self, place: int, step: Step, encoded: bytes) -> None:
+        super().__init__(place)
+        self.step = step
+        self.encoded = encoded
+        self.start = self.encoded
+        self.size = len(encoded)
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        after: cython.Py_ssize_t = self.step.read(self.start, 0, self.size)
+        return after if after < 0 else at
+
+
+@cython.final
+@cython.cclass
+class RefuseBranch(Step):
+    """A value that the reader's schema has no place for."""
+
+    code: cython.int
+
+    def __init__(self, place: int, code: int) -> None:
+        super().__init__(place)
+        self.code = code
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        return self.bad(self.code)
+
+
+# --- steps that skip ---------------------------------------------------------------------------------------------------
+
+VARINT = -1
+"""For `SkipRun`: a variable-length number."""
+PREFIXED = -2
+"""For `SkipRun`: as many bytes as the number before them says."""
+
+
+@cython.final
+@cython.cclass
+class SkipRun(Step):
+    """Values without structure, one after the other: VARINT, PREFIXED, or a number of bytes."""
+
+    sizes: _Room
+    count: cython.Py_ssize_t
+
+    def __init__(self, place: int, sizes: Sequence[int]) -> None:
+        super().__init__(place)
+        self.sizes = _Room()
+        self.count = len(sizes)
+        if not self.sizes.has(8 * len(sizes)):
+            raise MemoryError(REASONS[_NO_MEMORY])
+        for i, size in enumerate(sizes):
+            self.sizes.longs[i] = size
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        i: cython.Py_ssize_t
+        size: cython.longlong
+        for i in range(self.count):
+            size = self.sizes.longs[i]
+            if size >= 0:
+                if size > end - at:
+                    return self.bad(_BAD_END)
+                at += size
+            elif size == -1:
+                size, at = _long(source, at, end)
+                if at == _BEYOND:
+                    return self.bad(_BAD_NUMBER)
+            else:
+                size, at = _length(source, at, end)
+                if at == _BEYOND:
+                    return self.bad(_BAD_LENGTH)
+                at += size
+        return at
+
+
+@cython.final
+@cython.cclass
+class SkipSteps(Step):
+    """The fields of a record that is not wanted. It may be one of its own fields, which `steps` is set for."""
+
+    steps: _Table
+    depth: cython.int
+
+    def __init__(self, place: int) -> None:
+        super().__init__(place)
+        self.steps = _Table([])
+        self.depth = 0
+
+    def set_steps(self, steps: Sequence[Step]) -> None:
+        """Say what the fields are, once."""
+        self.steps = _Table(steps)
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        i: cython.Py_ssize_t
+        if self.depth >= _DEEPEST:
+            return self.bad(_TOO_DEEP)
+        self.depth += 1
+        for i in range(self.steps.count):
+            at = cython.cast(Step, self.steps.items[i]).read(source, at, end)
+            if at < 0:
+                break
+        self.depth -= 1
+        return at
+
+
+@cython.final
+@cython.cclass
+class SkipItems(Step):
+    """An array or a map that is not wanted."""
+
+    item: Step
+    least: cython.Py_ssize_t
+
+    def __init__(self, place: int, item: Step, least: int) -> None:
+        super().__init__(place)
+        self.item, self.least = item, least
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        count: cython.longlong
+        while True:
+            if at >= end:
+                return self.bad(_BAD_END)
+            count, at = _block(source, at, end, self.least)
+            if at == _BEYOND:
+                return self.bad(_BAD_COUNT)
+            if count == 0:
+                return at
+            while count > 0:
+                count -= 1
+                at = self.item.read(source, at, end)
+                if at < 0:
+                    return at
+
+
+# --- the interface -----------------------------------------------------------------------------------------------------
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _run(
+    step: Step,
+    column: Column,
+    source: cython.p_const_uchar,
+    ends: cython.p_int,
+    row: cython.Py_ssize_t,
+    stop: cython.Py_ssize_t,
+    skipped: cython.Py_ssize_t,
+) -> tuple[cython.Py_ssize_t, cython.Py_ssize_t]:
+    """Read values until one fails: the row of the next one and the failing one's answer, or 0."""
+    at: cython.Py_ssize_t
+    while row < stop:
+        at = cython.cast(cython.Py_ssize_t, ends[row]) + skipped
+        at = step.read(source, at, ends[row + 1])
+        row += 1
+        if at < 0:
+            return row, at
+    return row, 0
+
+
+def run(step: Step, column: Column, values: pa.Array, skipped: int) -> list[tuple[int, int, int]]:
+    """Append each of `values` to `column`, which has to be empty, and give row, place and code of those that are bad.
+
+    `values` is of Arrow's `binary`. The first `skipped` bytes of each are passed over. A null, and a bad value, become nulls.
+    Raises MemoryError if there is not enough for the value alone. One thread at a time may use a step and its column.
+    """
+    row: cython.Py_ssize_t = 0
+    rows: cython.Py_ssize_t = len(values)
+    stop: cython.Py_ssize_t
+    answer: cython.Py_ssize_t
+    start: cython.Py_ssize_t = values.offset
+    header: cython.Py_ssize_t = skipped
+    source: cython.p_const_uchar
+    ends: cython.p_int
+    _, end_buffer, data_buffer = values.buffers()
+    if rows == 0:
+        return []
+    if cython.compiled:
+        source = cython.cast(cython.p_const_uchar, cython.cast(cython.size_t, data_buffer.address if data_buffer else 0))
+        ends = cython.cast(cython.p_int, cython.cast(cython.size_t, end_buffer.address)) + start
+    else:
+        source = memoryview(data_buffer or b"").cast("B")
+        ends = memoryview(end_buffer).cast("B")[4 * start : 4 * (start + rows + 1)].cast("i")
+    bad: list[tuple[int, int, int]] = []
+    nulls: list[int] = pc.indices_nonzero(values.is_null()).to_pylist() if values.null_count else []
+    for null in [*nulls, rows]:
+        stop = null
+        while row < stop:
+            with cython.nogil:
+                row, answer = _run(step, column, source, ends, row, stop, header)
+            if answer < 0:
+                column.truncate(row - 1)
+                bad.append((row - 1, -answer // _CODES, -answer % _CODES))
+                _append_null(column)
+        if row < rows:
+            _append_null(column)
+            row += 1
+    return bad
+
+
+@cython.cfunc
+def _append_null(column: Column) -> cython.void:
+    if column.append_null() != _DONE:
+        raise MemoryError(REASONS[_NO_MEMORY])

@@ -1,0 +1,252 @@
+"""Avro schemas as trees of frozen values: names resolved, logical types read, one object for each place where a type stands.
+
+fastavro's parser checks the JSON and completes the names. What the specification says to ignore is ignored: a logical type
+that is unknown, or that does not fit the type it stands on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from headrace.enumerator.errors import UsageError
+
+MOST_NODES = 10_000
+"""Types in one schema, each place where a named type is used counted: a bound on what its reading program may be."""
+
+MOST_DECIMAL_DIGITS = 76
+"""The precision of Arrow's widest decimal. A decimal of more digits is taken as its bytes."""
+
+
+@dataclass(frozen=True)
+class AvroPrimitive:
+    """`kind` is Avro's name of the type; `logical` that of its logical type, with `precision` and `scale` of a decimal."""
+
+    kind: str
+    logical: str | None = None
+    precision: int = 0
+    scale: int = 0
+
+
+@dataclass(frozen=True)
+class AvroFixed:
+    """`size` in bytes; a logical type as `AvroPrimitive` has it."""
+
+    name: str
+    aliases: tuple[str, ...]
+    size: int
+    logical: str | None = None
+    precision: int = 0
+    scale: int = 0
+
+
+@dataclass(frozen=True)
+class AvroEnum:
+    """`default`: the symbol that stands for those that a reader does not know."""
+
+    name: str
+    aliases: tuple[str, ...]
+    symbols: tuple[str, ...]
+    default: str | None
+
+
+@dataclass(frozen=True)
+class AvroArray:
+    """An array of `items`."""
+
+    items: AvroType
+
+
+@dataclass(frozen=True)
+class AvroMap:
+    """A map of strings to `values`."""
+
+    values: AvroType
+
+
+@dataclass(frozen=True)
+class AvroField:
+    """`default` is a JSON value, which counts where `has_default` says so: null is a default, too."""
+
+    name: str
+    aliases: tuple[str, ...]
+    type: AvroType
+    has_default: bool
+    default: Any
+
+
+@dataclass(frozen=True)
+class AvroRecord:
+    """A record, or an error of a protocol."""
+
+    name: str
+    aliases: tuple[str, ...]
+    fields: tuple[AvroField, ...]
+
+
+@dataclass(frozen=True)
+class AvroUnion:
+    """One of `branches`, which are no unions."""
+
+    branches: tuple[AvroType, ...]
+
+
+@dataclass(frozen=True)
+class AvroReference:
+    """A named type within itself."""
+
+    name: str
+
+
+AvroType: TypeAlias = AvroPrimitive | AvroFixed | AvroEnum | AvroArray | AvroMap | AvroRecord | AvroUnion | AvroReference
+
+PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
+
+_LOGICAL_ON: dict[str, tuple[str, ...]] = {
+    "decimal": ("bytes", "fixed"),
+    "uuid": ("string", "fixed"),
+    "date": ("int",),
+    "time-millis": ("int",),
+    "time-micros": ("long",),
+    "timestamp-millis": ("long",),
+    "timestamp-micros": ("long",),
+    "timestamp-nanos": ("long",),
+    "local-timestamp-millis": ("long",),
+    "local-timestamp-micros": ("long",),
+    "local-timestamp-nanos": ("long",),
+    "duration": ("fixed",),
+}
+_LOGICAL_SIZES = {"uuid": 16, "duration": 12}
+
+
+def parse(schema: str, references: Mapping[str, str] | None = None) -> AvroType:
+    """A schema's JSON text as a tree. `references`: the texts of schemas by the full names that this one uses.
+
+    A name of a primitive type (`string`, with or without quotes) is a schema, too. Raises UsageError for text that is no
+    Avro schema, for one of more than MOST_NODES types, and where fastavro is not installed.
+    """
+    try:
+        import fastavro
+        from fastavro.schema import SchemaParseException, UnknownType
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error.name or error} is not installed; run: pip install 'headrace[avro]'") from error
+    named: dict[str, Any] = {}
+    try:
+        for text in (references or {}).values():
+            fastavro.parse_schema(json.loads(text), named)
+        parsed = fastavro.parse_schema(schema if schema in PRIMITIVES else json.loads(schema), named)
+    except UnknownType as error:
+        raise UsageError(f"the Avro schema uses a type that it does not define: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SchemaParseException) as error:
+        raise UsageError(f"this is not an Avro schema: {type(error).__name__}: {error}") from error
+    return _Tree(named).node(parsed, ())
+
+
+class _Tree:
+    """Turns fastavro's dictionaries into nodes, and counts them."""
+
+    def __init__(self, named: Mapping[str, Any]) -> None:
+        self._named = named
+        self._nodes = 0
+
+    def node(self, schema: Any, open_names: tuple[str, ...]) -> AvroType:  # noqa: ANN401 - JSON
+        """One node; `open_names` are the named types that it stands in."""
+        self._nodes += 1
+        if self._nodes > MOST_NODES:
+            raise UsageError(f"the Avro schema has more than {MOST_NODES} types, each use of a named type counted")
+        if isinstance(schema, list):
+            return AvroUnion(tuple(self.node(branch, open_names) for branch in schema))
+        if isinstance(schema, str):
+            if schema in PRIMITIVES:
+                return AvroPrimitive(schema)
+            if schema in open_names:
+                return AvroReference(schema)
+            return self.node(self._named[schema], open_names)
+        return self._complex(schema, open_names)
+
+    def _complex(self, schema: Mapping[str, Any], open_names: tuple[str, ...]) -> AvroType:
+        kind = schema["type"]
+        match kind:
+            case "array":
+                return AvroArray(self.node(schema["items"], open_names))
+            case "map":
+                return AvroMap(self.node(schema["values"], open_names))
+            case "record" | "error":
+                inside = (*open_names, schema["name"])
+                return AvroRecord(
+                    schema["name"], _aliases(schema), tuple(self._field(each, inside) for each in schema["fields"])
+                )
+            case "enum":
+                return AvroEnum(schema["name"], _aliases(schema), tuple(schema["symbols"]), schema.get("default"))
+            case "fixed":
+                return _with_logical(AvroFixed(schema["name"], _aliases(schema), schema["size"]), schema)
+            case _ if isinstance(kind, str) and kind in PRIMITIVES:
+                return _with_logical(AvroPrimitive(kind), schema)
+            case _:
+                return self.node(kind, open_names)
+
+    def _field(self, field: Mapping[str, Any], open_names: tuple[str, ...]) -> AvroField:
+        node = self.node(field["type"], open_names)
+        return AvroField(field["name"], tuple(field.get("aliases", ())), node, "default" in field, field.get("default"))
+
+
+def _aliases(schema: Mapping[str, Any]) -> tuple[str, ...]:
+    """Full names: an alias without a namespace is in that of the type (as the specification has it)."""
+    namespace = schema["name"].rpartition(".")[0]
+    return tuple(alias if "." in alias or not namespace else f"{namespace}.{alias}" for alias in schema.get("aliases", ()))
+
+
+def _with_logical(node: AvroPrimitive | AvroFixed, schema: Mapping[str, Any]) -> AvroPrimitive | AvroFixed:
+    logical = schema.get("logicalType")
+    kind = "fixed" if isinstance(node, AvroFixed) else node.kind
+    if kind not in _LOGICAL_ON.get(logical or "", ()):
+        return node
+    if isinstance(node, AvroFixed) and node.size != _LOGICAL_SIZES.get(logical or "", node.size):
+        return node
+    if logical != "decimal":
+        return replace(node, logical=logical)
+    precision, scale = schema.get("precision"), schema.get("scale", 0)
+    if not isinstance(precision, int) or not isinstance(scale, int):
+        return node
+    if not 0 < precision <= MOST_DECIMAL_DIGITS or not 0 <= scale <= precision:
+        return node
+    return replace(node, logical=logical, precision=precision, scale=scale)
+
+
+def only(schema: AvroType, fields: Sequence[str]) -> AvroType:
+    """The same schema with only these fields of its record. A dotted name means one field of a field.
+
+    Raises UsageError for a field that there is not, for a schema that is no record, and for no field at all.
+    """
+    wanted: dict[str, list[str]] = {}
+    for name in fields:
+        head, dot, rest = name.partition(".")
+        wanted.setdefault(head, []).extend([rest] if dot else [])
+    return _pruned(schema, fields, wanted)
+
+
+def _pruned(schema: AvroType, fields: Sequence[str], wanted: Mapping[str, list[str]]) -> AvroType:
+    match schema:
+        case AvroArray():
+            return AvroArray(_pruned(schema.items, fields, wanted))
+        case AvroMap():
+            return AvroMap(_pruned(schema.values, fields, wanted))
+        case AvroUnion(branches) if sum(isinstance(each, AvroRecord) for each in branches) == 1:
+            return AvroUnion(tuple(_pruned(e, fields, wanted) if isinstance(e, AvroRecord) else e for e in branches))
+        case AvroRecord():
+            pass
+        case _:
+            raise UsageError(f"fields {', '.join(map(repr, fields))} were asked for of a schema that is no record")
+    there = [field.name for field in schema.fields]
+    unknown = [name for name in wanted if name not in there]
+    if unknown or not wanted:
+        asked = ", ".join(map(repr, unknown)) or "none"
+        raise UsageError(f"record {schema.name} has the fields {', '.join(there)}; asked for: {asked}")
+    kept = []
+    for field in schema.fields:
+        if (inner := wanted.get(field.name)) is not None:
+            whole = not inner or field.name in fields
+            kept.append(field if whole else replace(field, type=only(field.type, inner)))
+    return replace(schema, fields=tuple(kept))

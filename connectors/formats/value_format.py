@@ -1,0 +1,68 @@
+"""The contract of a format: a binary column to a typed one and back, bad values reported and not costing their neighbours."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.enumerator.errors import UsageError
+
+__all__ = ["BadValue", "DecodedValues", "ValueFormat", "as_binary", "without"]
+
+
+class BadValue(NamedTuple):
+    """A value that could not be decoded: its row, and why. The reason quotes nothing of the value."""
+
+    row: int
+    reason: str
+
+
+class DecodedValues(NamedTuple):
+    """A typed column with as many rows as the binary one. A row is null where the binary one was, and where it was bad.
+
+    `bad` is in the order of the rows.
+    """
+
+    values: pa.Array
+    bad: list[BadValue]
+
+
+class ValueFormat(ABC):
+    """Decodes and encodes columns. Any thread may call it, one at a time in each format."""
+
+    @property
+    @abstractmethod
+    def arrow_type(self) -> pa.DataType:
+        """The type of what `decode` gives and `encode` takes."""
+
+    @abstractmethod
+    def decode(self, values: pa.Array) -> DecodedValues:
+        """A binary or string column as one of `arrow_type`. Raises UsageError for a column of another type."""
+
+    @abstractmethod
+    def encode(self, values: pa.Array) -> pa.Array:
+        """A column of `arrow_type`, or one that Arrow casts to it, as a binary one. Nulls stay null.
+
+        Raises UsageError, which names the row, for a value that the format cannot hold.
+        """
+
+
+def as_binary(values: pa.Array) -> pa.Array:
+    """A binary or string column as one of Arrow's `binary`, without a copy where it is one. Raises UsageError for others."""
+    kind = values.type
+    if kind == pa.binary():
+        return values
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    if is_text or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
+        return values.cast(pa.binary())
+    raise UsageError(f"a column to be decoded must be binary or string, and is {kind}")
+
+
+def without(values: pa.Array, rows: Collection[int]) -> pa.Array:
+    """The same column with nulls in these rows."""
+    chosen = set(rows)
+    return pc.if_else(pa.array([row in chosen for row in range(len(values))]), pa.scalar(None, values.type), values)

@@ -1,0 +1,533 @@
+"""The Avro format: against fastavro and a strict reader on anything, and case by case."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import io
+import json
+import random
+import subprocess
+import sys
+import uuid
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.connectors.formats.avro import decode as compiled_decode
+from headrace.connectors.formats.avro import encode as compiled_encode
+from headrace.enumerator.errors import UsageError
+from headrace.formats import AvroFormat
+from tests.helpers.avro_cases import RefusedError, StrictReader, expected, plain, raw, read, said, schemas, values, written
+from tests.helpers.decode_twin import load
+
+EXAMPLES = 40
+
+
+def binary(items: list[bytes | None]) -> pa.Array:
+    return pa.array(items, pa.binary())
+
+
+def decoded(schema: Any, items: list[bytes | None], **options: Any) -> tuple[list[Any], dict[int, str]]:
+    """Values and what is bad, the column validated in full."""
+    column, bad = AvroFormat(json.dumps(schema), **options).decode(binary(items))
+    column.validate(full=True)
+    assert len(column) == len(items)
+    return plain(column), {each.row: each.reason for each in bad}
+
+
+def one(schema: Any, data: bytes, reader: Any = None) -> Any:
+    options = {} if reader is None else {"reader_schema": json.dumps(reader)}
+    (value,), bad = decoded(schema, [data], **options)
+    assert not bad
+    return value
+
+
+def record(*fields: Any, name: str = "R", **more: Any) -> dict[str, Any]:
+    return {"type": "record", "name": name, "fields": [{"name": key, "type": kind} for key, kind in fields], **more}
+
+
+# --- on anything ---
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(st.data())
+def test_values_of_any_schema_are_what_fastavro_reads_and_are_written_as_fastavro_writes_them(data):
+    schema = data.draw(schemas())
+    items = data.draw(st.lists(values(schema), max_size=4))
+    encoded = [written(schema, item) for item in items]
+    avro = AvroFormat(json.dumps(schema))
+    column, bad = avro.decode(binary(encoded))
+    column.validate(full=True)
+    assert not bad
+    assert [said(each) for each in plain(column)] == [said(expected(schema, read(schema, each))) for each in encoded]
+    assert avro.encode(column).to_pylist() == encoded
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(st.data(), st.randoms(use_true_random=False))
+def test_mutated_bytes_are_refused_or_read_as_the_specification_says_and_neighbours_are_read(data, chance):
+    schema = data.draw(schemas(with_empty=False))
+    good = written(schema, data.draw(values(schema)))
+    mutants = [_mutated(good, chance) for _ in range(12)]
+    batch = [good, *(each for mutant in mutants for each in (mutant, good))]
+    column, bad = decoded(schema, batch)
+    sound = said(expected(schema, read(schema, good)))
+    for row, item in enumerate(batch):
+        strict = _strictly(schema, item)
+        assert (row in bad) == (strict is None), (item, bad.get(row))
+        if strict is None:
+            assert column[row] is None
+        else:
+            assert said(column[row]) == strict[0] == said(expected(schema, read(schema, item)))
+    assert all(said(column[row]) == sound for row in range(0, len(batch), 2))
+
+
+def _mutated(good: bytes, chance: random.Random) -> bytes:
+    changed = bytearray(good)
+    for _ in range(chance.randint(1, 3)):
+        at = chance.randrange(len(changed) + 1)
+        match chance.randrange(4):
+            case 0:
+                del changed[at:]
+            case 1:
+                changed[at:at] = bytes([chance.choice([0, 1, 2, 3, 0x7F, 0x80, 0xFF])])
+            case 2:
+                changed[at : at + 1] = bytes([chance.randrange(256)])
+            case _:
+                changed[at : at + 1] = b"\xff" * chance.randint(1, 10)
+    return bytes(changed)
+
+
+def _strictly(schema: Any, item: bytes) -> tuple[str] | None:
+    try:
+        return (said(expected(schema, StrictReader(item).read(schema))),)
+    except RefusedError:
+        return None
+
+
+def test_the_strict_reader_refuses_what_is_no_value():
+    """The checker of the test above is not one that takes everything, or nothing."""
+    schema = record(("n", "int"), ("b", "boolean"), ("s", "string"))
+    assert _strictly(schema, b"\x02\x01\x02a") == ("{'b':True,'n':1,'s':'a'}",)
+    for bad in (
+        b"",
+        b"\x02\x02\x02a",
+        b"\x02\x01\x04a",
+        b"\x02\x01\x01a",
+        b"\xff\xff\xff\xff\x7f\x01\x02a",
+        b"\x02\x01\x02\xff",
+    ):
+        assert _strictly(schema, bad) is None
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(st.data())
+def test_an_evolved_reader_reads_what_fastavro_resolves(data):
+    writer = data.draw(schemas())
+    reader = data.draw(evolved(writer))
+    items = data.draw(st.lists(values(writer), min_size=1, max_size=3))
+    encoded = [written(writer, item) for item in items]
+    column, bad = decoded(writer, encoded, reader_schema=json.dumps(reader))
+    assert not bad
+    assert [said(each) for each in column] == [said(expected(reader, read(writer, each, reader))) for each in encoded]
+
+
+PROMOTED = {"int": "long", "long": "double", "float": "double", "string": "bytes"}
+
+
+@st.composite
+def evolved(draw: st.DrawFn, writer: Any) -> Any:
+    """A reader's schema: fields removed, added with a default, renamed with an alias, moved, promoted, made nullable."""
+    reader = copy.deepcopy(raw(writer))
+    for field in list(reader["fields"]):
+        kind = field["type"]
+        match draw(st.sampled_from(["keep", "remove", "rename", "promote", "wrap", "inside"])):
+            case "remove":
+                reader["fields"].remove(field)
+            case "rename":
+                field |= {"name": f"new_{field['name']}", "aliases": [field["name"]]}
+            case "promote" if isinstance(kind, str):
+                field["type"] = PROMOTED.get(kind, kind)
+            case "wrap" if isinstance(kind, str) and kind != "null":
+                field["type"] = ["null", kind]
+            case "inside" if isinstance(kind, dict) and kind["type"] == "record":
+                field["type"] = draw(evolved(kind))
+    added = draw(
+        st.sampled_from([("int", 7), (["null", "string"], None), ("string", "é"), ({"type": "array", "items": "long"}, [1])])
+    )
+    reader["fields"].insert(0, {"name": f"added_{reader['name'].rpartition('.')[2]}", "type": added[0], "default": added[1]})
+    return {**reader, "fields": draw(st.permutations(reader["fields"]))}
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(st.data())
+def test_fields_asked_for_are_as_in_the_whole_record_and_bad_values_are_the_same(data):
+    schema = data.draw(schemas(with_empty=False))
+    good = written(schema, data.draw(values(schema)))
+    batch = [good, good[: len(good) // 2], good[:-1]]
+    whole, whole_bad = decoded(schema, batch)
+    names = [field["name"] for field in schema["fields"]]
+    wanted = data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
+    part, part_bad = decoded(schema, batch, fields=wanted)
+    assert whole_bad.keys() == part_bad.keys()
+    for row in range(len(batch)):
+        assert part[row] is None if whole[row] is None else said(part[row]) == said({name: whole[row][name] for name in wanted})
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.data(), st.randoms(use_true_random=False))
+def test_compiled_and_uncompiled_agree_on_anything(data, chance):
+    schema = data.draw(schemas(with_empty=False))
+    good = written(schema, data.draw(values(schema)))
+    batch = [good, None, *(_mutated(good, chance) for _ in range(4)), good]
+    assert _by(compiled_decode, compiled_encode, schema, batch) == _by(DECODE_TWIN, ENCODE_TWIN, schema, batch)
+
+
+DECODE_TWIN, ENCODE_TWIN = load(compiled_decode), load(compiled_encode)
+
+
+def _by(decode: Any, encode: Any, schema: Any, batch: list[bytes | None]) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headrace.connectors.formats.avro.program.kernel", decode)
+        patch.setattr("headrace.connectors.formats.avro.avro_format.kernel", decode)
+        patch.setattr("headrace.connectors.formats.avro.writing.kernel", encode)
+        avro = AvroFormat(json.dumps(schema))
+        column, bad = avro.decode(binary(batch))
+        return [said(each) for each in plain(column)], bad, avro.encode(column).to_pylist()
+
+
+# --- what is built ---
+
+
+@pytest.mark.parametrize("module", [compiled_decode, compiled_encode])
+def test_the_modules_under_test_are_compiled(module):
+    assert module.__file__.endswith(".so")
+
+
+def test_running_compiled_imports_neither_cython_nor_fastavro():
+    code = "import sys, headrace.formats; print([m for m in ('cython', 'Cython', 'fastavro') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
+    assert out.stdout.strip() == "[]"
+
+
+# --- logical types ---
+
+
+def test_logical_types_are_the_values_that_fastavro_makes_of_them():
+    moment = datetime.datetime(2024, 2, 29, 23, 59, 59, 123000, datetime.UTC)
+    values = {
+        "date": ("int", "date", datetime.date(2024, 2, 29)),
+        "time_millis": ("int", "time-millis", datetime.time(23, 59, 59, 123000)),
+        "time_micros": ("long", "time-micros", datetime.time(23, 59, 59, 123456)),
+        "millis": ("long", "timestamp-millis", moment),
+        "micros": ("long", "timestamp-micros", moment.replace(microsecond=123456)),
+        "local_millis": ("long", "local-timestamp-millis", moment.replace(tzinfo=None)),
+        "local_micros": ("long", "local-timestamp-micros", moment.replace(tzinfo=None)),
+        "text_uuid": ("string", "uuid", uuid.UUID(int=7)),
+    }
+    schema = record(*((name, {"type": kind, "logicalType": logical}) for name, (kind, logical, _) in values.items()))
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), {name: value for name, (*_, value) in values.items()})
+    avro = AvroFormat(json.dumps(schema))
+    column, bad = avro.decode(binary([out.getvalue()]))
+    assert not bad
+    (found,) = column.to_pylist()
+    assert found == {name: str(value) if name == "text_uuid" else value for name, (*_, value) in values.items()}
+    assert avro.encode(column).to_pylist() == [out.getvalue()]
+
+
+def test_a_fixed_uuid_is_text_and_a_duration_an_interval():
+    identity = {"type": "fixed", "name": "U", "size": 16, "logicalType": "uuid"}
+    span = {"type": "fixed", "name": "D", "size": 12, "logicalType": "duration"}
+    avro = AvroFormat(json.dumps(record(("u", identity), ("d", span))))
+    some = uuid.uuid5(uuid.NAMESPACE_DNS, "x")
+    data = some.bytes + bytes([1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0])
+    column, bad = avro.decode(binary([data, some.bytes + b"\xff" * 12]))
+    assert column[0].as_py() == {"u": str(some), "d": pa.MonthDayNano([1, 2, 3_000_000])}
+    assert [(each.row, each.reason) for each in bad] == [(1, "field 'd': a number is out of the range of its logical type")]
+    assert avro.encode(column.slice(0, 1)).to_pylist() == [data]
+
+
+@pytest.mark.parametrize("size", [1, 8, 16, 20, 33])
+@pytest.mark.parametrize("number", [0, 1, -1, 99, -99, 100, -100, 127, -128])
+def test_a_fixed_decimal_is_read_within_its_precision_and_written_back(size, number):
+    schema = {"type": "fixed", "name": "D", "size": size, "logicalType": "decimal", "precision": 2, "scale": 1}
+    data = number.to_bytes(size, "big", signed=True)
+    (value,), bad = decoded(schema, [data])
+    if abs(number) > 99:
+        assert bad == {0: "a decimal has more digits than its precision"}
+        return
+    assert value == Decimal(number) / 10
+    assert AvroFormat(json.dumps(schema)).encode(pa.array([value])).to_pylist() == [data]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"type": "long", "logicalType": "date"},
+        {"type": "int", "logicalType": "of-my-own"},
+        {"type": "bytes", "logicalType": "decimal", "precision": 77, "scale": 0},
+        {"type": "fixed", "name": "F", "size": 3, "logicalType": "duration"},
+    ],
+)
+def test_a_logical_type_that_does_not_fit_is_passed_over(kind):
+    plain_kind = AvroFormat(json.dumps({key: value for key, value in kind.items() if key in ("type", "name", "size")}))
+    assert AvroFormat(json.dumps(kind)).arrow_type == plain_kind.arrow_type
+
+
+# --- resolution ---
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader", "data", "value"),
+    [
+        ("int", "long", b"\x01", -1),
+        ("int", "float", b"\x06", 3.0),
+        ("int", "double", b"\x06", 3.0),
+        ("long", "float", b"\x06", 3.0),
+        ("long", "double", b"\x06", 3.0),
+        ("float", "double", b"\x00\x00\xc0\x3f", 1.5),
+        ("string", "bytes", b"\x02a", b"a"),
+        ("bytes", "string", b"\x02a", "a"),
+        ("int", ["null", "long"], b"\x06", 3),
+        (["null", "int"], "long", b"\x02\x06", 3),
+        (["int", "null"], ["null", "long"], b"\x02", None),
+        (["null", "long", "string"], ["string", "null", "long"], b"\x02\x06", 3),
+    ],
+)
+def test_promotions_and_unions_are_those_of_the_specification(writer, reader, data, value):
+    assert said(one(writer, data, reader)) == said(value)
+
+
+def test_a_union_that_both_sides_share_keeps_its_branches():
+    """By the first match alone an int goes to the long that stands before it."""
+    column, _ = AvroFormat('["long", "int"]', reader_schema='["long", "int"]').decode(binary([b"\x02\x06"]))
+    assert column.type_codes.to_pylist() == [1]
+
+
+def test_a_branch_that_the_reader_does_not_have_is_bad_where_it_comes():
+    column, bad = decoded(["null", "int", "string"], [b"\x02\x06", b"\x04\x02a", b"\x00"], reader_schema='["null", "long"]')
+    assert column == [3, None, None]
+    assert bad == {1: "the writer's branch of a union does not match the reader's schema"}
+
+
+def test_an_enum_is_read_by_its_symbols_and_an_unknown_one_is_the_default_or_bad():
+    writer = {"type": "enum", "name": "E", "symbols": ["A", "B", "C"]}
+    reader = {"type": "enum", "name": "E", "symbols": ["C", "A"]}
+    column, bad = decoded(writer, [b"\x00", b"\x02", b"\x04"], reader_schema=json.dumps(reader))
+    assert column == ["A", None, "C"]
+    assert bad.keys() == {1}
+    column, bad = decoded(writer, [b"\x00", b"\x02", b"\x04"], reader_schema=json.dumps({**reader, "default": "C"}))
+    assert column == ["A", "C", "C"]
+    assert not bad
+
+
+def test_defaults_of_every_type_are_values_of_that_type():
+    defaults = [
+        ("null", None, None),
+        ("boolean", True, True),
+        ("int", -5, -5),
+        ("double", 1.5, 1.5),
+        ("bytes", "\u00ff", b"\xff"),
+        ({"type": "fixed", "name": "F", "size": 2}, "\u00ff\u0000", b"\xff\x00"),
+        ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, "B", "B"),
+        ({"type": "array", "items": "int"}, [1, 2], [1, 2]),
+        ({"type": "map", "values": "int"}, {"k": 1}, {"k": 1}),
+        (["null", "int"], None, None),
+        (["string", "null"], "s", "s"),
+        (["null", "int"], 7, 7),
+        (record(("x", "int"), name="I"), {"x": 3}, {"x": 3}),
+    ]
+    fields = [{"name": f"f{i}", "type": kind, "default": value} for i, (kind, value, _) in enumerate(defaults)]
+    reader = {"type": "record", "name": "R", "fields": fields}
+    column, bad = decoded(record(), [b"", b""], reader_schema=json.dumps(reader))
+    assert not bad
+    assert column == [{f"f{i}": value for i, (*_, value) in enumerate(defaults)}] * 2
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader", "words"),
+    [
+        ("int", "string", "wants string; the writer's has int"),
+        (record(("a", "int")), record(("a", "boolean")), "wants boolean at field 'a'; the writer's has int"),
+        (record(), record(("b", "int")), "field 'b' that the writer's has not"),
+        (record(name="A"), record(name="B"), "wants B; the writer's has A"),
+        (["null", "int"], "string", "wants string; the writer's has a union of null, int"),
+        ("int", ["null", "string"], "wants a union of null, string; the writer's has int"),
+        (
+            {"type": "long", "logicalType": "timestamp-millis"},
+            {"type": "long", "logicalType": "timestamp-micros"},
+            "not converted",
+        ),
+        (
+            {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 1},
+            {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2},
+            "decimal of scale 2; the writer's has decimal of scale 1",
+        ),
+        (record(), {**record(), "fields": [{"name": "n", "type": "int", "default": "x"}]}, "must match schema type: int"),
+    ],
+)
+def test_schemas_that_never_resolve_are_refused_at_once_and_the_field_is_named(writer, reader, words):
+    with pytest.raises(UsageError, match=words):
+        AvroFormat(json.dumps(writer), reader_schema=json.dumps(reader))
+
+
+def test_a_record_is_found_by_an_alias_with_and_without_its_namespace():
+    reader = record(("n", "int"), name="new.Name", aliases=["old.Former"])
+    assert one(record(("n", "int"), name="old.Former"), b"\x06", reader) == {"n": 3}
+    assert one(record(("n", "int"), name="other.Name"), b"\x06", reader) == {"n": 3}
+
+
+# --- fields, recursion, headers ---
+
+TREE = record(("n", "int"), ("next", ["null", "Tree"]), ("after", "string"), name="Tree")
+
+
+def test_a_type_within_itself_is_refused_by_name_and_its_other_fields_are_read():
+    with pytest.raises(UsageError, match=r"type Tree contains itself at field 'next'.*ask only for fields without it"):
+        AvroFormat(json.dumps(TREE))
+    leaf = b"\x02\x00\x02x"
+    nested = b"\x04\x02" + leaf + b"\x02y"
+    column, bad = decoded(
+        TREE, [leaf, nested, b"\x04\x02" * 99 + leaf + b"\x02y" * 99, b"\x04\x02" * 200], fields=["n", "after"]
+    )
+    assert column == [{"n": 1, "after": "x"}, {"n": 2, "after": "y"}, {"n": 2, "after": "y"}, None]
+    assert bad == {3: "field 'next': a recursive type is nested more than 100 deep"}
+
+
+def test_a_deeper_recursion_than_the_stack_holds_is_a_bad_value():
+    _, bad = decoded(TREE, [b"\x04\x02" * 1_000_000], fields=["n"])
+    assert bad == {0: "field 'next': a recursive type is nested more than 100 deep"}
+
+
+def test_fields_of_fields_are_asked_for_by_dotted_names():
+    inner = record(("x", "int"), ("y", "string"), name="I")
+    schema = record(("a", inner), ("b", ["null", "I"]), ("c", {"type": "array", "items": "I"}), ("d", "long"))
+    value = {"a": {"x": 1, "y": "p"}, "b": {"x": 2, "y": "q"}, "c": [{"x": 3, "y": "r"}], "d": 4}
+    column, bad = decoded(schema, [written(schema, value)], fields=["a.y", "b.x", "c.y"])
+    assert not bad
+    assert column == [{"a": {"y": "p"}, "b": {"x": 2}, "c": [{"y": "r"}]}]
+    with pytest.raises(UsageError, match="record I has the fields x, y; asked for: 'z'"):
+        AvroFormat(json.dumps(schema), fields=["a.z"])
+
+
+def test_a_header_is_passed_over_and_the_array_may_be_a_slice():
+    column, bad = AvroFormat('"string"', header_bytes=5).decode(
+        binary([b"no", b"\0\0\0\0\7\2a", None, b"\0\0\0\0\7\2b", b"\0\0"])[1:]
+    )
+    assert column.to_pylist() == ["a", None, "b", None]
+    assert [each.row for each in bad] == [3]
+
+
+def test_references_are_types_of_other_schemas():
+    address = json.dumps(record(("city", "string"), name="x.Address"))
+    avro = AvroFormat(json.dumps(record(("at", "x.Address"))), references={"x.Address": address})
+    assert avro.decode(binary([b"\x02p"])).values.to_pylist() == [{"at": {"city": "p"}}]
+
+
+# --- bytes that mean harm ---
+
+HUGE = b"\xff" * 9 + b"\x01"  # the least 64-bit number
+MANY = b"\xfe" + b"\xff" * 8 + b"\x01"  # the greatest
+
+
+@pytest.mark.parametrize(
+    "items", ["null", "int", "double", "string", record(name="Nothing"), {"type": "fixed", "name": "F", "size": 0}]
+)
+@pytest.mark.parametrize("count", [HUGE, MANY, b"\x80\x80\x80\x80\x20", HUGE + b"\x00"])
+def test_a_count_that_the_bytes_cannot_hold_costs_nothing(items, count):
+    before = pa.total_allocated_bytes()
+    schema = {"type": "array", "items": items}
+    column, bad = decoded(schema, [count, b"\x00", count + b"\x00" * 100])
+    assert column[1] == []
+    assert bad.keys() == {0, 2}
+    assert pa.total_allocated_bytes() - before < 1 << 20
+    fields = record(("a", schema), ("b", "int"))
+    assert decoded(fields, [count, count + b"\x00" * 100], fields=["b"])[1].keys() == {0, 1}
+
+
+@pytest.mark.parametrize("length", [HUGE, MANY, b"\x01", b"\x80\x80\x80\x80\x10"])
+def test_a_length_that_is_not_there_is_bad_read_or_skipped(length):
+    schema = record(("a", "string"), ("b", "int"))
+    for fields in (None, ["b"]):
+        assert decoded(schema, [length + b"x" * 20], fields=fields)[1].keys() == {0}
+
+
+def test_a_schema_of_very_many_types_is_refused():
+    fields = [("x0", record(("x", "int"), name="N0"))]
+    named = record(*fields, name="R")
+    for level in range(1, 40):
+        named["fields"].append(
+            {"name": f"x{level}", "type": record(("l", f"N{level - 1}"), ("r", f"N{level - 1}"), name=f"N{level}")}
+        )
+    with pytest.raises(UsageError, match="more than 10000 types"):
+        AvroFormat(json.dumps(named))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[", '"x.Y"', "{}", '{"type":"record"}', "7", '{"type":"enum","name":"E"}', "[" * 5000]
+)
+def test_text_that_is_no_schema_is_refused(text):
+    with pytest.raises(UsageError, match="Avro schema"):
+        AvroFormat(text)
+
+
+# --- encoding ---
+
+
+def test_a_structs_fields_are_found_by_name_and_cast():
+    avro = AvroFormat(json.dumps(record(("a", "long"), ("b", ["null", "string"]))))
+    frame = pa.array([{"b": "x", "a": 1}, {"b": None, "a": 2}, None], pa.struct([("b", pa.large_string()), ("a", pa.int8())]))
+    assert avro.encode(frame).to_pylist() == [b"\x02\x02\x02x", b"\x04\x00", None]
+
+
+@pytest.mark.parametrize(
+    ("schema", "column", "words"),
+    [
+        (record(("a", "int")), pa.array([{"a": 1}, {"a": None}]), "row 1 cannot be written as Avro: field 'a' is null"),
+        (record(("a", "int")), pa.array([{"b": 1}]), "lacks a and has b besides"),
+        ("int", pa.array([1 << 40]), "takes int32"),
+        (record(("a", "int")), pa.array([1]), "the value is int64"),
+        ({"type": "enum", "name": "E", "symbols": ["A"]}, pa.array(["A", "B"]), "value at 1 that is no symbol"),
+        ({"type": "fixed", "name": "U", "size": 16, "logicalType": "uuid"}, pa.array(["x"]), "row 0.*no UUID"),
+        (
+            {"type": "fixed", "name": "D", "size": 1, "logicalType": "decimal", "precision": 4, "scale": 0},
+            pa.array([Decimal(1), Decimal(128)]),
+            "row 1.*does not fit the size",
+        ),
+        (
+            {"type": "fixed", "name": "D", "size": 12, "logicalType": "duration"},
+            pa.array([pa.MonthDayNano([0, 0, 1])]),
+            "row 0.*not of whole milliseconds",
+        ),
+    ],
+)
+def test_what_avro_cannot_hold_is_refused_and_the_row_named(schema, column, words):
+    with pytest.raises(UsageError, match=words):
+        AvroFormat(json.dumps(schema)).encode(column)
+
+
+def test_a_slice_of_nested_columns_is_written_as_its_copy_is():
+    schema = record(
+        ("l", {"type": "array", "items": ["null", "string"]}),
+        ("m", {"type": "map", "values": "int"}),
+        ("u", ["null", "long", "string"]),
+        ("b", "boolean"),
+        ("e", {"type": "enum", "name": "E", "symbols": ["A", "B"]}),
+    )
+    items = [
+        {"l": [None, str(i)] * (i % 3), "m": {str(i): i}, "u": [None, i, str(i)][i % 3], "b": i % 2 == 0, "e": "AB"[i % 2]}
+        for i in range(20)
+    ]
+    encoded = [written(schema, item) for item in items]
+    avro = AvroFormat(json.dumps(schema))
+    whole = avro.decode(binary(encoded)).values
+    for start, count in ((0, 20), (3, 9), (11, 9), (7, 0)):
+        assert avro.encode(whole.slice(start, count)).to_pylist() == encoded[start : start + count]

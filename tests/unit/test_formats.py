@@ -1,0 +1,199 @@
+"""Formats without a schema of their own, JSON, and formats by name. Avro has `test_avro.py`."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import sys
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.enumerator.errors import UsageError
+from headrace.formats import FORMAT_NAMES, AvroFormat, BytesFormat, JsonFormat, StringFormat, create_format
+
+ROW = pa.struct([("a", pa.int64()), ("b", pa.string()), ("l", pa.list_(pa.float64())), ("s", pa.struct([("t", pa.bool_())]))])
+
+
+def binary(items: list[bytes | None]) -> pa.Array:
+    return pa.array(items, pa.binary())
+
+
+# --- bytes and strings ---
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view(), pa.string(), pa.large_string()])
+def test_bytes_are_as_they_are_whatever_arrow_calls_them(kind):
+    column, bad = BytesFormat().decode(pa.array([b"x", None], kind) if "binary" in str(kind) else pa.array(["x", None], kind))
+    assert column.equals(binary([b"x", None]))
+    assert not bad
+
+
+def test_a_column_of_numbers_is_refused():
+    for value_format in (BytesFormat(), StringFormat(), JsonFormat(ROW), AvroFormat('"int"')):
+        with pytest.raises(UsageError, match="must be binary or string, and is int64"):
+            value_format.decode(pa.array([1]))
+
+
+@given(st.lists(st.none() | st.binary(max_size=6) | st.text(max_size=3).map(str.encode)))
+def test_strings_are_what_python_decodes_and_the_others_are_bad(items):
+    column, bad = StringFormat().decode(binary(items))
+    column.validate(full=True)
+    wrong = []
+    for index, item in enumerate(items):
+        try:
+            assert column[index].as_py() == (None if item is None else item.decode())
+        except UnicodeDecodeError:
+            wrong.append(index)
+            assert column[index].as_py() is None
+    assert [each.row for each in bad] == wrong
+    assert StringFormat().encode(column).to_pylist() == [None if i in wrong else item for i, item in enumerate(items)]
+
+
+# --- JSON ---
+
+rows = st.fixed_dictionaries(
+    {},
+    optional={
+        "a": st.none() | st.integers(-(1 << 63), (1 << 63) - 1),
+        "b": st.none() | st.text(max_size=5),
+        "l": st.none() | st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=3),
+        "s": st.none() | st.fixed_dictionaries({"t": st.booleans()}),
+        "surplus": st.none() | st.integers() | st.text(max_size=3),
+    },
+)
+BAD = [
+    b"",
+    b" ",
+    b"{",
+    b'"',
+    b"[1]",
+    b'{"a":"text"}',
+    b'{"a":1}{"a":2}',
+    b'{"a":1}\n{"a":2}',
+    b'{"a":1}}{"v":{"a":2}',
+    b'{"a":1},"v":{"a":2}',
+    b'{"b":"\xff"}',
+    b'{"b":"a\nb"}',
+    b'{"a":1,"a":2}',
+    b'{"l":[NaN]}',
+    b"[" * 2000,
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.one_of(st.none(), rows.map(lambda row: json.dumps(row, indent=1).encode()), st.sampled_from(BAD)), max_size=8)
+)
+def test_json_values_are_what_python_parses_and_a_bad_one_costs_no_neighbour(items):
+    column, bad = JsonFormat(ROW).decode(binary(items))
+    column.validate(full=True)
+    assert [each.row for each in bad] == [index for index, item in enumerate(items) if item in BAD]
+    for index, item in enumerate(items):
+        parsed = None if item is None or item in BAD else json.loads(item)
+        assert column[index].as_py() == (None if parsed is None else {name: parsed.get(name) for name in ("a", "b", "l", "s")})
+
+
+def test_a_bad_json_values_reason_says_what_is_wrong_and_quotes_nothing():
+    _, bad = JsonFormat(ROW).decode(binary([b'{"a":"secret"}', b'{"b":secret}', b"\xffsecret"]))
+    assert [each.reason for each in bad] == [
+        "does not fit the type: JSON parse error: Column(/v/a) changed from number to string",
+        "is no JSON: Expecting value at character 5",
+        "text is not UTF-8",
+    ]
+
+
+def test_json_that_was_written_is_read_back():
+    column = pa.array([{"a": 1, "b": 'é"\n', "l": [1.5, None], "s": {"t": True}}, None, {"a": None}], ROW)
+    encoded = JsonFormat(ROW).encode(column)
+    assert encoded[1].as_py() is None
+    assert json.loads(encoded[0].as_py()) == column[0].as_py()
+    assert JsonFormat(ROW).decode(encoded).values.equals(column)
+
+
+def test_json_values_of_one_scalar_type_are_columns_of_it():
+    column, bad = JsonFormat(pa.int32()).decode(binary([b"1", b" -2 ", b"null", b"x", None]))
+    assert column.equals(pa.array([1, -2, None, None, None], pa.int32()))
+    assert [each.row for each in bad] == [3]
+
+
+def test_more_json_than_is_read_at_once_is_read_in_runs(monkeypatch):
+    monkeypatch.setattr("headrace.connectors.formats.json_values._MOST_JOINED_BYTES", 64)
+    items = [b'{"a":%d}' % i for i in range(50)] + [b'{"b":"' + b"x" * 200 + b'"}', b"bad", b'{"a":50}']
+    column, bad = JsonFormat(ROW).decode(binary(items))
+    assert [each["a"].as_py() for each in column if each.is_valid] == [*range(50), None, 50]
+    assert [each.row for each in bad] == [51]
+
+
+def test_no_json_values_are_an_empty_column():
+    assert JsonFormat(ROW).decode(binary([])).values.equals(pa.array([], ROW))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.map_(pa.string(), pa.int32()),
+        pa.binary(),
+        pa.time64("us"),
+        pa.date32(),
+        pa.duration("s"),
+        pa.month_day_nano_interval(),
+    ],
+)
+def test_a_type_that_json_does_not_give_back_is_refused_wherever_it_stands(kind):
+    for nested in (kind, pa.struct([("x", kind)]), pa.list_(kind)):
+        with pytest.raises(UsageError, match="cannot be read as"):
+            JsonFormat(nested)
+
+
+# --- by name ---
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "kind"),
+    [
+        ("bytes", {}, pa.binary()),
+        ("string", {}, pa.string()),
+        ("json", {"arrow_type": ROW}, ROW),
+        ("avro", {"schema": '"int"', "reader_schema": '"long"'}, pa.int64()),
+    ],
+)
+def test_a_format_is_made_by_its_name(name, options, kind):
+    assert name in FORMAT_NAMES
+    assert create_format(name, **options).arrow_type == kind
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("jsn", {}, "format 'jsn' is not known; there are avro, bytes, json, string"),
+        ("protobuf", {}, "format 'protobuf' is not supported"),
+        ("json", {}, "'json' needs arrow_type"),
+        ("avro", {}, "'avro' needs schema"),
+        ("string", {"schema": "{}"}, "'string' does not use schema"),
+        ("json", {"arrow_type": ROW, "fields": ["a"], "schema": "{}"}, "'json' does not use fields, schema"),
+        ("avro", {"schema": '"int"', "arrow_type": ROW}, "'avro' does not use arrow_type"),
+    ],
+)
+def test_a_wrong_name_or_argument_is_refused(name: str, options: dict[str, Any], words: str):
+    with pytest.raises(UsageError, match=words):
+        create_format(name, **options)
+
+
+def test_without_fastavro_the_extra_is_named_and_the_other_formats_work(monkeypatch):
+    real = builtins.__import__
+
+    def without_fastavro(name: str, *args: Any, **options: Any) -> Any:
+        if name.partition(".")[0] == "fastavro":
+            raise ModuleNotFoundError("No module named 'fastavro'", name=name)
+        return real(name, *args, **options)
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == "fastavro"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(builtins, "__import__", without_fastavro)
+    with pytest.raises(UsageError, match=r"fastavro is not installed; run: pip install 'headrace\[avro\]'"):
+        create_format("avro", schema='"int"')
+    assert create_format("string").decode(binary([b"x"])).values.to_pylist() == ["x"]
