@@ -17,6 +17,7 @@ from headrace.connectors.kafka.read import discovery as discovery_module
 from headrace.connectors.kafka.read import source as source_module
 from headrace.connectors.kafka.read.discovery import KafkaDiscovery
 from headrace.connectors.kafka.read.source import KafkaSource
+from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.connectors.sink import Attempt
 from headrace.enumerator.errors import FencedError, RetriableError
 from headrace.runners.spark import planning, tasks, writers
@@ -175,6 +176,14 @@ leader_epochs_are_not_stored = _instead(
     _between,
     "leader_epochs_are_not_stored",
     "findings, Source 24: a log that was truncated and has grown again is read on in silence.",
+)
+
+rewritten_records_are_read = _instead(
+    KafkaSplit,
+    "_epoch_up_to",
+    lambda self, stop: None,
+    "rewritten_records_are_read",
+    "Seen here: a task reads what was written after it was planned, where the log was cut meanwhile; the next batch has it, too.",
 )
 
 # --- discovery and the source ---------------------------------------------------------------------------------------------
@@ -422,6 +431,7 @@ IN_SPARK: tuple[Planted, ...] = (
     share_rounded_down,
     pieces_overlap,
     leader_epochs_are_not_stored,
+    rewritten_records_are_read,
     one_look_proves_absence,
     one_broker_retires_a_topic,
     absence_in_an_outage,
