@@ -248,14 +248,18 @@ def test_out_of_range_at_a_follower_asks_the_leader_first():
     assert len(plan.take(ONE, 0.0, ROOM)) == 1
 
 
+RECREATED = TopicRecreatedError("t", str(ID), str(OTHER_ID))
+"""What `identity.absence` makes of the answers of all brokers."""
+
+
 def test_a_topic_with_another_id_is_believed_only_when_it_stays_so():
     source = FetchFrom("t", 0, 10, topic_id=ID)
     plan = FetchPlan(CONFIG)
     plan.add(source)
-    assert plan.leader_found(source, Leader(ONE, 0), OTHER_ID, 0.0) is None
+    assert plan.lookup_failed(source, RECREATED, 0.0) is None
     assert not plan.is_ready(source)
-    assert plan.leader_found(source, Leader(ONE, 0), OTHER_ID, 2.9) is None
-    failed = plan.leader_found(source, Leader(ONE, 0), OTHER_ID, 3.0)
+    assert plan.lookup_failed(source, RECREATED, 2.9) is None
+    failed = plan.lookup_failed(source, RECREATED, 3.0)
     assert isinstance(failed, FetchFailed)
     assert isinstance(failed.error, TopicRecreatedError)
     assert (failed.error.expected, failed.error.found) == (str(ID), str(OTHER_ID))
@@ -265,11 +269,22 @@ def test_a_broker_that_lags_behind_is_forgiven():
     source = FetchFrom("t", 0, 10, topic_id=ID)
     plan = FetchPlan(CONFIG)
     plan.add(source)
-    plan.leader_found(source, Leader(ONE, 0), OTHER_ID, 0.0)
+    plan.lookup_failed(source, RECREATED, 0.0)
     plan.leader_found(source, Leader(ONE, 0), ID, 1.0)
     (asked,) = plan.take(ONE, 1.2, ROOM)
     plan.landed(asked, answer(error=ErrorCode.UNKNOWN_TOPIC_ID), None, 1.2)
-    assert plan.leader_found(source, Leader(ONE, 0), OTHER_ID, 3.5) is None  # a new doubt, with a new grace
+    assert plan.lookup_failed(source, RECREATED, 3.5) is None  # a new doubt, with a new grace
+
+
+def test_one_broker_that_names_another_id_proves_nothing_however_often():
+    source = FetchFrom("t", 0, 10, topic_id=ID)
+    plan = FetchPlan(CONFIG)
+    plan.add(source)
+    for second in range(9):
+        assert plan.leader_found(source, Leader(ONE, 0), OTHER_ID, float(second)) is None
+        assert not plan.is_ready(source)
+    plan.leader_found(source, Leader(ONE, 0), ID, 9.5)
+    assert plan.is_ready(source)
 
 
 def test_a_topic_id_once_learnt_is_held_on_to():
@@ -278,7 +293,8 @@ def test_a_topic_id_once_learnt_is_held_on_to():
     (asked,) = plan.take(ONE, 0.0, ROOM)
     plan.landed(asked, answer(error=ErrorCode.UNKNOWN_TOPIC_ID), None, 0.0)
     plan.leader_found(source, Leader(ONE, 0), OTHER_ID, 1.0)
-    assert isinstance(plan.leader_found(source, Leader(ONE, 0), OTHER_ID, 4.0), FetchFailed)
+    assert plan.topic_id_of(source) == ID
+    assert not plan.is_ready(source)
 
 
 @pytest.mark.parametrize(("topic_id", "kind"), [(ID, TopicRecreatedError), (None, UnknownTopicError)])

@@ -48,7 +48,13 @@ class PretendedCluster:
 
     topics = find_topics
 
-    def commit_offsets(self, group, offsets):
+    def find_topics_everywhere(self, names):
+        return [self.find_topics(names)] * 3
+
+    def retrying(self, what, operation):
+        return operation()
+
+    def commit_offsets_by_id(self, group, offsets):
         self.committed |= offsets
 
 
@@ -140,7 +146,7 @@ def test_a_leader_that_cannot_tell_proves_nothing(source, lead, monkeypatch):
 def test_a_group_is_committed_with_the_epoch(lead):
     cluster = lead([], leads=3)
     KafkaSource("nobody:1", topics=["t"], group="g").checkpoint_completed([READ_TO_10])
-    assert cluster.committed == {("t", 0): CommittedOffset(10, leader_epoch=3)}
+    assert cluster.committed == {(ID, "t", 0): CommittedOffset(10, leader_epoch=3)}
 
 
 class TestASparkQuery:

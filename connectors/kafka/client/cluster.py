@@ -25,7 +25,7 @@ from headrace.connectors.kafka.client.offsets import EpochEnds, OffsetAnswer, Of
 from headrace.connectors.kafka.client.positions import Symbol
 from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
 from headrace.connectors.kafka.client.retries import Retries
-from headrace.connectors.kafka.client.topology import Broker, Leader, TopicMetadata, TopicPartition
+from headrace.connectors.kafka.client.topology import Broker, Leader, TopicIdPartition, TopicMetadata, TopicPartition
 from headrace.connectors.kafka.client.wire.connection import Connection
 from headrace.connectors.kafka.client.wire.pool import ConnectionPool
 from headrace.connectors.kafka.client.wire.protocol import Message
@@ -51,7 +51,7 @@ class KafkaCluster:
         self._offsets = Offsets(config, self._calls, self._retries, self._metadata)
         self._epochs = EpochEnds(self._calls, self._retries, self._metadata)
         self._coordinators = Coordinators(self._calls)
-        self._groups = Groups(config.isolation, self._calls, self._retries, self._coordinators)
+        self._groups = Groups(config.isolation, self._calls, self._retries, self._coordinators, self._metadata)
         _clusters.add(self)
         weakref.finalize(self, self._pool.close)  # nobody need close a cluster that the whole process shares
 
@@ -168,6 +168,15 @@ class KafkaCluster:
         Raises `GroupInUseError` when the group has live members, `RefusedByBrokerError` without Read on the group.
         """
         self._groups.commit(group, offsets)
+
+    def commit_offsets_by_id(self, group: str, offsets: Mapping[TopicIdPartition, CommittedOffset]) -> None:
+        """`commit_offsets`, leaving out those whose topic the group's coordinator does not know under this id now (I5).
+
+        Offsets are committed by name. The broker that keeps them drops those of a topic when it hears that it was deleted; so
+        where the same broker still knew the topic, none stays behind for a topic that is made anew under the name. What any
+        other broker knows proves nothing.
+        """
+        self._groups.commit_by_id(group, offsets)
 
     def coordinator(self, kind: CoordinatorKind, key: str) -> Broker:
         """The coordinator of a group or a transactional id, cached until `forget_coordinator`. One try."""

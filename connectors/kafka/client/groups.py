@@ -10,9 +10,10 @@ from headrace.connectors.kafka.client.calls import Calls
 from headrace.connectors.kafka.client.coordinators import CoordinatorKind, Coordinators
 from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.errors import broker_error
+from headrace.connectors.kafka.client.metadata import Metadata
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.client.retries import Retries
-from headrace.connectors.kafka.client.topology import Broker, TopicPartition
+from headrace.connectors.kafka.client.topology import Broker, TopicIdPartition, TopicMetadata, TopicPartition
 from headrace.connectors.kafka.client.wire.protocol import Message, OffsetCommitRequest, OffsetFetchRequest, or_none
 from headrace.enumerator.errors import RetriableError
 
@@ -36,9 +37,12 @@ class CommittedOffset:
 class Groups:
     """Reads and commits offsets of groups, as a client that is no member of them. Thread-safe; has no state of its own."""
 
-    def __init__(self, isolation: Isolation, calls: Calls, retries: Retries, coordinators: Coordinators) -> None:
+    def __init__(
+        self, isolation: Isolation, calls: Calls, retries: Retries, coordinators: Coordinators, metadata: Metadata
+    ) -> None:
         """Contacts nothing."""
         self._isolation, self._calls, self._retries, self._coordinators = isolation, calls, retries, coordinators
+        self._metadata = metadata
 
     def committed(
         self, group: str, partitions: Collection[TopicPartition] | None
@@ -46,7 +50,7 @@ class Groups:
         """See `KafkaCluster.committed_offsets`."""
 
         def ask() -> dict[TopicPartition, CommittedOffset | None]:
-            broker = self._coordinators.find(CoordinatorKind.GROUP, group)
+            broker = self._find(group)
             response = self._call(broker, _offset_fetch(group, partitions, self._isolation))
             answer: dict[TopicPartition, CommittedOffset | None] = dict.fromkeys(partitions or ())
             body = response.groups[0] if response.API_VERSION >= 8 else response
@@ -63,18 +67,39 @@ class Groups:
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         """See `KafkaCluster.commit_offsets`."""
-        if not offsets:
-            return
+        self._retries.run(f"committing offsets of group {group!r}", lambda: self._commit_at(self._find(group), group, offsets))
+
+    def commit_by_id(self, group: str, offsets: Mapping[TopicIdPartition, CommittedOffset]) -> None:
+        """See `KafkaCluster.commit_offsets_by_id`."""
 
         def ask() -> None:
-            broker = self._coordinators.find(CoordinatorKind.GROUP, group)
-            response = self._call(broker, _offset_commit(group, offsets))
-            for topic in response.topics:
-                for item in topic.partitions:
-                    where = f"committing the offset of group {group!r} in {topic.name}-{item.partition_index}"
-                    self._check(item.error_code, where, group)
+            broker = self._find(group)
+            topics = self._topics_at(broker, {topic for _, topic, _ in offsets})
+            known = {(topic.topic_id, name) for name, topic in topics.items() if topic is not None}
+            own = {(topic, part): at for (topic_id, topic, part), at in offsets.items() if (topic_id, topic) in known}
+            self._commit_at(broker, group, own)
 
-        self._retries.run(f"committing offsets of group {group!r}", ask)
+        if offsets:
+            self._retries.run(f"committing offsets of group {group!r}", ask)
+
+    def _topics_at(self, broker: Broker, names: Collection[str]) -> dict[str, TopicMetadata | None]:
+        try:
+            return self._metadata.find_topics_at(broker, names)
+        except RetriableError:
+            self._coordinators.forget_broker(broker)
+            raise
+
+    def _find(self, group: str) -> Broker:
+        return self._coordinators.find(CoordinatorKind.GROUP, group)
+
+    def _commit_at(self, broker: Broker, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        if not offsets:
+            return
+        response = self._call(broker, _offset_commit(group, offsets))
+        for topic in response.topics:
+            for item in topic.partitions:
+                where = f"committing the offset of group {group!r} in {topic.name}-{item.partition_index}"
+                self._check(item.error_code, where, group)
 
     def _call(self, broker: Broker, message: Message) -> Message:
         try:

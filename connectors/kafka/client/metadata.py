@@ -69,7 +69,11 @@ class Metadata:
         self._refresh(())
         if not self._calls.brokers:
             raise RetriableError(f"no broker names any live one, so none could be asked for {', '.join(sorted(names))}")
-        return [_answer(names, self._calls.call(broker, _request(names))) for broker in self._calls.brokers]
+        return [self.find_topics_at(broker, names) for broker in self._calls.brokers]
+
+    def find_topics_at(self, broker: Broker, names: Collection[str]) -> dict[str, TopicMetadata | None]:
+        """The named topics as this broker knows them now; None for one that it does not know. One try; nothing is cached."""
+        return _answer(names, self._calls.call(broker, _request(names)))
 
     def brokers(self) -> tuple[Broker, ...]:
         """See `KafkaCluster.brokers`."""

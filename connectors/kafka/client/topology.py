@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import UUID
 
-__all__ = ["Broker", "Leader", "PartitionMetadata", "TopicMetadata", "TopicPartition"]
+__all__ = ["Broker", "Leader", "PartitionMetadata", "TopicIdPartition", "TopicMetadata", "TopicPartition"]
 
 TopicPartition = tuple[str, int]
 """(topic, partition number)."""
+
+TopicIdPartition = tuple[UUID | None, str, int]
+"""(topic id, topic, partition number): of one life of the topic. The id is None where brokers have none (before Kafka 2.8)."""
 
 
 @dataclass(frozen=True, slots=True)

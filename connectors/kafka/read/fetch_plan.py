@@ -26,7 +26,14 @@ from headrace.connectors.kafka.client.topology import Broker, Leader, TopicParti
 from headrace.connectors.kafka.format.fetch_protocol import BatchSpan, PartitionAnswer, span_of_batches
 from headrace.connectors.kafka.read.fetch_index import FetchIndex, Place, Worker
 from headrace.connectors.kafka.read.outages import Outages
-from headrace.enumerator.errors import CorruptDataError, DataLossError, DeadlineExceededError, HeadraceError, is_retriable
+from headrace.enumerator.errors import (
+    CorruptDataError,
+    DataLossError,
+    DeadlineExceededError,
+    HeadraceError,
+    RetriableError,
+    is_retriable,
+)
 
 __all__ = ["Asked", "FetchFailed", "FetchFrom", "FetchPlan", "FetchedData"]
 
@@ -216,7 +223,7 @@ class FetchPlan:
         return [(partition.source, partition.offset) for partition in self._index.doubtful()]
 
     def leader_found(self, source: FetchFrom, leader: Leader, topic_id: UUID | None, now: float) -> Outcome:
-        """A leader was found. Another topic id than that of the positions is an error once it has stayed for 3 s."""
+        """A leader was found. One of a topic with another id than that of the positions is none: `lookup_failed` tells more."""
         partition = self._current(source)
         if partition is None:
             return None
@@ -224,8 +231,7 @@ class FetchPlan:
             self._led_by(partition, leader, now)
             return None
         if partition.topic_id is not None and topic_id != partition.topic_id:
-            found = None if topic_id is None else str(topic_id)
-            return self._missing(partition, TopicRecreatedError(source.topic, str(partition.topic_id), found), now)
+            return self._failed(partition, RetriableError(f"the topic {source.topic!r} has another id at one broker"), now)
         partition.topic_id, partition.missing_since = topic_id, None
         if partition.state is _State.LEADERLESS:
             partition.replica, partition.state = leader.broker, _State.READY
@@ -239,14 +245,21 @@ class FetchPlan:
         self._settle(partition)
 
     def lookup_failed(self, source: FetchFrom, error: HeadraceError, now: float) -> Outcome:
-        """No leader was found; ask again after a backoff, or give up when the deadline has passed or trying does not help."""
+        """No leader was found; ask again after a backoff, or give up when the deadline has passed or trying does not help.
+
+        UnknownTopicError and TopicRecreatedError are what all brokers say (see `identity.absence`), and count once they have
+        stayed for 3 s.
+        """
         partition = self._current(source)
         if partition is None:
             return None
-        if partition.state is not _State.LEADERLESS:
+        is_gone = isinstance(error, TopicRecreatedError)
+        if partition.state is _State.IN_FLIGHT or (partition.state is not _State.LEADERLESS and not is_gone):
             partition.known_until = now + self._max_age_s  # it is being fetched: that will tell what is wrong
             self._settle(partition)
             return None
+        if is_gone:
+            return self._missing(partition, error, now)
         if isinstance(error, UnknownTopicError):
             if partition.topic_id is not None and source.topic in error.topics:
                 return self._missing(partition, TopicRecreatedError(source.topic, str(partition.topic_id), None), now)
@@ -436,7 +449,7 @@ class FetchPlan:
             partition.state = _State.IN_DOUBT
 
     def _missing(self, partition: _Partition, error: HeadraceError, now: float) -> FetchFailed | None:
-        """The topic seems gone. A broker may lag behind, so it is an error only after 3 s without any other answer."""
+        """No broker knows the topic. It is an error only after 3 s without any other answer: a new topic takes its time."""
         if partition.missing_since is None:
             partition.missing_since = now
         elif now - partition.missing_since >= _UNKNOWN_TOPIC_GRACE_S:

@@ -17,7 +17,7 @@ from types import TracebackType
 from uuid import UUID
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
-from headrace.connectors.kafka.client.errors import OffsetOutOfRangeError, UnknownTopicError, broker_error
+from headrace.connectors.kafka.client.errors import UnknownTopicError, broker_error
 from headrace.connectors.kafka.client.fetch import FetchLimits, PartitionFetch, fetch_request
 from headrace.connectors.kafka.client.topology import Broker, Leader
 from headrace.connectors.kafka.client.wire.connection import Connection
@@ -26,7 +26,8 @@ from headrace.connectors.kafka.format.fetch_protocol import FetchAnswer
 from headrace.connectors.kafka.read.densities import shared_densities
 from headrace.connectors.kafka.read.fetch_index import Work, Worker
 from headrace.connectors.kafka.read.fetch_plan import Asked, FetchedData, FetchFailed, FetchFrom, FetchPlan
-from headrace.enumerator.errors import DataLossError, HeadraceError, RetriableError
+from headrace.connectors.kafka.read.identity import absence, is_same, range_verdict
+from headrace.enumerator.errors import HeadraceError, RetriableError
 
 log = logging.getLogger(__name__)
 
@@ -249,11 +250,16 @@ class Fetcher:
         found: list[tuple[FetchFrom, Leader, UUID | None]] = []
         for source in sources:
             try:
-                found.append((source, self._cluster.leader(*source.key), self._cluster.topic_id(source.topic)))
-            except UnknownTopicError as error:
-                self._lookups_failed([source], self._unless_known(source.topic, error))
+                leader, topic_id = self._cluster.leader(*source.key), self._cluster.topic_id(source.topic)
+            except UnknownTopicError:
+                self._lookups_failed([source], self._absence(source))
             except HeadraceError as error:
                 self._lookups_failed([source], error)
+            else:
+                if self._plan.topic_id_of(source) in (None, topic_id):
+                    found.append((source, leader, topic_id))
+                else:
+                    self._lookups_failed([source], self._absence(source))
         # All at once, so that a broker's first request already asks for all that it leads.
         with self._lock:
             self._deliver([self._plan.leader_found(*item, time.monotonic()) for item in found])
@@ -267,18 +273,16 @@ class Fetcher:
             with self._lock:
                 self._deliver([self._plan.lookup_failed(source, error, time.monotonic())])
 
-    def _unless_known(self, topic: str, error: UnknownTopicError) -> HeadraceError:
-        """One broker's word that there is no such topic is no proof: what does every other one say?"""
+    def _absence(self, source: FetchFrom) -> HeadraceError:
+        """One broker's word that there is no such topic, or another one, is no proof: what does every other one say?"""
         try:
-            answers = self._cluster.find_topics_everywhere([topic])
+            answers = self._cluster.find_topics_everywhere([source.topic])
         except HeadraceError as unanswered:
             return unanswered
-        if all(answer[topic] is None for answer in answers):
-            return error
-        return RetriableError(f"some brokers do not know the topic {topic!r}, and others do")
+        return absence(*source.key, self._plan.topic_id_of(source), answers)
 
     def _check_range(self, source: FetchFrom, offset: int) -> None:
-        """What one broker says of its log proves nothing: is it still the same topic, and what does its leader say now? (I4)"""
+        """What one broker says of its log proves nothing: what does its leader say now, and is it still the same topic? (I4)"""
         verdict: HeadraceError
         try:
             verdict = self._range_verdict(source, offset)
@@ -289,19 +293,14 @@ class Fetcher:
             self._deliver([self._plan.cleared(source, verdict, time.monotonic())])
 
     def _range_verdict(self, source: FetchFrom, offset: int) -> HeadraceError:
-        found = self._cluster.find_topics([source.topic])[source.topic]
-        expected = self._plan.topic_id_of(source)
-        if found is None or (expected is not None and found.topic_id != expected):
-            return RetriableError(f"the topic {source.topic!r} is not the one it was")  # the lookup that follows decides
-        earliest, latest = self._cluster.offset_range(*source.key)
-        if source.stop is not None and latest == offset:
-            return DataLossError(
-                f"{source.topic}-{source.partition}: the log ends at offset {latest}, and this read was planned up to "
-                f"{source.stop}: offsets {latest} to {source.stop - 1} are gone, the log was truncated meanwhile"
-            )
-        if earliest is None or latest is None or earliest <= offset <= latest:
-            return RetriableError(f"{source.topic}-{source.partition}: offset {offset} is in range after all")
-        return OffsetOutOfRangeError(source.topic, source.partition, offset, earliest, latest)
+        """Offsets are asked for by name; so only afterwards can it be told which topic's they were."""
+        verdict = range_verdict(*source.key, offset, source.stop, self._cluster.offset_range(*source.key))
+        if isinstance(verdict, RetriableError):
+            return verdict
+        answers = self._cluster.find_topics_everywhere([source.topic])
+        if is_same(source.topic, self._plan.topic_id_of(source), answers):
+            return verdict
+        return RetriableError(f"the topic {source.topic!r} is not the one it was")  # the lookup that follows decides
 
     # --- the threads that fetch ----------------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ from headrace.connectors.kafka.read.discovery import (
     java_pattern,
     validate,
 )
+from headrace.connectors.kafka.read.identity import is_same
 from headrace.connectors.kafka.read.reader import ALLOW_LOSS, KafkaReader
 from headrace.connectors.kafka.read.split import KafkaSplit, KafkaSplitSerializer
 from headrace.enumerator.embedded import EmbeddedRun
@@ -227,7 +228,8 @@ class KafkaSource(LogSource[KafkaSplit]):
         An end before what was already read is asked for again; if it stays, that is DataLossError, or with
         `fail_on_data_loss=False` a warning and the position itself: a number alone proves nothing.
         """
-        return {split_id: split.next_offset for split_id, split in self._never_behind(splits, self._looked(splits), {}).items()}
+        ends = self._looked(splits)
+        return {split_id: end.next_offset for split_id, end in self._never_behind(splits, ends, {}).items()}
 
     def at_end(self, splits: Sequence[KafkaSplit]) -> Mapping[str, KafkaSplit]:
         """Each partition as it stands at its end now, with the epoch of the leader that told the end.
@@ -259,9 +261,11 @@ class KafkaSource(LogSource[KafkaSplit]):
     ) -> dict[str, KafkaSplit]:
         """These ends; where records that were read are lost, and that is let pass, where to go on.
 
-        That is where the log has `parted` from what was read; or, without that proof, the position itself (I4).
+        That is where the log has `parted` from what was read; or, without that proof, the position itself (I4). All this was
+        asked for by name: if it was said of another topic, the split stays where it is, and discovery tells what became of it.
         """
-        kept = dict(ends)
+        kept = dict(ends) | self._of_other_topics(splits, ends, parted)
+        splits = [split for split in splits if kept[split.split_id] is not split]
         for split in splits:
             end, at = ends[split.split_id], parted.get(split.split_id)
             if end.next_offset < split.next_offset:
@@ -277,6 +281,21 @@ class KafkaSource(LogSource[KafkaSplit]):
                 self._lost(LogTruncatedError(split.topic, split.partition, split.next_offset, at), at)
                 kept[split.split_id] = replace(end, next_offset=at)
         return kept
+
+    def _of_other_topics(
+        self, splits: Sequence[KafkaSplit], ends: Mapping[str, KafkaSplit], parted: Mapping[str, int]
+    ) -> dict[str, KafkaSplit]:
+        """Of the splits whose records seem lost those of which this was not said: there is another topic of their name (I5).
+
+        Raises OutageError when the brokers cannot be asked.
+        """
+        lossy = [s for s in splits if s.split_id in parted or ends[s.split_id].next_offset < s.next_offset]
+        names = {split.topic for split in lossy if split.topic_id is not None}
+        if not names:
+            return {}
+        cluster = shared_cluster(self.config)
+        answers = cluster.retrying("looking up topics at every broker", lambda: cluster.find_topics_everywhere(names))
+        return {s.split_id: s for s in lossy if s.topic in names and not is_same(s.topic, s.topic_id, answers)}
 
     def _ends(self, splits: Sequence[KafkaSplit]) -> dict[str, KafkaSplit]:
         latest: dict[TopicPartition, Earliest | Latest | Timestamp] = {(s.topic, s.partition): Latest() for s in splits}
@@ -340,14 +359,8 @@ class KafkaSource(LogSource[KafkaSplit]):
         if self.group is None:
             return
         # A group's offsets go by name: those for a topic that is gone must not be taken for those of its successor (I5).
-        found = shared_cluster(self.config).find_topics({split.topic for split in splits})
-        there = {(name, topic.topic_id) for name, topic in found.items() if topic is not None}
-        positions = {
-            (s.topic, s.partition): CommittedOffset(s.next_offset, s.last_epoch)
-            for s in splits
-            if (s.topic, s.topic_id) in there
-        }
-        shared_cluster(self.config).commit_offsets(self.group, positions)
+        positions = {(s.topic_id, s.topic, s.partition): CommittedOffset(s.next_offset, s.last_epoch) for s in splits}
+        shared_cluster(self.config).commit_offsets_by_id(self.group, positions)
 
 
 def _are_names(values: object) -> bool:

@@ -16,10 +16,12 @@ from headrace.connectors.kafka.client.errors import UnknownTopicError
 from headrace.connectors.kafka.client.groups import CommittedOffset
 from headrace.connectors.kafka.client.offsets import OffsetAnswer
 from headrace.connectors.kafka.client.positions import Earliest, Latest
-from headrace.connectors.kafka.client.topology import PartitionMetadata, TopicMetadata, TopicPartition
+from headrace.connectors.kafka.client.topology import PartitionMetadata, TopicIdPartition, TopicMetadata, TopicPartition
 from headrace.enumerator.errors import OutageError
 
 BROKERS = 3
+COORDINATOR = 0
+"""The broker that keeps the offsets of groups."""
 PARTITIONS_AT_MOST = 4
 
 
@@ -65,7 +67,8 @@ class Brokers:
         self.is_away = False
         self.low_answers = 0
         self.dead_broker = False
-        self.published: dict[tuple[UUID, int], int] = {}
+        self.committed: dict[TopicPartition, tuple[UUID, int]] = {}
+        """Offsets of a group, with the topic's id as their coordinator knows it: it drops them when it hears of a deletion."""
         self.cuts: dict[tuple[UUID, int], list[tuple[int, Mapping[str, int]]]] = {}
         """Split -> to where it was truncated, and how many batches each query had planned by then."""
         self.damaged: dict[tuple[UUID, int], int] = {}
@@ -180,10 +183,19 @@ class Brokers:
         return {tp: self._log(tp).epoch_end(epoch) for tp, epoch in epochs.items()}
 
     def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        """By name, whatever the topic is by now."""
         self._reach()
-        for tp, committed in offsets.items():
-            if not self.lagging:  # names are all that the request has: whoever hears of the old topic commits for the new one
-                self.published[self._log(tp).split] = committed.offset
+        known = self.views[COORDINATOR]
+        self.committed |= {tp: (known[tp[0]][0], at.offset) for tp, at in offsets.items() if tp[0] in known}
+
+    def commit_offsets_by_id(self, group: str, offsets: Mapping[TopicIdPartition, CommittedOffset]) -> None:
+        known = {(topic_id, name) for name, (topic_id, _) in self.views[COORDINATOR].items()}
+        own = {(name, number): at for (topic_id, name, number), at in offsets.items() if (topic_id, name) in known}
+        self.commit_offsets(group, own)
+
+    def published(self) -> dict[tuple[UUID, int], int]:
+        """What the group has committed of each split that is there, once the coordinator has heard of its topic."""
+        return {(topic_id, number): offset for (_, number), (topic_id, offset) in self.committed.items()}
 
     def back_off(self, attempt: int) -> None:
         """Time passes."""
