@@ -30,7 +30,9 @@ __all__ = ["COMMIT_TRANSITIONS", "CommitCore", "CommitPhase", "JobCommitter", "S
 
 
 class StaleEpochError(StateError):
-    """An epoch below the last recorded one is to be written: the checkpoint is older than what the sink has committed."""
+    """The checkpoint is older than what the sink has committed: an epoch below the last recorded one is to be written, or the
+    same one, made from other input.
+    """
 
 
 # --- events: requests, and answers to commands ------------------------------------------------------------------------
@@ -43,10 +45,11 @@ class RecoveryRequested:
 
 @dataclass(frozen=True, slots=True)
 class CommitRequested(Generic[HandleT]):
-    """The tasks of an epoch have prepared these."""
+    """The tasks of an epoch have prepared these. `content`: as in `CommitList`."""
 
     epoch: int
     handles: tuple[HandleT, ...]
+    content: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +172,16 @@ def refuse_stale(job: str, epoch: int, recorded: int) -> None:
         )
 
 
+def _refuse_other_content(job: str, asked: CommitRequested[HandleT], recorded: CommitList[HandleT]) -> None:
+    """Raise StaleEpochError if the recorded epoch was made from other input: to skip this one would lose or repeat rows."""
+    if None not in (asked.content, recorded.content) and asked.content != recorded.content:
+        raise StaleEpochError(
+            f"job {job!r} is to write epoch {asked.epoch}, which the sink has committed already, from other source offsets: "
+            "the checkpoint is an older copy, or its last offsets were removed, and the epoch was planned anew. To skip it "
+            "would lose or repeat rows. Go on from the newest checkpoint, or begin a new query with a new checkpoint"
+        )
+
+
 class CommitCore(Generic[HandleT]):
     """One job's driver. Not thread-safe. After an exception from the performer it is of no further use: make a new one."""
 
@@ -185,7 +198,7 @@ class CommitCore(Generic[HandleT]):
         """Take one event, return what is to be done, in this order.
 
         Raises ProtocolViolationError for an event that COMMIT_TRANSITIONS does not allow now, StaleEpochError for an epoch
-        below the recorded one.
+        below the recorded one, or for the recorded one with another content.
         """
         following = allowed_after(COMMIT_TRANSITIONS, self.phase, event, f"the commit of job {self.job!r}")
         commands = self._apply(event)
@@ -226,7 +239,7 @@ class CommitCore(Generic[HandleT]):
         # Nothing of it will be committed, so no sweep follows a commit, and what its tasks have prepared is aborted now. First
         # the epoch is recorded, though it may be already: a driver that was replaced is fenced there, and sweeps nothing.
         if self.commits is None or event.epoch > self.commits.epoch:
-            self.commits = CommitList(event.epoch, (), completed=True)
+            self.commits = CommitList(event.epoch, (), completed=True, content=event.content)
         self.phase = CommitPhase.CONFIRMING
         return [Record(self.commits)]
 
@@ -242,7 +255,7 @@ class CommitCore(Generic[HandleT]):
 
     def _checked(self) -> list[CommitCommand[HandleT]]:
         assert self._asked is not None
-        self.commits = CommitList(self._asked.epoch, self._asked.handles)
+        self.commits = CommitList(self._asked.epoch, self._asked.handles, content=self._asked.content)
         return self._record()
 
     def _recorded(self) -> list[CommitCommand[HandleT]]:
@@ -272,7 +285,7 @@ class CommitCore(Generic[HandleT]):
         if self.commits is None or self.commits.completed:
             return self._take_up()
         self.phase = CommitPhase.COMPLETING
-        self.commits = CommitList(self.commits.epoch, (), completed=True)
+        self.commits = CommitList(self.commits.epoch, (), completed=True, content=self.commits.content)
         return [Record(self.commits)]
 
     # --- steps --------------------------------------------------------------------------------------------------------
@@ -283,6 +296,8 @@ class CommitCore(Generic[HandleT]):
         if asked is not None and self.commits is not None:
             refuse_stale(self.job, asked.epoch, self.commits.epoch)
         if asked is None or (self.commits is not None and asked.epoch == self.commits.epoch):
+            if asked is not None and self.commits is not None:
+                _refuse_other_content(self.job, asked, self.commits)
             self._asked = None
             self.phase = CommitPhase.READY
             return []
@@ -290,7 +305,7 @@ class CommitCore(Generic[HandleT]):
             self.phase = CommitPhase.CHECKING
             return [Check(asked.handles)]
         self.phase = CommitPhase.COMPLETING
-        self.commits = CommitList(asked.epoch, (), completed=True)
+        self.commits = CommitList(asked.epoch, (), completed=True, content=asked.content)
         return [Record(self.commits)]
 
     def _record(self) -> list[CommitCommand[HandleT]]:
@@ -352,14 +367,16 @@ class JobCommitter(Generic[HandleT]):
         """Shut out other drivers of this job, complete its recorded epoch, abort every other transaction of it."""
         self._run(RecoveryRequested())
 
-    def commit(self, epoch: int, handles: tuple[HandleT, ...]) -> None:
+    def commit(self, epoch: int, handles: tuple[HandleT, ...], content: str | None = None) -> None:
         """Make these the epoch, for good. An epoch that is recorded already is completed instead, and these are aborted.
 
-        Raises StaleEpochError for an epoch below the recorded one, FencedError when another driver has taken over,
-        DataLossError when rows are gone, StateError for handles of another write than the recorded one, and what the sink
-        raises. After any of them use a new JobCommitter, which recovers.
+        `content`: what the epoch was made from, as in `CommitList`; None when that is not known.
+
+        Raises StaleEpochError for an epoch below the recorded one, and for the recorded one where that was made from something
+        else, FencedError when another driver has taken over, DataLossError when rows are gone, StateError for handles of
+        another write than the recorded one, and what the sink raises. After any of them use a new JobCommitter, which recovers.
         """
-        self._run(CommitRequested(epoch, handles))
+        self._run(CommitRequested(epoch, handles, content))
         self._committer.confirm(handles)
 
     def forget(self) -> None:

@@ -52,7 +52,7 @@ __all__ = [
 HandleT = TypeVar("HandleT")
 
 FORMAT = "headrace-commit-list"
-VERSION = 2
+VERSION = 3
 _JOB_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
 _LONGEST_JOB = 100
 _ONE_OFF = "batch-"
@@ -88,6 +88,8 @@ class CommitList(Generic[HandleT]):
 
     `destination`: what the list is bound to, where lists of several destinations lie in one place; None in lists of before.
     `targets`: what the epoch was written to where rows name it themselves (Kafka: topics), sorted; None if that is not known.
+    `content`: what the epoch was made from (a digest of its source offsets), the same in every replay; None if that
+    is not known. An epoch of the same number with another content is of an older copy of the checkpoint.
     """
 
     epoch: int
@@ -95,6 +97,7 @@ class CommitList(Generic[HandleT]):
     completed: bool = False
     destination: str | None = None
     targets: tuple[str, ...] | None = None
+    content: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,21 +322,28 @@ class ImmediateSink(TwoPhaseSink[Any]):
 
 
 class CommitListSerializer(Generic[HandleT]):
-    """An epoch's committables as JSON in UTF-8. Reads every version, refuses newer ones. Version 2 has the destination."""
+    """An epoch's committables as JSON in UTF-8. Reads every version, refuses newer ones.
+
+    Version 2 has the destination, version 3 that and the content. A list is written in the oldest version that holds it.
+    """
 
     def __init__(self, handles: HandleSerializer[HandleT]) -> None:
         """`handles` is the sink's."""
         self._handles = handles
 
     def serialize(self, commits: CommitList[HandleT]) -> bytes:
-        """A list that is bound to no destination is of version 1: the place that it is in says whose it is."""
-        bound = {} if commits.destination is None else {"destination": commits.destination, "targets": commits.targets}
+        """A list that is bound to no destination is of version 1 or 3: the place that it is in says whose it is."""
+        extra: dict[str, Any] = {}
+        if commits.destination is not None or commits.content is not None:
+            extra |= {"destination": commits.destination, "targets": commits.targets}
+        if commits.content is not None:
+            extra["content"] = commits.content
         value = {
             "format": FORMAT,
-            "version": VERSION if bound else 1,
+            "version": 1 if not extra else 2 if commits.content is None else VERSION,
             "epoch": commits.epoch,
             "completed": commits.completed,
-            **bound,
+            **extra,
             "handle_version": self._handles.version,
             "handles": [self._handles.serialize(handle) for handle in commits.handles],
         }
@@ -356,7 +366,11 @@ class CommitListSerializer(Generic[HandleT]):
             handles = tuple(self._handles.deserialize(found[1], item) for item in value["handles"])
             if found[0] == 1:
                 return CommitList(epoch, handles, completed)
-            return CommitList(epoch, handles, completed, stored_text(value["destination"]), _texts(value["targets"]))
+            targets = _texts(value["targets"])
+            if found[0] == 2:
+                return CommitList(epoch, handles, completed, stored_text(value["destination"]), targets)
+            destination = None if value["destination"] is None else stored_text(value["destination"])
+            return CommitList(epoch, handles, completed, destination, targets, stored_text(value["content"]))
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise StateError(f"{where}: the list of transactions is damaged: {type(error).__name__}: {error}") from error
 

@@ -76,15 +76,15 @@ class DefaultSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter[Any]:  # noqa: FBT001 - Spark's signature
         """A batch write. Raises UsageError for options or columns that cannot be honoured, and for `.mode("overwrite")`."""
         from headrace.runners.spark.writers import BatchWriter
-        from pyspark_headrace.connectors import planned_batch_write
+        from pyspark_headrace.connectors import offset_log, planned_batch_write
 
         write, columns = planned_batch_write(self.options, schema, overwrite=overwrite)
-        return BatchWriter(write.sink, columns, write.job, write.epoch)
+        return BatchWriter(write.sink, columns, write.job, write.epoch, offset_log(self.options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter[Any]:  # noqa: FBT001, N802 - Spark's
         """A streaming write. Raises UsageError for options or columns that cannot be honoured."""
         from headrace.runners.spark.writers import StreamWriter
-        from pyspark_headrace.connectors import planned_stream_write
+        from pyspark_headrace.connectors import offset_log, planned_stream_write
 
         write, columns = planned_stream_write(self.options, schema, complete=overwrite)
-        return StreamWriter(write.sink, columns)
+        return StreamWriter(write.sink, columns, offset_log(self.options))

@@ -15,6 +15,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from headrace.enumerator.errors import UsageError
+from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.writers import check_columns
 from pyspark_headrace.options import SinkWrite
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from headrace.connectors.tables.delta import DeltaSink
     from headrace.connectors.tables.iceberg import IcebergSink
 
-__all__ = ["kafka_options", "planned_batch_write", "planned_stream_write"]
+__all__ = ["kafka_options", "offset_log", "planned_batch_write", "planned_stream_write"]
 
 OPTION = "connector"
 KAFKA = "kafka"
@@ -136,6 +137,12 @@ def planned_stream_write(options: Mapping[str, str], schema: StructType, *, comp
     if complete and name != KAFKA:
         raise UsageError(f"output mode complete not allowed for connector '{name}': nothing that was written is ever removed")
     return _WRITES[name](others, schema)
+
+
+def offset_log(options: Mapping[str, str]) -> OffsetLog | None:
+    """The offset log of the query that writes, where an option of the write names its checkpoint."""
+    location = next((value for name, value in options.items() if name.lower() == "checkpointlocation"), None)
+    return OffsetLog(location) if location else None
 
 
 def _chosen(options: Mapping[str, str]) -> tuple[str, dict[str, str]]:

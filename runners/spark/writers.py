@@ -2,7 +2,7 @@
 
 Spark's epochs are its batch ids, its jobs are queries (by their id, which tasks see and tell the driver) and batch writes.
 Tasks prepare; the driver's `commit` makes the list of what they prepared durable and ends it. A task of an epoch that is on the
-durable list already writes nothing: the driver completes it.
+durable list already writes nothing: the driver completes it, if it is the same batch by its source offsets, too.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pyspark.sql.types import StructType
 from headrace.connectors.commit import JobCommitter, refuse_stale
 from headrace.connectors.sink import Attempt, HandleT, RecordedEpoch, TwoPhaseSink, another_write, one_off_job
 from headrace.enumerator.errors import FencedError, HeadraceError, UsageError
+from headrace.runners.spark.offset_log import OffsetLog
 
 log = logging.getLogger(__name__)
 
@@ -120,10 +121,15 @@ def _refuse_of_another_write(
 class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
     """A streaming query's sink. Spark makes one for every batch beside the driver, and unpickles copies in the tasks."""
 
-    def __init__(self, sink: TwoPhaseSink[HandleT], columns: Sequence[str]) -> None:
-        """Contacts nobody. `columns` are those of the frame that are written."""
+    def __init__(self, sink: TwoPhaseSink[HandleT], columns: Sequence[str], offsets: OffsetLog | None = None) -> None:
+        """Contacts nobody. `columns` are those of the frame that are written.
+
+        `offsets`: of the query's checkpoint, where it is known: with it a batch that an older copy of the checkpoint has
+        planned anew is refused, and not taken for a replay.
+        """
         self._sink = sink
         self._columns = list(columns)
+        self._offsets = offsets
         self._recorded = _Recorded(sink)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PreparedMessage[HandleT]:
@@ -135,19 +141,22 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         return _prepare(self._sink, self._recorded, _attempt(context, job, int(epoch)), self._columns, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """On the driver. The first of a query recovers: it fences an older driver, and completes what that has left."""
+        """On the driver. The first of a query recovers: it fences an older driver, and completes what that has left.
+
+        Raises StaleEpochError for a batch of an older copy of the checkpoint, and what the sink raises.
+        """
         prepared = _of_tasks(messages)
         if not prepared:
             return
-        job, handles = prepared[0].job, _handles(prepared)
+        job, handles, content = prepared[0].job, _handles(prepared), _content(self._offsets, batchId)
         try:
-            _commit(self._sink, job, batchId, handles)
+            _commit(self._sink, job, batchId, handles, content)
         except FencedError:
             # By a sibling: Spark has several processes for commits, and changes between them. By a younger driver, if the batch
             # is recorded: then this one is done for, and must not take back what is no longer its own.
             if _is_recorded(self._sink, job, batchId):
                 raise
-            _commit(self._sink, job, batchId, handles)
+            _commit(self._sink, job, batchId, handles, content)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """On the driver. What the query has prepared is aborted, unless this batch is recorded: the next start completes it."""
@@ -159,8 +168,19 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
 class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
     """A batch write: nothing of it is seen unless every task succeeded."""
 
-    def __init__(self, sink: TwoPhaseSink[HandleT], columns: Sequence[str], job: str | None, epoch: int | None) -> None:
-        """`job` and `epoch` name a write that is repeated until it succeeds (default: this one alone). Contacts nobody."""
+    def __init__(
+        self,
+        sink: TwoPhaseSink[HandleT],
+        columns: Sequence[str],
+        job: str | None,
+        epoch: int | None,
+        offsets: OffsetLog | None = None,
+    ) -> None:
+        """`job` and `epoch` name a write that is repeated until it succeeds (default: this one alone). Contacts nobody.
+
+        `offsets`: as a stream's, in `foreachBatch`, where `epoch` is the batch.
+        """
+        self._offsets = offsets
         self._sink = sink
         self._columns = list(columns)
         self._is_repeatable = job is not None
@@ -180,7 +200,8 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
         if queries:
             log.warning(_NAMELESS, ", ".join(sorted(map(str, queries))))
         committer = JobCommitter(self._job, self._sink.committer(self._job))
-        committer.commit(self._epoch, _handles(_of_tasks(messages)))
+        content = _content(self._offsets, self._epoch) if self._is_repeatable else None
+        committer.commit(self._epoch, _handles(_of_tasks(messages)), content)
         if not self._is_repeatable:
             _forget(committer, self._job)
 
@@ -217,9 +238,14 @@ def _handles(prepared: Sequence[PreparedMessage[HandleT]]) -> tuple[HandleT, ...
     return tuple(message.handle for message in prepared if message.handle is not None)
 
 
-def _commit(sink: TwoPhaseSink[HandleT], job: str, epoch: int, handles: tuple[HandleT, ...]) -> None:
+def _content(offsets: OffsetLog | None, batch: int) -> str | None:
+    """What the batch is made from, if that can be told."""
+    return None if offsets is None else offsets.digest(batch)
+
+
+def _commit(sink: TwoPhaseSink[HandleT], job: str, epoch: int, handles: tuple[HandleT, ...], content: str | None) -> None:
     try:
-        _committer(sink, job).commit(epoch, handles)
+        _committer(sink, job).commit(epoch, handles, content)
     except BaseException:
         _committer.cache_clear()  # whatever comes next recovers
         raise

@@ -385,8 +385,17 @@ def stale_epochs_are_written() -> Iterator[None]:
         yield
 
 
-def _kept_for_ever(sink: Any, job: str, epoch: int, handles: Any) -> None:
-    writers._committer(sink, job).commit(epoch, handles)
+batches_are_told_by_number = _instead(
+    writers,
+    "_content",
+    lambda offsets, batch: None,
+    "batches_are_told_by_number",
+    "Seen here: a copy of a checkpoint plans its next batch anew, with another end, and it is skipped as a replay.",
+)
+
+
+def _kept_for_ever(sink: Any, job: str, epoch: int, handles: Any, content: Any) -> None:
+    writers._committer(sink, job).commit(epoch, handles, content)
 
 
 committer_is_kept_after_a_failure = _instead(
@@ -401,7 +410,8 @@ committer_is_kept_after_a_failure = _instead(
 def _commit_once(self: Any, messages: Any, batch: int) -> None:
     prepared = writers._of_tasks(messages)
     if prepared:
-        writers._commit(self._sink, prepared[0].job, batch, writers._handles(prepared))
+        content = writers._content(self._offsets, batch)
+        writers._commit(self._sink, prepared[0].job, batch, writers._handles(prepared), content)
 
 
 siblings_fence_each_other = _instead(
@@ -466,6 +476,7 @@ IN_SPARK: tuple[Planted, ...] = (
     attempts_are_named_by_their_number,
     abort_ends_what_is_recorded,
     stale_epochs_are_written,
+    batches_are_told_by_number,
     committer_is_kept_after_a_failure,
     siblings_fence_each_other,
     fenced_is_taken_for_committed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -269,7 +269,11 @@ def test_a_name_that_can_name_a_job():
 # --- the durable list ---------------------------------------------------------------------------------------------------
 
 # What each version wrote, and what it means. A file is never written again: a new version adds a new one.
-GOLDEN_LISTS = {"commit_list_v1.json": LISTED, "commit_list_completed_v1.json": DONE}
+GOLDEN_LISTS = {
+    "commit_list_v1.json": LISTED,
+    "commit_list_completed_v1.json": DONE,
+    "commit_list_v3.json": replace(LISTED, content="sha256:ab12"),
+}
 
 
 def changed(**changes: object) -> bytes:
@@ -287,9 +291,9 @@ def test_the_current_version_writes_its_golden_file(name):
     assert LISTS.serialize(GOLDEN_LISTS[name]) == (GOLDEN / name).read_bytes()
 
 
-@pytest.mark.parametrize("newer", [{"version": 3}, {"handle_version": 2}])
+@pytest.mark.parametrize("newer", [{"version": 4}, {"handle_version": 2}])
 def test_a_newer_list_is_refused_and_says_what_it_is(newer):
-    with pytest.raises(StateError, match=r"over there: a newer headrace wrote this .*reads up to \(2, 1\)"):
+    with pytest.raises(StateError, match=r"over there: a newer headrace wrote this .*reads up to \(3, 1\)"):
         LISTS.deserialize(changed(**newer), "over there")
 
 

@@ -507,7 +507,7 @@ class KafkaCommitter(Committer[KafkaHandle]):
         is_untold = commits.destination is None and commits.completed  # by an earlier version
         told = commits.targets if commits.destination is not None else _topics(commits.handles)
         self._last = RecordedEpoch(commits.epoch, None if is_untold else told)
-        return CommitList(commits.epoch, commits.handles, commits.completed)  # `record` binds it to the destination again
+        return replace(commits, destination=None, targets=None)  # `record` binds it to the destination again
 
     def _take_over(self) -> CommitList[KafkaHandle] | None:
         """The job's list of an earlier version, if it is of this destination."""

@@ -1,0 +1,127 @@
+"""Exhibits: an older copy of a checkpoint whose next batch ends elsewhere is no replay, and is refused by name."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import pyarrow as pa
+import pytest
+
+from headrace.connectors.commit import StaleEpochError
+from headrace.connectors.sink import Attempt
+from headrace.runners.spark import offset_log, writers
+from headrace.runners.spark.offset_log import OffsetLog
+from headrace.runners.spark.writers import BatchWriter, PreparedMessage, StreamWriter
+from headrace.testing.memory_sink import MemorySink, MemoryTransactionLog
+from pyspark_headrace.connectors import offset_log as offset_log_of
+
+JOB = "query"
+
+
+@pytest.fixture
+def log(monkeypatch):
+    monkeypatch.setattr(offset_log, "_unreadable", set())
+    return MemoryTransactionLog()
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """As Spark writes it: a version, metadata with the time of planning, a line for each source."""
+
+    def plan(name, batch, end, *, at=1):
+        folder = tmp_path / name / "offsets"
+        folder.mkdir(parents=True, exist_ok=True)
+        metadata = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": at})
+        (folder / str(batch)).write_text(f'v1\n{metadata}\n{{"t":{{"0":{end}}}}}')
+        return OffsetLog(str(tmp_path / name))
+
+    return plan
+
+
+def new_run(monkeypatch):
+    monkeypatch.setattr(writers, "_committer", functools.lru_cache(writers._committer.__wrapped__))
+
+
+def messages(sink, epoch, values):
+    with sink.begin(Attempt(JOB, epoch, 0, 0)) as transaction:
+        transaction.write(pa.RecordBatch.from_pydict({"value": values}))
+        return [PreparedMessage(JOB, epoch, transaction.prepare())]
+
+
+def skipped(epoch):
+    """What a task says that finds its epoch recorded."""
+    return [PreparedMessage(JOB, epoch, None)]
+
+
+def visible(log):
+    return sorted(row["value"] for row in log.rows())
+
+
+@pytest.mark.parametrize("end", [2, 9], ids=["before", "behind"])
+@pytest.mark.parametrize("looked_before", [False, True])
+def test_a_copy_that_is_one_batch_old_and_ends_its_next_batch_elsewhere_is_refused(
+    log, checkpoint, monkeypatch, end, looked_before
+):
+    sink = MemorySink(log)
+    StreamWriter(sink, ["value"], checkpoint("own", 0, 5)).commit(messages(sink, 0, ["a", "b"]), 0)
+    new_run(monkeypatch)
+    said = messages(sink, 0, ["a", "b", "c"]) if looked_before else skipped(0)
+    with pytest.raises(StaleEpochError, match="is to write epoch 0, which the sink has committed already, from other source"):
+        StreamWriter(sink, ["value"], checkpoint("copy", 0, end)).commit(said, 0)
+    assert visible(log) == ["a", "b"]
+    assert not log.unended(JOB)
+
+
+def test_a_replay_of_the_same_offsets_is_completed_whatever_rows_and_tasks_it_has(log, checkpoint, monkeypatch):
+    sink = MemorySink(log)
+    StreamWriter(sink, ["value"], checkpoint("own", 0, 5)).commit(messages(sink, 0, ["a", "b"]), 0)
+    new_run(monkeypatch)
+    other = [*messages(sink, 0, ["x"]), *skipped(0)]
+    StreamWriter(sink, ["value"], checkpoint("copy", 0, 5, at=2)).commit(other, 0)
+    assert visible(log) == ["a", "b"]
+    StreamWriter(sink, ["value"], checkpoint("copy", 1, 7)).commit(messages(sink, 1, ["c"]), 1)
+    assert visible(log) == ["a", "b", "c"]
+
+
+def test_a_batch_without_rows_is_told_by_its_offsets_too(log, checkpoint, monkeypatch):
+    sink = MemorySink(log)
+    StreamWriter(sink, ["value"], checkpoint("own", 0, 5)).commit(skipped(0), 0)
+    new_run(monkeypatch)
+    with pytest.raises(StaleEpochError):
+        StreamWriter(sink, ["value"], checkpoint("copy", 0, 6)).commit(messages(sink, 0, ["c"]), 0)
+    assert visible(log) == []
+
+
+def test_a_write_in_foreach_batch_that_names_the_checkpoint_is_refused_too(log, checkpoint):
+    sink = MemorySink(log)
+    BatchWriter(sink, ["value"], JOB, 0, checkpoint("own", 0, 5)).commit(messages(sink, 0, ["a", "b"]))
+    BatchWriter(sink, ["value"], JOB, 0, checkpoint("own", 0, 5)).commit(skipped(0))
+    with pytest.raises(StaleEpochError):
+        BatchWriter(sink, ["value"], JOB, 0, checkpoint("copy", 0, 9)).commit(skipped(0))
+
+
+def test_what_is_not_known_is_no_difference(log, checkpoint, monkeypatch, caplog):
+    sink = MemorySink(log)
+    StreamWriter(sink, ["value"]).commit(messages(sink, 0, ["a"]), 0)  # a list of an earlier version, or no location
+    for known in (checkpoint("own", 0, 5), OffsetLog("nowhere:/at/all"), OffsetLog("/no/such/checkpoint"), None):
+        new_run(monkeypatch)
+        StreamWriter(sink, ["value"], known).commit(skipped(0), 0)
+    assert visible(log) == ["a"]
+    assert caplog.text.count("the checkpoint at nowhere:/at/all cannot be read here") == 1
+    assert OffsetLog("nowhere:/at/all").digest(1) is None
+
+
+def test_a_checkpoint_is_found_under_a_path_and_a_uri(checkpoint, monkeypatch, tmp_path, log):
+    known = checkpoint("own", 3, 5).digest(3)
+    assert known is not None
+    assert OffsetLog((tmp_path / "own").as_uri() + "/").digest(3) == known
+    monkeypatch.chdir(tmp_path)
+    assert OffsetLog("own").digest(3) == known
+    (tmp_path / "own" / "offsets" / "4").write_text("v1\n")
+    assert OffsetLog("own").digest(4) is None, "torn"
+
+
+def test_the_location_is_that_of_the_option_whatever_its_case():
+    assert offset_log_of({"CheckpointLocation": "/a"}) == OffsetLog("/a")
+    assert offset_log_of({"topic": "t"}) is None
