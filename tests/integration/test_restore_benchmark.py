@@ -40,7 +40,7 @@ def _on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.restore.run.MOST_BEHIND_S", PATIENCE_S)
 
 
-SCENARIOS = [Scenario("by the clock"), Scenario("partitions added", added=2), Scenario("more parallelism", more=1)]
+SCENARIOS = [Scenario("by the clock"), Scenario("partitions added, more parallelism", added=2, more=1)]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
