@@ -23,7 +23,8 @@ class AvroFormat(ValueFormat):
     name. `fields`: only these fields of the reader's record are decoded, `"address.city"` is one of a field; the default is
     all. `header_bytes` (default 0) are passed over at the start of each value, such as the 5 of a registry's wire format.
 
-    A value's bytes after its end are ignored, as other readers of Avro do. Raises UsageError for what is no Avro schema, for
+    A value's bytes after its end are ignored, as other readers of Avro do; of a field that is skipped only the extent is
+    checked, not whether its text is UTF-8 or its symbol known. Raises UsageError for what is no Avro schema, for
     schemas that do not resolve whatever the values are, and for a type that contains itself, unless `fields` leaves it out.
     """
 
