@@ -198,7 +198,10 @@ def main() -> None:
     for name in given.groups or GROUPS:
         copy = (given.work / "groups" / name).absolute()
         prepare(GROUPS[name], copy)
+        before = survivors(copy) if (copy / "mutants").exists() else {}
         mutmut(copy, "run", "--max-children", str(given.children), quiet=False)
+        if before:  # mutmut takes them for done, and there may be new tests
+            mutmut(copy, "run", "--max-children", str(given.children), *before, quiet=False)
         figures, wrong = check(name, copy)
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n")

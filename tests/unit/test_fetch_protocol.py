@@ -198,6 +198,20 @@ def test_a_divergence_without_an_end_and_a_leader_that_is_not_known_are_none():
     assert (found.diverging, found.leader) == (None, None)
 
 
+def test_each_tag_is_read_without_the_other():
+    only = [tagged({0: struct.pack(">iq", 4, 55)}), tagged({1: struct.pack(">ii", 2, 9)})]
+    parts = [flexible_partition(0, b"", tags) for tags in only]
+    first, second = parse_fetch_response(memoryview(flexible(parts)), 16).partitions
+    assert (first.diverging, first.leader) == ((4, 55), None)
+    assert (second.diverging, second.leader) == (None, (2, 9))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_no_aborted_transaction_is_told_from_none_being_asked_for(version):
+    answer = parse_fetch_response(response(version, [partition(0, b"x", aborted_transactions=[])]), version)
+    assert answer.partitions[0].aborted == []
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_response_is_read_from_where_its_header_ends(version):
     view = memoryview(b"header" + bytes(response(version, [partition(0, b"abc"), partition(1, b"")])))
@@ -288,3 +302,8 @@ def test_the_shortest_batch_of_each_format_and_one_byte_less(magic, shortest):
 def test_a_batch_that_is_cut_off_after_its_length_is_left_for_the_next_fetch():
     whole = batch(0, 3)
     assert span_of_batches(memoryview(whole + batch(3, 1)[:12])) == BatchSpan(len(whole), 3, ((0, 7),))
+
+
+def test_a_length_that_cannot_be_is_seen_though_nothing_comes_behind_it():
+    with pytest.raises(CorruptDataError, match="claims a length of 13 bytes"):
+        span_of_batches(memoryview(batch(0, 3) + struct.pack(">qi", 3, 13)))

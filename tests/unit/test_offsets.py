@@ -283,3 +283,41 @@ def test_a_missing_part_is_damage(missing):
     text = GOLDEN.read_text()
     with pytest.raises(StateError, match="damaged"):
         read(with_rest(text, {key: value for key, value in rest(text).items() if key != missing}))
+
+
+# --- what is said, and the order of what is written ---
+
+
+@pytest.mark.parametrize(
+    ("text", "what"), [("{" + "x" * 300, "is not JSON"), ("[" + "1," * 300 + "1]", "is not a JSON object")]
+)
+def test_an_offset_that_is_no_object_is_shown_by_its_first_200_characters(text, what):
+    with pytest.raises(StateError) as raised:
+        offsets_json.parse(text)
+    assert str(raised.value).startswith(f"the checkpoint's offset {what}")
+    assert str(raised.value).endswith(f": {text[:200]!r}")
+
+
+def test_what_to_do_about_a_newer_version_is_said_last():
+    with pytest.raises(StateError, match=r"; continue it with the headrace that wrote it, or a newer one$"):
+        read(json.dumps(json.loads(GOLDEN_V1.read_text()) | {"headrace": 99}))
+
+
+def test_damage_is_said_with_the_kind_of_error_and_its_place():
+    document = {key: value for key, value in DOCUMENTS[1].items() if key != "began"}
+    with pytest.raises(StateError, match=r"the checkpoint's offset is damaged: KeyError: 'began'$"):
+        read(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("document", "what"), [({"t": 5}, "neither headrace's nor Spark's"), ({"t": {"0": -1}}, "negative offsets")]
+)
+def test_what_is_not_the_jvm_connectors_is_shown(document, what):
+    with pytest.raises(StateError, match=what) as raised:
+        offsets_json.parse_jvm(document)
+    assert str(raised.value).endswith(f": {document}")
+
+
+def test_two_topics_of_one_name_are_written_in_one_order():
+    lines = [(KafkaSplit("t", topic_id, partition, 1), 0) for partition in (0, 1) for topic_id in (B, A)]
+    assert FORMAT.to_json(offsets(*lines)) == FORMAT.to_json(offsets(*reversed(lines)))
