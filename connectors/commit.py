@@ -176,7 +176,7 @@ def _refuse_other_content(job: str, asked: CommitRequested[HandleT], recorded: C
     """Raise StaleEpochError if the recorded epoch was made from other input: to skip this one would lose or repeat rows."""
     if None not in (asked.content, recorded.content) and asked.content != recorded.content:
         raise StaleEpochError(
-            f"job {job!r} is to write epoch {asked.epoch}, which the sink has committed already, from other source offsets: "
+            f"job {job!r} is to write epoch {asked.epoch}, which the sink has committed already, from another plan of it: "
             "the checkpoint is an older copy, or its last offsets were removed, and the epoch was planned anew. To skip it "
             "would lose or repeat rows. Go on from the newest checkpoint, or begin a new query with a new checkpoint"
         )

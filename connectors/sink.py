@@ -88,7 +88,7 @@ class CommitList(Generic[HandleT]):
 
     `destination`: what the list is bound to, where lists of several destinations lie in one place; None in lists of before.
     `targets`: what the epoch was written to where rows name it themselves (Kafka: topics), sorted; None if that is not known.
-    `content`: what the epoch was made from (a digest of its source offsets), the same in every replay; None if that
+    `content`: what the epoch was made from (a digest of its plan), the same in every replay; None if that
     is not known. An epoch of the same number with another content is of an older copy of the checkpoint.
     """
 

@@ -66,10 +66,11 @@ class JsonFormat(ValueFormat):
 
     def _decode(self, texts: pa.Array, start: int, bad: list[BadValue]) -> pa.Array:
         """One chunk. `start` is the row of its first value, for what is added to `bad`."""
-        try:
-            return self._read(texts)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            pass
+        if not _may_have_constants(texts):
+            try:
+                return self._read(texts)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                pass
         syntax = [(row, reason) for row, text in enumerate(texts.to_pylist()) if (reason := _fault(text)) is not None]
         good = pc.fill_null(without(texts, [row for row, _ in syntax]), b"null") if syntax else texts
         wrong = dict(syntax)
@@ -139,6 +140,11 @@ def _fault(text: bytes) -> str | None:
     except (ValueError, RecursionError) as error:
         return f"is no JSON: {type(error).__name__}"
     return None
+
+
+def _may_have_constants(texts: pa.Array) -> bool:
+    """Whether NaN or Infinity stands anywhere: Arrow's reader takes them for numbers, and they are no JSON."""
+    return any(pc.any(pc.match_substring(texts, name)).as_py() for name in ("NaN", "Inf"))
 
 
 def _refuse_constant(name: str) -> None:

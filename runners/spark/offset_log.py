@@ -2,7 +2,9 @@
 
 Spark writes `<checkpoint>/offsets/<batch>` before the batch runs, and a replay finds it there. An older copy of the checkpoint
 plans the batch anew, and may end it elsewhere. The file: a version, the batch's metadata (its time, the watermark), then a line
-of offsets for each source. It is read by Arrow's file systems, since Spark hands a data source no more than the location.
+of offsets for each source. All of it counts: some sources log no more than a counter (Spark's files), and the time makes rows,
+too (timers). A batch that is planned anew has another time. The file is read by Arrow's file systems, since Spark hands a data
+source no more than the location.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ log = logging.getLogger(__name__)
 
 __all__ = ["OffsetLog"]
 
-_HEAD_LINES = 2  # the version and the metadata, whose times differ where the same batch is planned twice
+_HEAD_LINES = 2  # the version and the metadata, before the first source's
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,26 +28,24 @@ class OffsetLog:
     location: str
 
     def digest(self, batch: int) -> str | None:
-        """A digest of the batch's source offsets; None where there is no such file, or it cannot be read. Driver process.
+        """A digest of the batch's plan; None where there is no such file, or it cannot be read. Driver process.
 
-        What cannot be read is said once in a process, and not tried again: batches are then told by their numbers alone.
+        What cannot be read is said once in a process, and tried again for the next batch: those that it was not read for are
+        told by their numbers alone.
         """
-        if self.location in _unreadable:
-            return None
         try:
             content = _read(f"{self.location.rstrip('/')}/offsets/{batch}")
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, NotImplementedError) as error:
+        except (OSError, ValueError, NotImplementedError) as error:  # Spark has written it before anybody asks
+            if self.location not in _unreadable:
+                log.warning(
+                    "the checkpoint at %s cannot be read here, so an older copy of it is noticed by the batch number alone: %s",
+                    self.location,
+                    error,
+                )
             _unreadable.add(self.location)
-            log.warning(
-                "the checkpoint at %s cannot be read here, so an older copy of it is noticed by the batch number alone: %s",
-                self.location,
-                error,
-            )
             return None
-        lines = content.split(b"\n", _HEAD_LINES)
-        return f"sha256:{hashlib.sha256(lines[-1]).hexdigest()}" if len(lines) > _HEAD_LINES else None
+        is_whole = content.count(b"\n") >= _HEAD_LINES
+        return f"sha256:{hashlib.sha256(content).hexdigest()}" if is_whole else None
 
 
 _unreadable: set[str] = set()

@@ -2,7 +2,7 @@
 
 Spark's epochs are its batch ids, its jobs are queries (by their id, which tasks see and tell the driver) and batch writes.
 Tasks prepare; the driver's `commit` makes the list of what they prepared durable and ends it. A task of an epoch that is on the
-durable list already writes nothing: the driver completes it, if it is the same batch by its source offsets, too.
+durable list already writes nothing: the driver completes it, if it is the same batch by its entry in the offset log, too.
 """
 
 from __future__ import annotations

@@ -52,7 +52,11 @@ def page(broker: Cluster, spark: Any, folder: Path) -> Iterator[Page]:
 
     def topic(name: str, *values: str, partitions: int = 1) -> None:
         create_topic(broker.bootstrap, name, partitions)
-        write_records(broker.bootstrap, name, [{"key": b"k", "value": value.encode()} for value in values])
+        write_records(
+            broker.bootstrap,
+            name,
+            [{"key": b"k", "value": value.encode() if isinstance(value, str) else value} for value in values],
+        )
 
     with ExitStack() as closing:
         yield Page(broker.bootstrap, folder, {"spark": spark, "topic": topic, "closing": closing})

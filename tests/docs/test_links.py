@@ -83,7 +83,7 @@ def files_named(path: Path) -> set[str]:
     return {name for name in code if re.fullmatch(r"[\w.-]+(/[\w.-]+)*(\.(py|md|java)|/)", name)}
 
 
-PLACES = ("", "connectors/kafka", "benchmarks", "benchmarks/restore", "headrace", "tests")
+PLACES = ("", "connectors/kafka", "connectors/formats", "benchmarks", "benchmarks/restore", "headrace", "tests")
 ELSEWHERE = {
     "offsets/": "of a Spark checkpoint",
     "commits/": "of a Spark checkpoint",

@@ -28,7 +28,7 @@ def pyright(*arguments: str, root: Path = ROOT) -> dict[str, Any]:
     The checkout is named: by itself pyright takes the settings of a folder above it where there are some, and then checks all
     that is in that folder.
     """
-    command = ["pyright", "--outputjson", "--project", str(root / "pyproject.toml"), *arguments]
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--project", str(root / "pyproject.toml"), *arguments]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     return json.loads(done.stdout)
 

@@ -6,6 +6,7 @@ import copy
 import datetime
 import io
 import json
+import pickle
 import random
 import subprocess
 import sys
@@ -458,6 +459,20 @@ def test_a_length_that_is_not_there_is_bad_read_or_skipped(length):
     schema = record(("a", "string"), ("b", "int"))
     for fields in (None, ["b"]):
         assert decoded(schema, [length + b"x" * 20], fields=fields)[1].keys() == {0}
+
+
+@pytest.mark.parametrize("size", ["4", -1, -5, 1 << 40, 1.5, True, None])
+@pytest.mark.parametrize("fields", [None, ["a"]], ids=["read", "skipped"])
+def test_seen_here_a_fixed_type_of_no_size_is_refused_and_never_taken_for_a_step_of_the_kernel(size, fields):
+    fixed = {"type": "fixed", "name": "F", "size": size}
+    schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}, {"name": "f", "type": fixed}]}
+    with pytest.raises(UsageError, match=r"size|not an Avro schema"):
+        AvroFormat(json.dumps(schema), fields=fields)
+
+
+def test_a_format_travels_to_other_processes_by_its_arguments():
+    there = pickle.loads(pickle.dumps(AvroFormat('"long"', header_bytes=5)))
+    assert there.decode(pa.array([b"\0\0\0\0\1\2"], pa.binary())).values.to_pylist() == [1]
 
 
 def test_a_schema_of_very_many_types_is_refused():

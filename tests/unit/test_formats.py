@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headrace.enumerator.errors import UsageError
@@ -80,6 +80,7 @@ BAD = [
     b'{"b":"a\nb"}',
     b'{"a":1,"a":2}',
     b'{"l":[NaN]}',
+    b'{"l":[1.5,Infinity]}',
     b"[" * 2000,
 ]
 
@@ -88,6 +89,8 @@ BAD = [
 @given(
     st.lists(st.one_of(st.none(), rows.map(lambda row: json.dumps(row, indent=1).encode()), st.sampled_from(BAD)), max_size=8)
 )
+@example([b'{"l":[NaN]}'])
+@example([b'{"l":[1.5,Infinity]}', b'{"b":"NaN"}'])
 def test_json_values_are_what_python_parses_and_a_bad_one_costs_no_neighbour(items):
     column, bad = JsonFormat(ROW).decode(binary(items))
     column.validate(full=True)

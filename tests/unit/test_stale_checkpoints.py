@@ -67,7 +67,7 @@ def test_a_copy_that_is_one_batch_old_and_ends_its_next_batch_elsewhere_is_refus
     StreamWriter(sink, ["value"], checkpoint("own", 0, 5)).commit(messages(sink, 0, ["a", "b"]), 0)
     new_run(monkeypatch)
     said = messages(sink, 0, ["a", "b", "c"]) if looked_before else skipped(0)
-    with pytest.raises(StaleEpochError, match="is to write epoch 0, which the sink has committed already, from other source"):
+    with pytest.raises(StaleEpochError, match="is to write epoch 0, which the sink has committed already, from another plan"):
         StreamWriter(sink, ["value"], checkpoint("copy", 0, end)).commit(said, 0)
     assert visible(log) == ["a", "b"]
     assert not log.unended(JOB)
@@ -78,10 +78,34 @@ def test_a_replay_of_the_same_offsets_is_completed_whatever_rows_and_tasks_it_ha
     StreamWriter(sink, ["value"], checkpoint("own", 0, 5)).commit(messages(sink, 0, ["a", "b"]), 0)
     new_run(monkeypatch)
     other = [*messages(sink, 0, ["x"]), *skipped(0)]
-    StreamWriter(sink, ["value"], checkpoint("copy", 0, 5, at=2)).commit(other, 0)
+    StreamWriter(sink, ["value"], checkpoint("own", 0, 5)).commit(other, 0)
     assert visible(log) == ["a", "b"]
     StreamWriter(sink, ["value"], checkpoint("copy", 1, 7)).commit(messages(sink, 1, ["c"]), 1)
     assert visible(log) == ["a", "b", "c"]
+
+
+def test_a_copy_that_plans_the_batch_anew_is_refused_though_its_sources_log_the_same(log, checkpoint, monkeypatch):
+    """Spark's file source logs a counter, whatever files the batch has; timers make rows of the time alone."""
+    sink = MemorySink(log)
+    StreamWriter(sink, ["value"], checkpoint("own", 0, 5)).commit(messages(sink, 0, ["a"]), 0)
+    new_run(monkeypatch)
+    with pytest.raises(StaleEpochError):
+        StreamWriter(sink, ["value"], checkpoint("copy", 0, 5, at=2)).commit(messages(sink, 0, ["a", "b"]), 0)
+    assert visible(log) == ["a"]
+
+
+def test_a_file_that_cannot_be_read_for_once_is_read_the_next_time(checkpoint, monkeypatch, log, caplog):
+    known = checkpoint("own", 0, 5)
+    read = offset_log._read
+
+    def busy(name):
+        monkeypatch.setattr(offset_log, "_read", read)
+        raise OSError(24, "too many open files")
+
+    monkeypatch.setattr(offset_log, "_read", busy)
+    assert known.digest(0) is None
+    assert known.digest(0) is not None
+    assert caplog.text.count("cannot be read here") == 1
 
 
 def test_a_batch_without_rows_is_told_by_its_offsets_too(log, checkpoint, monkeypatch):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
-from threading import Lock
+from functools import partial
+from typing import Any
 
 import pyarrow as pa
 
@@ -37,12 +39,24 @@ class AvroFormat(ValueFormat):
         fields: Sequence[str] | None = None,
         header_bytes: int = 0,
     ) -> None:
+        self._made_by = partial(
+            AvroFormat,
+            schema,
+            reader_schema=reader_schema,
+            references=references,
+            fields=fields,
+            header_bytes=header_bytes,
+        )
         self._writer = parse(schema, references)
         reader = self._writer if reader_schema is None else parse(reader_schema, references)
         self._reader = reader if fields is None else only(reader, fields)
         self._header_bytes = header_bytes
-        self._lock = Lock()
-        self._program: Program | None = compile_program(self._writer, self._reader)
+        # A program has buffers for one thread at a time; taking one needs no lock, which a fork could leave held.
+        self._spare: deque[Program] = deque([compile_program(self._writer, self._reader)])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by its arguments: programs are compiled where it arrives."""
+        return self._made_by, ()
 
     @property
     def arrow_type(self) -> pa.DataType:
@@ -52,11 +66,13 @@ class AvroFormat(ValueFormat):
     def decode(self, values: pa.Array) -> DecodedValues:
         """As `ValueFormat` says. Raises MemoryError if there is not enough for a column."""
         binary = as_binary(values)
-        with self._lock:
-            program, self._program = self._program or compile_program(self._writer, self._reader), None
-            bad = kernel.run(program.step, program.column, binary, self._header_bytes)
-            decoded = kernel.finished(program.column, program.kind)
-            self._program = program  # one that failed half-way is not used again
+        try:
+            program = self._spare.pop()
+        except IndexError:  # another thread has it, or it failed half-way and is not used again
+            program = compile_program(self._writer, self._reader)
+        bad = kernel.run(program.step, program.column, binary, self._header_bytes)
+        decoded = kernel.finished(program.column, program.kind)
+        self._spare.append(program)
         return DecodedValues(decoded, [_bad(program, *each) for each in bad])
 
     def encode(self, values: pa.Array) -> pa.Array:

@@ -511,6 +511,9 @@ class _Table:
     def __init__(self, kept: Sequence[object]) -> None:
         i: cython.Py_ssize_t
         self.kept = list(kept)
+        for each in self.kept:  # they are cast to these without another look
+            if not isinstance(each, (Step, Column)):
+                raise TypeError(f"{each!r} is no step and no column")
         self.count = len(self.kept)
         if cython.compiled:
             self.addresses = pa.allocate_buffer(8 * self.count + 8)

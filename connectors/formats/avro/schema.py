@@ -16,6 +16,9 @@ from headrace.enumerator.errors import UsageError
 MOST_NODES = 10_000
 """Types in one schema, each place where a named type is used counted: a bound on what its reading program may be."""
 
+MOST_FIXED_BYTES = 2**31 - 1
+"""The size of a fixed type that Arrow can hold."""
+
 MOST_DECIMAL_DIGITS = 76
 """The precision of Arrow's widest decimal. A decimal of more digits is taken as its bytes."""
 
@@ -181,7 +184,7 @@ class _Tree:
             case "enum":
                 return AvroEnum(schema["name"], _aliases(schema), tuple(schema["symbols"]), schema.get("default"))
             case "fixed":
-                return _with_logical(AvroFixed(schema["name"], _aliases(schema), schema["size"]), schema)
+                return _with_logical(AvroFixed(schema["name"], _aliases(schema), _size(schema)), schema)
             case _ if isinstance(kind, str) and kind in PRIMITIVES:
                 return _with_logical(AvroPrimitive(kind), schema)
             case _:
@@ -190,6 +193,16 @@ class _Tree:
     def _field(self, field: Mapping[str, Any], open_names: tuple[str, ...]) -> AvroField:
         node = self.node(field["type"], open_names)
         return AvroField(field["name"], tuple(field.get("aliases", ())), node, "default" in field, field.get("default"))
+
+
+def _size(schema: Mapping[str, Any]) -> int:
+    """Of a fixed type. The parser passes anything on, and the kernel takes it for a number of bytes."""
+    size = schema["size"]
+    if type(size) is not int or not 0 <= size <= MOST_FIXED_BYTES:
+        raise UsageError(
+            f"the fixed type {schema['name']} has the size {size!r}: it must be a number from 0 to {MOST_FIXED_BYTES}"
+        )
+    return size
 
 
 def _aliases(schema: Mapping[str, Any]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponen
 
 from headrace.connectors.kafka.client.arguments import client_config
 from headrace.connectors.kafka.client.cluster import shared_cluster
-from headrace.connectors.kafka.client.errors import LogTruncatedError
+from headrace.connectors.kafka.client.errors import LogTruncatedError, RefusedByBrokerError
 from headrace.connectors.kafka.client.groups import CommittedOffset
 from headrace.connectors.kafka.client.login.sasl import SaslConfig
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Position, Timestamp
@@ -350,7 +350,7 @@ class KafkaSource(LogSource[KafkaSplit]):
     def _proven(self, splits: Sequence[KafkaSplit], prove: Callable[[Sequence[KafkaSplit]], frozenset[str]]) -> frozenset[str]:
         try:
             return prove(splits)
-        except RetriableError as error:
+        except (RetriableError, RefusedByBrokerError) as error:
             log.warning("whether %s are gone for good is not known yet: %s", ", ".join(map(str, splits)), error)
             return frozenset()
 

@@ -77,7 +77,7 @@ WORLDS = (
     ),
     Searched(
         SPARK,
-        500,
+        1500,
         planted_spark.IN_SPARK,
         {
             "batch": 2000,
