@@ -38,7 +38,12 @@ stream = spark.readStream.format("headrace").option("kafka.bootstrap.servers", s
 query = stream.option("startingOffsets", "earliest").load().writeStream.format("noop").start()
 query.processAllAvailable()
 rows = sum(progress["numInputRows"] for progress in query.recentProgress)
-running = {process: process.cmdline() for process in psutil.Process().children(recursive=True)}
+def command_of(process):
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:  # it has ended meanwhile
+        return []
+running = {process: command_of(process) for process in psutil.Process().children(recursive=True)}
 found = [process for process, command in running.items() if command and command[-1].endswith("source_runner")]
 planners = [" ".join(running[process]) for process in found]
 query.stop()
