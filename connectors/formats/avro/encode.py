@@ -418,6 +418,9 @@ class _Parts:
     def __init__(self, kept: Sequence[Part]) -> None:
         i: cython.Py_ssize_t
         self.kept = list(kept)
+        for each in self.kept:  # they are cast to it without another look
+            if not isinstance(each, Part):
+                raise TypeError(f"{each!r} is no part")
         self.count = len(self.kept)
         if cython.compiled:
             self.addresses = pa.allocate_buffer(8 * self.count + 8)
