@@ -160,12 +160,15 @@ class Network:
         return len(meant)
 
     async def _end(self) -> None:
-        for server in self._servers:
-            server.close()
+        for listener in (each for server in self._servers for each in server.sockets):
+            # No more are accepted; the server itself is closed last, as a connection that was accepted just now still needs it.
+            self._loop.remove_reader(listener.fileno())
         await self._set(lambda _source, _target: False, CALM)
         while serving := asyncio.all_tasks() - {asyncio.current_task()}:
             await self._reset(lambda _source, _target: True)
             await asyncio.wait(serving, timeout=_END_S)
+        for server in self._servers:
+            server.close()
 
     async def _reset(self, where: Where) -> int:
         meant = [each for each in self._connections if where(each.source, each.target)]
@@ -182,6 +185,7 @@ class Network:
             back, out = await asyncio.open_connection(*address)
         except OSError:  # the broker is dead: so is the connection to it
             writer.transport.abort()
+            await _closed(writer)
             return
         connection = _Connection(target, writer, out)
         self._connections.add(connection)
@@ -192,9 +196,10 @@ class Network:
         except* (OSError, _EndedError):
             pass
         finally:
-            self._connections.discard(connection)
             for end in (writer, out):
                 end.close()  # after what is still to be sent
+            await _closed(writer, out)
+            self._connections.discard(connection)
 
     async def _pump(
         self,
@@ -227,6 +232,11 @@ class Network:
         if connection.is_stranded:
             return side(_STRANDED)
         return side(self._weather) if self._where(connection.source, connection.target) else GOOD
+
+
+async def _closed(*writers: asyncio.StreamWriter) -> None:
+    """Wait until the sockets are closed. A loop that ends before leaves them open, as closing is its last work for them."""
+    await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
 
 
 class _EndedError(Exception):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import queue
 import random
 import select
@@ -10,7 +12,7 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import numpy as np
 import pytest
@@ -33,6 +35,7 @@ from headrace.harness.waiting import wait_until
 from headrace.testing import FakeKafka
 
 NODE = 2
+UNREAD = 1 << 25  # bytes, more than the sockets take
 PATIENCE_S = 10.0
 
 
@@ -108,6 +111,24 @@ def until_held(net: Network, count: int) -> None:
             raise RetriableError(f"{net.tally.held} bytes are held")
 
     wait_until(look, "the network holds nothing", PATIENCE_S, 0.005)
+
+
+def until_closing(writer: asyncio.StreamWriter) -> None:
+    def look() -> None:
+        if not writer.is_closing():
+            raise RetriableError("it is open")
+
+    wait_until(look, "the network closes the connection", PATIENCE_S, 0.005)
+
+
+def until_ordered(net: Network) -> None:
+    """Until another thread has handed work to the loop, which does not look yet."""
+
+    def look() -> None:
+        if not net._loop._ready:  # type: ignore[attr-defined]  # asyncio shows it nowhere else
+            raise RetriableError("nothing is ordered")
+
+    wait_until(look, "the order to end", PATIENCE_S, 0.005)
 
 
 def nothing_comes(client: socket.socket) -> bool:
@@ -190,6 +211,39 @@ class TestTheNetwork:
             client.sendall(data)
             assert answer(client, len(data)) == data
             assert net.cut(lambda found, target: (found, target) == (source, NODE)) == 1
+
+    def test_its_end_closes_what_a_client_does_not_read(self):
+        net = Network()
+        with ExitStack() as stack:
+            listener = stack.enter_context(socket.create_server((HOST, 0)))
+            address = net.proxy(NODE, "PLAINTEXT", f"{HOST}:{listener.getsockname()[1]}")
+            client = stack.enter_context(connected(address))
+            server = stack.enter_context(listener.accept()[0])
+            client.sendall(b"here")
+            assert answer(server) == b"here"
+            (connection,) = net._connections
+            connection.client.transport.set_write_buffer_limits(UNREAD)  # so that the proxy waits for nobody
+            server.sendall(bytes(UNREAD))
+            server.close()
+            until_closing(connection.client)
+            assert connection.client.transport.get_write_buffer_size()
+            net.close()
+            assert connection.client.get_extra_info("socket").fileno() == -1
+
+    def test_its_end_closes_a_connection_that_was_accepted_just_before(self, echo):
+        net, gate = Network(), threading.Event()
+        address = net.proxy(NODE, "PLAINTEXT", echo.address)
+        net._loop.call_soon_threadsafe(gate.wait, PATIENCE_S)
+        with connected(address) as client:  # by the kernel: the loop finds it together with the order to end
+            end = threading.Thread(target=net.close)
+            end.start()
+            until_ordered(net)
+            gate.set()
+            end.join(PATIENCE_S)
+            assert not end.is_alive()
+            gc.collect()  # a socket left open is told here
+            with suppress(ConnectionResetError):
+                assert client.recv(1) == b""
 
     def test_a_dead_broker_ends_the_connection_to_its_proxy(self, net):
         with socket.create_server(("127.0.0.1", 0)) as gone:
