@@ -400,12 +400,28 @@ def test_a_type_within_itself_is_refused_by_name_and_its_other_fields_are_read()
         TREE, [leaf, nested, b"\x04\x02" * 99 + leaf + b"\x02y" * 99, b"\x04\x02" * 200], fields=["n", "after"]
     )
     assert column == [{"n": 1, "after": "x"}, {"n": 2, "after": "y"}, {"n": 2, "after": "y"}, None]
-    assert bad == {3: "field 'next': a recursive type is nested more than 100 deep"}
+    assert bad == {3: "field 'next': recursive types are nested more than 100 deep"}
 
 
 def test_a_deeper_recursion_than_the_stack_holds_is_a_bad_value():
     _, bad = decoded(TREE, [b"\x04\x02" * 1_000_000], fields=["n"])
-    assert bad == {0: "field 'next': a recursive type is nested more than 100 deep"}
+    assert bad == {0: "field 'next': recursive types are nested more than 100 deep"}
+
+
+def test_seen_here_a_chain_of_recursive_types_has_one_depth_and_not_one_for_each_type():
+    """Each of 60 types is nested 99 deep, and the last of them holds the first of the next: 5940 levels of the stack."""
+    kinds = 60
+    chain = {}
+    for i in reversed(range(kinds)):
+        more = [("n", ["null", f"R{i + 1}"])] if i + 1 < kinds else []
+        chain[f"R{i}"] = json.dumps(record(("s", ["null", f"R{i}"]), *more, name=f"R{i}"))
+    schema = record(("a", "int"), ("r", "R0"), ("z", "int"))
+    deep = b"\x02" + (b"\x02" * 99 + b"\x00\x02") * kinds + b"\x00" * 200 * kinds
+    two = b"\x02" + b"\x02" * 50 + b"\x00" + b"\x02" + b"\x00\x00" + b"\x00" * 50 + b"\x04"
+    column, bad = decoded(schema, [deep, two], references=chain, fields=["a", "z"])
+    assert column == [None, {"a": 1, "z": 2}]
+    assert bad.keys() == {0}
+    assert "recursive types are nested more than 100 deep" in bad[0]
 
 
 def test_fields_of_fields_are_asked_for_by_dotted_names():
@@ -452,6 +468,22 @@ def test_a_count_that_the_bytes_cannot_hold_costs_nothing(items, count):
     assert pa.total_allocated_bytes() - before < 1 << 20
     fields = record(("a", schema), ("b", "int"))
     assert decoded(fields, [count, count + b"\x00" * 100], fields=["b"])[1].keys() == {0, 1}
+
+
+@pytest.mark.parametrize("fields", [None, ["b"]], ids=["read", "skipped"])
+def test_seen_here_items_without_bytes_are_counted_by_value_and_not_by_array(fields):
+    """A hundred arrays of 4096 nulls, 4 bytes each, and each null is 1000 bytes of the reader's column."""
+    before = pa.total_allocated_bytes()
+    nulls = b"\x80\x40\x00"  # 4096 items, and no more
+    wide = {"type": "fixed", "name": "F", "size": 1000}
+    writer = record(("a", {"type": "array", "items": {"type": "array", "items": "null"}}), ("b", "int"))
+    reader = record(("a", {"type": "array", "items": {"type": "array", "items": ["null", wide]}}), ("b", "int"))
+    items = [b"\x02" + nulls + b"\x00\x02", b"\xc8\x01" + nulls * 100 + b"\x00\x02", b"\x00\x02"]
+    column, bad = decoded(writer, items, reader_schema=json.dumps(reader), fields=fields)
+    assert [None if each is None else each["b"] for each in column] == [1, None, 1]
+    assert bad.keys() == {1}
+    assert "the value has more than 4096 items that take no bytes" in bad[1]
+    assert pa.total_allocated_bytes() - before < 16 << 20
 
 
 @pytest.mark.parametrize("length", [HUGE, MANY, b"\x01", b"\x80\x80\x80\x80\x10"])

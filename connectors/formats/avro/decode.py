@@ -36,8 +36,8 @@ if cython.compiled:
 _BEYOND = cython.declare(cython.Py_ssize_t, 0x3FFFFFFFFFFFFFFF)  # a position past any end
 _INT32_MAX = cython.declare(cython.longlong, 0x7FFFFFFF)
 _INT32_MIN = cython.declare(cython.longlong, -0x80000000)
-_MOST_EMPTY_ITEMS = cython.declare(cython.longlong, 4096)  # of one array or map, where an item takes no bytes
-_DEEPEST = cython.declare(cython.int, 100)  # levels of a recursive type that is skipped
+_MOST_EMPTY_ITEMS = cython.declare(cython.longlong, 4096)  # of one value, in all its arrays together
+_DEEPEST = cython.declare(cython.int, 100)  # levels of recursive types in one value, of all of them together
 _CODES = cython.declare(cython.int, 32)  # a failing step gives back -(place * _CODES + code)
 
 _DONE = cython.declare(cython.int, 0)
@@ -55,6 +55,7 @@ _TOO_DEEP = cython.declare(cython.int, 11)
 _FULL = cython.declare(cython.int, 12)
 _NO_MEMORY = cython.declare(cython.int, 13)
 _UNRESOLVED = cython.declare(cython.int, 14)
+_TOO_MANY_EMPTY = cython.declare(cython.int, 15)
 
 REASONS: dict[int, str] = {
     1: "the value ends too early",
@@ -67,10 +68,11 @@ REASONS: dict[int, str] = {
     8: "a count of items is larger than the rest of the value can hold",
     9: "a decimal has more digits than its precision",
     10: "a number is out of the range of its logical type",
-    11: "a recursive type is nested more than 100 deep",
+    11: "recursive types are nested more than 100 deep",
     12: "the column would be larger than 2 GiB with this value",
     13: "there is not enough memory",
     14: "the writer's branch of a union does not match the reader's schema",
+    15: "the value has more than 4096 items that take no bytes",
 }
 """What is wrong with a value, by the code that `run` gives."""
 
@@ -743,6 +745,36 @@ def finished(column: Column, kind: pa.DataType) -> pa.Array:
 # --- steps -------------------------------------------------------------------------------------------------------------
 
 
+@cython.final
+@cython.cclass
+class Spent:
+    """What one value has used up of what its bytes do not bound: one object for all steps of a program."""
+
+    empty_items: cython.longlong
+    depth: cython.int
+
+    def __init__(self) -> None:
+        self.begin()
+
+    @cython.cfunc
+    @cython.inline
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def begin(self) -> cython.void:
+        """A value begins."""
+        self.empty_items = 0
+        self.depth = 0
+
+    @cython.cfunc
+    @cython.inline
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def has_empty(self, count: cython.longlong) -> cython.bint:
+        """Count so many more items without bytes; whether the value may have them. `count` is at most _MOST_EMPTY_ITEMS."""
+        self.empty_items += count
+        return self.empty_items <= _MOST_EMPTY_ITEMS
+
+
 @cython.cclass
 class Step:
     """Reads one value of the writer's schema. `place` is the number of its field, for messages.
@@ -1199,10 +1231,13 @@ class ReadItems(Step):
     item: Step
     least: cython.Py_ssize_t
     has_keys: cython.bint
+    spent: Spent
 
-    def __init__(self, place: int, column: Lists, item: Step, least: int, keys: Binary | None, entries: Struct | None) -> None:
+    def __init__(
+        self, place: int, spent: Spent, column: Lists, item: Step, least: int, keys: Binary | None, entries: Struct | None
+    ) -> None:
         super().__init__(place)
-        self.column, self.item, self.least = column, item, least
+        self.spent, self.column, self.item, self.least = spent, column, item, least
         self.has_keys = keys is not None
         self.keys = Binary() if keys is None else keys
         self.entries = Struct([]) if entries is None else entries
@@ -1212,7 +1247,6 @@ class ReadItems(Step):
     @cython.exceptval(check=False)
     def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
         count: cython.longlong
-        empty: cython.longlong = 0
         while True:
             if at >= end:
                 return self.bad(_BAD_END)
@@ -1221,10 +1255,8 @@ class ReadItems(Step):
                 return self.bad(_BAD_COUNT)
             if count == 0:
                 return self.after(self.column.append(), at)
-            if self.least == 0:
-                empty += count
-                if empty > _MOST_EMPTY_ITEMS:
-                    return self.bad(_BAD_COUNT)
+            if self.least == 0 and not self.spent.has_empty(count):
+                return self.bad(_TOO_MANY_EMPTY)
             at = self.read_block(source, at, end, count)
             if at < 0:
                 return at
@@ -1402,15 +1434,38 @@ class SkipRun(Step):
 @cython.final
 @cython.cclass
 class SkipSteps(Step):
-    """The fields of a record that is not wanted. It may be one of its own fields, which `steps` is set for."""
+    """Values that are not wanted, one after the other."""
 
     steps: _Table
-    depth: cython.int
 
-    def __init__(self, place: int) -> None:
+    def __init__(self, place: int, steps: Sequence[Step]) -> None:
+        super().__init__(place)
+        self.steps = _Table(steps)
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        i: cython.Py_ssize_t
+        for i in range(self.steps.count):
+            at = cython.cast(Step, self.steps.items[i]).read(source, at, end)
+            if at < 0:
+                break
+        return at
+
+
+@cython.final
+@cython.cclass
+class SkipRecursive(Step):
+    """The fields of a record that is not wanted, and is within one of its own fields: so `steps` is set when they are made."""
+
+    steps: _Table
+    spent: Spent
+
+    def __init__(self, place: int, spent: Spent) -> None:
         super().__init__(place)
         self.steps = _Table([])
-        self.depth = 0
+        self.spent = spent
 
     def set_steps(self, steps: Sequence[Step]) -> None:
         """Say what the fields are, once."""
@@ -1421,14 +1476,14 @@ class SkipSteps(Step):
     @cython.exceptval(check=False)
     def read(self, source: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
         i: cython.Py_ssize_t
-        if self.depth >= _DEEPEST:
+        if self.spent.depth >= _DEEPEST:
             return self.bad(_TOO_DEEP)
-        self.depth += 1
+        self.spent.depth += 1
         for i in range(self.steps.count):
             at = cython.cast(Step, self.steps.items[i]).read(source, at, end)
             if at < 0:
                 break
-        self.depth -= 1
+        self.spent.depth -= 1
         return at
 
 
@@ -1439,10 +1494,11 @@ class SkipItems(Step):
 
     item: Step
     least: cython.Py_ssize_t
+    spent: Spent
 
-    def __init__(self, place: int, item: Step, least: int) -> None:
+    def __init__(self, place: int, spent: Spent, item: Step, least: int) -> None:
         super().__init__(place)
-        self.item, self.least = item, least
+        self.spent, self.item, self.least = spent, item, least
 
     @cython.cfunc
     @cython.nogil
@@ -1457,6 +1513,8 @@ class SkipItems(Step):
                 return self.bad(_BAD_COUNT)
             if count == 0:
                 return at
+            if self.least == 0 and not self.spent.has_empty(count):
+                return self.bad(_TOO_MANY_EMPTY)
             while count > 0:
                 count -= 1
                 at = self.item.read(source, at, end)
@@ -1472,7 +1530,7 @@ class SkipItems(Step):
 @cython.exceptval(check=False)
 def _run(
     step: Step,
-    column: Column,
+    spent: Spent,
     source: cython.p_const_uchar,
     ends: cython.p_int,
     row: cython.Py_ssize_t,
@@ -1483,6 +1541,7 @@ def _run(
     at: cython.Py_ssize_t
     while row < stop:
         at = cython.cast(cython.Py_ssize_t, ends[row]) + skipped
+        spent.begin()
         at = step.read(source, at, ends[row + 1])
         row += 1
         if at < 0:
@@ -1490,11 +1549,12 @@ def _run(
     return row, 0
 
 
-def run(step: Step, column: Column, values: pa.Array, skipped: int) -> list[tuple[int, int, int]]:
+def run(step: Step, spent: Spent, column: Column, values: pa.Array, skipped: int) -> list[tuple[int, int, int]]:
     """Append each of `values` to `column`, which has to be empty, and give row, place and code of those that are bad.
 
     `values` is of Arrow's `binary`. The first `skipped` bytes of each are passed over. A null, and a bad value, become nulls.
-    Raises MemoryError if there is not enough for the value alone. One thread at a time may use a step and its column.
+    Raises MemoryError if there is not enough for the value alone. One thread at a time may use a step
+    and its column, and the `spent` of that step.
     """
     row: cython.Py_ssize_t = 0
     rows: cython.Py_ssize_t = len(values)
@@ -1519,7 +1579,7 @@ def run(step: Step, column: Column, values: pa.Array, skipped: int) -> list[tupl
         stop = null
         while row < stop:
             with cython.nogil:
-                row, answer = _run(step, column, source, ends, row, stop, header)
+                row, answer = _run(step, spent, source, ends, row, stop, header)
             if answer < 0:
                 column.truncate(row - 1)
                 bad.append((row - 1, -answer // _CODES, -answer % _CODES))

@@ -154,9 +154,13 @@ class _Target:
 
 @dataclass(frozen=True)
 class Program:
-    """What reads values: `step` into `column`, which becomes an array of `kind`. `places`: fields by a step's number."""
+    """What reads values: `step` into `column`, which becomes an array of `kind`. `places`: fields by a step's number.
+
+    `spent` is what all its steps share while they read a value.
+    """
 
     step: Any  # of the kernel, which is untyped
+    spent: Any
     column: Any
     kind: pa.DataType
     places: Sequence[str]
@@ -171,7 +175,7 @@ def compile_program(writer: AvroType, reader: AvroType) -> Program:
     compiler = _Compiler(writer)
     target = _target(reader, arrow_type(reader))
     step = compiler.step(writer, reader, target, "")
-    return Program(step, target.column, target.kind, compiler.places)
+    return Program(step, compiler.spent, target.column, target.kind, compiler.places)
 
 
 def _target(schema: AvroType, kind: pa.DataType) -> _Target:
@@ -214,6 +218,7 @@ class _Compiler:
 
     def __init__(self, writer: AvroType) -> None:
         self.places: list[str] = []
+        self.spent = kernel.Spent()
         self._numbers: dict[str, int] = {}
         self._named = dict(_named(writer))
         self._skipping: dict[str, Any] = {}
@@ -240,12 +245,12 @@ class _Compiler:
                 return self._record(writer, reader, target, path)
             case AvroArray(), AvroArray():
                 item = self.step(writer.items, reader.items, target.inside[0], f"{path}[]")
-                return kernel.ReadItems(place, target.column, item, least_size(writer.items), None, None)
+                return kernel.ReadItems(place, self.spent, target.column, item, least_size(writer.items), None, None)
             case AvroMap(), AvroMap():
                 entries, keys, values = target.inside
                 item = self.step(writer.values, reader.values, values, f"{path}{{}}")
                 least = 1 + least_size(writer.values)
-                return kernel.ReadItems(place, target.column, item, least, keys.column, entries.column)
+                return kernel.ReadItems(place, self.spent, target.column, item, least, keys.column, entries.column)
             case AvroEnum(), AvroEnum():
                 default = -1 if reader.default is None else reader.symbols.index(reader.default)
                 known = {symbol: number for number, symbol in enumerate(reader.symbols)}
@@ -329,9 +334,7 @@ class _Compiler:
         steps = self._joined(self._skips(writer, path), path)
         if len(steps) == 1:
             return steps[0]
-        together = kernel.SkipSteps(self._place(path))
-        together.set_steps(steps)
-        return together
+        return kernel.SkipSteps(self._place(path), steps)
 
     def _skips(self, writer: AvroType, path: str) -> list[Any]:
         """Sizes and steps that skip a value."""
@@ -346,11 +349,10 @@ class _Compiler:
             case AvroUnion():
                 return [kernel.ReadBranch(place, [self._skip(branch, path) for branch in writer.branches])]
             case AvroArray():
-                return [kernel.SkipItems(place, self._skip(writer.items, path), least_size(writer.items))]
+                return [kernel.SkipItems(place, self.spent, self._skip(writer.items, path), least_size(writer.items))]
             case AvroMap():
-                entry = kernel.SkipSteps(place)
-                entry.set_steps(self._joined([kernel.PREFIXED, *self._skips(writer.values, path)], path))
-                return [kernel.SkipItems(place, entry, 1 + least_size(writer.values))]
+                entry = kernel.SkipSteps(place, self._joined([kernel.PREFIXED, *self._skips(writer.values, path)], path))
+                return [kernel.SkipItems(place, self.spent, entry, 1 + least_size(writer.values))]
             case AvroRecord():
                 if _refers(writer, writer.name):
                     return [self._recursive(writer.name, path)]
@@ -361,7 +363,7 @@ class _Compiler:
     def _recursive(self, name: str, path: str) -> Any:  # noqa: ANN401 - of the kernel
         """The step that skips a type which contains itself: one object, made once."""
         if name not in self._skipping:
-            self._skipping[name] = kernel.SkipSteps(self._place(path))
+            self._skipping[name] = kernel.SkipRecursive(self._place(path), self.spent)
             fields = self._named[name].fields
             steps = [each for field in fields for each in self._skips(field.type, _inside(path, field.name))]
             self._skipping[name].set_steps(self._joined(steps, path))
