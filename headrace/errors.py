@@ -7,6 +7,7 @@
           OutageError                   it lasts longer than one call waits; trying on is safe
         DeadlineExceededError          it did not pass in the time that was set
         AuthenticationError, CorruptDataError, TlsError
+        UnknownSchemaError             a schema registry has no such schema, subject or version
         BrokerError                    a Kafka error code, with its `code` and `name`
       DataLossError                    records that were promised are gone
       FencedError                      a newer instance of ourselves has taken over
@@ -17,6 +18,7 @@ No message carries a secret. All can be pickled: they travel from workers to dri
 """
 
 from headrace.connectors.commit import StaleEpochError
+from headrace.connectors.formats.registry.schemas import UnknownSchemaError
 from headrace.connectors.kafka.client.errors import (
     BrokerError,
     ConnectionLostError,
@@ -73,6 +75,7 @@ __all__ = [
     "StateError",
     "TlsError",
     "TopicRecreatedError",
+    "UnknownSchemaError",
     "UnknownTopicError",
     "UsageError",
     "is_retriable",

@@ -2,12 +2,18 @@
 
 `AvroFormat(schema).decode(batch.column("value"))` gives the typed column and the values that are bad. Formats by name are
 `create_format("json", arrow_type=...)`. Avro needs `pip install 'headrace[avro]'`.
+
+`RegisteredAvroFormat.of_subject(SchemaRegistry(url), "flights-value")` decodes values in the wire format of Confluent's schema
+registry, whichever of its schemas they have: `pip install 'headrace[registry]'`.
 """
 
 from headrace.connectors.formats.avro.avro_format import AvroFormat
 from headrace.connectors.formats.by_name import FORMAT_NAMES, create_format
 from headrace.connectors.formats.json_values import JsonFormat
 from headrace.connectors.formats.plain import BytesFormat, StringFormat
+from headrace.connectors.formats.registry.client import SchemaRegistry
+from headrace.connectors.formats.registry.registered import RegisteredAvroFormat
+from headrace.connectors.formats.registry.schemas import RegisteredSchema, SubjectStrategy, subject_name
 from headrace.connectors.formats.value_format import BadValue, DecodedValues, ValueFormat
 
 __all__ = [
@@ -17,7 +23,12 @@ __all__ = [
     "BytesFormat",
     "DecodedValues",
     "JsonFormat",
+    "RegisteredAvroFormat",
+    "RegisteredSchema",
+    "SchemaRegistry",
     "StringFormat",
+    "SubjectStrategy",
     "ValueFormat",
     "create_format",
+    "subject_name",
 ]

@@ -43,6 +43,16 @@ class ValueFormat(ABC):
     def decode(self, values: pa.Array) -> DecodedValues:
         """A binary or string column as one of `arrow_type`. Raises UsageError for a column of another type."""
 
+    @property
+    def reads_headers(self) -> bool:
+        """Whether what a value means may stand in its record's headers, which `decode_records` is then to be given."""
+        return False
+
+    def decode_records(self, values: pa.Array, headers: pa.Array | None) -> DecodedValues:
+        """As `decode`, of records: `headers` has for each row a list of structs of key and value, or is None."""
+        del headers
+        return self.decode(values)
+
     @abstractmethod
     def encode(self, values: pa.Array) -> pa.Array:
         """A column of `arrow_type`, or one that Arrow casts to it, as a binary one. Nulls stay null.

@@ -22,7 +22,8 @@ class AvroFormat(ValueFormat):
     """Values that were written with the schema `schema`, as the schema `reader_schema` wants them.
 
     Both are JSON texts; the default reader's schema is the writer's. `references`: texts of the schemas that they use by full
-    name. `fields`: only these fields of the reader's record are decoded, `"address.city"` is one of a field; the default is
+    name; those of the reader's are `reader_references`, by default the same. `fields`: only these fields of the reader's
+    record are decoded, `"address.city"` is one of a field; the default is
     all. `header_bytes` (default 0) are passed over at the start of each value, such as the 5 of a registry's wire format.
 
     A value's bytes after its end are ignored, as other readers of Avro do; of a field that is skipped only the extent is
@@ -36,6 +37,7 @@ class AvroFormat(ValueFormat):
         *,
         reader_schema: str | None = None,
         references: Mapping[str, str] | None = None,
+        reader_references: Mapping[str, str] | None = None,
         fields: Sequence[str] | None = None,
         header_bytes: int = 0,
     ) -> None:
@@ -44,11 +46,13 @@ class AvroFormat(ValueFormat):
             schema,
             reader_schema=reader_schema,
             references=references,
+            reader_references=reader_references,
             fields=fields,
             header_bytes=header_bytes,
         )
         self._writer = parse(schema, references)
-        reader = self._writer if reader_schema is None else parse(reader_schema, references)
+        others = references if reader_references is None else reader_references
+        reader = self._writer if reader_schema is None else parse(reader_schema, others)
         self._reader = reader if fields is None else only(reader, fields)
         self._header_bytes = header_bytes
         # A program has buffers for one thread at a time; taking one needs no lock, which a fork could leave held.

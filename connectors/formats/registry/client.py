@@ -1,0 +1,310 @@
+"""A client of Confluent's schema registry: its REST API, version 1.
+
+https://docs.confluent.io/platform/current/schema-registry/develop/api.html
+
+What stands under an id never changes; so answers by id are kept in the process for as long as it lives, and are asked for
+again by nobody. What is newest in a subject is never kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+from uuid import UUID
+
+import tenacity
+
+from headrace.connectors.formats.registry.config import RegistryConfig, registry_config
+from headrace.connectors.formats.registry.schemas import RegisteredSchema, SchemaId, UnknownSchemaError
+from headrace.enumerator.errors import (
+    AuthenticationError,
+    CorruptDataError,
+    DeadlineExceededError,
+    PeerError,
+    RetriableError,
+    UsageError,
+    is_retriable,
+)
+
+if TYPE_CHECKING:
+    import urllib3
+
+__all__ = ["SchemaRegistry"]
+
+DEADLINE_S = 30.0
+"""How long one look-up may take, in seconds, with all its tries."""
+
+_MOST_REFERENCES = 1000
+_LONGEST_ANSWER = 64 << 20
+_ONE_TRY_S = 10.0
+_UNKNOWN_KEPT_S = 30.0
+_MOST_UNKNOWN = 10_000
+_PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
+_MEDIA = "application/vnd.schemaregistry.v1+json"
+
+
+class _Known:
+    """What one process has learnt of one registry."""
+
+    def __init__(self) -> None:
+        self.schemas: dict[SchemaId, RegisteredSchema] = {}
+        self.unknown: dict[SchemaId, float] = {}
+        self.pool: urllib3.PoolManager | None = None
+
+
+_known: dict[RegistryConfig, _Known] = {}
+
+
+def _start_afresh() -> None:
+    """In a forked child: connections are not shared, and what is known stays known."""
+    for each in _known.values():
+        each.pool = None
+
+
+os.register_at_fork(after_in_child=_start_afresh)
+
+
+@dataclass(frozen=True)
+class SchemaRegistry:
+    """A schema registry: `url` is one or more with commas between them, each asked where the one before fails.
+
+    `properties`: authentication and TLS under the names that Confluent's clients have (`basic.auth.user.info`,
+    `bearer.auth.token`, `ssl.ca.location`, ...), with or without `schema.registry.` before them. A look-up that does not
+    succeed within `deadline_s` seconds raises DeadlineExceededError. A value that can be pickled; any thread may use it.
+
+    Raises UsageError for what cannot be honoured, and where urllib3 is not installed (the extra `registry`). Contacts nobody
+    when made.
+    """
+
+    url: str = field(repr=False)
+    properties: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
+    deadline_s: float = DEADLINE_S
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        if not 0 < self.deadline_s < float("inf"):
+            raise UsageError(f"deadline_s must be a positive number of seconds, not {self.deadline_s!r}")
+        _ = self.config
+        _urllib3()
+
+    @cached_property
+    def config(self) -> RegistryConfig:
+        """What url and properties say. In the process, what is known of a registry goes by it."""
+        return registry_config(self.url, self.properties)
+
+    def __repr__(self) -> str:
+        """Without credentials."""
+        return f"SchemaRegistry({', '.join(self.config.urls)})"
+
+    # --- look-ups
+
+    def by_id(self, schema_id: SchemaId) -> RegisteredSchema:
+        """The schema of a record that names it so. Kept; an id that is unknown is asked for again after 30 s.
+
+        Raises UnknownSchemaError; AuthenticationError; DeadlineExceededError where the registry does not answer; PeerError.
+        """
+        known = self._known
+        if schema_id in known.schemas:
+            return known.schemas[schema_id]
+        if time.monotonic() < known.unknown.get(schema_id, 0.0):
+            raise UnknownSchemaError(f"{self.config.shown} has no schema {schema_id}")
+        path = f"/schemas/guids/{schema_id}" if isinstance(schema_id, UUID) else f"/schemas/ids/{schema_id}"
+        try:
+            answer = self._get(path, f"schema {schema_id}")
+        except UnknownSchemaError:
+            if len(known.unknown) >= _MOST_UNKNOWN:
+                known.unknown.clear()
+            known.unknown[schema_id] = time.monotonic() + _UNKNOWN_KEPT_S
+            raise
+        known.schemas[schema_id] = found = self._schema(schema_id, answer)
+        return found
+
+    def version(self, subject: str, version: int | None = None) -> RegisteredSchema:
+        """A version of a subject, or the newest now (None). Raises as `by_id`."""
+        return self._of_subject(self._version(subject, version))
+
+    def versions(self, subject: str, newest: int) -> list[RegisteredSchema]:
+        """The newest so many versions of a subject, oldest first. Raises as `by_id`."""
+        path = f"/subjects/{_quoted(subject)}/versions"
+        numbers = self._get(path, f"subject '{subject}'")
+        if not isinstance(numbers, list) or not all(isinstance(each, int) for each in numbers):
+            raise self._strange(path)
+        return [self.version(subject, number) for number in sorted(numbers)[-newest:]]
+
+    def lookup(self, subject: str, schema: RegisteredSchema) -> RegisteredSchema:
+        """The same schema as it is registered under the subject, with its id there. Raises as `by_id`."""
+        path = f"/subjects/{_quoted(subject)}"
+        answer = self._call("POST", path, f"this schema in subject '{subject}'", _body(schema))
+        return RegisteredSchema(self._number(answer, path), schema.kind, schema.text, schema.references)
+
+    def register(self, subject: str, schema: RegisteredSchema) -> RegisteredSchema:
+        """Register a schema without references under the subject; one that is registered already keeps its id.
+
+        Raises PeerError where the registry finds it incompatible with those before it, and as `by_id`.
+        """
+        path = f"/subjects/{_quoted(subject)}/versions"
+        answer = self._call("POST", path, f"subject '{subject}'", _body(schema))
+        return RegisteredSchema(self._number(answer, path), schema.kind, schema.text)
+
+    # --- answers
+
+    @property
+    def _known(self) -> _Known:
+        return _known.setdefault(self.config, _Known())
+
+    def _version(self, subject: str, version: int | None) -> Mapping[str, Any]:
+        number = "latest" if version is None else version
+        path = f"/subjects/{_quoted(subject)}/versions/{number}"
+        answer = self._get(path, f"version {number} of subject '{subject}'")
+        if not isinstance(answer, dict):
+            raise self._strange(path)
+        return answer
+
+    def _of_subject(self, answer: Mapping[str, Any]) -> RegisteredSchema:
+        found = self._schema(self._number(answer, "the subject"), answer)
+        return self._known.schemas.setdefault(found.id, found)
+
+    def _schema(self, schema_id: SchemaId, answer: Any) -> RegisteredSchema:  # noqa: ANN401 - JSON
+        if not isinstance(answer, dict) or not isinstance(answer.get("schema"), str):
+            raise self._strange(f"schema {schema_id}")
+        texts: dict[str, str] = {}
+        self._add_references(answer, texts, ())
+        kind = answer.get("schemaType") or "AVRO"
+        return RegisteredSchema(schema_id, str(kind), answer["schema"], tuple(texts.items()))
+
+    def _add_references(self, answer: Mapping[str, Any], texts: dict[str, str], within: tuple[str, ...]) -> None:
+        """The texts that a schema refers to, deepest first."""
+        for reference in answer.get("references") or ():
+            try:
+                name, subject, version = str(reference["name"]), str(reference["subject"]), int(reference["version"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise self._strange("a reference") from error
+            if name in within or len(texts) >= _MOST_REFERENCES:
+                raise CorruptDataError(f"{self.config.shown}: the references of a schema run in a circle at '{name}'")
+            if name in texts:  # reached on another way
+                continue
+            inner = self._version(subject, version)
+            self._add_references(inner, texts, (*within, name))
+            texts[name] = str(inner.get("schema"))
+
+    def _number(self, answer: Any, what: str) -> int:  # noqa: ANN401 - JSON
+        number = answer.get("id") if isinstance(answer, dict) else None
+        if type(number) is not int:
+            raise self._strange(what)
+        return number
+
+    def _strange(self, what: str) -> CorruptDataError:
+        return CorruptDataError(f"{self.config.shown} answered {what} with something else than its API says; is it one?")
+
+    # --- requests
+
+    def _get(self, path: str, what: str) -> Any:  # noqa: ANN401 - JSON
+        return self._call("GET", path, what, None)
+
+    def _call(self, method: str, path: str, what: str, body: bytes | None) -> Any:  # noqa: ANN401 - JSON
+        """The answer's JSON, tried at every url until the deadline."""
+        ends = time.monotonic() + self.deadline_s
+
+        def give_up(state: tenacity.RetryCallState) -> Any:  # noqa: ANN401 - of tenacity
+            assert state.outcome is not None
+            error = state.outcome.exception()
+            raise DeadlineExceededError(
+                f"{self.config.shown} did not tell {what} within {self.deadline_s:g} s; the last error was: {error}"
+            ) from error
+
+        tries = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(is_retriable),
+            stop=tenacity.stop_before_delay(self.deadline_s),
+            wait=tenacity.wait_random_exponential(multiplier=0.2, max=2.0),
+            retry_error_callback=give_up,
+        )
+        return tries(self._at_every_url, method, path, what, body, ends)
+
+    def _at_every_url(self, method: str, path: str, what: str, body: bytes | None, ends: float) -> Any:  # noqa: ANN401 - JSON
+        """The first answer. That there is none is known when all have said so: one may lag behind the others."""
+        failure: Exception | None = None
+        for url in self.config.urls:
+            try:
+                return self._ask(url, method, path, what, body, min(_ONE_TRY_S, max(0.05, ends - time.monotonic())))
+            except UnknownSchemaError as error:
+                failure = failure or error
+            except RetriableError as error:
+                failure = error
+        assert failure is not None
+        raise failure
+
+    def _ask(self, url: str, method: str, path: str, what: str, body: bytes | None, timeout_s: float) -> Any:  # noqa: ANN401 - JSON
+        urllib3 = _urllib3()
+        headers = {"Accept": f"{_MEDIA}, application/json", **dict(self.config.headers)}
+        if body is not None:
+            headers["Content-Type"] = _MEDIA
+        try:
+            response = self._pool().request(
+                method, url + path, body=body, headers=headers, timeout=timeout_s, retries=False, redirect=False
+            )
+        except urllib3.exceptions.HTTPError as error:
+            raise RetriableError(f"the schema registry {url} cannot be reached: {_brief(error)}") from None
+        if response.status >= 300:
+            raise _refusal(url, what, response.status, response.data)
+        try:
+            if len(response.data) > _LONGEST_ANSWER:
+                raise ValueError("too long")
+            return json.loads(response.data)
+        except (ValueError, RecursionError):
+            raise self._strange(what) from None
+
+    def _pool(self) -> urllib3.PoolManager:
+        known = self._known
+        if known.pool is None:
+            tls = self.config.tls() if any(url.startswith("https:") for url in self.config.urls) else None
+            known.pool = _urllib3().PoolManager(ssl_context=tls) if tls is not None else _urllib3().PoolManager()
+        return known.pool
+
+
+def _urllib3() -> Any:  # noqa: ANN401 - a module
+    try:
+        import urllib3
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error.name} is not installed; run: pip install 'headrace[registry]'") from error
+    return urllib3
+
+
+def _quoted(subject: str) -> str:
+    return quote(subject, safe="")
+
+
+def _brief(error: Exception) -> str:
+    """Without the objects that urllib3 puts into its messages."""
+    return str(getattr(error, "reason", None) or error)[:300]
+
+
+def _body(schema: RegisteredSchema) -> bytes:
+    if schema.references:
+        raise UsageError("a schema with references cannot be registered or looked up from here")
+    kind = {} if schema.kind == "AVRO" else {"schemaType": schema.kind}
+    return json.dumps({"schema": schema.text, **kind}).encode()
+
+
+def _refusal(url: str, what: str, status: int, data: bytes) -> Exception:
+    """An answer that is none."""
+    try:
+        said = json.loads(data)
+        code, reason = int(said.get("error_code", status)), str(said.get("message", ""))[:300]
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        code, reason = status, ""
+    story = f"the schema registry {url} answered {status} to a question for {what}" + (f": {reason}" if reason else "")
+    if status in (401, 403):
+        return AuthenticationError(f"{story}; it refused the user, the password or the token")
+    if 300 <= status < 400:
+        return PeerError(f"{story}: it sends elsewhere, which is not followed; give the url that answers")
+    if status in _PASSING:
+        return RetriableError(story)
+    if status == 404 and code in (40401, 40402, 40403):
+        return UnknownSchemaError(story)
+    return PeerError(story)

@@ -1,0 +1,171 @@
+"""A schema registry over HTTP in the test's own process: what of Confluent's REST API our client and theirs ask.
+
+`tests/unit/test_registry.py` holds it to Confluent's own client and serializers, which register here what we read, and read
+what we write.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import ssl
+import threading
+import uuid
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import unquote, urlsplit
+
+from headrace.harness.kafka.security import Certificates
+
+NOT_FOUND = {40401: "Subject not found.", 40402: "Version not found.", 40403: "Schema not found"}
+
+
+class FakeRegistry(AbstractContextManager["FakeRegistry"]):
+    """Serves until it is closed, by https where it has certificates: it then asks for the client's, too.
+
+    `asked`: the requests so far, as method and path.
+    """
+
+    def __init__(self, *, user: str | None = None, token: str | None = None, certificates: Certificates | None = None) -> None:
+        self.asked: list[str] = []
+        self.answers: list[tuple[int, dict[str, str], bytes]] = []
+        """Faults: given in place of the next answers."""
+        self._schemas: dict[int, dict[str, Any]] = {}
+        self._subjects: dict[str, dict[int, int]] = {}
+        self._wanted = None
+        if user is not None:
+            self._wanted = "Basic " + base64.b64encode(user.encode()).decode()
+        if token is not None:
+            self._wanted = f"Bearer {token}"
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._scheme = "http" if certificates is None else "https"
+        if certificates is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificates.server)
+            context.load_verify_locations(certificates.ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"{self._scheme}://127.0.0.1:{self._server.server_address[1]}"
+
+    def register(self, subject: str, schema: Any, references: list[dict[str, Any]] | None = None, kind: str = "AVRO") -> int:
+        """A new version of the subject; the id of the same schema elsewhere, or the next."""
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+        entry = {"schema": text, "schemaType": kind, "references": references or []}
+        known = (number for number, each in self._schemas.items() if {k: each[k] for k in entry} == entry)
+        schema_id = next(known, 1 + len(self._schemas))
+        self._schemas[schema_id] = {**entry, "guid": str(uuid.uuid5(uuid.NAMESPACE_OID, json.dumps(entry)))}
+        versions = self._subjects.setdefault(subject, {})
+        if schema_id not in versions.values():
+            versions[max(versions, default=0) + 1] = schema_id
+        return schema_id
+
+    def guid(self, schema_id: int) -> uuid.UUID:
+        return uuid.UUID(self._schemas[schema_id]["guid"])
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    # --- the API
+
+    def _answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+        routes: list[tuple[str, str, Callable[..., tuple[int, Any]]]] = [
+            ("GET", r"/schemas/ids/(\d+)", lambda number: self._by_id(int(number))),
+            ("GET", r"/schemas/guids/([0-9a-f-]+)", self._by_guid),
+            ("GET", r"/subjects/([^/]+)/versions", self._versions),
+            ("GET", r"/subjects/([^/]+)/versions/(latest|\d+)", self._version),
+            ("POST", r"/subjects/([^/]+)/versions", lambda subject: self._register(subject, body)),
+            ("POST", r"/subjects/([^/]+)", lambda subject: self._lookup(subject, body)),
+        ]
+        for verb, pattern, answer in routes:
+            match = re.fullmatch(pattern, path)
+            if verb == method and match is not None:
+                return answer(*map(unquote, match.groups()))
+        return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}
+
+    def _by_id(self, number: int) -> tuple[int, Any]:
+        return (200, self._shown(self._schemas[number])) if number in self._schemas else self._missing(40403)
+
+    def _by_guid(self, guid: str) -> tuple[int, Any]:
+        return next(((200, self._shown(each)) for each in self._schemas.values() if each["guid"] == guid), self._missing(40403))
+
+    def _versions(self, subject: str) -> tuple[int, Any]:
+        return (200, sorted(self._subjects[subject])) if subject in self._subjects else self._missing(40401)
+
+    def _version(self, subject: str, wanted: str) -> tuple[int, Any]:
+        versions = self._subjects.get(subject, {})
+        number = max(versions, default=0) if wanted == "latest" else int(wanted)
+        if number not in versions:
+            return self._missing(40402 if versions else 40401)
+        schema_id = versions[number]
+        return 200, {"subject": subject, "version": number, "id": schema_id, **self._shown(self._schemas[schema_id])}
+
+    def _register(self, subject: str, body: Any) -> tuple[int, Any]:
+        return self._with_id(
+            subject, self.register(subject, body["schema"], body.get("references"), body.get("schemaType", "AVRO"))
+        )
+
+    def _lookup(self, subject: str, body: Any) -> tuple[int, Any]:
+        if subject not in self._subjects:
+            return self._missing(40401)
+        for schema_id in self._subjects[subject].values():
+            if json.loads(self._schemas[schema_id]["schema"]) == json.loads(body["schema"]):
+                return self._with_id(subject, schema_id)
+        return self._missing(40403)
+
+    def _with_id(self, subject: str, schema_id: int) -> tuple[int, Any]:
+        version = next(number for number, each in self._subjects[subject].items() if each == schema_id)
+        return 200, {"subject": subject, "version": version, "id": schema_id, **self._shown(self._schemas[schema_id])}
+
+    def _shown(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """As the real one: Avro is not said, and no references are left out."""
+        left_out = {"schemaType"} if entry["schemaType"] == "AVRO" else set()
+        return {key: value for key, value in entry.items() if key not in left_out and value != []}
+
+    def _missing(self, code: int) -> tuple[int, Any]:
+        return 404, {"error_code": code, "message": NOT_FOUND[code]}
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        registry = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def _serve(self) -> None:
+                path = urlsplit(self.path).path
+                registry.asked.append(f"{self.command} {path}")
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                status, headers, answer = 401, {}, b'{"error_code": 401, "message": "Unauthorized"}'
+                if registry.answers:
+                    status, headers, answer = registry.answers.pop(0)
+                elif registry._wanted in (None, self.headers.get("Authorization")):
+                    status, document = registry._answer(self.command, path, json.loads(body) if body else None)
+                    answer = json.dumps(document).encode()
+                self.send_response(status)
+                for name, value in {**headers, "Content-Length": str(len(answer)), "Connection": "close"}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(answer)
+
+            do_GET = do_POST = _serve  # noqa: N815 - http.server's names
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        return Handler

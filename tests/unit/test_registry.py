@@ -1,0 +1,389 @@
+"""The schema registry: held to Confluent's own client and serializers, and what becomes of values and look-ups that fail."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient, header_schema_id_serializer
+from confluent_kafka.schema_registry import record_subject_name_strategy as theirs_by_record
+from confluent_kafka.schema_registry import topic_record_subject_name_strategy as theirs_by_topic_and_record
+from confluent_kafka.schema_registry import topic_subject_name_strategy as theirs_by_topic
+from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+from headrace.connectors.formats.registry import client
+from headrace.enumerator.errors import AuthenticationError, DeadlineExceededError, PeerError, UsageError
+from headrace.errors import UnknownSchemaError
+from headrace.formats import RegisteredAvroFormat, SchemaRegistry, SubjectStrategy, subject_name
+from headrace.harness.kafka.security import make_certificates
+from tests.helpers.schema_registry import FakeRegistry
+
+FLIGHT = {
+    "type": "record",
+    "name": "Flight",
+    "namespace": "air",
+    "fields": [{"name": "carrier", "type": "string"}, {"name": "delay", "type": ["null", "int"]}],
+}
+LATER = {**FLIGHT, "fields": [*FLIGHT["fields"], {"name": "gate", "type": "string", "default": "?"}]}
+VALUE = SerializationContext("flights", MessageField.VALUE)
+
+
+def binary(items: list[bytes | None]) -> pa.Array:
+    return pa.array(items, pa.binary())
+
+
+def with_headers(*rows: list[tuple[str, bytes]]) -> pa.Array:
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    return pa.array([[{"key": key, "value": value} for key, value in row] for row in rows], kind)
+
+
+@pytest.fixture(autouse=True)
+def nothing_known() -> None:
+    """A port may be that of an earlier test's registry."""
+    client._known.clear()
+
+
+@pytest.fixture
+def served() -> Iterator[FakeRegistry]:
+    with FakeRegistry() as registry:
+        yield registry
+
+
+@pytest.fixture
+def theirs(served: FakeRegistry) -> SchemaRegistryClient:
+    return SchemaRegistryClient({"url": served.url})
+
+
+def reading(served: FakeRegistry, subject: str = "flights-value", **options: Any) -> RegisteredAvroFormat:
+    registry = SchemaRegistry(served.url)
+    return RegisteredAvroFormat(registry, registry.version(subject), **options)
+
+
+# --- Confluent's own
+
+
+def test_what_confluents_serializer_writes_is_read(served, theirs):
+    write = AvroSerializer(theirs, json.dumps(FLIGHT))
+    rows = [{"carrier": "UA", "delay": 5}, {"carrier": "AA", "delay": None}]
+    values = binary([write(row, VALUE) for row in rows])
+    assert reading(served).decode(values) == (pa.array(rows, reading(served).arrow_type), [])
+
+
+def test_what_is_written_here_confluents_deserializer_reads(served, theirs):
+    served.register("flights-value", FLIGHT)
+    rows = [{"carrier": "UA", "delay": 5}, None, {"carrier": "AA", "delay": None}]
+    encoded = reading(served).encode(pa.array(rows, pa.struct([("carrier", pa.string()), ("delay", pa.int32())])))
+    read = AvroDeserializer(theirs)
+    assert [None if each is None else read(each, VALUE) for each in encoded.to_pylist()] == rows
+
+
+def test_a_schema_that_confluents_serializer_names_in_a_header_is_found_there(served, theirs):
+    write = AvroSerializer(theirs, json.dumps(FLIGHT), conf={"schema.id.serializer": header_schema_id_serializer})
+    headers: list[tuple[str, bytes]] = [("trace", b"x")]
+    value = write({"carrier": "UA", "delay": 1}, SerializationContext("flights", MessageField.VALUE, headers))
+    assert [name for name, _ in headers] == ["trace", "__value_schema_id"]
+    prefixed = AvroSerializer(theirs, json.dumps(LATER))({"carrier": "AA", "delay": 2, "gate": "B"}, VALUE)
+    format_ = reading(served)
+    column, bad = format_.decode_records(binary([prefixed, value, None]), with_headers([], headers, headers))
+    assert not bad
+    assert column.to_pylist() == [{"carrier": "AA", "delay": 2, "gate": "B"}, {"carrier": "UA", "delay": 1, "gate": "?"}, None]
+    assert format_.decode_records(binary([value]), with_headers([("__key_schema_id", headers[1][1])])).bad  # that is the key's
+
+
+def test_a_number_in_a_header_and_an_own_id_before_the_value_are_read_too(served):
+    number = served.register("flights-value", FLIGHT)
+    own = b"\1" + served.guid(number).bytes
+    values = binary([b"\4UA\0", own + b"\4AA\0"])
+    column, bad = reading(served).decode_records(
+        values, with_headers([("__value_schema_id", b"\0" + number.to_bytes(4, "big"))], [])
+    )
+    assert (column.field("carrier").to_pylist(), bad) == (["UA", "AA"], [])
+
+
+def test_schemas_that_refer_to_others_are_read_with_these(served, theirs):
+    city = {"type": "record", "name": "City", "namespace": "air", "fields": [{"name": "name", "type": "string"}]}
+    airport = {"type": "record", "name": "Airport", "namespace": "air", "fields": [{"name": "city", "type": "air.City"}]}
+    served.register("city", city)
+    served.register("airport", airport, [{"name": "air.City", "subject": "city", "version": 1}])
+    fields = [{"name": "from", "type": "air.Airport"}, {"name": "to", "type": "air.City"}]
+    both = [{"name": n, "subject": s, "version": 1} for n, s in (("air.Airport", "airport"), ("air.City", "city"))]
+    served.register("flights-value", {"type": "record", "name": "Leg", "fields": fields}, both)
+    write = AvroSerializer(theirs, theirs.get_latest_version("flights-value").schema)
+    row = {"from": {"city": {"name": "Rome"}}, "to": {"name": "Oslo"}}
+    assert reading(served).decode(binary([write(row, VALUE)])).values.to_pylist() == [row]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "their_strategy"),
+    [
+        (SubjectStrategy.TOPIC_NAME, theirs_by_topic),
+        (SubjectStrategy.RECORD_NAME, theirs_by_record),
+        (SubjectStrategy.TOPIC_RECORD_NAME, theirs_by_topic_and_record),
+    ],
+)
+def test_subjects_are_named_as_confluents_strategies_name_them(strategy, their_strategy):
+    for field in ("key", "value"):
+        wanted = their_strategy(SerializationContext("flights", field), "air.Flight")
+        assert subject_name(strategy, "flights", field=field, record="air.Flight") == wanted
+    if strategy is not SubjectStrategy.TOPIC_NAME:
+        with pytest.raises(UsageError, match="names a subject after a record"):
+            subject_name(strategy, "flights", field="value", record=None)
+
+
+def test_versions_and_registrations_are_those_that_confluents_client_sees(served, theirs):
+    registry = SchemaRegistry(served.url)
+    served.register("flights-value", FLIGHT)
+    later = registry.register("flights-value", type(registry.version("flights-value"))(0, "AVRO", json.dumps(LATER)))
+    assert later.id == theirs.get_latest_version("flights-value").schema_id
+    assert [each.id for each in registry.versions("flights-value", 10)] == [1, 2]
+    assert [each.id for each in registry.versions("flights-value", 1)] == [2]
+    assert registry.lookup("flights-value", registry.version("flights-value", 1)).id == 1
+    with pytest.raises(UnknownSchemaError, match="subject 'nothing'"):
+        registry.lookup("nothing", later)
+
+
+# --- values
+
+
+def test_values_of_several_schemas_stay_in_their_order_and_a_bad_one_costs_no_neighbour(served):
+    first, later = served.register("flights-value", FLIGHT), served.register("flights-value", LATER)
+    other = served.register("text", '"string"')
+    foreign = served.register("json", "{}", kind="JSON")
+    frame = {number: b"\0" + number.to_bytes(4, "big") for number in (first, later, other, foreign, 999)}
+    values = [
+        frame[later] + b"\4UA\0\2B",
+        None,
+        frame[first] + b"\4AA\2\6",
+        b"{}",
+        b"",
+        frame[later] + b"\4DL\0\2C",
+        frame[first] + b"\xff",
+        frame[999] + b"\0",
+        frame[other] + b"\2x",
+        frame[foreign] + b"{}",
+        b"\0\0",
+        frame[first] + b"\4WN\0",
+    ]
+    column, bad = reading(served).decode(binary([b"skipped", *values])[1:])
+    column.validate(full=True)
+    carriers = [None if row is None else (row["carrier"], row["delay"], row["gate"]) for row in column.to_pylist()]
+    assert carriers == [
+        ("UA", None, "B"), None, ("AA", 3, "?"), None, None, ("DL", None, "C"), *[None] * 5, ("WN", None, "?")
+    ]  # fmt: skip
+    assert [each.row for each in bad] == [3, 4, 6, 7, 8, 9, 10]
+    reasons = [each.reason for each in bad]
+    for reason, words in zip(
+        reasons,
+        [
+            *(
+                "begins with byte 123",
+                "is empty",
+                "a length is negative",
+                "has no schema 999",
+                "cannot be read by the reader's",
+            ),
+            *("is JSON, and not AVRO", "ends within the id"),
+        ],
+        strict=True,
+    ):
+        assert words in reason
+
+
+def test_only_the_fields_asked_for_are_read(served):
+    served.register("flights-value", FLIGHT)
+    column, _ = reading(served, fields=["delay"]).decode(binary([b"\0\0\0\0\1\4UA\2\4"]))
+    assert column.to_pylist() == [{"delay": 2}]
+
+
+def test_a_format_that_knows_its_schemas_asks_nobody_in_another_process(served):
+    served.register("flights-value", FLIGHT)
+    served.register("flights-value", LATER)
+    format_ = RegisteredAvroFormat.of_subject(SchemaRegistry(served.url), "flights-value", version=1)
+    travelled = pickle.dumps(format_)
+    client._known.clear()
+    asked = len(served.asked)
+    column, bad = pickle.loads(travelled).decode(binary([b"\0\0\0\0\1\4UA\0", b"\0\0\0\0\2\4AA\0\2B"]))
+    assert (column.field("carrier").to_pylist(), bad) == (["UA", "AA"], [])
+    assert len(served.asked) == asked > 0
+
+
+def test_one_id_is_another_schema_in_another_registry(served):
+    with FakeRegistry() as other:
+        served.register("flights-value", FLIGHT)
+        other.register("flights-value", LATER)
+        ours, others = SchemaRegistry(served.url), SchemaRegistry(other.url)
+        assert ours.version("flights-value").id == others.version("flights-value").id
+        assert ours.by_id(1).text != others.by_id(1).text
+        assert ours.by_id(1).fingerprint != others.by_id(1).fingerprint
+
+
+# --- look-ups that fail
+
+
+def test_what_is_under_an_id_is_asked_for_once_in_a_process_and_the_newest_version_each_time(served):
+    served.register("flights-value", FLIGHT)
+    for _ in range(3):
+        assert SchemaRegistry(served.url).by_id(1).text == json.dumps(FLIGHT)
+    assert served.asked == ["GET /schemas/ids/1"]
+    SchemaRegistry(served.url).version("flights-value")
+    served.register("flights-value", LATER)
+    assert SchemaRegistry(served.url).version("flights-value").text == json.dumps(LATER)
+
+
+def test_an_unknown_id_is_not_asked_for_by_every_batch_and_is_asked_for_again_later(served, monkeypatch):
+    registry = SchemaRegistry(served.url)
+    for _ in range(3):
+        with pytest.raises(UnknownSchemaError, match="schema 1"):
+            registry.by_id(1)
+    assert served.asked == ["GET /schemas/ids/1"]
+    served.register("flights-value", FLIGHT)
+    registry._known.unknown.clear()  # as after 30 s
+    assert registry.by_id(1).id == 1
+
+
+def test_a_registry_that_is_away_stops_only_what_needs_an_unknown_id_and_says_so_after_the_deadline():
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    registry = SchemaRegistry(f"http://me:very-secret@127.0.0.1:{port}", deadline_s=0.3)
+    with FakeRegistry() as served:
+        served.register("flights-value", FLIGHT)
+        reader = SchemaRegistry(served.url).version("flights-value")
+    format_ = RegisteredAvroFormat(registry, reader, known=[reader])
+    assert format_.decode(binary([b"\0\0\0\0\1\4UA\0", b"no schema"])).values.is_valid().to_pylist() == [True, False]
+    with pytest.raises(DeadlineExceededError, match=r"did not tell schema 2 within 0\.3 s; the last error was") as raised:
+        format_.decode(binary([b"\0\0\0\0\2\4UA\0"]))
+    assert "very-secret" not in str(raised.value) + repr(registry) + repr(registry.config)
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_passing_failure_is_tried_again(served, status):
+    served.register("flights-value", FLIGHT)
+    served.answers = [(status, {}, b"busy")] * 2
+    assert SchemaRegistry(served.url).by_id(1).id == 1
+    assert len(served.asked) == 3
+
+
+def test_the_next_url_is_asked_where_one_does_not_answer_or_does_not_know_yet(served):
+    served.register("flights-value", FLIGHT)
+    with FakeRegistry() as lagging, socket.create_server(("127.0.0.1", 0)) as closed:
+        away = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        closed.close()
+        assert SchemaRegistry(f"{away}, {lagging.url},{served.url}/").by_id(1).id == 1
+        assert lagging.asked == ["GET /schemas/ids/1"]
+        with pytest.raises(DeadlineExceededError):  # one does not know it, and nobody knows what the other would say
+            SchemaRegistry(f"{lagging.url},{away}", deadline_s=0.2).by_id(2)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "words"),
+    [
+        ((404, {}, b"<html>nothing here</html>"), PeerError, "answered 404"),
+        ((302, {"Location": "http://example.org"}, b""), PeerError, "sends elsewhere"),
+        ((200, {}, b"<html>"), PeerError, "is it one"),
+        ((200, {}, b"[]"), PeerError, "is it one"),
+        ((403, {}, b""), AuthenticationError, "refused the user"),
+    ],
+)
+def test_an_answer_that_is_none_is_an_error_at_once_and_no_proof_that_there_is_no_schema(served, answer, error, words):
+    served.answers = [answer]
+    with pytest.raises(error, match=words) as raised:
+        SchemaRegistry(served.url).by_id(1)
+    assert not isinstance(raised.value, UnknownSchemaError)
+    assert len(served.asked) == 1
+
+
+def test_references_in_a_circle_are_refused(served):
+    fields = {"type": "record", "fields": []}
+    served.register("a", {**fields, "name": "A"}, [{"name": "B", "subject": "b", "version": 1}])
+    served.register("b", {**fields, "name": "B"}, [{"name": "A", "subject": "a", "version": 1}])
+    with pytest.raises(PeerError, match="in a circle"):
+        SchemaRegistry(served.url).by_id(1)
+
+
+# --- who asks
+
+
+@pytest.mark.parametrize(
+    ("url", "properties"),
+    [
+        ("http://me:se%20cret@", {}),
+        ("http://", {"basic.auth.user.info": "me:se cret"}),
+        ("http://", {"schema.registry.basic.auth.user.info": "me:se cret", "Basic.Auth.Credentials.Source": "USER_INFO"}),
+    ],
+)
+def test_a_user_logs_in_by_confluents_properties_or_the_url(url, properties):
+    with FakeRegistry(user="me:se cret") as served:
+        served.register("flights-value", FLIGHT)
+        assert SchemaRegistry(url + served.url.removeprefix("http://"), properties).by_id(1).id == 1
+        with pytest.raises(AuthenticationError, match="answered 401") as raised:
+            SchemaRegistry(served.url, {"basic.auth.user.info": "me:wrong-one"}).by_id(2)
+        assert "wrong-one" not in str(raised.value)
+
+
+def test_a_token_is_sent(served):
+    with FakeRegistry(token="abc.def") as guarded:
+        guarded.register("flights-value", FLIGHT)
+        properties = {"bearer.auth.credentials.source": "STATIC_TOKEN", "bearer.auth.token": "abc.def"}
+        assert SchemaRegistry(guarded.url, properties).by_id(1).id == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "properties", "words"),
+    [
+        ("", {}, "url is empty"),
+        ("registry:8081", {}, "must be like https://host:8081"),
+        ("ftp://me:hidden@host", {}, "must be like https://host:8081, not 'host'"),
+        ("http://a", {"basic.auth.user.infos": "x"}, "'basic.auth.user.infos' is not known"),
+        ("http://a", {"basic.auth.user.info": "hidden"}, "must be like user:password"),
+        ("http://u:hidden@a", {"basic.auth.user.info": "u:hidden"}, "not in both"),
+        ("http://u:hidden@a,http://v:hidden@b", {}, "different users"),
+        ("http://a", {"basic.auth.credentials.source": "SASL_INHERIT"}, "may be USER_INFO or URL"),
+        ("http://a", {"basic.auth.credentials.source": "USER_INFO"}, "must be like user:password"),
+        ("http://a", {"basic.auth.credentials.source": "URL", "basic.auth.user.info": "u:hidden"}, "USER_INFO"),
+        ("http://a", {"bearer.auth.credentials.source": "OAUTHBEARER"}, "may only be STATIC_TOKEN"),
+        ("http://a", {"bearer.auth.credentials.source": "STATIC_TOKEN"}, "'bearer.auth.token' is missing"),
+        ("http://a", {"bearer.auth.token": "hidden\nX: y"}, "one line"),
+        ("http://u:hidden@a", {"bearer.auth.token": "hidden"}, "not both"),
+        ("http://a", {"ssl.key.location": "k"}, "needs 'ssl.certificate.location'"),
+        ("http://a", {"ssl.truststore.location": "k.jks"}, "needs ssl.truststore.type=PEM"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name_and_nothing_secret_is_shown(url, properties, words):
+    with pytest.raises(UsageError, match=words) as raised:
+        SchemaRegistry(url, properties)
+    assert "hidden" not in str(raised.value)
+
+
+def test_files_of_tls_that_cannot_be_used_are_named(tmp_path):
+    registry = SchemaRegistry("https://127.0.0.1:1", {"ssl.ca.location": str(tmp_path / "ca.pem")}, deadline_s=0.2)
+    with pytest.raises(UsageError, match=r"TLS cannot be set up with .*ca\.pem"):
+        registry.by_id(1)
+
+
+def test_a_registry_behind_tls_is_trusted_by_its_authority_and_sees_our_certificate(tmp_path):
+    certificates = make_certificates(tmp_path)
+    ours = {"ssl.ca.location": str(certificates.ca), "ssl.certificate.location": str(certificates.client)}
+    javas = {
+        "ssl.truststore.location": str(certificates.ca),
+        "ssl.truststore.type": "PEM",
+        "ssl.keystore.location": str(certificates.client),
+        "ssl.keystore.type": "PEM",
+    }
+    with FakeRegistry(certificates=certificates) as served:
+        served.register("flights-value", FLIGHT)
+        for properties in (ours, javas):
+            assert SchemaRegistry(served.url, properties).version("flights-value").id == 1
+        with pytest.raises(DeadlineExceededError, match=r"cannot be reached: .*certificate"):
+            SchemaRegistry(served.url, deadline_s=0.2).version("flights-value")
+
+
+def test_a_guid_is_a_uuid(served):
+    number = served.register("flights-value", FLIGHT)
+    guid = served.guid(number)
+    assert SchemaRegistry(served.url).by_id(guid).id == guid
