@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Generic, assert_never
 
-from headrace.connectors.sink import CommitList, Committer, HandleT, Outcome
+from headrace.connectors.sink import CommitList, Committer, HandleT, Outcome, content_number, numbered_content
 from headrace.enumerator.errors import StateError
 from headrace.enumerator.transitions import Transitions, allowed_after
 
@@ -174,7 +174,9 @@ def refuse_stale(job: str, epoch: int, recorded: int) -> None:
 
 def _refuse_other_content(job: str, asked: CommitRequested[HandleT], recorded: CommitList[HandleT]) -> None:
     """Raise StaleEpochError if the recorded epoch was made from other input: to skip this one would lose or repeat rows."""
-    if None not in (asked.content, recorded.content) and asked.content != recorded.content:
+    if asked.content is None or recorded.content is None:
+        return
+    if recorded.content not in (asked.content, numbered_content(content_number(asked.content))):
         raise StaleEpochError(
             f"job {job!r} is to write epoch {asked.epoch}, which the sink has committed already, from another plan of it: "
             "the checkpoint is an older copy, or its last offsets were removed, and the epoch was planned anew. To skip it "

@@ -15,6 +15,7 @@ FLIP-191), where the framework's checkpoint records the committables.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import uuid
@@ -42,7 +43,9 @@ __all__ = [
     "TwoPhaseSink",
     "another_write",
     "check_job",
+    "content_number",
     "is_one_off",
+    "numbered_content",
     "one_off_job",
     "stored_number",
     "stored_text",
@@ -89,7 +92,8 @@ class CommitList(Generic[HandleT]):
     `destination`: what the list is bound to, where lists of several destinations lie in one place; None in lists of before.
     `targets`: what the epoch was written to where rows name it themselves (Kafka: topics), sorted; None if that is not known.
     `content`: what the epoch was made from (a digest of its plan), the same in every replay; None if that
-    is not known. An epoch of the same number with another content is of an older copy of the checkpoint.
+    is not known. An epoch of the same number with another content is of an older copy of the checkpoint. Of a completed epoch a
+    sink may keep its `content_number` alone, as `numbered_content` has it.
     """
 
     epoch: int
@@ -398,6 +402,16 @@ def stored_truth(value: object) -> bool:
 
 def _texts(value: list[object] | None) -> tuple[str, ...] | None:
     return None if value is None else tuple(stored_text(item) for item in value)
+
+
+def content_number(content: str | None) -> int:
+    """What stands for a content where only a number can be kept: 63 bits of its SHA-256; 0 for one that is not known."""
+    return 0 if content is None else max(1, int.from_bytes(hashlib.sha256(content.encode()).digest()[:8]) >> 1)
+
+
+def numbered_content(number: int) -> str | None:
+    """The content of which only this `content_number` is known. None for 0."""
+    return f"number:{number}" if number else None
 
 
 def another_write(job: str, recorded: RecordedEpoch, others: Collection[str]) -> StateError:

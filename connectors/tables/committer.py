@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from headrace.connectors.sink import CommitList, Committer, Outcome, is_one_off
+from headrace.connectors.sink import CommitList, Committer, Outcome, content_number, is_one_off, numbered_content
 from headrace.connectors.tables.handles import TableHandle
 from headrace.connectors.tables.log import JobMarker, LoadedTable, TableLog
 from headrace.connectors.tables.work import WorkFolder, refused_by_store
@@ -67,7 +68,7 @@ class TableCommitter(Committer[TableHandle]):
         recorded = before.following - 1
         with refused_by_store(self._where):
             commits = self._work().read_list(recorded, before.recorded_by)
-        self._commits = commits or CommitList(recorded, (), completed=True)
+        self._commits = commits or CommitList(recorded, (), completed=True, content=numbered_content(before.content))
         return self._commits
 
     def check(self, handles: Sequence[TableHandle]) -> None:
@@ -136,10 +137,10 @@ class TableCommitter(Committer[TableHandle]):
         loaded = self._log.load()
         loaded.check_writable()
         self._work().enter()
-        before = loaded.marker(self._job) or JobMarker(0, 0, 0)
-        driver = before.driver + 1
-        loaded.commit(self._job, JobMarker(driver, before.following, before.recorded_by), ())
-        self._driver = driver
+        before = loaded.marker(self._job) or JobMarker(0)
+        marker = replace(before, driver=before.driver + 1)
+        loaded.commit(self._job, marker, ())
+        self._driver = marker.driver
         return loaded
 
     def _record(self, commits: CommitList[TableHandle]) -> None:
@@ -153,7 +154,8 @@ class TableCommitter(Committer[TableHandle]):
             self._check_fits(loaded, handle)
         if commits.handles:
             self._work().write_list(marker.driver, commits)
-        self._commit(loaded, JobMarker(marker.driver, commits.epoch + 1, marker.driver), commits.handles)
+        recorded = JobMarker(marker.driver, commits.epoch + 1, marker.driver, content_number(commits.content))
+        self._commit(loaded, recorded, commits.handles)
 
     def _commit(self, loaded: LoadedTable, marker: JobMarker, handles: Sequence[TableHandle]) -> None:
         """What fails after the commit, such as a checkpoint of the table's log, does not undo it."""
@@ -175,7 +177,7 @@ class TableCommitter(Committer[TableHandle]):
         loaded = self._log.load()
         marker = loaded.marker(self._job)
         if marker is not None and marker.following:
-            loaded.commit(self._job, JobMarker(marker.driver + 1, 0, 0), ())
+            loaded.commit(self._job, JobMarker(marker.driver + 1), ())
 
     def _own(self) -> tuple[LoadedTable, JobMarker]:
         """The table, whose marker names us. Raises FencedError, or StateError for another table in its place."""

@@ -1,8 +1,9 @@
 """Delta Lake tables by `deltalake`, which needs no JVM: what a job has committed is in the table's own transaction identifiers.
 
-Three of them, each a `txn` action of an application and a version: `headrace.<job>`, the epoch after the last one recorded;
-`headrace.<job>.driver` and `headrace.<job>.recorded-by`, as in `JobMarker`. Checkpoints of the log, VACUUM, OPTIMIZE, RESTORE
-and new columns leave them alone; `delta.setTransactionRetentionDuration` does not, and a table that sets it is refused.
+Four of them, each a `txn` action of an application and a version: `headrace.<job>`, the epoch after the last one recorded;
+`headrace.<job>.driver`, `headrace.<job>.recorded-by` and `headrace.<job>.content`, as in `JobMarker`. Checkpoints of the log,
+VACUUM, OPTIMIZE, RESTORE and new columns leave them alone; `delta.setTransactionRetentionDuration` does not, and a table that
+sets it is refused.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -28,7 +29,7 @@ from headrace.connectors.sink import Attempt, TwoPhaseSink, check_job
 from headrace.connectors.tables.committer import TableCommitter
 from headrace.connectors.tables.handles import DataFile, TableHandle, TableHandleSerializer
 from headrace.connectors.tables.log import FileLayout, JobMarker, LoadedTable, OutdatedError, TableLog
-from headrace.connectors.tables.rows import fitting_schema
+from headrace.connectors.tables.rows import can_partition, check_partition_columns, fitting_schema
 from headrace.connectors.tables.statistics import delta_statistics
 from headrace.connectors.tables.work import jobs_in, refused_by_store
 from headrace.connectors.tables.writing import Layout, TableTransaction
@@ -53,7 +54,6 @@ _PROPERTIES = {
     "delta.randomizeFilePrefixes": "it wants its files under random names (delta.randomizeFilePrefixes)",
 }
 _OF_COLUMNS = ("delta.invariants", "delta.generationExpression", "delta.identity.start", "delta.columnMapping.physicalName")
-_PARTITION_TYPES = (pa.types.is_string, pa.types.is_integer, pa.types.is_boolean, pa.types.is_date)
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,7 @@ class DeltaSink(TwoPhaseSink[TableHandle]):
         Raises UsageError for a type that Delta has not, and for a partition column of another type than text, integers,
         booleans and dates.
         """
-        for name in partition_by:
-            if name not in schema.names or not any(is_kind(schema.field(name).type) for is_kind in _PARTITION_TYPES):
-                kind = f"is {schema.field(name).type}" if name in schema.names else "is not among the columns"
-                raise UsageError(f"{self.uri}: {name!r} {kind}: partitions are by text, integers, booleans or dates")
+        check_partition_columns(schema, partition_by, self.uri)
         if is_local(self.uri):
             os.makedirs(self.uri, exist_ok=True)
         try:
@@ -189,13 +186,12 @@ class _LoadedDelta(LoadedTable):
             raise UsageError(f"{self._uri}: headrace cannot write to this table: {why}")
 
     def marker(self, job: str) -> JobMarker | None:
-        names = _applications(job)
-        driver, following, recorded_by = (self._table.transaction_version(name) for name in names)
-        return None if driver is None else JobMarker(driver, following or 0, recorded_by or 0)
+        driver, *others = (self._table.transaction_version(name) for name in _applications(job))
+        return None if driver is None else JobMarker(driver, *(number or 0 for number in others))
 
     def commit(self, job: str, marker: JobMarker, handles: Sequence[TableHandle]) -> None:
         """Tried once: whether to try again is for who knows the marker."""
-        versions = zip(_applications(job), (marker.driver, marker.following, marker.recorded_by), strict=True)
+        versions = zip(_applications(job), astuple(marker), strict=True)
         now_ms = time.time_ns() // 1_000_000
         properties = CommitProperties(
             custom_metadata={"isBlindAppend": True},  # others need not fear that we have read what they change
@@ -234,7 +230,7 @@ class _LoadedDelta(LoadedTable):
                     yield f"its column {column.name!r} has {key}"
         for name in self.partitioning:
             kind = self._schema.field(name).type
-            if not any(is_kind(kind) for is_kind in _PARTITION_TYPES):
+            if not can_partition(kind):
                 yield f"it is partitioned by {name!r}, which is {kind}"
 
 
@@ -283,9 +279,9 @@ class _BytesFile:
         return bool(self._inner.closed)
 
 
-def _applications(job: str) -> tuple[str, str, str]:
+def _applications(job: str) -> tuple[str, str, str, str]:
     """Of the parts of a `JobMarker`, in its order. A job's name has no dot."""
-    return f"headrace.{job}.driver", f"headrace.{job}", f"headrace.{job}.recorded-by"
+    return f"headrace.{job}.driver", f"headrace.{job}", f"headrace.{job}.recorded-by", f"headrace.{job}.content"
 
 
 def _added(file: DataFile, now_ms: int) -> AddAction:

@@ -1,7 +1,7 @@
 """Iceberg tables by PyIceberg: what a job has committed is in the table's own properties.
 
-Three of them: `headrace.<job>`, the epoch after the last one recorded; `headrace.<job>.driver` and
-`headrace.<job>.recorded-by`, as in `JobMarker`. Expiry of snapshots, compaction, rollback and new columns leave them alone.
+Four of them: `headrace.<job>`, the epoch after the last one recorded; `headrace.<job>.driver`, `headrace.<job>.recorded-by` and
+`headrace.<job>.content`, as in `JobMarker`. Expiry of snapshots, compaction, rollback and new columns leave them alone.
 
 Every commit, also one without files, makes a snapshot: catalogs refuse a commit if the branch `main` has moved since the table
 was loaded, and would let one through of which only properties have changed. PyIceberg tries a refused commit again on top of
@@ -16,7 +16,7 @@ import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from datetime import date
 from typing import Any
 
@@ -52,7 +52,7 @@ from headrace.connectors.sink import Attempt, TwoPhaseSink, check_job
 from headrace.connectors.tables.committer import TableCommitter
 from headrace.connectors.tables.handles import DataFile, TableHandle, TableHandleSerializer
 from headrace.connectors.tables.log import FileLayout, JobMarker, LoadedTable, OutdatedError, TableLog
-from headrace.connectors.tables.rows import fitting_schema
+from headrace.connectors.tables.rows import check_partition_columns, fitting_schema
 from headrace.connectors.tables.writing import Layout, TableTransaction
 from headrace.enumerator.errors import HeadraceError, PeerError, RetriableError, UsageError
 
@@ -101,17 +101,30 @@ class IcebergSink(TwoPhaseSink[TableHandle]):
         """JSON objects that name files, with their statistics."""
         return TableHandleSerializer()
 
-    def create_table(self, schema: pa.Schema) -> None:
+    def create_table(self, schema: pa.Schema, partition_by: Sequence[str] = ()) -> None:
         """Make an empty table with these columns, and its namespace, unless there is a table already, which is left as it is.
 
-        A table with partitions is made with PyIceberg or any other tool.
+        Raises UsageError for a type that Iceberg has not, and for a partition column of another type than text, integers,
+        booleans and dates. Partitions are the columns as they are (`identity`).
         """
-        with _translated(self.table):
-            catalog = _catalog(self.catalog)
-            with suppress(NamespaceAlreadyExistsError):
-                catalog.create_namespace(self.table.rpartition(".")[0])
-            with suppress(TableAlreadyExistsError):
-                catalog.create_table(self.table, schema=schema)
+        check_partition_columns(schema, partition_by, self.table)
+        try:
+            with _translated(self.table):
+                self._create(_catalog(self.catalog), schema, partition_by)
+        except OutdatedError:  # somebody has made one in the same moment: then there is one
+            self._log().load()
+
+    def _create(self, catalog: Catalog, schema: pa.Schema, partition_by: Sequence[str]) -> None:
+        with suppress(NamespaceAlreadyExistsError):
+            catalog.create_namespace(self.table.rpartition(".")[0])
+        if catalog.table_exists(self.table):
+            return
+        with suppress(TableAlreadyExistsError):
+            creation = catalog.create_table_transaction(self.table, schema=schema)
+            with creation.update_spec() as partitions:
+                for name in partition_by:
+                    partitions.add_identity(name)
+            creation.commit_transaction()
 
     def check_rows(self, schema: pa.Schema) -> None:
         """Load the table, and raise UsageError unless rows of this schema could be written; every task finds out, too."""
@@ -206,15 +219,12 @@ class _LoadedIceberg(LoadedTable):
         return sorted(name.removeprefix(_PREFIX).removesuffix(ending) for name in names)
 
     def marker(self, job: str) -> JobMarker | None:
-        driver, following, recorded_by = (self._properties.get(name) for name in _names(job))
-        if driver is None or following is None or recorded_by is None:
-            return None
-        return JobMarker(int(driver), int(following), int(recorded_by))
+        driver, *others = (self._properties.get(name) for name in _names(job))
+        return None if driver is None else JobMarker(int(driver), *(int(number or 0) for number in others))
 
     def commit(self, job: str, marker: JobMarker, handles: Sequence[TableHandle]) -> None:
         """Tried once: whether to try again is for who knows the marker."""
-        numbers = (marker.driver, marker.following, marker.recorded_by)
-        properties = {name: str(number) for name, number in zip(_names(job), numbers, strict=True)}
+        properties = {name: str(number) for name, number in zip(_names(job), astuple(marker), strict=True)}
         with _translated(self._name):
             transaction = self._table.transaction()
             transaction.set_properties(properties)
@@ -226,7 +236,8 @@ class _LoadedIceberg(LoadedTable):
 
     def drop_marker(self, job: str) -> None:
         with _translated(self._name):
-            self._table.transaction().remove_properties(*_names(job)).commit_transaction()
+            kept = [name for name in _names(job) if name in self._properties]
+            self._table.transaction().remove_properties(*kept).commit_transaction()
 
     def refers_to(self, paths: Collection[str]) -> bool:
         wanted = {f"{self._table.location()}/{path}" for path in paths}
@@ -283,9 +294,10 @@ def _catalog_of_process(_: int, properties: tuple[tuple[str, str], ...]) -> Cata
     return load_catalog(given.pop("name", _CATALOG), **{**given, "py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO"})
 
 
-def _names(job: str) -> tuple[str, str, str]:
+def _names(job: str) -> tuple[str, str, str, str]:
     """Of the parts of a `JobMarker`, in its order. A job's name has no dot."""
-    return f"{_PREFIX}{job}.driver", f"{_PREFIX}{job}", f"{_PREFIX}{job}.recorded-by"
+    name = f"{_PREFIX}{job}"
+    return f"{name}.driver", name, f"{name}.recorded-by", f"{name}.content"
 
 
 def _partition_value(text: str | None, kind: object) -> object:

@@ -28,12 +28,14 @@ class JobMarker:
     """What a table says of a job, in its own metadata. All count from 0; expiry and compaction leave it alone.
 
     `driver`: the number of the driver that fenced last. `following`: the epoch after the last one recorded, 0 if none is.
-    `recorded_by`: the driver that recorded it.
+    `recorded_by`: the driver that recorded it. `content`: the `content_number` of that epoch, 0 if that is not known, as in
+    markers of before.
     """
 
     driver: int
-    following: int
-    recorded_by: int
+    following: int = 0
+    recorded_by: int = 0
+    content: int = 0
 
 
 class FileLayout(ABC):

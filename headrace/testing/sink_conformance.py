@@ -432,6 +432,21 @@ class SinkConformance(ABC):
         self.assert_visible(external, job.expected)
         assert external.unended(job.name) == 0
 
+    def test_an_epoch_that_was_planned_anew_is_refused(self, external: SinkContext) -> None:
+        """The recorded epoch's number with another content, with and without rows: StaleEpochError from every new driver.
+
+        With the same content it is a replay.
+        """
+        job = self._job(external)
+        for epoch, tasks in ((3, 2), (4, 0)):
+            job.driver().commit(epoch, job.prepare(epoch, tasks), f"plan of {epoch}")
+            with pytest.raises(StaleEpochError):
+                job.driver().commit(epoch, job.prepare(epoch, number=1), "another plan")
+            job.driver().commit(epoch, (), f"plan of {epoch}")
+        job.driver().commit(5, job.prepare(5), "plan of 5")
+        self.assert_visible(external, job.epoch(3), job.epoch(5))
+        assert external.unended(job.name) == 0
+
     # --- transactions that end behind the sink's back -----------------------------------------------------------------
 
     def test_what_was_aborted_is_not_recorded(self, external: SinkContext) -> None:

@@ -288,6 +288,21 @@ class GreatNumbersAreNobodys(PassingSink):
         return super().begin(attempt)
 
 
+class _ForgetsContent(PassingCommitter):
+    def fence(self) -> CommitList[Any] | None:
+        commits = self.inner.fence()
+        if commits is None or commits.content is None:
+            return commits
+        self.sink.harm.append(commits.content)
+        return replace(commits, content=None)
+
+
+class ContentForgotten(PassingSink):
+    """An epoch is told by its number alone."""
+
+    committing = _ForgetsContent
+
+
 CAUGHT_BY: Mapping[type[PassingSink], str] = {
     CommitsInPrepare: "test_nothing_is_visible_before_the_commit",
     CommitsInAbort: "test_aborted_rows_are_never_visible",
@@ -303,6 +318,7 @@ CAUGHT_BY: Mapping[type[PassingSink], str] = {
     CheckDoesNothing: "test_what_was_aborted_is_not_recorded",
     GreatNumbersAreNobodys: "test_a_losing_attempt_of_the_greatest_number_is_aborted",
     RecordedEpochsForgotten: "test_an_epoch_without_rows_is_recorded",
+    ContentForgotten: "test_an_epoch_that_was_planned_anew_is_refused",
 }
 """Each bug, and a case of the kit that must fail for it."""
 

@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog.sql import SqlCatalog
 
 from headrace.connectors.commit import JobCommitter
 from headrace.connectors.sink import Attempt, one_off_job
@@ -46,6 +47,23 @@ def test_an_epoch_is_one_snapshot(sink, folder):
     added = [int(shot.summary["added-data-files"] or 0) for shot in iceberg_table(folder).metadata.snapshots]
     assert added == [0, 2]
     assert iceberg_values(folder) == ["a", "b"]
+
+
+def test_the_marker_in_a_table_is_as_it_was_written(sink, folder):
+    driver(sink).commit(7, (prepared(sink, 7, 0, ["a"]),), "sha256:ab12")
+    found = {name: value for name, value in iceberg_table(folder).metadata.properties.items() if name.startswith("headrace.")}
+    numbers = {"": "8", ".driver": "1", ".recorded-by": "1", ".content": "8637022608588308158"}
+    assert found == {f"headrace.{JOB}{name}": number for name, number in numbers.items()}
+
+
+def test_a_marker_of_before_is_read_and_its_epoch_is_told_by_its_number(sink, folder):
+    """Three numbers, without the content."""
+    before = {f"headrace.{JOB}": "8", f"headrace.{JOB}.driver": "3", f"headrace.{JOB}.recorded-by": "3"}
+    iceberg_table(folder).transaction().set_properties(before).commit_transaction()
+    assert sink.recorded_epochs() == {JOB: 7}
+    driver(sink).commit(7, (prepared(sink, 7, 0, ["a"]),), "sha256:ab12")
+    driver(sink).commit(8, (prepared(sink, 8, 0, ["b"]),), "sha256:ab12")
+    assert iceberg_values(folder) == ["b"]
 
 
 @pytest.mark.parametrize("is_applied", [True, False])
@@ -153,10 +171,7 @@ def test_values_and_partitions_come_back_and_filters_find_them(folder):
         ]
     )
     sink = IcebergSink(TABLE, catalog_of(folder))
-    sink.create_table(schema)
-    with iceberg_table(folder).update_spec() as update:
-        for name in ("text", "number", "day", "flag"):
-            update.add_identity(name)
+    sink.create_table(schema, ("text", "number", "day", "flag"))
     at = datetime(2024, 2, 29, 23, 59, 59, 123456, UTC)
     row = {"text": "", "number": -5, "day": date(1969, 12, 31), "flag": False, "real": 1.5, "at": at, "list": [1, None]}
     rows = [row, {**row, "flag": True, "text": "a/b=c%"}, dict.fromkeys(row)]
@@ -172,6 +187,19 @@ def test_values_and_partitions_come_back_and_filters_find_them(folder):
     for expression in ("day = '1969-12-31' and flag = false and text = ''", "number is null", "text = 'a/b=c%' and real > 1"):
         assert len(list(table.scan(row_filter=expression).plan_files())) == 1
         assert table.scan(row_filter=expression).to_arrow().num_rows == 1
+
+
+def test_a_table_is_made_once_however_many_make_it(folder):
+    """The second has looked before the first has made it."""
+    sink = IcebergSink(TABLE, catalog_of(folder))
+    sink.create_table(VALUES, ("value",))
+    made = iceberg_table(folder).metadata.table_uuid
+    with patch.object(SqlCatalog, "table_exists", return_value=False) as looked:
+        sink.create_table(VALUES)
+    assert looked.called
+    assert iceberg_table(folder).metadata.table_uuid == made
+    with pytest.raises(UsageError, match="'real' is double: partitions are by"):
+        sink.create_table(pa.schema([("real", pa.float64())]), ("real",))
 
 
 def test_other_transforms_are_refused(sink, folder):
