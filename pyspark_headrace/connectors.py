@@ -77,29 +77,18 @@ def _delta(options: Mapping[str, str], schema: StructType) -> Planned:
 
 
 @functools.lru_cache(maxsize=64)
-def _make_table(sink: DeltaSink, schema: pa.Schema, partition_by: tuple[str, ...]) -> None:
+def _make_table(sink: DeltaSink | IcebergSink, schema: pa.Schema, partition_by: tuple[str, ...]) -> None:
     """Asked once in this process, like `_check_rows`. A new table takes nulls everywhere, whatever this frame has."""
-    sink.create_table(_nullable(schema), partition_by)
+    sink.create_table(pa.schema([field.with_nullable(nullable=True) for field in schema]), partition_by)
     sink.check_rows(schema)
 
 
 def _iceberg(options: Mapping[str, str], schema: StructType) -> Planned:
     with _brought_by("iceberg"):
         from pyspark_headrace.iceberg_write import iceberg_write
-    write = iceberg_write(options)
-    _make_iceberg_table(write.sink, to_arrow_schema(schema, timezone="UTC"))
+    write, partition_by = iceberg_write(options)
+    _make_table(write.sink, to_arrow_schema(schema, timezone="UTC"), partition_by)
     return write, schema.names
-
-
-@functools.lru_cache(maxsize=64)
-def _make_iceberg_table(sink: IcebergSink, schema: pa.Schema) -> None:
-    """As `_make_table`."""
-    sink.create_table(_nullable(schema))
-    sink.check_rows(schema)
-
-
-def _nullable(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([field.with_nullable(nullable=True) for field in schema])
 
 
 _WRITES: Mapping[str, Callable[[Mapping[str, str], StructType], Planned]] = {

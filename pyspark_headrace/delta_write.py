@@ -8,13 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headrace.connectors.tables.delta import DeltaSink
-from pyspark_headrace.options import REPEATED_WRITE, Option, OptionTable, SinkWrite, integer, json_texts, sink_write, text
+from pyspark_headrace.options import (
+    PARTITION_BY,
+    REPEATED_WRITE,
+    Option,
+    OptionTable,
+    SinkWrite,
+    integer,
+    json_texts,
+    sink_write,
+    text,
+)
 
 __all__ = ["OPTIONS", "delta_write"]
-
-
-def _names(option: Option, value: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text(option, value).split(","))
 
 
 OPTIONS = OptionTable(
@@ -26,11 +32,7 @@ OPTIONS = OptionTable(
             text,
             "the table, as in `save(path)` and `start(path)`: a local path, or an address like `s3://bucket/table`",
         ),
-        Option(
-            "partitionBy",
-            _names,
-            "columns to partition a new table by, separated by commas; a table that exists stays as it is",
-        ),
+        PARTITION_BY,
         Option("targetFileSize", integer(1), "bytes after which a file ends (default 134217728, 128 MiB)"),
         Option("compression", text, "compression of Parquet: snappy (default), zstd, gzip, none, ..."),
         Option(

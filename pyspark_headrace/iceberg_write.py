@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headrace.connectors.tables.iceberg import IcebergSink
-from pyspark_headrace.options import REPEATED_WRITE, Option, OptionTable, SinkWrite, integer, json_texts, sink_write, text
+from pyspark_headrace.options import (
+    PARTITION_BY,
+    REPEATED_WRITE,
+    Option,
+    OptionTable,
+    SinkWrite,
+    integer,
+    json_texts,
+    sink_write,
+    text,
+)
 
 __all__ = ["OPTIONS", "iceberg_write"]
 
@@ -20,6 +30,7 @@ OPTIONS = OptionTable(
             json_texts('{"type": "rest", "uri": "..."}'),
             "a JSON object of PyIceberg's properties of the catalog, such as `name`, `type`, `uri`",
         ),
+        PARTITION_BY,
         Option("targetFileSize", integer(1), "bytes after which a file ends (default 134217728, 128 MiB)"),
         Option("compression", text, "compression of Parquet: zstd (default), snappy, gzip, lz4, brotli or none"),
         *REPEATED_WRITE,
@@ -28,10 +39,13 @@ OPTIONS = OptionTable(
 """Every option of the sink."""
 
 
-def iceberg_write(options: Mapping[str, str]) -> SinkWrite[IcebergSink]:
-    """Raises UsageError naming the option that is missing, unknown or wrong. Contacts nobody; no message shows a secret."""
+def iceberg_write(options: Mapping[str, str]) -> tuple[SinkWrite[IcebergSink], tuple[str, ...]]:
+    """How to write, and what to partition a new table by.
+
+    Raises UsageError naming the option that is missing, unknown or wrong. Contacts nobody; no message shows a secret.
+    """
     given, _ = OPTIONS.parse(options)
     OPTIONS.required(given, "table", "catalog")
     names = {"targetFileSize": "target_file_bytes", "compression": "compression"}
     more = {names[name]: value for name, value in given.items() if name in names}
-    return sink_write(IcebergSink(given["table"], given["catalog"], **more), given)
+    return sink_write(IcebergSink(given["table"], given["catalog"], **more), given), given.get("partitionBy", ())

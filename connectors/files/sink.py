@@ -25,8 +25,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Any
 from uuid import uuid4
@@ -34,6 +34,7 @@ from uuid import uuid4
 import pyarrow as pa
 
 from headrace.connectors.files.formats import FileFormat, RowWriter, create_writer
+from headrace.connectors.files.guard import AllOrNothing
 from headrace.connectors.files.handles import OPEN, SWEPT, FileHandle, FileHandleSerializer, temporary_name
 from headrace.connectors.files.store import Store, is_local, normal_path, open_store
 from headrace.connectors.sink import (
@@ -139,14 +140,14 @@ class FileTransaction(Transaction[FileHandle]):
         self._file: IO[bytes] | None = None
         self._writer: RowWriter | None = None
         self._rows = 0
-        self._failed = False
+        self._whole = AllOrNothing(sink.path, self._name, self.abort)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add rows. Raises UsageError for a type that the format cannot hold, and for another schema than that of the first."""
-        self._check_usable()
+        self._whole.check()
         if not batch.num_rows:
             return
-        with self._all_or_nothing():
+        with self._whole.steps():
             if self._file is None:
                 self._store.make_folder(f"{WORK}/{self._attempt.job}")
                 self._file = self._store.open(self._name)
@@ -164,10 +165,10 @@ class FileTransaction(Transaction[FileHandle]):
 
     def prepare(self) -> FileHandle | None:
         """Close the file; on a local disk it now survives a loss of power. None when no row was written."""
-        self._check_usable()
+        self._whole.check()
         if self._file is None or self._writer is None:
             return None
-        with self._all_or_nothing():
+        with self._whole.steps():
             self._writer.close()
             self._writer = None
             size = self._store.finish(self._name, self._file)
@@ -185,22 +186,6 @@ class FileTransaction(Transaction[FileHandle]):
                 file.close()
             with suppress(OSError):
                 self._store.remove(self._name)
-
-    def _check_usable(self) -> None:
-        if self._failed:
-            raise UsageError(f"{self._sink.path}: {self._name} was given up after an error, and takes and gives no rows")
-
-    @contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
-        """After an error nothing of the file is used: it may lack rows."""
-        try:
-            yield
-        except BaseException as error:
-            self._failed = True
-            self.abort()
-            if isinstance(error, OSError):
-                raise PeerError(f"{self._sink.path}: cannot write {self._name}: {error}") from error
-            raise
 
 
 class FileCommitter(Committer[FileHandle]):

@@ -10,7 +10,7 @@ from pyarrow import types
 
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["fitted", "fitting_schema", "partitions_of"]
+__all__ = ["can_partition", "check_partition_columns", "fitted", "fitting_schema", "partitions_of"]
 
 _INTEGERS = (types.is_int8, types.is_int16, types.is_int32, types.is_int64)
 _ROW = "__headrace_row"
@@ -37,6 +37,19 @@ def fitting_schema(rows: pa.Schema, table: pa.Schema, partitioning: Collection[s
             found = rows.field(field.name).type
             raise UsageError(f"{where}: column {field.name!r} is {field.type} in the table, and {found} in the rows: cast it")
     return pa.schema([field for field in table if field.name in rows.names])
+
+
+def can_partition(kind: pa.DataType) -> bool:
+    """Whether a table can be partitioned by such a column as it is."""
+    return bool(types.is_string(kind) or types.is_integer(kind) or types.is_boolean(kind) or types.is_date(kind))
+
+
+def check_partition_columns(schema: pa.Schema, partition_by: Collection[str], where: str) -> None:
+    """Raise UsageError naming what a new table of these columns cannot be partitioned by."""
+    for name in partition_by:
+        if name not in schema.names or not can_partition(schema.field(name).type):
+            kind = f"is {schema.field(name).type}" if name in schema.names else "is not among the columns"
+            raise UsageError(f"{where}: {name!r} {kind}: partitions are by text, integers, booleans or dates")
 
 
 def fitted(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -12,12 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from headrace.connectors.files.guard import AllOrNothing
 from headrace.connectors.sink import Attempt, Transaction
 from headrace.connectors.tables.handles import DataFile, TableHandle, place_of
 from headrace.connectors.tables.log import FileLayout, TableLog
 from headrace.connectors.tables.rows import fitted, fitting_schema, partitions_of
 from headrace.connectors.tables.work import WorkFolder
-from headrace.enumerator.errors import HeadraceError, PeerError, UsageError
+from headrace.enumerator.errors import PeerError
 
 __all__ = ["Layout", "TableTransaction"]
 
@@ -42,24 +42,24 @@ class TableTransaction(Transaction[TableHandle]):
         self._token = uuid4().hex[:16]
         self._place = place_of(attempt, self._token)
         self._files: _Files | None = None
-        self._failed = False
+        self._whole = AllOrNothing(where, f"transaction {self._place}", self.abort)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add rows. Their columns are those of the first batch."""
-        self._check_usable()
+        self._whole.check()
         if not batch.num_rows:
             return
-        with self._all_or_nothing():
+        with self._whole.steps():
             if self._files is None:
                 self._files = self._begin(batch.schema)
             self._files.write(batch)
 
     def prepare(self) -> TableHandle | None:
         """Close the files. None when no row was written. Raises PeerError if a driver has given this transaction up."""
-        self._check_usable()
+        self._whole.check()
         if self._files is None:
             return None
-        with self._all_or_nothing():
+        with self._whole.steps():
             files = self._files
             written = files.close()
             if not files.work.is_open(self._place):
@@ -87,22 +87,6 @@ class TableTransaction(Transaction[TableHandle]):
         files = _Files(work, self._place, self._layout, loaded.files, schema, loaded.partitioning, loaded.id, self._where)
         work.open(self._place)
         return files
-
-    def _check_usable(self) -> None:
-        if self._failed:
-            raise UsageError(f"{self._where}: {self._place} was given up after an error, and takes and gives no rows")
-
-    @contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
-        """After an error nothing of the files is used: they may lack rows."""
-        try:
-            yield
-        except BaseException as error:
-            self._failed = True
-            self.abort()
-            if isinstance(error, (OSError, pa.ArrowException)) and not isinstance(error, HeadraceError):
-                raise PeerError(f"{self._where}: cannot write the files of {self._place}: {error}") from error
-            raise
 
 
 class _Files:

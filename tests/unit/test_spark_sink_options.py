@@ -252,7 +252,9 @@ class TestDelta:
 
 class TestIceberg:
     def test_options(self):
-        write = iceberg_write({"table": "a.b", "catalog": '{"uri": "s3cret"}', "targetFileSize": "5", "compression": "snappy"})
+        given = {"table": "a.b", "catalog": '{"uri": "s3cret"}', "targetFileSize": "5", "compression": "snappy"}
+        write, partition_by = iceberg_write({**given, "partitionBy": "day, city"})
+        assert partition_by == ("day", "city")
         assert write.sink == IcebergSink("a.b", {"uri": "s3cret"}, target_file_bytes=5, compression="snappy")
         assert "s3cret" not in repr(write)
 

@@ -1,0 +1,41 @@
+"""A task's files are whole or not used: after any error the transaction takes no rows and gives no handle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+
+from headrace.enumerator.errors import HeadraceError, PeerError, UsageError
+
+__all__ = ["AllOrNothing"]
+
+
+class AllOrNothing:
+    """Of one transaction, used by its thread."""
+
+    def __init__(self, where: str, name: str, abort: Callable[[], None]) -> None:
+        """`where` and `name`, the destination and the transaction, are for messages; `abort` removes what is written."""
+        self._where, self._name, self._abort = where, name, abort
+        self._failed = False
+
+    def check(self) -> None:
+        """Raise UsageError after an error."""
+        if self._failed:
+            raise UsageError(f"{self._where}: {self._name} was given up after an error, and takes and gives no rows")
+
+    @contextmanager
+    def steps(self) -> Iterator[None]:
+        """Steps after which all is there. After an error in them it is aborted: rows may be missing.
+
+        Raises PeerError for what the store refuses.
+        """
+        try:
+            yield
+        except BaseException as error:
+            self._failed = True
+            self._abort()
+            if isinstance(error, (OSError, pa.ArrowException)) and not isinstance(error, HeadraceError):
+                raise PeerError(f"{self._where}: cannot write {self._name}: {error}") from error
+            raise
