@@ -406,7 +406,9 @@ class JobCommitter(Generic[HandleT]):
             commands.popleft()
         return [Ended(handle, outcome) for handle, outcome in zip(handles, self._committer.end_all(handles), strict=True)]
 
-    def _perform(self, command: CommitCommand[HandleT]) -> CommitEvent[HandleT]:
+    def _perform(
+        self, command: Fence | Check[HandleT] | Record[HandleT] | Copy[HandleT] | Sweep[HandleT]
+    ) -> CommitEvent[HandleT]:
         match command:
             case Fence():
                 return Fenced(self._committer.fence())
@@ -416,8 +418,6 @@ class JobCommitter(Generic[HandleT]):
             case Record(commits):
                 self._committer.record(commits)
                 return Recorded()
-            case End(handle):
-                return Ended(handle, self._committer.end(handle))
             case Copy(handles):
                 return Copied(self._committer.copy(handles))
             case Sweep(keep):

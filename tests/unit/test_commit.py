@@ -35,7 +35,7 @@ from headrace.connectors.commit import (
 )
 from headrace.connectors.sink import Attempt, CommitList, CommitListSerializer, Outcome, check_job
 from headrace.enumerator.errors import DataLossError, FencedError, PeerError, ProtocolViolationError, StateError, UsageError
-from headrace.testing.memory_sink import MemoryHandle, MemoryHandleSerializer, MemorySink, MemoryTransactionLog
+from headrace.testing.memory_sink import MemoryCommitter, MemoryHandle, MemoryHandleSerializer, MemorySink, MemoryTransactionLog
 from tests.helpers.tables import arrows
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -198,6 +198,29 @@ def test_no_other_epoch_is_stale(epoch, recorded):
     refuse_stale("job", epoch, recorded)
 
 
+def test_what_is_to_be_done_about_a_stale_epoch_is_said_in_full():
+    with pytest.raises(StaleEpochError) as raised:
+        refuse_stale("job", 4, 5)
+    assert str(raised.value) == (
+        "job 'job' is to write epoch 4, and the sink has committed up to epoch 5 of it: the checkpoint is an older copy, and "
+        "its epochs need not hold the rows they held before. Go on from the newest checkpoint, or begin a new query with a new "
+        "checkpoint"
+    )
+
+
+def test_a_new_core_knows_of_no_list():
+    assert driven(NEW).commits is None
+
+
+def test_a_replay_from_another_plan_does_not_replace_what_is_recorded_before_it_is_refused():
+    recorded = replace(DONE, content="sha256:recorded")
+    core = driven([RecoveryRequested(), Fenced(recorded), Swept()])
+    assert core.handle(CommitRequested(5, (), "sha256:planned anew")) == [Record(recorded)]
+    core.handle(Recorded())
+    with pytest.raises(StaleEpochError, match=r"'job' is to write epoch 5.*already, from another plan"):
+        core.handle(Swept())
+
+
 # --- with a log in memory -----------------------------------------------------------------------------------------------
 
 
@@ -254,6 +277,44 @@ def test_a_transaction_without_rows_has_no_handle_and_leaving_aborts_what_is_not
     with MemorySink(log).begin(Attempt("job", 0, 1, 0)) as transaction:
         transaction.write(batch("a"))
     assert not log.unended("job")
+
+
+class Watched(MemoryCommitter):
+    """Keeps what it is asked to confirm, and loses the last of several outcomes."""
+
+    def __init__(self, log, job):
+        super().__init__(log, job)
+        self.confirmed = []
+
+    def confirm(self, handles):
+        self.confirmed.append(handles)
+
+    def end_all(self, handles):
+        return super().end_all(handles)[: max(1, len(handles) - 1)]
+
+
+def test_the_sink_is_asked_whether_what_was_committed_is_of_the_recorded_write():
+    log = MemoryTransactionLog()
+    watched = Watched(log, "job")
+    handles = (prepared(MemorySink(log), 0, 0, "a"),)
+    JobCommitter("job", watched).commit(0, handles)
+    assert watched.confirmed == [handles]
+
+
+def test_a_sink_that_leaves_out_an_outcome_is_an_error_and_no_completed_epoch():
+    log = MemoryTransactionLog()
+    sink = MemorySink(log)
+    with pytest.raises(ValueError, match="shorter"):
+        JobCommitter("job", Watched(log, "job")).commit(0, (prepared(sink, 0, 0, "a"), prepared(sink, 0, 1, "b")))
+    JobCommitter("job", sink.committer("job")).recover()
+    assert visible(log) == ["a", "b"]
+
+
+def test_a_stale_epoch_is_refused_in_the_name_of_its_job():
+    log = MemoryTransactionLog()
+    JobCommitter("job", MemorySink(log).committer("job")).commit(5, ())
+    with pytest.raises(StaleEpochError, match="'job' is to write epoch 4"):
+        JobCommitter("job", MemorySink(log).committer("job")).commit(4, ())
 
 
 @pytest.mark.parametrize("job", ["", "a/b", "a.b", "ä", "x" * 101])

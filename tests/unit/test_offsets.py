@@ -14,9 +14,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace.connectors.kafka.read.split import KafkaSplit
-from headrace.enumerator.errors import StateError
-from headrace.kafka import KafkaSource
+from headrace.enumerator.errors import DataLossError, StateError
+from headrace.kafka import KafkaSource, Latest
 from headrace.runners.spark.log_read import LogOffsets
+from headrace.testing.fake_kafka import FakeKafka
 from pyspark_headrace import kafka_offsets as offsets_json
 from pyspark_headrace.kafka_offsets import KafkaOffsets
 
@@ -321,3 +322,66 @@ def test_what_is_not_the_jvm_connectors_is_shown(document, what):
 def test_two_topics_of_one_name_are_written_in_one_order():
     lines = [(KafkaSplit("t", topic_id, partition, 1), 0) for partition in (0, 1) for topic_id in (B, A)]
     assert FORMAT.to_json(offsets(*lines)) == FORMAT.to_json(offsets(*reversed(lines)))
+
+
+# --- a checkpoint of the JVM connector, over a Kafka of this process ---
+
+
+@pytest.fixture(scope="module")
+def kafka():
+    with FakeKafka() as cluster:
+        for topic in ("t", "u"):
+            cluster.create_topic(topic, partitions=2)
+        cluster.append("t", *(b"%d" % number for number in range(5)))
+        cluster.delete_records("t", before=2)
+        yield cluster
+
+
+def over(kafka, *topics, **fields):
+    quick = {"retry.backoff.ms": "1", "retry.backoff.max.ms": "1"}
+    return KafkaOffsets(KafkaSource(kafka.bootstrap, topics=topics or ("t",), properties=quick, **fields))
+
+
+def id_of(kafka, topic):
+    (topic_id,) = {split.topic_id for split in over(kafka, topic).source.create_discovery().initial().added}
+    return topic_id
+
+
+def test_a_checkpoint_of_the_jvm_connector_is_taken_over_with_the_ids_of_today(kafka):
+    taken = [KafkaSplit("t", id_of(kafka, "t"), 0, 3), KafkaSplit("t", id_of(kafka, "t"), 1, 0)]
+    found = over(kafka).from_json('{"t":{"0":3,"1":0}}')
+    assert found == LogOffsets({split.split_id: split for split in taken}, began={})
+
+
+def test_an_empty_checkpoint_of_the_jvm_connector_has_no_splits(kafka):
+    assert over(kafka).from_json("{}") == LogOffsets({}, began={})
+
+
+def test_our_own_offsets_are_read_without_asking_a_broker():
+    assert FORMAT.from_json(GOLDEN.read_text()) == GOLDEN_OFFSETS_V2
+
+
+def test_partitions_that_are_gone_are_named_when_a_checkpoint_is_taken_over(kafka):
+    with pytest.raises(DataLossError, match=r"names partitions that are gone: t-7, t-8\. .*fail") as raised:
+        over(kafka).from_json('{"t":{"8":1,"0":3,"7":0}}')
+    assert str(raised.value).startswith("the checkpoint of Spark's Kafka connector names")
+
+
+def test_partitions_that_are_gone_are_left_out_when_loss_is_allowed(kafka):
+    found = over(kafka, "t", "u", fail_on_data_loss=False).from_json('{"t":{"8":1,"0":3},"u":{"1":0}}')
+    assert [str(split) for split in found.splits.values()] == ["t-0", "u-1"]
+
+
+def test_a_checkpoint_of_which_nothing_is_subscribed_to_is_refused_though_loss_is_allowed(kafka):
+    with pytest.raises(StateError, match=r"^none of the checkpoint's partitions is among those subscribed to: u-0, u-1$"):
+        over(kafka, fail_on_data_loss=False).from_json('{"u":{"1":1,"0":3}}')
+
+
+def test_what_the_jvm_connector_found_while_it_planned_began_at_its_first_record(kafka):
+    """And at its end if that lies before the first record by now, or if the partition is gone."""
+    t, u = id_of(kafka, "t"), id_of(kafka, "u")
+    found = [KafkaSplit("t", t, 0, 5), KafkaSplit("u", u, 0, 0), KafkaSplit("gone", A, 0, 9)]
+    known = {split.split_id: split for split in [KafkaSplit("t", t, 1, 0)]}
+    whatever = over(kafka, "t", "u", start_of_new_partitions=Latest())
+    assert whatever.begins(found, known) == {f"t-0@{t}": 2, f"u-0@{u}": 0, f"gone-0@{A}": 9}
+    assert whatever.begins([KafkaSplit("t", t, 0, 1)], known) == {f"t-0@{t}": 1}
