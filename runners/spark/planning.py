@@ -93,9 +93,9 @@ def _split_by_size(item: OffsetRange, limit: int | None) -> list[OffsetRange]:
 
 
 def _split_to_count(pieces: list[OffsetRange], count: int) -> list[OffsetRange]:
-    total = sum(piece.size for piece in pieces)
-    if len(pieces) >= count or total == 0:
+    if len(pieces) >= count:
         return pieces
+    total = sum(piece.size for piece in pieces)
     return [part for piece in pieces for part in _cut(piece, min(piece.size, max(1, round(piece.size / total * count))))]
 
 

@@ -73,6 +73,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
         self._publishing_fails = False
         self._is_away = False
         self._published: dict[str, int] = {}
+        self._going_back: dict[str, int] = {}
         self._last_batch_at: float | None = None
         self._pins_end = False
         self._pinned: Mapping[str, OffsetSplitT] | None = None
@@ -102,8 +103,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
             return start
         starts = {split_id: split.next_offset for split_id, split in backlog.splits.items()}
         ends = {**admit(starts, backlog.ends, max_offsets), **{i: backlog.ends[i] for i in backlog.gone_back}}
-        for split_id in backlog.gone_back:
-            self._published.pop(split_id, None)
+        self._going_back |= {split_id: ends[split_id] for split_id in backlog.gone_back}
         found = backlog.splits.keys() - offsets.splits.keys()
         gone = self._retired.keys() & offsets.splits.keys()
         if ends == starts and not found and not gone and not offsets.initial:
@@ -240,19 +240,19 @@ class StreamPlanner(Generic[OffsetSplitT]):
         return {**self._format.begins(unknown, first.splits), **begins} if unknown else begins
 
     def _publish(self, offsets: LogOffsets[OffsetSplitT]) -> None:
-        """Positions are durable now. Never goes back. For others to look at: no failure stops the query, the next batch is
-        another try, and the log says when it begins and when it ends.
+        """Positions are durable now. For others to look at: no failure stops the query, the next batch is another try, and the
+        log says when it begins and when it ends.
 
-        Splits that are gone are left out: another may bear the same name by now.
+        Never goes back but to where a batch did. Splits that are gone are left out: another may bear the same name by now.
         """
         if offsets.initial:
             return
         present = {split_id: split for split_id, split in offsets.splits.items() if split_id not in self._missing}
-        ahead = [s for split_id, s in present.items() if s.next_offset > self._published.get(split_id, -1)]
-        if not ahead:
+        news = [split for split in present.values() if self._is_news(split)]
+        if not news:
             return
         try:
-            self._source.checkpoint_completed(ahead)
+            self._source.checkpoint_completed(news)
         except (HeadraceError, OSError) as error:
             if not self._publishing_fails:
                 log.warning("the query goes on, but its positions are not published until this is mended: %s", error)
@@ -261,7 +261,13 @@ class StreamPlanner(Generic[OffsetSplitT]):
         if self._publishing_fails:
             log.warning("positions are published again")
         self._publishing_fails = False
-        self._published |= {split.split_id: split.next_offset for split in ahead}
+        self._published |= {split.split_id: split.next_offset for split in news}
+        self._going_back = {split_id: at for split_id, at in self._going_back.items() if self._published.get(split_id) != at}
+
+    def _is_news(self, split: OffsetSplitT) -> bool:
+        """Spark commits the batch before once more after it has planned one that goes back: that must not count as ahead."""
+        before = self._published.get(split.split_id, -1)
+        return split.next_offset > before or split.next_offset == self._going_back.get(split.split_id)
 
 
 def _is_complete(offsets: LogOffsets[OffsetSplitT]) -> bool:

@@ -34,4 +34,4 @@ class MemoryOffsets:
 
     def ends_to_json(self, ends: Mapping[str, int], splits: Mapping[str, MemorySplit]) -> str:
         """{"a": 3}."""
-        return json.dumps(dict(ends), separators=(",", ":"), sort_keys=True)
+        return json.dumps({split_id: ends[split_id] for split_id in splits}, separators=(",", ":"), sort_keys=True)

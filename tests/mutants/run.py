@@ -71,7 +71,7 @@ GROUPS = {
     ),
     "fetch-plan": Group(
         ["headrace/connectors/kafka/read/fetch_plan", "headrace/connectors/kafka/read/fetch_index"],
-        ["tests/unit/test_fetch_plan"],
+        ["tests/unit/test_fetch_plan", "tests/unit/test_fetch_index"],
     ),
     "fetch-protocol": Group(["headrace/connectors/kafka/format/fetch_protocol"], ["tests/unit/test_fetch_protocol"]),
     "offsets": Group(["pyspark_headrace/kafka_offsets"], ["tests/unit/test_offsets"]),
@@ -131,7 +131,7 @@ def copy_in_mutants(file: Path) -> Path:
 
 def mutmut(copy: Path, *command: str, quiet: bool = True) -> str:
     """What mutmut says."""
-    environment = {**os.environ, "PYTHONPATH": ""}
+    environment = {**os.environ, "PYTHONPATH": "", "HYPOTHESIS_PROFILE": "mutants"}
     done = subprocess.run(
         [sys.executable, "-m", "mutmut", *command],
         cwd=copy,

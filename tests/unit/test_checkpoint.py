@@ -112,6 +112,39 @@ def test_what_is_no_checkpoint_is_refused_as_such(data):
         SERIALIZER.deserialize(data)
 
 
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (
+            envelope(version=2),
+            "the checkpoint has version 2, and this headrace reads versions [1]; restore it with the headrace that wrote it, "
+            "or a newer one",
+        ),
+        (b'{"format": "flink"}', "this is not a headrace checkpoint: its format is 'flink'"),
+        (b"{}", "this is not a headrace checkpoint: its format is None"),
+        (b"[]", "the checkpoint is damaged: it is a JSON list, not an object"),
+        (
+            b"{",
+            "the checkpoint is damaged: it is not JSON (Expecting property name enclosed in double quotes: line 1 column 2 "
+            "(char 1))",
+        ),
+        (envelope(crc32=1), "the checkpoint is damaged: its checksum does not match"),
+        (envelope(body="7", crc32=zlib.crc32(b"7")), "the checkpoint's body is damaged: it is a JSON int, not an object"),
+        (envelope(body="{}", crc32=zlib.crc32(b"{}")), "the checkpoint is damaged: KeyError: 'source'"),
+        (with_body(source="kafka"), "the checkpoint is of a 'kafka' source and cannot restore a 'memory' source"),
+        (with_body(split_version=2), "the checkpoint's splits have version 2, and this headrace reads up to 1"),
+        (
+            with_body(splits=[{"finished": False, "split": {"id": "a", "next": 1, "stop": None}}] * 2),
+            "the checkpoint is damaged: it holds a split twice",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_checkpoint_is_said_in_full(data, said):
+    with pytest.raises(StateError) as raised:
+        SERIALIZER.deserialize(data)
+    assert str(raised.value) == said
+
+
 def test_a_changed_digit_in_the_body_is_noticed():
     data = SERIALIZER.serialize(GOOD)
     changed = data.replace(b'\\"next\\":3', b'\\"next\\":4')

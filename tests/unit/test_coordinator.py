@@ -64,9 +64,50 @@ def test_what_the_table_refuses():
     assert refused == created | started | (completed - created)
 
 
-def test_a_reader_outside_the_slots_is_refused():
-    with pytest.raises(ProtocolViolationError, match="slot"):
-        Driver(parallelism=2).register(2)
+@pytest.mark.parametrize("reader", [2, -1])
+def test_a_reader_outside_the_slots_is_refused(reader):
+    with pytest.raises(ProtocolViolationError, match=rf"^reader {reader} is not a slot of 0\.\.1$"):
+        Driver(parallelism=2).register(reader)
+
+
+def test_what_is_refused_is_said_with_who_refuses_it_and_where_it_stands():
+    with pytest.raises(ProtocolViolationError, match=r"^the coordinator is RUNNING: Started\(\) is not possible now$"):
+        Driver().send(e.Started())
+
+
+def test_why_a_checkpoint_is_declined_is_said():
+    driver = Driver()
+    assert driver.send(e.CheckpointTriggered(1)) == [e.DeclineCheckpoint(1, "the initial discovery has not answered yet")]
+    driver.discovered(split("a"))
+    driver.register(0)
+    driver.send(e.CheckpointTriggered(2))
+    assert driver.send(e.CheckpointTriggered(3)) == [e.DeclineCheckpoint(3, "checkpoint 2 is still under way")]
+
+
+def test_what_is_wrong_with_a_snapshot_is_said_with_reader_and_splits():
+    driver = reading_job()
+    driver.send(e.CheckpointTriggered(1))
+    held = [reading("a", 4, 9), reading("c", 4, 9)]
+    for states, said in [
+        ([], r"^reader 0 does not report its splits \['a', 'c'\]$"),
+        ([*held, reading("b", 2, 9), reading("z", 2, 9)], r"^reader 0 reports splits it does not hold: \['b', 'z'\]$"),
+        ([held[0], finished("c", 9)], r"^reader 0 and its SplitFinished events disagree on c$"),
+    ]:
+        with pytest.raises(ProtocolViolationError, match=said):
+            driver.snapshot(0, 1, *states)
+
+
+def test_a_reader_that_is_not_registered_is_named():
+    with pytest.raises(ProtocolViolationError, match=r"^reader 1 is not registered$"):
+        Driver().send(e.SplitRequested(1))
+
+
+def test_the_checkpoint_that_is_under_way_is_said_when_another_ends():
+    driver = Driver()
+    driver.discovered(split("a"))
+    driver.checkpoint(1)
+    with pytest.raises(ProtocolViolationError, match=r"^checkpoint 2 is not the one under way \(_Pending\(checkpoint_id=1"):
+        driver.send(e.CheckpointCompleted(2))
 
 
 @pytest.mark.parametrize("event", [e.SplitRequested(1), e.SplitFinished(1, "b")])
@@ -331,6 +372,28 @@ def test_a_reader_lost_after_the_end_takes_the_end_back():
     assert only(again, e.SourceFinished) == []
     holder = next(reader for reader, splits in assigned(again).items() if splits)
     assert driver.send(e.SplitFinished(holder, "b")) == [e.SourceFinished()]
+
+
+def test_a_reader_that_takes_the_place_of_a_lost_one_hears_that_no_split_will_come():
+    driver = reading_job()
+    assert driver.send(e.ReaderLost(1)) == []
+    assert driver.register(1) == [e.Assign(1, (split("b", 0, 9),)), e.NoMoreSplits(1)]
+
+
+def test_a_reader_that_asks_again_hears_again_that_no_split_will_come_and_no_other_does():
+    assert reading_job().send(e.SplitRequested(0)) == [e.NoMoreSplits(0)]
+
+
+def test_a_reader_that_gets_a_split_of_a_lost_one_hears_again_that_no_more_will_come():
+    driver = Driver()
+    driver.discovered(*(split(name, 0, 9) for name in "abcd"), complete=True)
+    driver.register(0, 1)
+    driver.send(e.SplitFinished(0, "a"))
+    driver.checkpoint(1, r0=[finished("a", 9), reading("c", 0, 9)], r1=[reading("b", 0, 9), reading("d", 0, 9)])
+    driver.send(e.CheckpointCompleted(1))
+    assert driver.send(e.ReaderLost(1)) == [e.Assign(0, (split("d", 0, 9),))]
+    again = driver.register(1)
+    assert again == [e.Assign(1, (split("b", 0, 9),)), e.NoMoreSplits(0), e.NoMoreSplits(1)]
 
 
 def test_a_bounded_source_without_splits_finishes():

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.enumerator import EagerEnumerator, EmbeddedRun, LazyEnumerator
-from headrace.enumerator.errors import RetriableError, StateError, UsageError
+from headrace.enumerator.errors import AuthenticationError, DeadlineExceededError, RetriableError, StateError, UsageError
 from headrace.testing.memory import MemoryDiscovery, MemoryLog, MemoryReader, MemorySource
 
 BOTH = pytest.mark.parametrize("assignment", [EagerEnumerator, LazyEnumerator])
@@ -216,6 +216,109 @@ def test_a_later_discovery_that_fails_for_now_is_tried_again(monkeypatch, caplog
         assert "no answer" in caplog.text
         clock.now_s = 20.0
         assert read(run) == "2"
+
+
+def test_discovery_that_fails_again_and_again_is_said_once_and_so_is_its_end(monkeypatch, caplog):
+    log, clock = log_of(a="1"), Clock()
+    answers = [TimeoutError("no answer"), TimeoutError("no answer"), None, None, TimeoutError("no answer")]
+    later = MemoryDiscovery.later
+
+    def flaky(self, known):
+        if (error := answers.pop(0)) is not None:
+            raise error
+        return later(self, known)
+
+    monkeypatch.setattr(MemoryDiscovery, "later", flaky)
+    with run_of(MemorySource(log), clock=clock, discovery_interval_s=10.0) as run:
+        while answers:
+            clock.now_s += 10.0
+            run.poll(0.0)
+    fails, works = "discovery of memory failed and will be tried again: no answer", "discovery of memory works again"
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [fails, works, fails]
+
+
+@pytest.mark.parametrize("error", [RetriableError("busy"), DeadlineExceededError("late"), ConnectionError("lost")])
+def test_positions_that_cannot_be_published_for_now_are_a_warning(monkeypatch, caplog, error):
+    def fail(_source, _splits):
+        raise error
+
+    monkeypatch.setattr(MemorySource, "checkpoint_completed", fail, raising=False)
+    with run_of(MemorySource(log_of(a="12"))) as run:
+        run.checkpoint()
+        run.checkpoint_completed()
+        assert f"positions of memory could not be published now, later ones will be: {error}" in caplog.text
+        run.checkpoint()
+
+
+def test_positions_that_are_refused_for_good_are_an_error_though_the_checkpoint_is_completed(monkeypatch):
+    def fail(_source, _splits):
+        raise AuthenticationError("Read was revoked")
+
+    monkeypatch.setattr(MemorySource, "checkpoint_completed", fail, raising=False)
+    with run_of(MemorySource(log_of(a="12"))) as run:
+        run.checkpoint()
+        with pytest.raises(AuthenticationError, match="Read was revoked"):
+            run.checkpoint_completed()
+        run.checkpoint()
+
+
+def test_splits_that_are_missing_are_reported_and_once_gone_are_stored_no_more(monkeypatch):
+    log, clock, reported = log_of(a="1", b="2"), Clock(), []
+    monkeypatch.setattr(
+        MemorySource, "splits_missing", lambda _, splits: reported.append([s.split_id for s in splits]), raising=False
+    )
+    gone: set[str] = set()
+    monkeypatch.setattr(MemorySource, "gone", lambda _, splits: frozenset(s.split_id for s in splits) & gone, raising=False)
+    with run_of(MemorySource(log), clock=clock, discovery_interval_s=10.0) as run:
+        log.hide("a")
+        for proven, is_stored in [(set(), True), ({"a"}, False)]:
+            gone |= proven
+            clock.now_s += 10.0
+            read(run)
+            assert (b'\\"id\\":\\"a' in run.checkpoint()) is is_stored
+            run.checkpoint_completed()
+    assert reported == [["a"]]
+
+
+def test_a_wait_is_shared_by_the_readers_that_have_something_to_read(monkeypatch):
+    waits: list[float] = []
+    monkeypatch.setattr(MemoryReader, "poll", lambda _, timeout: waits.append(timeout))
+    with run_of(MemorySource(log_of(a="1", b="2")), parallelism=3) as run:
+        assert run.poll(3.0) is None
+    assert sorted(waits) == [0.0, 1.5, 1.5]
+    waits.clear()
+    with run_of(MemorySource(MemoryLog()), parallelism=3) as run:
+        assert run.poll(3.0) is None
+    assert waits == [1.0, 1.0, 1.0]
+
+
+def test_what_ends_a_run_at_its_start_is_what_discovery_raised(monkeypatch):
+    def refuse(_: MemoryDiscovery) -> None:
+        raise UsageError("no such topic")
+
+    monkeypatch.setattr(MemoryDiscovery, "initial", refuse)
+    with pytest.raises(UsageError, match="no such topic"):
+        run_of(MemorySource(log_of(a="12")))
+
+
+def test_why_there_is_no_checkpoint_now_is_said_and_how_one_is_begun():
+    with run_of(MemorySource(log_of(a="12"))) as run:
+        for end in (run.checkpoint_completed, run.checkpoint_aborted):
+            with pytest.raises(UsageError, match=r"^no checkpoint is under way: call checkpoint\(\) first$"):
+                end()
+        run.checkpoint()
+        with pytest.raises(StateError, match=r"^no checkpoint can be had now: checkpoint 1 is still under way$"):
+            run.checkpoint()
+
+
+def test_a_split_that_finished_in_a_completed_checkpoint_is_reported_no_more_and_one_that_did_not_is():
+    with run_of(MemorySource(log_of(a="12", b="3456"), bounded=True), assignment=EagerEnumerator) as run:
+        read(run)
+        run.checkpoint()
+        assert set(run._slots[0].reported) == {"a", "b"}
+        run.checkpoint_completed()
+        run.checkpoint()
+        assert set(run._slots[0].reported) == set()
 
 
 def test_a_checkpoint_that_cannot_be_read_is_refused():

@@ -150,6 +150,21 @@ def test_settings_that_make_no_sense_are_refused(parallelism, interval_s):
         create_enumerator(EagerEnumerator, parallelism=parallelism, discovery_interval_s=interval_s)
 
 
+def test_settings_that_make_no_sense_are_named_with_their_value():
+    for parallelism, interval_s, said in [
+        (0, None, r"^parallelism must be at least 1, not 0$"),
+        (1, 0.0, r"^the discovery interval must be positive seconds or None, not 0\.0$"),
+    ]:
+        with pytest.raises(UsageError, match=said):
+            create_enumerator(EagerEnumerator, parallelism=parallelism, discovery_interval_s=interval_s)
+    assert create_enumerator(EagerEnumerator, parallelism=1, discovery_interval_s=0.5).parallelism == 1
+
+
+def test_what_discovery_refuses_is_said_with_where_it_stands():
+    with pytest.raises(ProtocolViolationError, match=r"^discovery is NEW: DUE is not possible now$"):
+        create_enumerator(EagerEnumerator, parallelism=1).discovery_due()
+
+
 # --- eager ------------------------------------------------------------------------------------------------------------
 
 
@@ -175,6 +190,24 @@ def test_eager_replans_what_a_lost_reader_held():
     lost = driver.send(e.ReaderLost(0))
     again = driver.register(0)
     assert assigned_splits(lost + again) == [split("a"), split("c")]
+
+
+def test_eager_counts_what_is_planned_for_a_reader_that_has_not_started():
+    driver = Driver(discovery_interval_s=1.0)
+    driver.discovered(split("a"), split("b"), split("c"))
+    driver.register(0)
+    driver.send(e.DiscoveryDue())
+    assert assigned(driver.discovered(split("d"), split("e"))) == {0: [split("e")]}
+    assert assigned(driver.register(1)) == {1: [split("b"), split("d")]}
+
+
+def test_eager_gives_what_was_planned_for_a_lost_reader_to_its_successor_once():
+    driver = Driver()
+    driver.discovered(*(split(name) for name in "abcd"))
+    driver.send(e.ReaderLost(0))
+    driver.register(0)
+    driver.send(e.ReaderLost(0))
+    assert assigned_splits(driver.register(0, 1)) == [split(name) for name in "abcd"]
 
 
 @pytest.mark.parametrize("parallelism", [1, 3, 8])
@@ -229,6 +262,15 @@ def test_lazy_forgets_the_request_of_a_lost_reader():
     driver.register(0)
     assert assigned(driver.discovered(split("a"))) == {}
     assert assigned(driver.send(e.SplitRequested(0))) == {0: [split("a")]}
+
+
+def test_lazy_keeps_the_request_of_a_reader_that_is_not_there_for_no_one():
+    driver = Driver(assignment=LazyEnumerator)
+    driver.register(0, 1)
+    driver.send(e.SplitRequested(0))
+    driver.register(0)
+    assert assigned(driver.discovered(split("a"))) == {}
+    assert assigned(driver.send(e.SplitRequested(1))) == {1: [split("a")]}
 
 
 @pytest.mark.parametrize("parallelism", [1, 4])

@@ -1,6 +1,7 @@
 """The fetch plan, driven through its states by hand: no sockets, no threads, and a clock that is a number."""
 
 import struct
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -15,8 +16,9 @@ from headrace.connectors.kafka.client.errors import (
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.topology import Broker, Leader
 from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer
+from headrace.connectors.kafka.read.fetch_index import Work
 from headrace.connectors.kafka.read.fetch_plan import FetchedData, FetchFailed, FetchFrom, FetchPlan
-from headrace.enumerator.errors import CorruptDataError, DeadlineExceededError, RetriableError
+from headrace.enumerator.errors import CorruptDataError, DataLossError, DeadlineExceededError, RetriableError
 
 CONFIG = ClientConfig(bootstrap="b:1", default_api_timeout_ms=10_000, retry_backoff_ms=100, retry_backoff_max_ms=1000)
 ONE, TWO = Broker(1, "one", 9092), Broker(2, "two", 9092)
@@ -24,8 +26,8 @@ ID, OTHER_ID = UUID(int=1), UUID(int=2)
 ROOM = 8 << 20
 
 
-def batches(base: int, count: int) -> memoryview:
-    rest = struct.pack(">ibIhi", 3, 2, 0, 0, count - 1)
+def batches(base: int, count: int, epoch: int = 3) -> memoryview:
+    rest = struct.pack(">ibIhi", epoch, 2, 0, 0, count - 1)
     return memoryview(struct.pack(">qi", base, len(rest)) + rest)
 
 
@@ -34,8 +36,8 @@ def answer(records: memoryview | bytes = b"", **given) -> PartitionAnswer:
     return PartitionAnswer(**(fields | given))
 
 
-def plan_of(*sources: FetchFrom) -> FetchPlan:
-    plan = FetchPlan(CONFIG)
+def plan_of(*sources: FetchFrom, config: ClientConfig = CONFIG) -> FetchPlan:
+    plan = FetchPlan(config)
     for source in sources:
         plan.add(source)
         assert plan.leader_found(source, Leader(ONE, 5), source.topic_id or ID, 0.0) is None
@@ -404,3 +406,410 @@ def test_a_bounded_partition_is_asked_for_about_what_it_holds_as_plans_before_fo
     assert guessed > 10_000 * 1000
     assert known < 100_000 < guessed
     assert densities[("t", 0)] < 1
+
+
+# --- looking leaders up again ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "age_s"),
+    [
+        (CONFIG, 300.0),
+        (replace(CONFIG, metadata_max_age_ms=7), 0.1),  # no more often than failed requests are repeated
+        (replace(CONFIG, metadata_max_age_ms=7, retry_backoff_ms=8), 0.05),
+    ],
+)
+def test_a_leader_is_looked_up_again_once_it_is_known_for_long(config, age_s):
+    source = FetchFrom("t", 0, 10)
+    plan = plan_of(source, config=config)
+    assert plan.next_due(None) == age_s
+    assert plan.leaderless(age_s) == [source]
+    plan.leader_found(source, Leader(ONE, 5), ID, age_s)
+    assert plan.next_due(None) == 2 * age_s
+    assert len(plan.take(ONE, age_s, ROOM)) == 1
+
+
+def test_who_is_looked_up_again_in_vain_is_fetched_on():
+    source = FetchFrom("t", 0, 10)
+    plan = plan_of(source)
+    for error in (RetriableError("no broker answers"), UnknownTopicError(frozenset({"t"}))):
+        assert plan.lookup_failed(source, error, 400.0) is None
+        assert plan.is_ready(source)
+        assert plan.next_due(None) == 700.0
+    assert len(plan.take(ONE, 400.0, ROOM)) == 1
+
+
+def test_while_a_partition_is_in_flight_its_answer_tells_what_is_wrong():
+    source = FetchFrom("t", 0, 10, topic_id=ID)
+    plan = plan_of(source)
+    (asked,) = plan.take(ONE, 0.0, ROOM)
+    for now in (1.0, 5.0):
+        assert plan.lookup_failed(source, RECREATED, now) is None
+        assert plan.next_due(None) == now + 300.0
+    assert plan.is_ready(source)
+    assert plan.leader_found(source, Leader(ONE, 5), OTHER_ID, 6.0) is None
+    assert plan.is_ready(source)
+    assert isinstance(plan.landed(asked, answer(batches(10, 5)), None, 6.0), FetchedData)
+
+
+def test_a_partition_in_flight_goes_on_at_the_leader_that_was_found_meanwhile():
+    source = FetchFrom("t", 0, 10)
+    plan = plan_of(source)
+    (asked,) = plan.take(ONE, 0.0, ROOM)
+    assert plan.leader_found(source, Leader(TWO, 6), ID, 1.0) is None
+    assert plan.take(TWO, 1.0, ROOM) == []
+    assert plan.next_due(None) == 301.0
+    plan.landed(asked, answer(batches(10, 5)), None, 1.0)
+    assert plan.take(ONE, 1.0, ROOM) == []
+    assert [again.leader_epoch for again in plan.take(TWO, 1.0, ROOM)] == [6]
+
+
+def test_a_leader_that_has_moved_takes_over_from_the_follower_and_one_that_has_not_does_not():
+    source, three = FetchFrom("t", 0, 10), Broker(3, "three", 9092)
+    plan = plan_of(source)
+    (asked,) = plan.take(ONE, 0.0, ROOM)
+    plan.landed(asked, answer(preferred_replica=2), TWO, 0.0)
+    plan.leader_found(source, Leader(ONE, 5), ID, 1.0)
+    assert plan.replicas() == {TWO}
+    plan.leader_found(source, Leader(three, 6), ID, 2.0)
+    assert plan.replicas() == {three}
+    assert plan.fetches_from(three)
+    assert not plan.fetches_from(TWO)
+
+
+def test_a_doubt_stays_one_though_the_leader_is_found_again():
+    source = FetchFrom("t", 0, 10)
+    plan = plan_of(source)
+    (asked,) = plan.take(ONE, 0.0, ROOM)
+    plan.landed(asked, answer(error=ErrorCode.OFFSET_OUT_OF_RANGE), None, 0.0)
+    assert plan.next_due(None) is None, "nobody looks its leader up meanwhile"
+    plan.leader_found(source, Leader(ONE, 5), ID, 1.0)
+    assert plan.doubtful() == [(source, 10)]
+    assert plan.take(ONE, 1.0, ROOM) == []
+
+
+def test_a_ready_partition_of_a_topic_that_was_made_anew_is_fetched_no_more():
+    source = FetchFrom("t", 0, 10, topic_id=ID)
+    plan = plan_of(source)
+    assert plan.lookup_failed(source, RECREATED, 300.0) is None
+    assert not plan.is_ready(source)
+    failed = plan.lookup_failed(source, RECREATED, 303.0)
+    assert isinstance(failed, FetchFailed)
+
+
+def test_a_topic_that_is_gone_is_told_by_its_id_where_the_error_is_about_it():
+    source = FetchFrom("t", 0, 10, topic_id=ID)
+    for missing, expected in [({"t"}, TopicRecreatedError("t", str(ID), None)), ({"u"}, UnknownTopicError(frozenset({"u"})))]:
+        plan = FetchPlan(CONFIG)
+        plan.add(source)
+        plan.lookup_failed(source, UnknownTopicError(frozenset(missing)), 0.0)
+        failed = plan.lookup_failed(source, UnknownTopicError(frozenset(missing)), 3.0)
+        assert isinstance(failed, FetchFailed)
+        assert (type(failed.error), str(failed.error)) == (type(expected), str(expected))
+
+
+def test_the_time_that_a_topic_is_unknown_begins_anew_after_any_other_answer():
+    source, missing = FetchFrom("t", 0, 10), UnknownTopicError(frozenset({"t"}))
+    plan = FetchPlan(CONFIG)
+    plan.add(source)
+    plan.lookup_failed(source, missing, 0.0)
+    plan.lookup_failed(source, RetriableError("nobody could be asked"), 2.0)
+    assert [plan.lookup_failed(source, missing, now) for now in (4.0, 6.9)] == [None, None]
+    assert isinstance(plan.lookup_failed(source, missing, 7.0), FetchFailed)
+
+
+def test_one_broker_with_another_id_is_said_when_time_is_over():
+    source = FetchFrom("t", 0, 10, topic_id=ID)
+    plan = FetchPlan(CONFIG)
+    plan.add(source)
+    plan.leader_found(source, Leader(ONE, 0), OTHER_ID, 0.0)
+    failed = plan.leader_found(source, Leader(ONE, 0), OTHER_ID, 10.0)
+    assert isinstance(failed, FetchFailed)
+    assert "the topic 't' has another id at one broker" in str(failed.error)
+
+
+def test_what_is_removed_is_unknown():
+    source = FetchFrom("t", 0, 10, topic_id=ID)
+    plan = plan_of(source)
+    assert plan.changed() == {ONE, Work.LOOKUPS}
+    plan.remove(source.key)
+    plan.remove(source.key)
+    assert plan.changed() == {ONE}
+    assert (plan.is_ready(source), plan.topic_id_of(source), plan.replicas(), plan.next_due(None)) == (False, ID, set(), None)
+    assert plan.next_due(ONE) is None
+    assert plan.take(ONE, 0.0, ROOM) == []
+
+
+# --- requests -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_room_of_a_request_is_shared_and_no_share_is_below_a_mebibyte():
+    for count, share in [(2, 4 << 20), (8, 1 << 20), (16, 1 << 20)]:
+        plan = plan_of(*(FetchFrom("t", number, 0) for number in range(count)))
+        assert [asked.max_bytes for asked in plan.take(ONE, 0.0, ROOM)] == [share] * count
+
+
+def test_a_limit_that_the_user_sets_goes_before_the_share():
+    plan = plan_of(FetchFrom("t", 0, 0), config=replace(CONFIG, max_partition_fetch_bytes=77_000))
+    assert plan.take(ONE, 0.0, ROOM)[0].max_bytes == 77_000
+
+
+def test_what_is_asked_for_up_to_a_stop_is_what_is_guessed_and_a_little_more():
+    plan = plan_of(FetchFrom("t", 0, 10, stop=110))
+    assert plan.take(ONE, 0.0, ROOM)[0].max_bytes == 100 * 1024 * 5 // 4 + 65_536
+
+
+def test_the_size_is_doubled_up_to_the_largest_fetch_and_never_lowered():
+    for room, sizes in [(20 << 20, [20 << 20, 40 << 20, 52_428_800, 52_428_800]), (64 << 20, [64 << 20] * 2)]:
+        plan = plan_of(FetchFrom("t", 0, 0))
+        for size in sizes:
+            (asked,) = plan.take(ONE, 0.0, room)
+            assert asked.max_bytes == size
+            plan.landed(asked, answer(high_watermark=10), None, 0.0)
+
+
+def test_a_failure_is_waited_for_though_the_leader_is_known_again():
+    source = FetchFrom("t", 0, 10)
+    plan = plan_of(source)
+    plan.lost(plan.take(ONE, 1.0, ROOM), RetriableError("gone"), 1.0)
+    plan.leader_found(source, Leader(ONE, 5), ID, 1.0)
+    assert plan.next_due(ONE) == pytest.approx(1.1)
+    assert plan.take(ONE, 1.09, ROOM) == []
+    assert len(plan.take(ONE, 1.1, ROOM)) == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "waits"),
+    [
+        (CONFIG, [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]),
+        (replace(CONFIG, retry_backoff_ms=300, retry_backoff_max_ms=200), [0.3, 0.3]),
+    ],
+)
+def test_each_failure_in_a_row_waits_twice_as_long_up_to_a_limit_and_a_success_begins_anew(config, waits):
+    source = FetchFrom("t", 0, 10)
+    plan = plan_of(source, config=config)
+    for wait in (*waits, None, *waits[:2]):
+        (asked,) = plan.take(ONE, 1.0, ROOM)
+        if wait is None:
+            plan.landed(asked, answer(), None, 1.0)
+            continue
+        plan.landed(asked, answer(error=ErrorCode.NOT_LEADER_OR_FOLLOWER), None, 0.0)
+        assert plan.next_due(None) == pytest.approx(wait)
+        plan.leader_found(source, Leader(ONE, 5), ID, 0.0)
+
+
+def test_what_a_quota_refused_is_asked_for_again_and_what_was_removed_is_not():
+    plan = plan_of(FetchFrom("t", 0, 10), FetchFrom("t", 1, 20))
+    asked = plan.take(ONE, 0.0, ROOM)
+    plan.add(FetchFrom("t", 0, 10))
+    plan.changed()
+    plan.put_back(asked)
+    assert plan.changed() == {ONE}
+    assert [again.offset for again in plan.take(ONE, 0.0, ROOM)] == [20]
+
+
+# --- answers --------------------------------------------------------------------------------------------------------------
+
+
+def test_all_that_an_answer_says_is_handed_on():
+    plan = plan_of(FetchFrom("t", 0, 10))
+    (asked,) = plan.take(ONE, 0.0, ROOM)
+    said = {"high_watermark": 50, "last_stable_offset": 40, "log_start_offset": 5, "aborted": [(7, 11)]}
+    data = plan.landed(asked, answer(batches(10, 5), **said), None, 0.0)
+    assert isinstance(data, FetchedData)
+    assert (data.topic, data.partition, bytes(data.records)) == ("t", 0, bytes(batches(10, 5)))
+    assert {name: getattr(data, name) for name in said} == said
+
+
+def test_the_epoch_before_an_offset_is_that_of_the_last_batch_that_begins_before_it():
+    plan = plan_of(FetchFrom("t", 0, 10))
+    (asked,) = plan.take(ONE, 0.0, ROOM)
+    data = plan.landed(asked, answer(bytes(batches(8, 5)) + bytes(batches(13, 2, epoch=4))), None, 0.0)
+    assert isinstance(data, FetchedData)
+    assert [data.epoch_before(offset) for offset in (8, 9, 13, 14, 15)] == [None, 3, 3, 4, 4]
+
+
+def test_data_that_says_nothing_of_its_epoch_leaves_the_one_that_is_known():
+    """Message format 1 has none."""
+    plan = plan_of(FetchFrom("t", 0, 10, last_epoch=3))
+    (asked,) = plan.take(ONE, 0.0, ROOM)
+    rest = struct.pack(">IbbqII", 0, 1, 0, 0, 0, 0)
+    plan.landed(asked, answer(struct.pack(">qi", 10, len(rest)) + rest), None, 0.0)
+    (again,) = plan.take(ONE, 0.0, ROOM)
+    assert (again.offset, again.last_epoch) == (11, 3)
+
+
+def test_the_density_that_was_found_is_that_of_whole_batches_over_what_was_wanted():
+    densities: dict[tuple[str, int], float] = {}
+    plan, source = FetchPlan(CONFIG, densities), FetchFrom("t", 0, 10)
+    plan.add(source)
+    plan.leader_found(source, Leader(ONE, 5), ID, 0.0)
+    (asked,) = plan.take(ONE, 0.0, ROOM)
+    plan.landed(asked, answer(bytes(batches(5, 15)) + bytes(batches(20, 5))[:-1]), None, 0.0)
+    assert densities == {("t", 0): len(batches(5, 15)) / 10}
+
+
+@pytest.mark.parametrize("error", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH])
+@pytest.mark.parametrize("known", [5, None])
+def test_a_later_leader_that_an_answer_names_is_asked_at_once(error, known):
+    source = FetchFrom("t", 0, 10)
+    plan = FetchPlan(CONFIG)
+    plan.add(source)
+    plan.leader_found(source, Leader(ONE, known), ID, 0.0)
+    (asked,) = plan.take(ONE, 0.0, ROOM)
+    assert plan.landed(asked, answer(error=error), None, 1.0, hint=Leader(TWO, 6)) is None
+    assert plan.next_due(None) == 301.0
+    assert [(again.offset, again.leader_epoch) for again in plan.take(TWO, 1.0, ROOM)] == [(10, 6)]
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (ErrorCode.NOT_LEADER_OR_FOLLOWER, Leader(TWO, 5)),
+        (ErrorCode.NOT_LEADER_OR_FOLLOWER, Leader(TWO, None)),
+        (ErrorCode.NOT_LEADER_OR_FOLLOWER, None),
+        (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, Leader(TWO, 6)),
+    ],
+)
+def test_no_other_leader_that_an_answer_names_is_believed(error, hint):
+    source = FetchFrom("t", 0, 10)
+    plan = plan_of(source)
+    (asked,) = plan.take(ONE, 0.0, ROOM)
+    assert plan.landed(asked, answer(error=error), None, 1.0, hint=hint) is None
+    assert plan.take(TWO, 1.0, ROOM) == []
+    assert plan.leaderless(1.1) == [source]
+
+
+def test_a_follower_gives_way_to_the_leader_after_the_age_of_metadata():
+    plan = plan_of(FetchFrom("t", 0, 10))
+    (asked,) = plan.take(ONE, 1.0, ROOM)
+    assert asked.may_be_nearby
+    plan.landed(asked, answer(preferred_replica=2), TWO, 1.0)
+    for now, broker in [(300.9, TWO), (301.0, ONE)]:
+        (asked,) = plan.take(TWO, now, ROOM)
+        plan.landed(asked, answer(batches(asked.offset, 1)), None, now)
+        assert plan.replicas() == {broker}
+
+
+def test_a_leader_that_names_an_unknown_follower_is_looked_up_and_must_serve_us_meanwhile():
+    source = FetchFrom("t", 0, 10)
+    plan = plan_of(source)
+    (asked,) = plan.take(ONE, 2.0, ROOM)
+    assert plan.landed(asked, answer(preferred_replica=9), None, 2.0) is None
+    assert plan.leaderless(2.0) == [source]
+    plan.leader_found(source, Leader(ONE, 5), ID, 2.0)
+    for now, may_be_nearby in [(2.9, False), (3.0, True)]:
+        (asked,) = plan.take(ONE, now, ROOM)
+        assert asked.may_be_nearby is may_be_nearby
+        plan.landed(asked, answer(), None, now)
+
+
+def test_a_follower_that_lags_is_not_gone_back_to_at_once():
+    plan = plan_of(FetchFrom("t", 0, 10))
+    plan.landed(*plan.take(ONE, 0.0, ROOM), answer(preferred_replica=2), TWO, 0.0)
+    plan.landed(*plan.take(TWO, 4.0, ROOM), answer(error=ErrorCode.OFFSET_OUT_OF_RANGE), None, 4.0)
+    for now, may_be_nearby in [(4.9, False), (5.0, True)]:
+        (asked,) = plan.take(ONE, now, ROOM)
+        assert asked.may_be_nearby is may_be_nearby
+        plan.landed(asked, answer(), None, now)
+
+
+def test_what_was_asked_of_whom_is_said_of_an_error():
+    where = "fetching t-0 at offset 10 from broker 1 (one:9092): "
+    for given, said in [
+        (answer(error=ErrorCode.TOPIC_AUTHORIZATION_FAILED), "the broker answered TOPIC_AUTHORIZATION_FAILED (29)"),
+        (answer(batches(5, 5)), "the broker answered with batches that end before, at 10"),
+        (answer(b"\0" * 30), "a record batch claims a length of 0 bytes"),
+    ]:
+        plan = plan_of(FetchFrom("t", 0, 10))
+        failed = plan.landed(*plan.take(ONE, 0.0, ROOM), given, None, 0.0)
+        assert isinstance(failed, FetchFailed)
+        assert str(failed.error).startswith(where + said)
+
+
+def test_where_a_log_diverges_is_said():
+    plan = plan_of(FetchFrom("t", 3, 10, last_epoch=3))
+    failed = plan.landed(*plan.take(ONE, 0.0, ROOM), answer(diverging=(2, 7)), None, 0.0)
+    assert isinstance(failed, FetchFailed)
+    assert str(failed.error) == str(LogTruncatedError("t", 3, 10, 7))
+
+
+def test_a_deadline_says_how_long_how_often_and_what_was_last():
+    source, error = FetchFrom("t", 0, 10), RetriableError("gone")
+    plan = plan_of(source)
+    for now in (0.0, 3.0, 9.999):
+        assert plan.lost(plan.take(ONE, 20.0, ROOM), error, now) == []
+        plan.leader_found(source, Leader(ONE, 5), ID, now)
+    (failed,) = plan.lost(plan.take(ONE, 20.0, ROOM), error, 10.0)
+    assert str(failed.error) == "t-0: no successful fetch for 10 s (3 tries); the last error was: gone"
+    assert failed.error.__cause__ is error
+
+
+def test_without_a_deadline_a_retriable_error_never_ends_a_partition():
+    source = FetchFrom("t", 0, 10)
+    plan = plan_of(source, config=replace(CONFIG, default_api_timeout_ms=None))
+    for now in range(0, 10**6, 10**5):
+        assert plan.lost(plan.take(ONE, 1e9, ROOM), RetriableError("gone"), float(now)) == []
+        plan.leader_found(source, Leader(ONE, 5), ID, float(now))
+
+
+def test_a_request_that_cannot_be_repeated_ends_each_of_its_partitions_that_is_still_wanted():
+    plan = plan_of(*(FetchFrom("t", number, 10) for number in range(3)))
+    asked = plan.take(ONE, 0.0, ROOM)
+    plan.remove(("t", 0))
+    failed = plan.lost(asked, CorruptDataError("no"), 0.0)
+    assert [(outcome.partition, str(outcome.error)) for outcome in failed] == [(1, "no"), (2, "no")]
+    assert len(plan) == 0
+
+
+def test_data_ends_the_time_in_which_the_log_is_said_to_end_early():
+    plan = plan_of(FetchFrom("t", 0, 10, stop=20))
+    assert not short(plan, 0.0)
+    plan.landed(*plan.take(ONE, 1.0, ROOM), answer(batches(10, 1), high_watermark=11), None, 1.0)
+    for now in (2.0, 4.9):
+        plan.landed(*plan.take(ONE, now, ROOM), answer(high_watermark=11), None, now)
+        assert plan.doubtful() == []
+
+
+def test_what_fails_for_long_is_news_until_it_is_over_however_it_ends():
+    def fetched(plan, source):
+        plan.landed(*plan.take(ONE, 9.0, ROOM), answer(), None, 9.0)
+
+    for end in (fetched, lambda plan, source: plan.remove(source.key)):
+        source = FetchFrom("t", 0, 10)
+        plan = plan_of(source)
+        plan.lost(plan.take(ONE, 2.0, ROOM), RetriableError("gone"), 2.0)
+        plan.leader_found(source, Leader(ONE, 5), ID, 3.0)
+        assert plan.outages.news(11.9) is None
+        assert plan.outages.news(12.0) == "nothing can be fetched of t-0 for 10 s; trying on. The last error was: gone"
+        end(plan, source)
+        assert plan.outages.news(13.0) == "every partition is fetched again, after 11 s"
+
+
+def rewritten(data: bytes, **source) -> object:
+    plan = plan_of(FetchFrom("t", 0, 10, **source))
+    return plan.landed(*plan.take(ONE, 0.0, ROOM), answer(data), None, 0.0)
+
+
+@pytest.mark.parametrize(("base", "first"), [(8, 10), (10, 10), (12, 12), (19, 19)])
+def test_what_was_written_before_the_stop_after_the_read_was_planned_is_data_loss(base, first):
+    failed = rewritten(bytes(batches(base, 5, epoch=4)), stop=20, stop_epoch=3)
+    assert isinstance(failed, FetchFailed)
+    assert isinstance(failed.error, DataLossError)
+    assert str(failed.error) == (
+        f"t-0: this read was planned up to offset 20, and what is at offset {first} now was written later: the log was "
+        "truncated meanwhile, and what was planned from there on is gone"
+    )
+
+
+@pytest.mark.parametrize(
+    ("base", "source"),
+    [
+        (10, {"stop": 20, "stop_epoch": 4}),
+        (20, {"stop": 20, "stop_epoch": 3}),
+        (10, {"stop": 20}),
+        (10, {"stop_epoch": 3}),
+    ],
+)
+def test_no_other_epoch_is_a_loss(base, source):
+    assert isinstance(rewritten(bytes(batches(base, 5, epoch=4)), **source), FetchedData)

@@ -178,3 +178,89 @@ def test_a_missing_split_keeps_its_place_and_position():
     assert ledger.add([split("a", 0)]) == []
     assert ledger["a"].durable == split("a", 3)
     assert UNASSIGNED not in [entry.place for entry in ledger]
+
+
+def test_each_unfinished_split_counts_until_the_last_is_finished():
+    ledger = ledger_of(split("a", 0, 4), split("b", 0, 4), split("c", 0, 4))
+    for split_id in "abc":
+        ledger.assign(split_id, 0)
+    ended = []
+    for split_id in "abc":
+        ledger.finish(split_id, 0)
+        ended.append(ledger.all_finished)
+    assert ended == [False, False, True]
+    ledger.release(0)
+    for split_id in "abc":
+        ledger.assign(split_id, 1)
+        assert not ledger.all_finished
+        ledger.finish(split_id, 1)
+    assert ledger.all_finished
+
+
+def test_of_two_splits_whose_reader_was_lost_the_one_that_is_not_in_the_checkpoint_is_still_to_be_read():
+    ledger = ledger_of(split("a", 0, 4), split("b", 0, 4))
+    for split_id in "ab":
+        ledger.assign(split_id, 0)
+        ledger.finish(split_id, 0)
+    ledger.release(0)
+    ledger.make_durable({"a": finished("a", 4), "b": reading("b", 2, 4)})
+    assert list(ledger.unassigned) == ["b"]
+    assert not ledger.all_finished
+    ledger.assign("b", 0)
+    ledger.finish("b", 0)
+    assert ledger.all_finished
+
+
+def test_what_is_wrong_is_said_with_the_split_and_its_place():
+    ledger = ledger_of(split("a"), split("b"))
+    ledger.assign("a", 0)
+    for wrong, said in [
+        (lambda: ledger.assign("a", 1), r"^split a should be Unassigned but is Assigned\(reader=0\)$"),
+        (lambda: ledger.finish("b", 1), r"^split b should be Assigned but is Unassigned\(\)$"),
+        (lambda: ledger.finish("a", 1), r"^reader 1 finished split a, which is Assigned\(reader=0\)$"),
+        (lambda: ledger.assign("c", 1), r"^split c is not in the ledger$"),
+        (lambda: Ledger([reading("a", 1), reading("a", 2)]), r"^split a is in the ledger twice$"),
+        (
+            lambda: ledger.make_durable({"a": finished("a", 4)}),
+            r"^split a is finished in a completed checkpoint but is Assigned\(reader=0\)$",
+        ),
+    ]:
+        with pytest.raises(ProtocolViolationError, match=said):
+            wrong()
+
+
+def test_a_split_that_is_gone_is_known_and_stored_no_more_and_no_longer_missing():
+    ledger = ledger_of(split("a", 3), split("b"))
+    ledger.mark_missing({"a", "b"})
+    assert ledger.missing() == [split("a", 3), split("b")]
+    ledger.mark_gone(["a"])
+    assert ledger.missing() == [split("b")]
+    assert ledger.known() == {"b": split("b")}
+    assert ledger.snapshot({}) == [reading("b", 0)]
+    assert (ledger["a"].missing, ledger["a"].gone, ledger["b"].gone) == (True, True, False)
+    assert ledger.mark_missing(()) == []
+    assert ledger.mark_missing({"a"}) == [], "it is not reported again"
+    assert "a" in ledger
+
+
+def test_a_gone_split_that_is_found_again_goes_on_where_it_was_with_its_reader():
+    ledger = ledger_of(split("a", 3))
+    ledger.assign("a", 0)
+    ledger.mark_gone(["a"])
+    assert ledger.add([split("a", 0)]) == []
+    assert (ledger["a"].durable, ledger["a"].place) == (split("a", 3), Assigned(0))
+    assert (ledger["a"].missing, ledger["a"].gone) == (False, False)
+
+
+def test_what_is_missing_or_gone_stays_so_when_it_is_assigned():
+    ledger = ledger_of(split("a"), split("b"))
+    ledger.mark_missing({"a"})
+    ledger.mark_gone(["b"])
+    for split_id in "ab":
+        ledger.assign(split_id, 0)
+    assert [(entry.missing, entry.gone) for entry in ledger] == [(True, False), (True, True)]
+
+
+def test_a_reader_that_never_had_a_split_holds_none():
+    ledger = ledger_of(split("a"))
+    assert (ledger.load(3), ledger.held_by(3)) == (0, [])

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.runners.spark.planning import (
+    LEAST_TASK_RECORDS,
     PARALLELISM_VARIABLE,
     TASK_RECORDS,
     OffsetRange,
@@ -32,6 +33,16 @@ def test_a_backlog_within_the_limit_is_admitted_whole():
 
 def test_a_limit_is_shared_out_in_proportion_to_the_backlogs():
     assert admit({"a": 0, "b": 100}, {"a": 300, "b": 200}, 100) == {"a": 75, "b": 125}
+
+
+def test_shares_of_more_than_one_offset_are_rounded_down_so_that_the_limit_holds():
+    assert admit({"a": 0, "b": 0}, {"a": 3, "b": 1}, 2) == {"a": 1, "b": 1}
+
+
+def test_a_backlog_of_exactly_the_limit_is_admitted_to_its_last_record_however_large():
+    """A share of it would be computed in a float, which has not so many digits."""
+    size = 2**60 + 1
+    assert admit({"a": 0}, {"a": size}, size) == {"a": size}
 
 
 def test_a_small_backlog_does_not_starve():
@@ -87,6 +98,22 @@ def test_the_parallelism_is_what_the_environment_tells(monkeypatch, text, told):
     assert told_parallelism() == told
 
 
+def test_without_being_told_the_parallelism_is_not_known(monkeypatch):
+    monkeypatch.delenv(PARALLELISM_VARIABLE, raising=False)
+    assert told_parallelism() is None
+
+
+def test_a_task_is_filled_to_its_last_record():
+    full = [OffsetRange("a", 0, LEAST_TASK_RECORDS - 1), OffsetRange("b", 0, 1)]
+    assert plan_tasks([*full, OffsetRange("c", 0, 1)]) == [full, [OffsetRange("c", 0, 1)]]
+
+
+def test_ranges_are_packed_in_the_order_of_their_splits():
+    """So that the tasks of a replay are the same."""
+    a, b, c = OffsetRange("a", 5, 6), OffsetRange("b", 0, 10), OffsetRange("c", 3, 4)
+    assert plan_tasks([b, c, a]) == [[a, b, c]]
+
+
 def test_a_range_as_large_as_a_task_has_one_to_itself():
     large = OffsetRange("b", 0, TASK_RECORDS)
     assert plan_tasks([OffsetRange("a", 0, 10), large, OffsetRange("c", 0, 10)], parallelism=1) == [
@@ -120,6 +147,15 @@ def test_min_tasks_does_not_cut_below_one_record():
 def test_min_tasks_that_are_there_already_change_nothing(min_tasks):
     ranges = [OffsetRange("a", 0, 3), OffsetRange("b", 0, 3)]
     assert plan_tasks(ranges, min_tasks=min_tasks) == [[ranges[0]], [ranges[1]]]
+
+
+def test_min_tasks_that_are_there_already_cut_nothing_however_unequal_the_ranges_are():
+    ranges = [OffsetRange("a", 0, 100), OffsetRange("b", 0, 1)]
+    assert plan_tasks(ranges, min_tasks=2) == [[ranges[0]], [ranges[1]]]
+
+
+def test_min_tasks_of_nothing_are_none():
+    assert plan_tasks([OffsetRange("a", 3, 3)], min_tasks=2) == []
 
 
 COUNTS = st.none() | st.integers(1, 50)

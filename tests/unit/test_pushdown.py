@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -18,6 +19,9 @@ from headrace.connectors.predicates import Operator, Predicate
 from headrace.kafka import KafkaSource, KafkaSplit, Latest
 from headrace.testing import FakeKafka
 from headrace.testing.fake_kafka import NewRecord
+
+AWAY = KafkaSource("127.0.0.1:1", topics=["t"], stop=Latest(), properties={"default.api.timeout.ms": "1"})
+"""No broker is there: who asks one is told so at once."""
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TOPICS = ("orders", "order", "returns")
@@ -155,8 +159,71 @@ def test_what_it_decides(log):
     assert decided("offset") == {*RANGES, Operator.NOT_NULL}
     assert decided("timestamp") == {Operator.NOT_NULL}
     assert decided("value") == decided("key") == set()
-    assert not pruner.decides(Predicate("offset", Operator.LESS, 3, negated=True))
-    assert not pruner.decides(Predicate("offset", Operator.NOT_NULL, None, negated=True))
+    assert pruner.decides(Predicate("offset", Operator.LESS, 3, negated=True)) is False
+    assert pruner.decides(Predicate("offset", Operator.NOT_NULL, None, negated=True)) is False
+    assert pruner.decides(Predicate("value", Operator.EQUAL, "x")) is False
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "first"),
+    [
+        (Operator.GREATER, at(0), 1),
+        (Operator.GREATER, at(4), 5),
+        (Operator.GREATER, at(4.5), 5),
+        (Operator.GREATER_OR_EQUAL, at(1), 1),
+        (Operator.GREATER_OR_EQUAL, at(4), 4),
+        (Operator.GREATER_OR_EQUAL, at(4.5), 5),
+        (Operator.EQUAL, at(5), 5),
+        (Operator.IN, (at(5), at(4), at(6)), 4),
+        (Operator.IN, (), 0),
+        (Operator.LESS, at(4), 0),
+        (Operator.LESS_OR_EQUAL, at(4), 0),
+        (Operator.NOT_NULL, None, 0),
+    ],
+)
+def test_of_a_time_what_lies_before_the_first_young_record_is_skipped(log, kind, value, first):
+    """Partition 0, whose record of 4 ms has offset 4, and that of 1 ms offset 1."""
+    source, _ = log
+    split = replace(splits_of(source, 0, 7)[0], topic="orders", partition=0)
+    assert KafkaPruner(source).prune([split], [Predicate("timestamp", kind, value)]) == [split.between(first, 7)]
+    assert KafkaPruner(source).prune([split], [Predicate("timestamp", kind, value, negated=True)]) == [split]
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        [],
+        [Predicate("offset", Operator.IN, ())],
+        [Predicate("topic", Operator.NOT_NULL, None), Predicate("offset", Operator.NOT_NULL, None)],
+        [Predicate("timestamp", Operator.GREATER, at(5), negated=True), Predicate("timestamp", Operator.LESS, at(5))],
+        [Predicate("value", Operator.GREATER_OR_EQUAL, "x")],
+    ],
+)
+def test_without_a_lower_bound_of_time_no_broker_is_asked(wanted):
+    split = KafkaSplit("t", None, 0, 2, 9)
+    assert KafkaPruner(AWAY).prune([split], wanted) == [split]
+
+
+def test_no_broker_is_asked_about_splits_that_other_predicates_leave_out():
+    split = KafkaSplit("t", None, 0, 2, 9)
+    young = Predicate("timestamp", Operator.GREATER, at(5))
+    assert KafkaPruner(AWAY).prune([split], [young, Predicate("partition", Operator.EQUAL, 1)]) == []
+    assert KafkaPruner(AWAY).prune([split], [young, Predicate("offset", Operator.LESS, 2)]) == []
+
+
+def test_a_split_is_cut_within_its_bounds_only():
+    split = KafkaSplit("t", None, 0, 2, 9)
+    for kind, number, bounds in [
+        (Operator.GREATER, 0, (2, 9)),
+        (Operator.LESS, 20, (2, 9)),
+        (Operator.LESS_OR_EQUAL, 8, (2, 9)),
+        (Operator.GREATER_OR_EQUAL, 8, (8, 9)),
+        (Operator.EQUAL, 2, (2, 3)),
+        (Operator.IN, (7, 3, 5), (3, 8)),
+    ]:
+        assert KafkaPruner(AWAY).prune([split], [Predicate("offset", kind, number)]) == [split.between(*bounds)]
+    for kind, number in [(Operator.GREATER, 8), (Operator.GREATER, 30), (Operator.LESS, 0), (Operator.EQUAL, 9)]:
+        assert KafkaPruner(AWAY).prune([split], [Predicate("offset", kind, number)]) == []
 
 
 def is_right(log: tuple[KafkaSource, list[Record]], predicate: Predicate) -> bool:

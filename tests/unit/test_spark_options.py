@@ -1,16 +1,33 @@
 """Spark's Kafka options: what they mean, which win, which are refused and how. Nobody is contacted."""
 
 import pickle
+import re
+from enum import StrEnum
 
 import pytest
 
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Timestamp
 from headrace.enumerator.errors import StateError, UsageError
 from pyspark_headrace.jvm_checkpoint import JvmCheckpoint
+from pyspark_headrace.kafka_options import SINK_OPTIONS
 from pyspark_headrace.kafka_options import SOURCE_OPTIONS as OPTIONS
 from pyspark_headrace.kafka_read import Mode, any_read, kafka_read
 from pyspark_headrace.kafka_write import kafka_write
-from pyspark_headrace.options import warn_once
+from pyspark_headrace.options import (
+    REPEATED_WRITE,
+    Option,
+    OptionTable,
+    SinkWrite,
+    boolean,
+    choice,
+    integer,
+    json_object,
+    json_texts,
+    sink_write,
+    text,
+    verbatim,
+    warn_once,
+)
 
 BASE = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "t"}
 OFFSETS = '{"t":{"0":23,"1":-1,"2":-2}}'
@@ -361,3 +378,218 @@ class TestJvmCheckpoint:
     def test_a_directory_without_it_is_named(self, tmp_path):
         with pytest.raises(StateError, match="sources/0/0"):
             JvmCheckpoint(str(tmp_path)).initial_offsets()
+
+
+# --- the text of one option -------------------------------------------------------------------------------------------------
+
+
+class Colour(StrEnum):
+    RED = "red"
+    DARK_BLUE = "dark-blue"
+
+
+PARSERS = {
+    "verbatim": verbatim,
+    "text": text,
+    "boolean": boolean,
+    "from 1": integer(1),
+    "from 0": integer(0),
+    "from 5": integer(5),
+    "object": json_object('{"a":1}'),
+    "texts": json_texts('{"a":"b"}'),
+    "choice": choice(Colour),
+    **{option.name: option.parse for table in (OPTIONS, SINK_OPTIONS) for option in table},
+}
+
+
+def parsed(kind, value):
+    return PARSERS[kind](Option(kind, PARSERS[kind], "what it is for"), value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "found"),
+    [
+        ("verbatim", " a ", " a "),
+        ("text", " a ", "a"),
+        ("boolean", " TRUE ", True),
+        ("boolean", "False", False),
+        ("from 1", " 1 ", 1),
+        ("from 1", "+7", 7),
+        ("from 0", "-0", 0),
+        ("from 5", "5", 5),
+        ("from 1", "9" * 19, int("9" * 19)),
+        ("object", '{"a": [1]}', {"a": [1]}),
+        ("texts", '{"a": "1"}', {"a": "1"}),
+        ("texts", "{}", {}),
+        ("choice", " Dark-BLUE ", Colour.DARK_BLUE),
+        ("subscribePattern", " t.* ", "t.*"),
+        ("assign", ' {"t":[0,2147483647]}', {"t": (0, 2147483647)}),
+        ("startingOffsets", " EARLIEST ", Earliest()),
+        ("startingOffsets", '{"t":{"2147483647":5}}', {("t", 2147483647): At(5)}),
+        ("startingOffsets", f'{{"t":{{"{"0" * 19}":-2}}}}', {("t", 0): Earliest()}),
+        ("startingOffsets", "{}", {}),
+        ("endingTimestamp", " 5 ", Timestamp(5)),
+        ("startingOffsetsOfNewPartitions", " Latest ", Latest()),
+        ("startingOffsetsWithoutCommit", "earliest", Earliest()),
+        ("startingOffsetsByTimestampStrategy", " ERROR ", "error"),
+        ("startingOffsetsByTimestampStrategy", "Latest", "latest"),
+        ("badTimestamps", " Error ", "error"),
+        ("badTimestamps", "NULL", "null"),
+        ("maxTriggerDelay", " 7 US ", 7e-6),
+        ("maxTriggerDelay", "12 min", 720.0),
+        ("txnAppId", " job-1 ", "job-1"),
+        ("txnVersion", " 007 ", 7),
+    ],
+)
+def test_what_the_text_of_an_option_means(kind, value, found):
+    assert parsed(kind, value) == found
+    assert type(parsed(kind, value)) is type(found)
+
+
+OFFSETS_EXAMPLE = '{"topicA":{"0":23,"1":-1},"topicB":{"0":-2}} (-1 is latest, -2 is earliest)'
+TIMES_EXAMPLE = '{"topicA":{"0":1000,"1":1000},"topicB":{"0":2000}}'
+PARTITIONS_EXAMPLE = '{"topicA":[0,1],"topicB":[2,4]}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "said"),
+    [
+        ("verbatim", " ", "option 'verbatim' must not be empty"),
+        ("text", "", "option 'text' must not be empty"),
+        ("boolean", "yes", "option 'boolean' must be true or false, not 'yes'"),
+        ("from 1", "0", "from 1 must be positive"),
+        ("from 1", "x", "option 'from 1' must be a whole number, not 'x'"),
+        ("from 1", "9" * 20, f"option 'from 1' must be a whole number, not '{'9' * 20}'"),
+        ("from 0", "-1", "option 'from 0' must be at least 0, not '-1'"),
+        ("from 5", "4", "option 'from 5' must be at least 5, not '4'"),
+        ("object", "[1]", "option 'object' must be JSON like {\"a\":1}"),
+        ("object", "x", "option 'object' must be JSON like {\"a\":1}"),
+        ("texts", '{"a":1}', 'option \'texts\' must be JSON like {"a":"b"}, with texts as values'),
+        ("texts", "[]", 'option \'texts\' must be JSON like {"a":"b"}, with texts as values'),
+        ("choice", "green", "option 'choice' must be red or dark-blue, not 'green'"),
+        ("subscribe", " , ", "No topics to subscribe to as specified value for option 'subscribe' is ' , '"),
+        ("subscribePattern", " ", "Pattern to subscribe is empty as specified value for option 'subscribePattern' is ' '"),
+        ("assign", "t", "No topicpartitions to assign as specified value for option 'assign' is 't'"),
+        ("assign", "{", f"option 'assign' must be JSON like {PARTITIONS_EXAMPLE}, not '{{'"),
+        ("assign", '{"t":[0],"u":0}', f"""option 'assign' must be JSON like {PARTITIONS_EXAMPLE}, not '{{"t":[0],"u":0}}'"""),
+        (
+            "startingOffsets",
+            "x",
+            f"option 'startingOffsets' must be earliest, latest, group, or JSON like {OFFSETS_EXAMPLE}, not 'x'",
+        ),
+        ("endingOffsets", "group", f"option 'endingOffsets' must be latest, or JSON like {OFFSETS_EXAMPLE}, not 'group'"),
+        ("startingOffsets", "{1}", f"option 'startingOffsets' must be JSON like {OFFSETS_EXAMPLE}, not '{{1}}'"),
+        ("startingOffsets", '{"t":1}', f"""option 'startingOffsets' must be JSON like {OFFSETS_EXAMPLE}, not '{{"t":1}}'"""),
+        (
+            "startingOffsets",
+            f'{{"t":{{"{"0" * 20}":1}}}}',
+            f"""option 'startingOffsets' must be JSON like {OFFSETS_EXAMPLE}, not '{{"t":{{"{"0" * 20}":1}}}}'""",
+        ),
+        (
+            "startingOffsets",
+            '{"t":{"2147483648":1}}',
+            f"""option 'startingOffsets' must be JSON like {OFFSETS_EXAMPLE}, not '{{"t":{{"2147483648":1}}}}'""",
+        ),
+        ("endingTimestamp", " noon ", "Expected a single long value, got noon"),
+        (
+            "startingOffsetsByTimestamp",
+            '{"t":{"0":true}}',
+            f"""option 'startingOffsetsByTimestamp' must be JSON like {TIMES_EXAMPLE}, not '{{"t":{{"0":true}}}}'""",
+        ),
+        (
+            "startingOffsetsOfNewPartitions",
+            "group",
+            "option 'startingOffsetsOfNewPartitions' must be earliest or latest, not 'group'",
+        ),
+        (
+            "startingOffsetsByTimestampStrategy",
+            "x",
+            "option 'startingOffsetsByTimestampStrategy' must be error or latest, not 'x'",
+        ),
+        ("badTimestamps", "x", "option 'badTimestamps' must be error or null, not 'x'"),
+        (
+            "maxTriggerDelay",
+            "1 y",
+            "option 'maxTriggerDelay' must be a time such as 500ms, 30s, 15m, 1h (a bare number is milliseconds), not '1 y'",
+        ),
+        ("txnVersion", "1.5", "option 'txnVersion' must be a whole number from 0, not '1.5'"),
+        ("txnVersion", "²", "option 'txnVersion' must be a whole number from 0, not '²'"),
+        ("txnVersion", "é", "option 'txnVersion' must be a whole number from 0, not 'é'"),
+        (
+            "txnAppId",
+            "batch-0123456789ab4cde8f0123456789abcd",
+            "option 'txnAppId' must be of another form than the names of writes that nobody repeats, "
+            "not 'batch-0123456789ab4cde8f0123456789abcd'",
+        ),
+    ],
+)
+def test_what_an_option_must_be_is_said_in_full(kind, value, said):
+    with pytest.raises(UsageError) as raised:
+        parsed(kind, value)
+    assert str(raised.value) == said
+
+
+def test_where_a_position_is_out_of_range_is_said():
+    with pytest.raises(UsageError, match=r"^option 'startingOffsets', t-3: an offset must be between 0") as raised:
+        parsed("startingOffsets", '{"t":{"3":-3}}')
+    assert raised.value.__cause__ is None
+
+
+# --- a table ----------------------------------------------------------------------------------------------------------------
+
+PLAIN = OptionTable(
+    "the plain sink",
+    "this sink",
+    [Option("wingSpan", integer(1), "how wide it is"), Option("colour", choice(Colour), "of its feathers")],
+    ignored=frozenset({"passedover"}),
+    other_side=[Option("beakLength", integer(1), "how long"), Option("tail", text, "whether it has one")],
+)
+
+
+def test_a_table_without_a_prefix_has_no_properties():
+    assert PLAIN.parse({"WINGSPAN": "7", "PassedOver": "x", "queryName": "q"}) == ({"wingSpan": 7}, {})
+    assert [option.name for option in PLAIN] == ["wingSpan", "colour"]
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("wingSpam", "option 'wingSpam' is not known to the plain sink; did you mean 'wingSpan'?"),
+        ("bootstrap.servers", "option 'bootstrap.servers' is not known to the plain sink"),
+        ("zzz", "option 'zzz' is not known to the plain sink"),
+    ],
+)
+def test_an_option_that_a_table_lacks_is_refused_in_full(written, said):
+    with pytest.raises(UsageError) as raised:
+        PLAIN.parse({written: "1"})
+    assert str(raised.value) == said
+
+
+def test_a_property_without_its_prefix_is_refused_with_it():
+    with pytest.raises(UsageError, match=r"not known to headrace; did you mean 'kafka\.bootstrap\.servers'\?$"):
+        read(kafkabootstrap__servers="x")
+
+
+def test_each_option_of_the_other_side_is_warned_of_by_its_name(caplog):
+    warn_once.cache_clear()
+    assert PLAIN.parse({"TAIL": "1", "beaklength": "x"}) == ({}, {})
+    assert [record.message for record in caplog.records] == [
+        "option 'tail' means nothing to this sink, and is ignored",
+        "option 'beakLength' means nothing to this sink, and is ignored",
+    ]
+
+
+def test_what_a_missing_option_is_for_is_said():
+    PLAIN.required({"wingSpan": 1, "colour": None}, "wingSpan", "colour")
+    with pytest.raises(UsageError, match=re.escape("option 'colour' is missing: of its feathers") + "$"):
+        PLAIN.required({"wingSpan": 1}, "wingSpan", "colour")
+
+
+def test_the_two_options_of_a_repeated_write_go_together():
+    sink, both = object(), {"txnAppId": "a", "txnVersion": 3}
+    assert [option.name for option in REPEATED_WRITE] == list(both)
+    assert sink_write(sink, both) == SinkWrite(sink, "a", 3)
+    assert sink_write(sink, {}) == SinkWrite(sink, None, None)
+    for name in both:
+        with pytest.raises(UsageError, match=r"^options 'txnAppId' and 'txnVersion' go together$"):
+            sink_write(sink, {name: both[name]})

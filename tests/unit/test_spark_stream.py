@@ -10,10 +10,12 @@ from headrace.enumerator.errors import (
     AuthenticationError,
     DataLossError,
     DeadlineExceededError,
+    OutageError,
     RetriableError,
     StateError,
     UsageError,
 )
+from headrace.runners.spark import tasks as task_reading
 from headrace.runners.spark.log_read import Limits, LogOffsets, LogRead
 from headrace.runners.spark.stream import StreamPlanner
 from headrace.runners.spark.tasks import LARGE_BATCH_BYTES, SMALL_BATCH_BYTES, read_splits, well_sized
@@ -32,8 +34,24 @@ class WatchedSource(MemorySource):
         self.discoveries = []
         self.initial_answer = None
         self.gone_for_good = frozenset()
+        self.asked_whether_gone = []
+        self.outage = None
+        self.ends_seen = {}
+
+    def at_end(self, splits):
+        if self.outage is not None:
+            raise self.outage
+        let_pass = {split.split_id: self.ends_seen.get(split.split_id) for split in splits}
+        seen = super().at_end([split for split in splits if let_pass[split.split_id] is None])
+        lost = {
+            split.split_id: replace(split, next_offset=let_pass[split.split_id])
+            for split in splits
+            if split.split_id not in seen
+        }
+        return {**seen, **lost}
 
     def retired(self, splits):
+        self.asked_whether_gone.append([split.split_id for split in splits])
         return frozenset(split.split_id for split in splits if split.split_id in self.gone_for_good)
 
     def create_discovery(self):
@@ -307,6 +325,88 @@ class TestMissingSplits:
         with pytest.raises(DataLossError, match="gone: a"):
             query.trigger()
 
+    def test_one_that_flaps_is_read_on_from_where_it_was_though_a_batch_is_limited(self, log):
+        query = Query(WatchedSource(log), limits=Limits(max_offsets=4))
+        query.trigger()
+        log.hide("a")
+        query.trigger()
+        log.show("a")
+        while query.trigger():
+            pass
+        assert sorted(query.rows) == all_values(log)
+
+    def test_are_asked_about_once_at_every_look_until_they_are_gone_and_never_again(self, log):
+        query = Query(WatchedSource(log))
+        query.trigger()
+        log.hide("a")
+        query.trigger()
+        query.trigger()
+        assert query.source.asked_whether_gone == [["a"], ["a"]]
+        query.source.gone_for_good = {"a"}
+        before = query.offset_log[-1]
+        left = [query.planner.next_offsets(before, None, None) for _ in range(2)]
+        assert query.source.asked_whether_gone == [["a"]] * 3
+        assert left[0] == left[1] != before
+
+
+class TestOutages:
+    def test_are_ridden_out_and_said_once_each_way(self, log, caplog):
+        query = Query(WatchedSource(log))
+        query.trigger()
+        query.trigger()
+        assert caplog.text == ""
+        for _ in range(2):
+            query.source.outage = OutageError("no broker answers")
+            assert [query.trigger(), query.trigger()] == [False, False]
+            query.source.outage = None
+            log.append("a", ["x"])
+            assert query.trigger()
+        said = ["the query goes on, but finds nothing new until this is over: no broker answers", "the source answers again"]
+        assert [record.message for record in caplog.records] == said * 2
+
+    def test_end_a_query_that_would_take_nothing_for_the_end(self, log):
+        query = Query(WatchedSource(log))
+        query.planner.pin_end()
+        query.source.outage = OutageError("no broker answers")
+        with pytest.raises(OutageError, match="no broker answers"):
+            query.trigger()
+
+
+class TestEndsThatGoBack:
+    """The source has let a loss pass: the log ends before what was read."""
+
+    @pytest.fixture
+    def query(self, log):
+        query = Query(WatchedSource(log), limits=Limits(min_offsets=100, max_delay_s=60))
+        query.trigger()
+        query.trigger()
+        return query
+
+    def test_are_durable_at_once_and_read_on_from(self, query, log):
+        query.source.ends_seen = {"a": 4}
+        assert query.trigger()
+        assert MemoryOffsets().from_json(query.offset_log[-1]).splits["a"].next_offset == 4
+        query.source.ends_seen = {}
+        query.now += 60
+        query.trigger()
+        assert query.rows[20:] == [f"a{number}" for number in range(4, 10)]
+
+    def test_are_published_though_they_lie_before_what_was(self, query):
+        assert query.source.published == [{"a": 10, "b": 10}]
+        query.source.ends_seen = {"a": 4}
+        query.trigger()
+        query.trigger()
+        assert query.source.published[1:] == [{"a": 4}]
+
+    def test_do_not_pin_the_end_of_a_run_since_there_may_be_more_behind(self, query, log):
+        query.planner.pin_end()
+        query.source.ends_seen = {"a": 4}
+        query.trigger()
+        query.source.ends_seen = {}
+        while query.trigger():
+            pass
+        assert query.rows[20:] == [f"a{number}" for number in range(4, 10)]
+
 
 class TestRetiredSplits:
     """Missing, let pass by the source, and gone by proof."""
@@ -435,6 +535,24 @@ class TestLimits:
         query.trigger()
         assert sorted(query.rows) == all_values(log)
 
+    def test_min_offsets_are_counted_over_what_is_there(self, log):
+        query = Query(WatchedSource(log), limits=Limits(min_offsets=5, max_delay_s=60))
+        query.trigger()
+        log.append("a", ["1"] * 4)
+        assert not query.trigger()
+
+    def test_the_delay_begins_with_a_restart_whose_first_look_never_waits(self, log):
+        query = Query(WatchedSource(log), limits=Limits(min_offsets=5, max_delay_s=60))
+        query.trigger()
+        query.run()
+        log.append("a", ["1"])
+        assert query.trigger()
+        log.append("a", ["2"])
+        query.now += 59
+        assert not query.trigger()
+        query.now += 1
+        assert query.trigger()
+
     def test_a_new_split_does_not_wait(self, log):
         query = Query(WatchedSource(log), limits=Limits(min_offsets=5, max_delay_s=60))
         query.trigger()
@@ -480,6 +598,16 @@ class TestAvailableNow:
         log.show("b")
         self.run_all(query)
         assert sorted(query.rows) == all_values(log)
+
+    def test_a_pinned_end_never_takes_a_position_back(self, log):
+        query = Query(WatchedSource(log))
+        query.planner.pin_end()
+        query.trigger()
+        log.append("a", ["a10"])
+        other = replace(query, offset_log=list(query.offset_log), committed=1)
+        other.trigger()
+        ahead = other.offset_log[-1]
+        assert query.planner.next_offsets(ahead, None, None) == ahead
 
     def test_a_run_with_nothing_new_ends_at_once(self, log):
         query = Query(WatchedSource(log))
@@ -647,7 +775,46 @@ def test_progress_shows_the_end_as_last_seen(log):
     assert json.loads(query.planner.latest_seen()) == {"a": 10, "b": 10}
 
 
+def test_progress_shows_no_split_that_is_gone(log):
+    query = Query(WatchedSource(log))
+    query.trigger()
+    log.hide("a")
+    query.trigger()
+    assert json.loads(query.planner.latest_seen()) == {"b": 10}
+
+
+def test_closing_a_planner_closes_its_discovery(log):
+    query = Query(WatchedSource(log))
+    closed = []
+    query.planner._discovery.close = lambda: closed.append(True)
+    query.planner.close()
+    assert closed == [True]
+
+
 class TestReading:
+    def test_pieces_of_one_split_among_others_are_each_read_once_and_in_order(self, log):
+        a, b = MemorySplit("a", 0), MemorySplit("b", 0)
+        pieces = [a.between(0, 3), b.between(0, 5), a.between(3, 6), a.between(6, 10), b.between(5, 10)]
+        rows = [row for batch in read_splits(MemorySource(log), pieces, ["split", "value"], 1.0) for row in batch.to_pylist()]
+        for name in "ab":
+            assert [row["value"] for row in rows if row["split"] == name] == [f"{name}{number}" for number in range(10)]
+
+    def test_silence_is_told_after_the_time_that_is_allowed_and_every_split_is_named(self, log):
+        ticks = iter([0.0, 5.0, 5.5, 99.0])
+        waits = []
+
+        class Silent(MemorySource):
+            def create_reader(self):
+                reader = super().create_reader()
+                reader.poll = waits.append
+                return reader
+
+        splits = [MemorySplit("b", 0, 1), MemorySplit("a", 0, 1)]
+        with pytest.raises(DeadlineExceededError, match=r"^nothing came for 5 s while these were read: a, b$"):
+            list(read_splits(Silent(log), splits, ["value"], 5.0, lambda: next(ticks)))
+        assert list(ticks) == [99.0]
+        assert waits == [1.0, 1.0], "a reader is asked with a bounded wait"
+
     def test_pieces_of_one_split_are_read_in_order(self, log):
         split = MemorySplit("a", 0)
         batches = read_splits(MemorySource(log), [split.between(0, 4), split.between(4, 10)], ["value"], 1.0)
@@ -689,6 +856,50 @@ def test_small_batches_are_put_together_and_large_ones_cut():
     assert all(batch.num_rows > 0 for batch in got)
     assert max(batch.nbytes for batch in got) <= LARGE_BATCH_BYTES * 1.01
     assert len(got) <= 3 + 4 + 1
+
+
+class TestSizes:
+    """Of batches of bytes, where less than 8 are small and more than 32 large."""
+
+    @pytest.fixture(autouse=True)
+    def sizes(self, monkeypatch):
+        monkeypatch.setattr(task_reading, "SMALL_BATCH_BYTES", 8)
+        monkeypatch.setattr(task_reading, "LARGE_BATCH_BYTES", 32)
+
+    def sized(self, *sizes):
+        """The sizes of what comes out; the values come in their order."""
+        numbers = iter(range(128))
+        given = [pa.record_batch({"value": pa.array([next(numbers) for _ in range(size)], pa.int8())}) for size in sizes]
+        got = list(well_sized(iter(given)))
+        assert [value for batch in got for value in batch["value"].to_pylist()] == list(range(sum(sizes)))
+        return [batch.num_rows for batch in got]
+
+    def test_what_is_put_together_is_handed_out_as_soon_as_it_is_not_small(self):
+        assert self.sized(4, 4, 4, 4) == [8, 8]
+        assert self.sized(4, 3, 4, 3, 5) == [11, 8]
+        assert self.sized(1) == [1]
+        assert self.sized(4, 3, 5, 4, 3) == [12, 7]
+
+    def test_what_is_not_small_comes_after_what_was_before_it_and_not_with_it(self):
+        assert self.sized(2, 8) == [2, 8]
+        assert self.sized(2, 3, 8, 1, 9) == [5, 8, 1, 9]
+
+    def test_an_empty_batch_is_left_out_and_what_follows_is_not(self):
+        assert self.sized(0, 1, 0, 1, 8, 0) == [2, 8]
+        assert self.sized() == []
+
+    def test_what_is_large_is_cut_evenly(self):
+        assert self.sized(32, 33) == [32, 16, 17]
+        assert self.sized(100) == [25, 25, 25, 25]
+
+    def test_a_large_row_is_not_cut(self):
+        row = pa.record_batch({"value": [b"x" * 100]})
+        (got,) = well_sized(iter([row]))
+        assert got.to_pylist() == row.to_pylist()
+
+    def test_rows_without_columns_are_counted(self):
+        rows = pa.RecordBatch.from_struct_array(pa.array([{}] * 3, pa.struct([])))
+        assert [batch.num_rows for batch in well_sized(iter([rows, rows]))] == [3, 3]
 
 
 def test_a_batch_of_a_good_size_is_not_copied():
