@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from headrace.connectors.kafka.read import fetch_plan
+from headrace.connectors.kafka.read import fetch_plan, identity
 from headrace.connectors.kafka.read.fetch_plan import FetchPlan
 
 Planted = Callable[[], AbstractContextManager[None]]
@@ -121,6 +121,24 @@ def _any_topic_id(self: Any, source: Any, leader: Any, topic_id: Any, now: float
     return _leader_found(self, source, leader, topic_id, now)
 
 
+@contextmanager
+def topics_are_known_by_name() -> Iterator[None]:
+    """Whatever topic has the name is read on from the position in the one before (I5)."""
+    any_id = patch.object(FetchPlan, "topic_id_of", lambda self, source: None)
+    with any_id, patch.object(FetchPlan, "leader_found", _any_topic_id):
+        yield
+
+
+_absence = identity.absence
+
+
+@contextmanager
+def one_broker_proves_absence() -> Iterator[None]:
+    """Two looks of one broker that lags behind, 3 s apart, and the partition is given up."""
+    with patch.object(identity, "absence", lambda *what: _absence(*what[:-1], what[-1][:1])):
+        yield
+
+
 def _forgetting_the_epoch(self: Any, asked: Any, answer: Any, preferred: Any, now: float) -> Any:
     outcome = _landed(self, asked, answer, preferred, now)
     asked.partition.last_epoch = None
@@ -210,5 +228,7 @@ IN_FETCHES: tuple[Planted, ...] = (
     late_answers_are_taken,
     stops_are_ignored,
     followers_for_ever,
+    topics_are_known_by_name,
+    one_broker_proves_absence,
 )
 """Those that the world of fetches must find."""

@@ -1,8 +1,9 @@
 """The fetch plan against brokers that misbehave: leaders move, metadata flaps, requests are lost or late, logs are cut.
 
-Ours: `FetchPlan`, `span_of_batches`. Modelled: the brokers, the fetcher's threads (requests under way at the same time, answers
-in any order) and its look-ups. The oracle: what is handed out of a partition follows on what was handed out before, is what
-lies in its log, and in the end is all of it; a partition is given up only where its records are gone.
+Ours: `FetchPlan`, `span_of_batches`, `identity.absence`. Modelled: the brokers, each with its own metadata; the fetcher's
+threads, with requests under way at the same time and answers in any order; its look-ups, which ask one broker, and all of them
+where that one does not know the topic by its id. The oracle: what is handed out of a partition follows on what was handed out
+before, is what lies in its log, and in the end is all of it; a partition is given up only where its records are gone.
 """
 
 from __future__ import annotations
@@ -13,10 +14,16 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from headrace.connectors.kafka.client.error_codes import ErrorCode
-from headrace.connectors.kafka.client.errors import ConnectionLostError, OffsetOutOfRangeError, UnknownTopicError
+from headrace.connectors.kafka.client.errors import (
+    ConnectionLostError,
+    OffsetOutOfRangeError,
+    TopicRecreatedError,
+    UnknownTopicError,
+)
 from headrace.connectors.kafka.client.properties import ClientConfig
-from headrace.connectors.kafka.client.topology import Broker, Leader
+from headrace.connectors.kafka.client.topology import Broker, Leader, PartitionMetadata, TopicMetadata
 from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer
+from headrace.connectors.kafka.read import identity
 from headrace.connectors.kafka.read.fetch_plan import Asked, FetchedData, FetchFailed, FetchFrom, FetchPlan
 from headrace.enumerator.errors import DataLossError, RetriableError
 from tests.helpers.worlds.search import Adversary
@@ -34,6 +41,7 @@ UNKNOWN_BROKER = 77
 PARTITIONS = 3
 ROOM = 4000
 CALM_ROUNDS = 150
+_ABSENCES = {UnknownTopicError: "unknown topic", TopicRecreatedError: "another topic"}
 LONGEST_SILENCE_S = 2.0
 """Metadata forgets a topic for shorter than the plan's grace of 3 s."""
 
@@ -55,8 +63,19 @@ class Batch:
 
 
 @dataclass
+class View:
+    """What one broker's metadata says of a topic: its id (None: it does not know the topic) and its leader."""
+
+    topic_id: UUID | None
+    leader: Broker = BROKERS[0]
+    epoch: int = 0
+
+
+@dataclass
 class Log:
-    """A partition as its leader has it; a follower has the first `followed` batches of it."""
+    """A partition as its leader has it; a follower has the first `followed` batches of it. `successor`: the id of another topic
+    of this name, made when this one was gone.
+    """
 
     topic: str
     topic_id: UUID
@@ -64,7 +83,8 @@ class Log:
     start: int = 0
     epoch: int = 0
     leader: Broker = BROKERS[0]
-    known_leader: tuple[Broker, int] = (BROKERS[0], 0)
+    views: list[View] = field(default_factory=list)
+    successor: UUID | None = None
     followed: int = 0
     nearest: int | None = None
     is_gone: bool = False
@@ -72,6 +92,21 @@ class Log:
     cut_to: int | None = None
     forgotten_until: float = -1.0
     seen_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.views = [View(self.topic_id) for _ in BROKERS]
+
+    @property
+    def id_of_today(self) -> UUID | None:
+        return self.successor if self.is_gone else self.topic_id
+
+    def tell(self, broker: int) -> None:
+        """This broker hears what is true."""
+        self.views[broker] = View(self.id_of_today, self.leader, self.epoch)
+
+    def told(self, now: float) -> list[View]:
+        """What each broker says now."""
+        return [View(None)] * len(self.views) if now < self.forgotten_until else self.views
 
     @property
     def end(self) -> int:
@@ -124,16 +159,24 @@ class FetchWorld:
             log = self._log(source.topic)
             if trouble % 5 == 1:
                 self._outcome(log, self.plan.lookup_failed(source, RetriableError("no broker answers"), self.now))
-            elif log.is_gone or self.now < log.forgotten_until:
-                self.happened["unknown topic"] += 1
-                error = UnknownTopicError(frozenset({source.topic}))
-                self._outcome(log, self.plan.lookup_failed(source, error, self.now))
             else:
-                log.seen_at = self.now
-                broker, epoch = log.known_leader
-                self._outcome(log, self.plan.leader_found(source, Leader(broker, epoch), log.topic_id, self.now))
+                self._look_up_at(log, source, trouble // 5 % len(BROKERS))
         for source, offset in self.plan.doubtful():
             self._clear(source, offset)
+
+    def _look_up_at(self, log: Log, source: FetchFrom, broker: int) -> None:
+        """As the fetcher does it: one broker is asked, and all of them about what that one does not know."""
+        view = log.told(self.now)[broker]
+        if view.topic_id is not None and self.plan.topic_id_of(source) in (None, view.topic_id):
+            log.seen_at = self.now
+            found = self.plan.leader_found(source, Leader(view.leader, view.epoch), view.topic_id, self.now)
+            self._outcome(log, found)
+            return
+        told = log.told(self.now)
+        answers = [{log.topic: _metadata(log.topic, view)} for view in (*told[broker:], *told[:broker])]  # who was asked first
+        error = identity.absence(log.topic, 0, self.plan.topic_id_of(source), answers)
+        self.happened[_ABSENCES.get(type(error), "one broker lags behind")] += 1
+        self._outcome(log, self.plan.lookup_failed(source, error, self.now))
 
     def _clear(self, source: FetchFrom, offset: int) -> None:
         log = self._log(source.topic)
@@ -185,13 +228,15 @@ class FetchWorld:
             preferred = BROKERS[answer.preferred_replica] if known and answer.preferred_replica is not None else None
             current = self._is_current(item)
             outcome = self.plan.landed(item, answer, preferred, self.now)
+            is_own = item.topic_id == log.topic_id or not isinstance(outcome, FetchedData)
+            assert is_own, f"records of another topic called {log.topic} are handed out"
             assert current or outcome is None, f"an answer for {item.topic} is taken, and nobody waits for it"
             self._outcome(log, outcome, item)
 
     def _answered(self, log: Log, broker: Broker, asked: Asked, *, is_first: bool, trouble: int) -> PartitionAnswer:
         """What this broker says."""
         leads = broker == log.leader
-        if log.is_gone or asked.topic_id != log.topic_id:
+        if asked.topic_id is None or asked.topic_id != log.id_of_today:
             return _said(error=ErrorCode.UNKNOWN_TOPIC_ID)
         if trouble % 8 == 4:
             return _said(error=ErrorCode.UNKNOWN_SERVER_ERROR)
@@ -253,10 +298,17 @@ class FetchWorld:
                 log.cut_to = log.end
             self.happened["truncated"] += 1
 
-    def news(self, which: int) -> None:
-        """The metadata has heard of the leader."""
+    def news(self, which: int, broker: int) -> None:
+        """One broker, or all, has heard how things stand."""
         log = self.logs[which % PARTITIONS]
-        log.known_leader = (log.leader, log.epoch)
+        for number in range(len(BROKERS)):
+            if broker % (len(BROKERS) + 1) in (number, len(BROKERS)):
+                log.tell(number)
+
+    def unlearn(self, which: int, broker: int) -> None:
+        """A broker that was just started does not know the topic, for as long as it likes; the first never is."""
+        log = self.logs[which % PARTITIONS]
+        log.views[1 + broker % (len(BROKERS) - 1)] = View(None)
 
     def follow(self, which: int, follower: int, batches: int) -> None:
         """A replica nearer to the reader, that may lag behind; or one that the metadata does not know."""
@@ -272,11 +324,15 @@ class FetchWorld:
             log.forgotten_until = self.now + LONGEST_SILENCE_S
 
     def delete(self, which: int, again: int) -> None:
-        """Seldom."""
+        """Seldom. Another topic of the name may come at once; it holds records, too."""
         log = self.logs[which % PARTITIONS]
-        if again % 4 == 0:
+        if again % 4 == 0 and not log.is_gone:
             log.is_gone = True
             self.happened["deleted"] += 1
+            if again // 4 % 2:
+                log.successor = UUID(int=log.topic_id.int + 100)
+                self.happened["made anew"] += 1
+            log.tell(0)
 
     def expire(self, which: int, batches: int) -> None:
         """Retention."""
@@ -301,7 +357,7 @@ class FetchWorld:
 
     def step(self, trouble: int) -> None:
         """One round of the fetcher."""
-        self.look_up(0)
+        self.look_up(5 * trouble)
         for number in range(len(BROKERS)):
             self.send(number)
         while self.flight:
@@ -315,7 +371,9 @@ class FetchWorld:
     def drain(self) -> None:
         """The brokers are well, but for the metadata that may lack a replica: everything there is comes."""
         for log in self.logs:
-            log.known_leader, log.forgotten_until = (log.leader, log.epoch), -1.0
+            log.forgotten_until = -1.0
+            for broker in range(len(BROKERS)):
+                log.tell(broker)
             log.followed = len(log.batches)
             log.append(1, 40)
         for _ in range(CALM_ROUNDS):
@@ -343,6 +401,14 @@ class FetchWorld:
         return self.plan._partitions.get((asked.topic, 0)) is asked.partition
 
 
+def _metadata(topic: str, view: View) -> TopicMetadata | None:
+    return (
+        None
+        if view.topic_id is None
+        else TopicMetadata(topic, view.topic_id, {0: PartitionMetadata(view.leader.node_id, view.epoch)})
+    )
+
+
 def _said(records: bytes = b"", **given: object) -> PartitionAnswer:
     fields = dict.fromkeys(PartitionAnswer.__slots__) | {"partition": 0, "error": 0, "records": memoryview(records)}
     return PartitionAnswer(**(fields | given))  # type: ignore[arg-type]
@@ -358,7 +424,8 @@ FETCH = Adversary(
         "land": (FetchWorld.land, 2),
         "append": (FetchWorld.append, 3),
         "new_leader": (FetchWorld.new_leader, 3),
-        "news": (FetchWorld.news, 1),
+        "news": (FetchWorld.news, 2),
+        "unlearn": (FetchWorld.unlearn, 2),
         "follow": (FetchWorld.follow, 3),
         "forget": (FetchWorld.forget, 1),
         "delete": (FetchWorld.delete, 2),
@@ -369,12 +436,12 @@ FETCH = Adversary(
     },
     (
         {
-            "look_up": 8, "send": 14, "land": 14, "append": 10, "new_leader": 2, "news": 4, "follow": 2, "forget": 1,
-            "expire": 1, "seek": 1, "wait": 6, "step": 2,
+            "look_up": 8, "send": 14, "land": 14, "append": 10, "new_leader": 2, "news": 6, "unlearn": 1, "follow": 2,
+            "forget": 1, "expire": 1, "seek": 1, "wait": 6, "step": 2,
         },
         {
-            "look_up": 3, "send": 4, "land": 4, "append": 10, "new_leader": 4, "news": 4, "follow": 3, "forget": 2, "expire": 2,
-            "seek": 2, "wait": 6, "step": 10, "delete": 1,
+            "look_up": 3, "send": 4, "land": 4, "append": 10, "new_leader": 4, "news": 6, "unlearn": 2, "follow": 3,
+            "forget": 2, "expire": 2, "seek": 2, "wait": 6, "step": 10, "delete": 1,
         },
     ),
 )  # fmt: skip

@@ -113,7 +113,7 @@ WORLDS = (
     ),
     Searched(
         FETCH,
-        500,
+        1000,
         planted_fetches.IN_FETCHES,
         {
             "data": 3000,
@@ -127,7 +127,10 @@ WORLDS = (
             "sent to a follower": 300,
             "in range after all": 4,
             "unknown topic": 300,
+            "another topic": 30,
+            "one broker lags behind": 120,
             "deleted": 30,
+            "made anew": 15,
             "gave up: LogTruncatedError": 8,
             "gave up: TopicRecreatedError": 25,
         },
