@@ -36,6 +36,10 @@ CONFIG = {
 }
 
 
+SOON_WARM = ("-Xmx512m", "-XX:TieredStopAtLevel=1")
+"""Of a broker's JVM: no test lasts until its better compiler has paid for itself."""
+
+
 def _config() -> dict[str, str]:
     return {} if os.environ.get("HEADRACE_BOOTSTRAP") else CONFIG
 
@@ -57,7 +61,7 @@ def broker() -> Iterator[BrokerCluster]:
     """One broker shared by the session; a test that kills it must restart it."""
     from headrace.harness.kafka import start_broker
 
-    with start_broker(config=_config()) as cluster:
+    with start_broker(config=_config(), jvm_options=SOON_WARM) as cluster:
         yield cluster
 
 
@@ -66,7 +70,7 @@ def cluster3() -> Iterator[BrokerCluster]:
     """Three brokers shared by the session; a test that kills some must restart them."""
     from headrace.harness.kafka import start_broker
 
-    with start_broker(3, config=_config()) as cluster:
+    with start_broker(3, config=_config(), jvm_options=SOON_WARM) as cluster:
         yield cluster
 
 

@@ -1,7 +1,9 @@
-"""The file of classes that Spark's JVM starts from: when it is used, and what happens where it cannot be made."""
+"""The files of classes that JVMs start from, Spark's and brokers': when they are used, and where none can be made."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -9,6 +11,9 @@ import pytest
 pytest.importorskip("pyspark")
 
 from headrace.enumerator.errors import PeerError
+from headrace.harness.class_archives import ClassArchive
+from headrace.harness.kafka import class_archive as of_brokers
+from headrace.harness.kafka.class_archive import archive_options
 from headrace.runners.spark import class_archive
 from headrace.runners.spark.class_archive import SUBMIT_OPTIONS, archive_at_hand, archive_file, make_archive, use_archive
 
@@ -21,7 +26,7 @@ def cache(monkeypatch, tmp_path):
 
 
 def options() -> str:
-    return class_archive.os.environ.get(SUBMIT_OPTIONS, "")
+    return os.environ.get(SUBMIT_OPTIONS, "")
 
 
 def test_without_a_file_nothing_is_changed():
@@ -60,15 +65,39 @@ def test_two_that_find_none_make_one(monkeypatch):
     made = []
     other = Thread(target=archive_at_hand)
 
-    def make() -> None:
+    def make(archive: ClassArchive) -> None:
         made.append(1)
         if len(made) == 1:
             other.start()
             other.join(0.2)  # it waits for this one, which is not ready yet
-        archive_file().touch()
+        archive.file.touch()
 
-    monkeypatch.setattr(class_archive, "make_archive", make)
+    monkeypatch.setattr(ClassArchive, "make", make)
     archive_file().parent.mkdir()
     archive_at_hand()
     other.join(30)
     assert made == [1]
+
+
+class TestBrokers:
+    JARS = Path("/jars")
+
+    def test_they_start_from_the_file(self, monkeypatch):
+        monkeypatch.setattr(ClassArchive, "make", lambda archive: archive.file.touch())
+        sharing, quiet = archive_options(self.JARS, ["-Xmx512m"])
+        assert Path(sharing.removeprefix("-XX:SharedArchiveFile=")).is_file()
+        assert quiet.startswith("-Xlog:cds")
+
+    @pytest.mark.parametrize("own", ["-XX:SharedArchiveFile=/mine.jsa", "-XX:ArchiveClassesAtExit=/mine.jsa", "-Xshare:off"])
+    def test_who_decides_about_archives_is_let_be(self, own):
+        assert archive_options(self.JARS, ["-Xmx512m", own]) == ()
+
+    def test_where_none_can_be_made_they_start_as_ever_and_say_why(self, monkeypatch, cache, caplog):
+        monkeypatch.setattr(of_brokers, "SAMPLE", "headrace.no_such_module")
+        assert archive_options(self.JARS, []) == ()
+        assert "no_such_module" in caplog.text
+        assert [file.suffix for file in (cache / "headrace").iterdir()] == [".lock"]
+
+    def test_the_sample_starts_a_broker_of_its_own_whatever_the_tests_run_against(self, monkeypatch):
+        monkeypatch.setenv("HEADRACE_BOOTSTRAP", "elsewhere:9092")
+        assert "HEADRACE_BOOTSTRAP" not in of_brokers._sample(Path("made")).environment

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from headrace.enumerator.errors import PeerError
 from headrace.harness.jars import find_java
+from headrace.harness.kafka.class_archive import archive_options
 from headrace.harness.kafka.jars import KAFKA, kafka_jars
 from headrace.harness.kafka.nodes import LOG_NAME
 from headrace.harness.processes import JAVA_OPTIONS, LOGGING_OPTIONS, ServerProcess, guarded
@@ -21,7 +22,9 @@ class JavaLauncher:
 
     def __init__(self, jars: Path, options: Sequence[str], group: int) -> None:
         """`options` are those of a broker's JVM; `group` is the process group of the guardian."""
-        self._java: list[str | Path] = [find_java(KAFKA.name), "-cp", f"{jars}/*", *JAVA_OPTIONS, *LOGGING_OPTIONS]
+        java = find_java(KAFKA.name)
+        self._java: list[str | Path] = [java, "-cp", f"{jars}/*", *JAVA_OPTIONS, *LOGGING_OPTIONS]
+        self._java += archive_options(jars, options)
         self._options = options
         self._group = group
 
