@@ -24,7 +24,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import pyarrow as pa
 
@@ -214,6 +214,9 @@ class Committer(ABC, Generic[HandleT]):
 
 class TwoPhaseSink(ABC, Generic[HandleT]):
     """Where a job writes. Picklable, since it travels to tasks; contacts nobody before a method is called."""
+
+    commits_by_list: ClassVar[bool] = False
+    """True where `Committer.record` of an epoch's list is the commit (tables), and not the end of each transaction."""
 
     @property
     @abstractmethod

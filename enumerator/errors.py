@@ -54,6 +54,10 @@ class StateError(HeadraceError):
     """A checkpoint cannot be read: written by a newer version, by another source, or damaged."""
 
 
+class RunFailedError(HeadraceError):
+    """A pipeline has failed, and its restart strategy gives up. The message holds the last failure."""
+
+
 class ProtocolViolationError(HeadraceError):
     """An event that the coordinator's transition table does not allow: a bug in a runner or connector, never in the input."""
 

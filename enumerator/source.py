@@ -119,6 +119,9 @@ class Source(ABC, Generic[SplitT]):
     schema: pa.Schema
     """Schema of every record batch the readers yield."""
 
+    discovery_interval_s: float | None = None
+    """Seconds between two looks for new splits, for runners that look by themselves; None looks at start and restore only."""
+
     @property
     @abstractmethod
     def boundedness(self) -> Boundedness:

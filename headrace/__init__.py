@@ -4,6 +4,7 @@ The public names live in small modules, so that importing headrace imports no en
 
 - `headrace.kafka`: KafkaSource and the positions, KafkaSink
 - `headrace.sql`, `headrace.files`, `headrace.delta`, `headrace.iceberg`: sinks
+- `headrace.Pipeline`, `headrace.run`: pipelines in processes of this machine, exactly once, without an engine
 - `headrace.beam`: transforms for Beam, and Beam's bounded sources as sources
 - `headrace.spark`: sessions, and any bounded source as a frame
 - `headrace.errors`: what may be caught
@@ -13,9 +14,15 @@ The public names live in small modules, so that importing headrace imports no en
 - `spark.read.format("headrace")` and `spark.readStream.format("headrace")` need no import at all
 """
 
+from typing import Any
 
-def __getattr__(name: str) -> str:
-    """`headrace.__version__`, looked up only when asked for: every Spark worker process imports this module."""
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - text or a class
+    """`__version__` and `Pipeline`, looked up only when asked for: every Spark worker process imports this module."""
+    if name == "Pipeline":
+        from headrace.run import Pipeline
+
+        return Pipeline
     if name == "__version__":
         from importlib.metadata import version
 

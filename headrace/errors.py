@@ -12,6 +12,7 @@
       DataLossError                    records that were promised are gone
       FencedError                      a newer instance of ourselves has taken over
       StateError                       a checkpoint or a list of committables cannot be used
+      RunFailedError                   a pipeline failed, and its restart strategy gives up
       ProtocolViolationError           a bug in a runner or a connector
 
 No message carries a secret. All can be pickled: they travel from workers to drivers.
@@ -45,6 +46,7 @@ from headrace.enumerator.errors import (
     PeerError,
     ProtocolViolationError,
     RetriableError,
+    RunFailedError,
     StateError,
     UsageError,
     is_retriable,
@@ -71,6 +73,7 @@ __all__ = [
     "RefusedByBrokerError",
     "RetriableBrokerError",
     "RetriableError",
+    "RunFailedError",
     "StaleEpochError",
     "StateError",
     "TlsError",

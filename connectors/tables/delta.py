@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -69,6 +69,8 @@ class DeltaSink(TwoPhaseSink[TableHandle]):
     A value that is checked when made, hashable and picklable; contacts nobody before a method is called. Raises UsageError for
     what cannot be honoured.
     """
+
+    commits_by_list: ClassVar[bool] = True
 
     uri: str
     target_file_bytes: int = field(default=TARGET_FILE_BYTES, kw_only=True)

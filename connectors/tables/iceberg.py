@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, field
 from datetime import date
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -81,6 +81,8 @@ class IcebergSink(TwoPhaseSink[TableHandle]):
     A value that is checked when made, hashable and picklable; contacts nobody before a method is called. Raises UsageError for
     what cannot be honoured.
     """
+
+    commits_by_list: ClassVar[bool] = True
 
     table: str
     catalog: Mapping[str, str] = field(repr=False, hash=False)

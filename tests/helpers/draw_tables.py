@@ -11,6 +11,7 @@ from headrace.connectors.commit import COMMIT_TRANSITIONS
 from headrace.enumerator.coordinator import CHECKPOINT_TRANSITIONS
 from headrace.enumerator.enumerator import DISCOVERY_TRANSITIONS
 from headrace.runners.beam.shard import SHARD_TRANSITIONS
+from headrace.runners.local.core import RUN_TRANSITIONS
 
 DESIGN = Path(__file__).parents[2] / "DESIGN.md"
 
@@ -21,6 +22,7 @@ TABLES: Mapping[str, Table] = {
     "CHECKPOINT_TRANSITIONS": CHECKPOINT_TRANSITIONS,
     "COMMIT_TRANSITIONS": COMMIT_TRANSITIONS,
     "SHARD_TRANSITIONS": SHARD_TRANSITIONS,
+    "RUN_TRANSITIONS": RUN_TRANSITIONS,
 }
 
 _MARKED = re.compile(r"(<!-- drawn from (\w+) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)

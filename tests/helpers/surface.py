@@ -21,6 +21,7 @@ MODULES = (
     "headrace.formats",
     "headrace.delta",
     "headrace.iceberg",
+    "headrace.run",
     "headrace.beam",
     "headrace.spark",
     "headrace.testing",

@@ -154,6 +154,8 @@ SANS_IO = {
     *(str(path) for path, _ in modules("enumerator") if path.stem not in ("checkpoint", "embedded", "source")),
     "connectors/commit.py",
     "runners/beam/shard.py",
+    "runners/local/balanced.py",
+    "runners/local/core.py",
 }
 """The cores that take events and give commands. The rest of the heart: JSON, the smallest runner, connectors' interfaces."""
 
@@ -162,7 +164,7 @@ def test_the_cores_without_io_name_every_type_and_know_no_clock_and_no_thread():
     impure = {"threading", "time", "socket", "asyncio", "logging", "random", "datetime", "multiprocessing", "concurrent"}
     found = {
         f"{path}: {name}"
-        for path, tree in modules("enumerator", "connectors", "runners/beam")
+        for path, tree in modules("enumerator", "connectors", "runners/beam", "runners/local")
         if str(path) in SANS_IO
         for name in (*imported(tree), *(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)))
         if name == "Any" or name.split(".")[0] in impure

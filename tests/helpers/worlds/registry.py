@@ -7,10 +7,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from tests.helpers import planted, planted_commits, planted_fetches, planted_spark
-from tests.helpers.worlds import shards
+from tests.helpers.worlds import run, shards
 from tests.helpers.worlds.commits import COMMITS
 from tests.helpers.worlds.fetch import FETCH
 from tests.helpers.worlds.heart import HEART
+from tests.helpers.worlds.run import RUN
 from tests.helpers.worlds.search import Adversary
 from tests.helpers.worlds.shards import SHARDS
 from tests.helpers.worlds.spark import SPARK
@@ -150,6 +151,28 @@ WORLDS = (
             "died before Sweep": 60,
             "died before Write": 50,
             "aborted checkpoint": 50,
+        },
+    ),
+    Searched(
+        RUN,
+        500,
+        run.PLANTED,
+        {
+            "worker killed": 300,
+            "worker silent": 100,
+            "coordinator killed": 300,
+            "killed in commit": 40,
+            "zombie": 80,
+            "foreign coordinator": 350,
+            "other": 1200,
+            "stale folder refused": 25,
+            "checkpoint failed": 200,
+            "timer CheckpointTimedOut": 120,
+            "not stored": 15,
+            "transaction gone": 12,
+            "expired OPEN": 30,
+            "expired PREPARED": 25,
+            "stop": 100,
         },
     ),
 )

@@ -1,0 +1,316 @@
+"""The folder of a run's checkpoints: positions and handles together, each file whole, durable and checked by a checksum.
+
+    lock                             held by the coordinator as long as it lives: there is one at a time
+    run.json                         the run's name at the sink, and the workers whose transactions may still be open
+    checkpoint-000000000007.json     {"format": "headrace-run-checkpoint", "version": 1, "crc32": <of the body>, "body": "..."}
+                                     body: {"run", "checkpoint_id", "completed", "epochs", "handle_version",
+                                            "handles": [[number, ...]], "source": "<what CheckpointSerializer writes>"}
+
+A file is written under another name, made durable, and renamed, so that a file that has its name is whole. A checkpoint is
+written again under its name when its transactions are committed (`completed`, without handles), or copied.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import re
+import threading
+import uuid
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic
+from urllib.parse import unquote, urlsplit
+
+from headrace.connectors.sink import HandleSerializer, HandleT
+from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
+from headrace.enumerator.errors import FencedError, HeadraceError, StateError, UsageError
+from headrace.enumerator.split import SplitT
+from headrace.runners.local.core import WorkerHandle
+
+__all__ = [
+    "CheckpointNotStoredError",
+    "CheckpointStore",
+    "Roster",
+    "RunCheckpoint",
+    "RunCheckpointSerializer",
+    "local_folder",
+]
+
+log = logging.getLogger(__name__)
+
+FORMAT = "headrace-run-checkpoint"
+VERSION = 1
+RUN_FORMAT = "headrace-run"
+RUN_VERSION = 1
+
+_NAME = re.compile(r"checkpoint-(\d{12})\.json")
+_RUN = "run.json"
+_LOCK = "lock"
+
+
+class CheckpointNotStoredError(HeadraceError):
+    """A checkpoint could not be written, and no reader will ever find it (a full disk): the one before stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunCheckpoint(Generic[SplitT, HandleT]):
+    """Positions and committables. `completed`: all that it listed is committed, and `handles` is empty.
+
+    `epoch`: what the sink is told before anything of this checkpoint is committed, of the last one that had handles; 0 without
+    any. `epoch_before`: the same of the checkpoint before. No other checkpoint of any copy of the folder has the same.
+    """
+
+    positions: Checkpoint[SplitT]
+    handles: tuple[WorkerHandle[HandleT], ...]
+    completed: bool
+    epoch: int = 0
+    epoch_before: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """`run`: the job's name at the sink, for good. `next_number`: above that of every worker that was ever started.
+
+    `unswept`: numbers whose transactions may be open still.
+    """
+
+    run: str
+    next_number: int = 0
+    unswept: tuple[int, ...] = ()
+
+    def job(self, number: int) -> str:
+        """The name under which this worker writes, at the sink: no other worker's, in any life of the run."""
+        return f"{self.run}-{number}"
+
+
+class RunCheckpointSerializer(Generic[SplitT, HandleT]):
+    """A checkpoint of a run as JSON in UTF-8: writes the newest version, reads every older one, refuses newer ones."""
+
+    def __init__(self, source: CheckpointSerializer[SplitT], handles: HandleSerializer[HandleT]) -> None:
+        """For a run from such a source to a sink with such handles."""
+        self._source = source
+        self._handles = handles
+
+    def serialize(self, run: str, checkpoint: RunCheckpoint[SplitT, HandleT]) -> bytes:
+        """The checkpoint in the newest version."""
+        body = {
+            "run": run,
+            "checkpoint_id": checkpoint.positions.checkpoint_id,
+            "completed": checkpoint.completed,
+            "epochs": [checkpoint.epoch_before, checkpoint.epoch],
+            "handle_version": self._handles.version,
+            "handles": [[listed.number, self._handles.serialize(listed.handle)] for listed in checkpoint.handles],
+            "source": self._source.serialize(checkpoint.positions).decode(),
+        }
+        return _sealed(FORMAT, VERSION, body)
+
+    def deserialize(self, run: str, data: bytes, where: str) -> RunCheckpoint[SplitT, HandleT]:
+        """What `serialize` of this or an older version wrote for this run. Raises StateError, naming `where`, otherwise."""
+        body = _opened(FORMAT, VERSION, data, where)
+        try:
+            if body["run"] != run:
+                raise StateError(f"{where}: this checkpoint is of the run {body['run']!r}, and the folder is of {run!r}")
+            version = body["handle_version"]
+            if version > self._handles.version:
+                newest = self._handles.version
+                raise StateError(f"{where}: its handles have version {version}; this headrace reads up to {newest}")
+            handles = tuple(
+                WorkerHandle(_number(number), self._handles.deserialize(version, value)) for number, value in body["handles"]
+            )
+            if type(body["completed"]) is not bool or (body["completed"] and handles):
+                raise ValueError(f"completed {body['completed']!r} with {len(handles)} handles")
+            positions = self._source.deserialize(body["source"].encode())
+            if positions.checkpoint_id != body["checkpoint_id"]:
+                raise ValueError(f"positions of checkpoint {positions.checkpoint_id} in checkpoint {body['checkpoint_id']}")
+            before, epoch = map(_number, body["epochs"])
+            return RunCheckpoint(positions, handles, body["completed"], epoch, before)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StateError(f"{where}: the checkpoint is damaged: {type(error).__name__}: {error}") from error
+
+
+def local_folder(url: str) -> Path:
+    """The folder that a path or a `file:` URL names, absolute. Raises UsageError for another URL: there is no lock for it."""
+    if not isinstance(url, str) or not url:  # what a caller gives has no type yet
+        raise UsageError(f"checkpoints must be a folder's path or a file: URL, not {url!r}")
+    parts = urlsplit(url)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path:
+        return Path(unquote(parts.path))
+    if "://" in url or parts.scheme == "file":
+        raise UsageError(f"checkpoints must be a folder of this machine, a path or file:///..., not {url!r}")
+    return Path(url).absolute()
+
+
+class CheckpointStore(Generic[SplitT, HandleT]):
+    """The folder, opened by the one coordinator there is. `enlist` and `strike` may be called by any thread, the rest by one.
+
+    Raises OSError for what the filesystem refuses, but for what `write` says.
+    """
+
+    def __init__(self, folder: Path, serializer: RunCheckpointSerializer[SplitT, HandleT], retained: int) -> None:
+        """Make the folder, and lock it. `retained`: so many newest checkpoints are kept.
+
+        Raises FencedError where another coordinator has it, StateError for a folder whose state cannot be read.
+        """
+        self.folder = folder
+        self._serializer = serializer
+        self._retained = retained
+        folder.mkdir(parents=True, exist_ok=True)
+        self._roster_lock = threading.Lock()
+        self._lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.roster = self._read_roster()
+        except BlockingIOError as error:
+            os.close(self._lock)
+            raise FencedError(
+                f"{folder}: another run works with these checkpoints; end it first, or give this one a folder of its own"
+            ) from error
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def close(self) -> None:
+        """Unlock."""
+        os.close(self._lock)
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    @property
+    def last_id(self) -> int:
+        """The highest number of a checkpoint that is there, damaged or not; 0 without any."""
+        return max(self._ids(), default=0)
+
+    def latest(self) -> RunCheckpoint[SplitT, HandleT] | None:
+        """The last good checkpoint; None where there is none at all. A damaged one is named in a warning.
+
+        Raises StateError where all are damaged.
+        """
+        damaged: list[StateError] = []
+        for checkpoint_id in sorted(self._ids(), reverse=True):
+            path = self._path(checkpoint_id)
+            try:
+                found = self._serializer.deserialize(self.roster.run, path.read_bytes(), str(path))
+            except StateError as error:
+                log.warning("%s; the one before is looked at", error)
+                damaged.append(error)
+                continue
+            # Whoever wrote it may have died before it was durable.
+            _sync(path)
+            _sync(self.folder)
+            return found
+        if damaged:
+            raise StateError(f"{self.folder}: no checkpoint is good: {'; '.join(map(str, damaged))}")
+        return None
+
+    def write(self, checkpoint: RunCheckpoint[SplitT, HandleT]) -> None:
+        """Make it durable, in place of one of the same number, then remove what is not retained.
+
+        Raises CheckpointNotStoredError if it is certain not to be there; after any other error it may be.
+        """
+        path = self._path(checkpoint.positions.checkpoint_id)
+        data = self._serializer.serialize(self.roster.run, checkpoint)
+        scratch = path.with_suffix(".writing")
+        try:
+            _write_durably(scratch, data)
+        except OSError as error:
+            raise CheckpointNotStoredError(f"{path}: {error}") from error
+        scratch.replace(path)
+        _sync(self.folder)
+        for older in sorted(self._ids(), reverse=True)[self._retained :]:
+            self._path(older).unlink(missing_ok=True)
+
+    # --- the roster ---------------------------------------------------------------------------------------------------
+
+    def enlist(self, number: int) -> None:
+        """This number is taken, durably, before it writes anything."""
+        with self._roster_lock:
+            self._write_roster(replace(self.roster, next_number=number + 1, unswept=(*self.roster.unswept, number)))
+
+    def strike(self, numbers: Iterable[int]) -> None:
+        """Nothing of these numbers is open any more, and they are dead."""
+        gone = set(numbers)
+        with self._roster_lock:
+            self._write_roster(replace(self.roster, unswept=tuple(n for n in self.roster.unswept if n not in gone)))
+
+    def _read_roster(self) -> Roster:
+        path = self.folder / _RUN
+        if not path.exists():
+            if self._ids():
+                raise StateError(f"{path} is missing, and there are checkpoints: which run they are of is not known")
+            roster = Roster(f"run-{uuid.uuid4().hex}")
+            self._write_roster(roster)
+            return roster
+        body = _opened(RUN_FORMAT, RUN_VERSION, path.read_bytes(), str(path))
+        try:
+            return Roster(str(body["run"]), _number(body["next_number"]), tuple(map(_number, body["unswept"])))
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+
+    def _write_roster(self, roster: Roster) -> None:
+        body = {"run": roster.run, "next_number": roster.next_number, "unswept": list(roster.unswept)}
+        path = self.folder / _RUN
+        scratch = path.with_suffix(".writing")
+        _write_durably(scratch, _sealed(RUN_FORMAT, RUN_VERSION, body))
+        scratch.replace(path)
+        _sync(self.folder)
+        self.roster = roster
+
+    # --- files --------------------------------------------------------------------------------------------------------
+
+    def _ids(self) -> list[int]:
+        found = (_NAME.fullmatch(name) for name in os.listdir(self.folder))
+        return [int(match[1]) for match in found if match is not None]
+
+    def _path(self, checkpoint_id: int) -> Path:
+        return self.folder / f"checkpoint-{checkpoint_id:012d}.json"
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _number(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no number from 0")
+    return value
+
+
+def _sealed(format_name: str, version: int, body: Mapping[str, Any]) -> bytes:
+    text = json.dumps(body, separators=(",", ":"))
+    envelope = {"format": format_name, "version": version, "crc32": zlib.crc32(text.encode()), "body": text}
+    return json.dumps(envelope, separators=(",", ":")).encode()
+
+
+def _opened(format_name: str, newest: int, data: bytes, where: str) -> Mapping[str, Any]:
+    """The body. Raises StateError, naming `where`, for what is damaged, newer, or something else."""
+    try:
+        envelope = json.loads(data)
+        if envelope["format"] != format_name:
+            raise StateError(f"{where}: its format is {envelope['format']!r}, not {format_name!r}")
+        if type(envelope["version"]) is not int or not 1 <= envelope["version"] <= newest:
+            raise StateError(f"{where}: it has version {envelope['version']!r}, and this headrace reads up to {newest}")
+        text = envelope["body"]
+        if zlib.crc32(text.encode()) != envelope["crc32"]:
+            raise StateError(f"{where} is damaged: its checksum does not match")
+        body = json.loads(text)
+        if not isinstance(body, dict):
+            raise ValueError(f"its body is a JSON {type(body).__name__}")
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise StateError(f"{where} is damaged: {type(error).__name__}: {error}") from error
+    return body

@@ -1,0 +1,467 @@
+"""The coordinator process of `headrace run`: carries out what `RunCore` decides. It runs no transform.
+
+Its main thread owns the core, the timers and the workers' processes, and takes events from one queue. One thread stores and
+commits, one asks the source for splits and publishes positions; gRPC's threads receive.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import os
+import queue
+import random
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from headrace.connectors.commit import JobCommitter
+from headrace.enumerator.checkpoint import CheckpointSerializer
+from headrace.enumerator.enumerator import create_enumerator, restore_enumerator
+from headrace.enumerator.errors import (
+    AuthenticationError,
+    DataLossError,
+    DeadlineExceededError,
+    FencedError,
+    RunFailedError,
+    StateError,
+    UsageError,
+    is_retriable,
+)
+from headrace.enumerator.events import (
+    DiscoverInitial,
+    DiscoverLater,
+    DiscoveryFailed,
+    ProveGone,
+    PublishPositions,
+    ReportDiscoveryFailure,
+    ReportMissing,
+    SplitsDiscovered,
+    SplitsGone,
+)
+from headrace.enumerator.source import Findings
+from headrace.runners.local.balanced import BalancedEnumerator
+from headrace.runners.local.checkpoints import (
+    CheckpointNotStoredError,
+    CheckpointStore,
+    RunCheckpoint,
+    RunCheckpointSerializer,
+)
+from headrace.runners.local.commits import EPOCH_BITS, RunCommitter
+from headrace.runners.local.core import (
+    After,
+    AssignSplits,
+    CheckpointCommitted,
+    CheckpointIsNotStored,
+    CheckpointIsStored,
+    CommitCheckpoint,
+    DismissWorker,
+    EndRun,
+    FailRun,
+    KillWorker,
+    Recover,
+    ReportCheckpointFailure,
+    ReportWorkerLost,
+    RetireWorker,
+    RunBegun,
+    RunCore,
+    RunRecovered,
+    StartWorker,
+    StopRequested,
+    TakeSnapshot,
+    TellStored,
+    WorkerDied,
+    WorkerSilent,
+)
+from headrace.runners.local.pipeline import Pipeline, PipelineFile, RunSettings
+from headrace.runners.local.processes import context, preload
+from headrace.runners.local.worker import WorkerOrder, work
+
+__all__ = ["CoordinatorOrder", "RunOutcome", "coordinate"]
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""How often the coordinator looks for workers that it has not heard."""
+
+START_S = 300.0
+"""So long a worker's process may take to load and to say hello (Flink's `taskmanager.registration.timeout`)."""
+
+LEAVE_S = 10.0
+"""A worker that was told to leave, and takes longer, is killed."""
+
+_LAST_WORDS_S = 2.0
+
+_FINAL = (FencedError, StateError, UsageError, DataLossError, AuthenticationError, RunFailedError)
+"""What starting again does not mend."""
+
+
+@dataclass(frozen=True)
+class CoordinatorOrder:
+    """What a coordinator's process is started with. `socket` is in a folder for this user alone."""
+
+    pipeline: Pipeline | PipelineFile
+    settings: RunSettings
+    socket: Path
+    version: str
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """How a coordinator ended. `error` is None for a run that is finished or was stopped.
+
+    `kinds`: names of the error's classes, the narrowest first; `is_final`: starting again does not mend it.
+    """
+
+    finished: bool = False
+    error: str | None = None
+    kinds: tuple[str, ...] = ()
+    is_final: bool = False
+
+
+def coordinate(order: CoordinatorOrder, supervisor: Connection) -> None:
+    """The main function of a coordinator's process. `supervisor` says "stop"; it is sent a RunOutcome."""
+    os.setpgid(0, 0)  # the group that its workers join, and that ends with it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        outcome = _opened(order, supervisor)
+    except Exception as error:
+        log.debug("the coordinator has failed", exc_info=True)
+        outcome = _failure(error)
+    supervisor.send(outcome)
+
+
+def _failure(error: Exception) -> RunOutcome:
+    kinds = tuple(kind.__name__ for kind in type(error).__mro__)
+    return RunOutcome(error=str(error) or kinds[0], kinds=kinds, is_final=isinstance(error, _FINAL))
+
+
+def _opened(order: CoordinatorOrder, supervisor: Connection) -> RunOutcome:
+    pipeline = order.pipeline.load()
+    preload(pipeline.source, pipeline.sink)
+    positions = CheckpointSerializer(pipeline.source.name, pipeline.source.split_serializer)
+    serializer = RunCheckpointSerializer(positions, pipeline.sink.handles)
+    store: CheckpointStore[Any, Any] = CheckpointStore(order.settings.folder, serializer, order.settings.retained)
+    try:
+        coordination = _Coordination(order, pipeline, store)
+        threading.Thread(target=coordination.listen, args=(supervisor,), daemon=True).start()
+        return coordination.run()
+    finally:
+        store.close()
+
+
+@dataclass(frozen=True)
+class _ProcessEnded:
+    """The sentinel of a worker's process is ready."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class _Broken:
+    """A thread of the coordinator has met what it cannot answer."""
+
+    error: Exception
+
+
+class _Coordination:
+    """One life of a coordinator."""
+
+    def __init__(self, order: CoordinatorOrder, pipeline: Pipeline, store: CheckpointStore[Any, Any]) -> None:
+        from headrace.runners.local.wire.messages import RunMessages
+        from headrace.runners.local.wire.server import CoordinationServer
+
+        self._order, self._pipeline, self._store = order, pipeline, store
+        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._timers: list[tuple[float, int, Any]] = []
+        self._sequence = itertools.count()
+        self._processes: dict[int, BaseProcess] = {}
+        self._started_s: dict[int, float] = {}
+        self._last_words: dict[int, str] = {}
+        self._outcome: RunOutcome | None = None
+        self._discovery_fails = False
+        self._discovery = pipeline.source.create_discovery()
+        self._commits = ThreadPoolExecutor(1, "commits")
+        self._asking = ThreadPoolExecutor(1, "discovery")
+        number = store.roster.next_number
+        store.enlist(number)
+        restored: RunCheckpoint[Any, Any] | None = store.latest()
+        self._core = self._core_from(restored, number + 1)
+        self._committer = RunCommitter(
+            store, pipeline.sink, restored, number, time.monotonic, partial(secrets.randbits, EPOCH_BITS), self._is_stored
+        )
+        self._job = self._new_job()
+        self._stored_id = 0
+        self._messages: RunMessages[Any, Any] = RunMessages(pipeline.source.split_serializer, pipeline.sink.handles)
+        self._server: CoordinationServer[Any, Any] = CoordinationServer(
+            order.socket, self._messages, order.version, order.settings.workers, self._events.put, self._last_words.__setitem__
+        )
+
+    def _core_from(self, restored: RunCheckpoint[Any, Any] | None, next_number: int) -> RunCore[Any, Any]:
+        settings = self._order.settings
+        common = {"parallelism": settings.workers, "discovery_interval_s": self._pipeline.source.discovery_interval_s}
+        if restored is None:
+            enumerator: Any = create_enumerator(BalancedEnumerator, **common)  # type: ignore[arg-type]
+        else:
+            enumerator = restore_enumerator(BalancedEnumerator, restored.positions, **common)  # type: ignore[arg-type]
+        assert isinstance(enumerator, BalancedEnumerator)
+        return RunCore(
+            enumerator,
+            settings.schedule,
+            settings.restart,
+            next_number=next_number,
+            last_checkpoint_id=self._store.last_id,
+        )
+
+    def run(self) -> RunOutcome:
+        """Until the run ends. Every worker's process has ended, too, when it returns."""
+        try:
+            self._handle(RunBegun())
+            while self._outcome is None:
+                self._take(self._next())
+            return self._outcome
+        except Exception as error:  # noqa: BLE001 - the supervisor decides; its workers end first
+            self._outcome = _failure(error)
+            return self._outcome
+        finally:
+            self._end_workers()
+            self._discovery.close()
+
+    def listen(self, supervisor: Connection) -> None:
+        """In a thread of its own: what the supervisor says. Without one, the whole group ends."""
+        try:
+            while supervisor.recv() == "stop":
+                self._events.put(StopRequested())
+        except (EOFError, OSError):
+            os.killpg(0, signal.SIGKILL)
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def _next(self) -> Any:  # noqa: ANN401 - an event of the core, or one of ours; None if nothing has come
+        now_s = time.monotonic()
+        if self._timers and self._timers[0][0] <= now_s:
+            return heapq.heappop(self._timers)[2]
+        wait_s = min(LOOK_S, self._timers[0][0] - now_s) if self._timers else LOOK_S
+        try:
+            return self._events.get(timeout=wait_s)
+        except queue.Empty:
+            return None
+
+    def _take(self, event: Any) -> None:  # noqa: ANN401 - as `_next` gives
+        match event:
+            case None:
+                pass
+            case _ProcessEnded(number):
+                self._handle(self._ended(number))
+            case _Broken(error):
+                raise error
+            case _:
+                self._handle(event)
+        self._look_for_silent_ones()
+
+    def _look_for_silent_ones(self) -> None:
+        now_s, patience_s = time.monotonic(), self._order.settings.heartbeat_timeout_s
+        for number in self._core.workers:
+            heard_s, limit_s = self._server.heard_s(number), patience_s
+            if heard_s is None:
+                heard_s, limit_s = self._started_s[number], START_S
+            if now_s - heard_s > limit_s and number not in self._last_words:
+                self._last_words[number] = f"nothing was heard of it for {limit_s:g} s"
+                self._handle(WorkerSilent(number))
+
+    def _ended(self, number: int) -> WorkerDied:
+        """The worker's process is gone: what it has said last comes first."""
+        process = self._processes.pop(number)
+        process.join()
+        self._server.forget(number, _LAST_WORDS_S)
+        reason = self._last_words.pop(number, f"its process ended with status {process.exitcode}")
+        return WorkerDied(number, f"worker {number}: {reason}", time.monotonic(), random.random())  # noqa: S311 - jitter
+
+    # --- commands -----------------------------------------------------------------------------------------------------
+
+    def _handle(self, event: Any) -> None:  # noqa: ANN401 - an event of the core
+        for command in self._core.handle(event):
+            self._perform(command)
+
+    def _perform(self, command: Any) -> None:  # noqa: ANN401 - a RunCommand, whose types are the pipeline's
+        match command:
+            case Recover():
+                self._in_commits(self._recover)
+            case CommitCheckpoint(checkpoint, handles):
+                self._committer.propose(checkpoint)
+                self._in_commits(lambda: self._commit(checkpoint.checkpoint_id, handles))
+            case After(delay_s, timer):
+                heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._sequence), timer))
+            case StartWorker() | KillWorker() | RetireWorker():
+                self._perform_on_process(command)
+            case AssignSplits() | TakeSnapshot() | TellStored() | DismissWorker():
+                self._tell(command)
+            case DiscoverInitial() | DiscoverLater() | PublishPositions():
+                self._perform_on_source(command)
+            case ReportMissing() | ProveGone() | ReportDiscoveryFailure():
+                self._perform_on_source(command)
+            case ReportCheckpointFailure(checkpoint_id, reason):
+                log.warning("checkpoint %d has failed: %s; the run goes on", checkpoint_id, reason)
+            case ReportWorkerLost(_, reason, delay_s):
+                log.warning("%s; its splits go to the others, and another one is started in %.1f s", reason, delay_s)
+            case FailRun(error):
+                self._outcome = _failure(error)
+            case EndRun(finished):
+                self._outcome = RunOutcome(finished=finished)
+            case _:
+                raise AssertionError(f"{command} is no command of the core")
+
+    # --- workers ------------------------------------------------------------------------------------------------------
+
+    def _perform_on_process(self, command: StartWorker | KillWorker | RetireWorker) -> None:
+        match command:
+            case StartWorker(_, number):
+                self._start(number)
+            case KillWorker(number):
+                if number in self._processes:
+                    self._processes[number].kill()  # which a frozen process cannot outlive
+            case RetireWorker(number):
+                self._committer.retire(number)
+
+    def _start(self, number: int) -> None:
+        self._store.enlist(number)
+        order = WorkerOrder(
+            self._order.pipeline,
+            self._order.socket,
+            number,
+            self._store.roster.job(number),
+            self._order.version,
+            self._order.settings.heartbeat_interval_s,
+            os.getpid(),
+        )
+        process = context().Process(target=work, args=(order,), name=f"headrace worker {number}")
+        process.start()
+        self._processes[number], self._started_s[number] = process, time.monotonic()
+        threading.Thread(target=self._watch, args=(number, process.sentinel), daemon=True).start()
+
+    def _watch(self, number: int, sentinel: int) -> None:
+        wait([sentinel])
+        self._events.put(_ProcessEnded(number))
+
+    def _tell(self, command: AssignSplits[Any] | TakeSnapshot | TellStored | DismissWorker) -> None:
+        from headrace.runners.local.wire import run_pb2 as pb
+
+        match command:
+            case AssignSplits(number, splits):
+                message = self._messages.assign_splits(splits)
+            case TakeSnapshot(number, checkpoint_id):
+                message = pb.ToWorker(take_snapshot=pb.TakeSnapshot(checkpoint_id=checkpoint_id))
+            case TellStored(number, checkpoint_id):
+                message = pb.ToWorker(checkpoint_stored=pb.CheckpointStored(checkpoint_id=checkpoint_id))
+            case DismissWorker(number):
+                message = pb.ToWorker(leave=pb.Leave())
+        self._server.send(number, message)
+
+    def _end_workers(self) -> None:
+        """Those that were dismissed have some seconds; after a failure none has a reason to go on."""
+        assert self._outcome is not None
+        deadline_s = time.monotonic() + (LEAVE_S if self._outcome.error is None else 0.0)
+        for process in self._processes.values():
+            process.join(max(0.0, deadline_s - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._server.close()
+
+    # --- storing and committing: in the commit thread -----------------------------------------------------------------
+
+    def _in_commits(self, work: Callable[[], None]) -> None:
+        self._in(self._commits, work)
+
+    def _in(self, threads: ThreadPoolExecutor, work: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - raised again in the main thread
+                self._events.put(_Broken(error))
+
+        threads.submit(guarded)
+
+    def _new_job(self) -> JobCommitter[Any]:
+        return JobCommitter(self._store.roster.run, self._committer)
+
+    def _recover(self) -> None:
+        self._job.recover()
+        self._events.put(RunRecovered())
+
+    def _commit(self, checkpoint_id: int, handles: tuple[Any, ...]) -> None:
+        try:
+            self._job.commit(checkpoint_id, handles)
+        except CheckpointNotStoredError as error:
+            if self._stored_id == checkpoint_id:
+                raise  # it is stored, and could not be marked as completed
+            self._job = self._new_job()
+            self._events.put(CheckpointIsNotStored(checkpoint_id, str(error)))
+            return
+        self._events.put(CheckpointCommitted(checkpoint_id))
+
+    def _is_stored(self, checkpoint_id: int) -> None:
+        self._stored_id = checkpoint_id
+        self._events.put(CheckpointIsStored(checkpoint_id))
+
+    # --- the source: in a thread of its own ---------------------------------------------------------------------------
+
+    def _perform_on_source(
+        self,
+        command: DiscoverInitial
+        | DiscoverLater[Any]
+        | PublishPositions[Any]
+        | ReportMissing[Any]
+        | ProveGone[Any]
+        | ReportDiscoveryFailure,
+    ) -> None:
+        match command:
+            case DiscoverInitial():
+                self._in(self._asking, lambda: self._discover(self._discovery.initial))
+            case DiscoverLater(known):
+                self._in(self._asking, lambda: self._discover(lambda: self._discovery.later(known)))
+            case PublishPositions(splits):
+                self._in(self._asking, lambda: self._publish(splits))
+            case ReportMissing(splits):
+                self._pipeline.source.splits_missing(splits)
+            case ProveGone(splits):
+                self._in(self._asking, lambda: self._prove_gone(splits))
+            case ReportDiscoveryFailure(error):
+                level = logging.DEBUG if self._discovery_fails else logging.WARNING
+                log.log(level, "discovery of %s failed and will be tried again: %s", self._pipeline.source.name, error)
+                self._discovery_fails = True
+
+    def _discover(self, find: Callable[[], Findings[Any]]) -> None:
+        try:
+            findings = find()
+        except Exception as error:  # noqa: BLE001 - the core decides whether it can pass
+            self._events.put(DiscoveryFailed(error))
+            return
+        if self._discovery_fails:
+            log.warning("discovery of %s works again", self._pipeline.source.name)
+        self._discovery_fails = False
+        self._events.put(SplitsDiscovered(findings))
+
+    def _prove_gone(self, splits: tuple[Any, ...]) -> None:
+        gone = self._pipeline.source.gone(splits)
+        if gone:
+            self._events.put(SplitsGone(gone))
+
+    def _publish(self, splits: tuple[Any, ...]) -> None:
+        try:
+            self._pipeline.source.checkpoint_completed(splits)
+        except Exception as error:
+            if not (is_retriable(error) or isinstance(error, DeadlineExceededError)):
+                raise
+            log.warning("positions of %s could not be published now, later ones will be: %s", self._pipeline.source.name, error)

@@ -1,0 +1,733 @@
+"""What the coordinator process of `headrace run` decides: which workers there are, where a checkpoint stands, what to commit.
+
+Events in, commands out, like every core here: no socket, process, thread or clock. It owns the heart's `Coordinator` (splits
+and positions) and adds what a run has beside it: workers as processes, handles, timers, and the end of the job.
+
+A checkpoint holds positions and handles together, so it is the list of committables:
+
+    TakeSnapshot to every worker -> each prepares its transaction, and answers with handle and positions
+    -> CommitCheckpoint: check the handles, store the checkpoint, end the transactions -> CheckpointCommitted
+
+Workers write on in their next transactions as soon as they have answered. Who was started is known by a *number* that no other
+worker of the job ever has, in this life of the coordinator or another; a *slot* is its place among the workers of today.
+
+- A handle waits until a checkpoint with its worker's later positions is stored: one that was given up leaves its handles to the
+  next. They are forgotten only with their worker, whose positions go back to the last stored checkpoint, too.
+- A worker is lost when its process is dead, never before: what does not answer is killed first. Messages of a number that is
+  not in a slot now are dropped.
+- Transactions of a lost worker are aborted by its number (`CommitCheckpoint` is followed by a sweep of retired numbers), and
+  those of the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Generic, assert_never
+
+from headrace.connectors.sink import HandleT
+from headrace.enumerator.checkpoint import Checkpoint
+from headrace.enumerator.coordinator import Coordinator
+from headrace.enumerator.errors import HeadraceError, RunFailedError
+from headrace.enumerator.events import (
+    Assign,
+    CheckpointAborted,
+    CheckpointCompleted,
+    CheckpointTriggered,
+    Command,
+    DeclineCheckpoint,
+    DiscoverInitial,
+    DiscoverLater,
+    DiscoveryDue,
+    DiscoveryFailed,
+    Event,
+    Fail,
+    NoMoreSplits,
+    PersistCheckpoint,
+    ProveGone,
+    PublishPositions,
+    ReaderLost,
+    ReaderRegistered,
+    ReaderSnapshotted,
+    ReportDiscoveryFailure,
+    ReportMissing,
+    ScheduleDiscovery,
+    SnapshotReader,
+    SourceFinished,
+    SplitFinished,
+    SplitsDiscovered,
+    SplitsGone,
+    Started,
+)
+from headrace.enumerator.ledger import SplitState
+from headrace.enumerator.restarts import GiveUp, Restart, Restarts, RestartStrategy
+from headrace.enumerator.split import SplitT
+from headrace.enumerator.transitions import Transitions, allowed_after
+from headrace.runners.local.balanced import BalancedEnumerator
+
+__all__ = ["RUN_TRANSITIONS", "CheckpointFailedError", "RunCore", "RunPhase", "RunSchedule", "WorkerHandle"]
+
+GATHER_S = 10.0
+"""The first assignment waits so many seconds for workers that have not joined yet."""
+
+DECLINED_S = 0.1
+"""After a checkpoint that failed the next is tried this many seconds later, or after the minimum pause if that is longer."""
+
+
+class CheckpointFailedError(HeadraceError):
+    """More checkpoints in a row have failed than are tolerated: the run starts again from the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSchedule:
+    """When checkpoints are taken, in seconds, by Flink's names and defaults (`execution.checkpointing.*`).
+
+    `tolerable_failed_checkpoints`: so many in a row may fail; one more fails the run.
+    """
+
+    interval_s: float
+    min_pause_s: float = 0.0
+    timeout_s: float = 600.0
+    tolerable_failed_checkpoints: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHandle(Generic[HandleT]):
+    """A prepared transaction, and the number of the worker that wrote it: its sink job is named by it."""
+
+    number: int
+    handle: HandleT
+
+
+# --- events; SplitsDiscovered, SplitsGone, DiscoveryFailed and DiscoveryDue are those of `headrace.enumerator.events` -----
+
+
+@dataclass(frozen=True, slots=True)
+class RunBegun:
+    """The store is open and ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecovered:
+    """Answer to Recover."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    """The worker of this number has said hello, and its version is ours."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSilent:
+    """Nothing was heard of the worker for longer than the heartbeat timeout, or its stream has ended."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDied:
+    """The worker's process has ended: that is certain. `now_s`: monotonic; `chance` of [0, 1) varies the delay of a restart."""
+
+    number: int
+    reason: str
+    now_s: float
+    chance: float
+
+
+@dataclass(frozen=True, slots=True)
+class SplitDone:
+    """The worker has delivered a split to its end."""
+
+    number: int
+    split_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSnapshotted(Generic[SplitT, HandleT]):
+    """Answer to TakeSnapshot: all that the worker has written is prepared, in `handles`, up to the positions in `states`."""
+
+    number: int
+    checkpoint_id: int
+    states: Mapping[str, SplitState[SplitT]]
+    handles: tuple[HandleT, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointIsStored:
+    """The checkpoint of CommitCheckpoint is durable; its transactions are being ended."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointIsNotStored:
+    """The checkpoint of CommitCheckpoint is certain not to be there: nothing of it will ever be read."""
+
+    checkpoint_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCommitted:
+    """Answer to CommitCheckpoint: its transactions are committed."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class IntervalOver:
+    """It is time for a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class PauseOver:
+    """The minimum pause after the checkpoint before is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointTimedOut:
+    """The checkpoint's time is over, if it is still under way."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestartDue:
+    """The delay before this slot's next worker is over."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class GatheringOver:
+    """Whoever has not joined by now is not waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """Stop with a savepoint: take a last checkpoint, commit it, end."""
+
+
+RunTimer = IntervalOver | PauseOver | CheckpointTimedOut | RestartDue | GatheringOver | DiscoveryDue
+
+RunEvent = (
+    RunBegun
+    | RunRecovered
+    | WorkerJoined
+    | WorkerSilent
+    | WorkerDied
+    | SplitDone
+    | WorkerSnapshotted[SplitT, HandleT]
+    | CheckpointIsStored
+    | CheckpointIsNotStored
+    | CheckpointCommitted
+    | RunTimer
+    | StopRequested
+    | SplitsDiscovered[SplitT]
+    | SplitsGone
+    | DiscoveryFailed
+)
+
+# --- commands; those that are for the source, and not in this module, are the heart's ------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Recover:
+    """Complete the last checkpoint: commit what it lists, abort everything else of the job. Answered by RunRecovered."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    """Start a process as the worker of this number."""
+
+    slot: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class KillWorker:
+    """End its process. WorkerDied follows."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class RetireWorker:
+    """The process is dead: what it has left open is to be aborted, except what a stored checkpoint lists."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class AssignSplits(Generic[SplitT]):
+    """To a worker: read these."""
+
+    number: int
+    splits: tuple[SplitT, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSnapshot:
+    """To a worker: prepare what was written, and report. Answered by WorkerSnapshotted."""
+
+    number: int
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellStored:
+    """To a worker: this checkpoint is durable."""
+
+    number: int
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class DismissWorker:
+    """To a worker: abort what is open, and end."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitCheckpoint(Generic[SplitT, HandleT]):
+    """Store the checkpoint with these handles, then commit them.
+
+    CheckpointIsStored or CheckpointIsNotStored tells of the first, CheckpointCommitted of the second.
+    """
+
+    checkpoint: Checkpoint[SplitT]
+    handles: tuple[WorkerHandle[HandleT], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    """Send this event in so many seconds."""
+
+    delay_s: float
+    timer: RunTimer
+
+
+@dataclass(frozen=True, slots=True)
+class ReportCheckpointFailure:
+    """Warn: this checkpoint has failed, and the run goes on."""
+
+    checkpoint_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportWorkerLost:
+    """Warn: a worker has died, and its slot gets another one in so many seconds."""
+
+    number: int
+    reason: str
+    restart_in_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FailRun:
+    """End all workers; the run has failed with this."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class EndRun:
+    """The workers have been told to leave; the run is over. `finished`: the source is read to its end."""
+
+    finished: bool
+
+
+RunCommand = (
+    Recover
+    | StartWorker
+    | KillWorker
+    | RetireWorker
+    | AssignSplits[SplitT]
+    | TakeSnapshot
+    | TellStored
+    | DismissWorker
+    | CommitCheckpoint[SplitT, HandleT]
+    | After
+    | ReportCheckpointFailure
+    | ReportWorkerLost
+    | FailRun
+    | EndRun
+    | DiscoverInitial
+    | DiscoverLater[SplitT]
+    | PublishPositions[SplitT]
+    | ReportMissing[SplitT]
+    | ProveGone[SplitT]
+    | ReportDiscoveryFailure
+)
+
+
+class RunPhase(Enum):
+    """Where the run stands."""
+
+    CREATED = auto()
+    RECOVERING = auto()  # the last checkpoint is being completed
+    RUNNING = auto()  # no checkpoint is under way
+    COLLECTING = auto()  # workers prepare
+    STORING = auto()  # the checkpoint may or may not be durable
+    COMMITTING = auto()  # it is durable, its transactions are being ended
+    ENDED = auto()
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A place for a worker: the number of the one in it, None while there is none, and whether that has joined."""
+
+    number: int | None = None
+    joined: bool = False
+
+
+class RunCore(Generic[SplitT, HandleT]):
+    """Owned by the coordinator's main thread. Every call of `handle` returns at once."""
+
+    def __init__(
+        self,
+        enumerator: BalancedEnumerator[SplitT],
+        schedule: RunSchedule,
+        strategy: RestartStrategy,
+        *,
+        next_number: int,
+        last_checkpoint_id: int,
+    ) -> None:
+        """Around a fresh or a restored enumerator.
+
+        `next_number`: above that of every worker the job ever had. `last_checkpoint_id`: the highest of any checkpoint.
+        """
+        self.phase = RunPhase.CREATED
+        self.coordinator: Coordinator[SplitT] = Coordinator(enumerator)
+        self._enumerator = enumerator
+        self._schedule = schedule
+        self._restarts = Restarts(strategy)
+        self._slots = [_Slot() for _ in range(enumerator.parallelism)]
+        self._next_number = next_number
+        self._checkpoint_id = last_checkpoint_id
+        self._gathering = True
+        self._wanted = False
+        self._paused = False
+        self._stopping = False
+        self._failures = 0
+        self._prepared: list[WorkerHandle[HandleT]] = []
+        self._committing: tuple[WorkerHandle[HandleT], ...] = ()
+
+    @property
+    def workers(self) -> Mapping[int, int]:
+        """Numbers of the workers that are started now -> their slots."""
+        return {slot.number: place for place, slot in enumerate(self._slots) if slot.number is not None}
+
+    def handle(self, event: RunEvent[SplitT, HandleT]) -> list[RunCommand[SplitT, HandleT]]:
+        """Take one event, return what is to be done, in this order.
+
+        Raises ProtocolViolationError for an event that RUN_TRANSITIONS does not allow now; nothing is changed then.
+        """
+        following = allowed_after(RUN_TRANSITIONS, self.phase, event, "the run")
+        if self.phase is RunPhase.ENDED:
+            return []
+        commands = self._apply(event)
+        commands += self._trigger_if_due()
+        assert self.phase in following, f"{event} has led to {self.phase.name}, which is not in the table"
+        return commands
+
+    def _apply(self, event: RunEvent[SplitT, HandleT]) -> list[RunCommand[SplitT, HandleT]]:
+        match event:
+            case RunBegun():
+                self.phase = RunPhase.RECOVERING
+                return [*(self._start(place) for place in range(len(self._slots))), Recover()]
+            case RunRecovered():
+                return self._recovered()
+            case WorkerJoined() | WorkerSilent() | WorkerDied() | SplitDone() | WorkerSnapshotted():
+                return self._of_worker(event)
+            case CheckpointIsStored():
+                return self._stored(event)
+            case CheckpointIsNotStored():
+                return self._heart(CheckpointAborted(event.checkpoint_id)) + self._failed(event.checkpoint_id, event.reason)
+            case CheckpointCommitted():
+                return self._committed()
+            case IntervalOver() | PauseOver() | CheckpointTimedOut() | RestartDue() | GatheringOver():
+                return self._timer(event)
+            case StopRequested():
+                self._stopping = self._wanted = True
+                return []
+            case SplitsDiscovered() | SplitsGone() | DiscoveryFailed() | DiscoveryDue():
+                return self._heart(event)
+            case _:
+                assert_never(event)
+
+    # --- workers ------------------------------------------------------------------------------------------------------
+
+    def _start(self, place: int) -> StartWorker:
+        number, self._next_number = self._next_number, self._next_number + 1
+        self._slots[place] = _Slot(number)
+        return StartWorker(place, number)
+
+    def _of_worker(
+        self, event: WorkerJoined | WorkerSilent | WorkerDied | SplitDone | WorkerSnapshotted[SplitT, HandleT]
+    ) -> list[RunCommand[SplitT, HandleT]]:
+        place = self.workers.get(event.number)
+        if place is None:
+            return []  # of one that is dead
+        match event:
+            case WorkerSilent():
+                return [KillWorker(event.number)]
+            case WorkerDied():
+                return self._died(place, event)
+            case WorkerJoined():
+                self._slots[place].joined = True
+                return self._gather() if self._gathering else self._heart(ReaderRegistered(place))
+            case SplitDone():
+                return self._heart(SplitFinished(place, event.split_id))
+            case WorkerSnapshotted():
+                self._prepared += [WorkerHandle(event.number, handle) for handle in event.handles]
+                return self._heart(ReaderSnapshotted(place, event.checkpoint_id, event.states))
+            case _:
+                assert_never(event)
+
+    def _died(self, place: int, event: WorkerDied) -> list[RunCommand[SplitT, HandleT]]:
+        self._slots[place] = _Slot()
+        self._prepared = [prepared for prepared in self._prepared if prepared.number != event.number]
+        commands: list[RunCommand[SplitT, HandleT]] = [RetireWorker(event.number)]
+        decision = self._restarts.failed(event.now_s, event.chance)
+        match decision:
+            case GiveUp():
+                return [*commands, *self._fail(RunFailedError(f"{event.reason}; not restarted: {decision.reason}"))]
+            case Restart(delay_s):
+                commands += [ReportWorkerLost(event.number, event.reason, delay_s), After(delay_s, RestartDue(place))]
+            case _:
+                assert_never(decision)
+        # While the first workers gather none of them is registered.
+        return commands + (self._gather() if self._gathering else self._heart(ReaderLost(place)))
+
+    def _recovered(self) -> list[RunCommand[SplitT, HandleT]]:
+        self.phase = RunPhase.RUNNING
+        commands: list[RunCommand[SplitT, HandleT]] = [
+            After(GATHER_S, GatheringOver()),
+            After(self._schedule.interval_s, IntervalOver()),
+        ]
+        return commands + self._heart(Started()) + self._gather()
+
+    def _gather(self) -> list[RunCommand[SplitT, HandleT]]:
+        """The first workers get their splits when all of them are there, or they would not be shared evenly."""
+        if self.phase is RunPhase.RECOVERING or any(slot.number is not None and not slot.joined for slot in self._slots):
+            return []
+        return self._assemble()
+
+    def _assemble(self) -> list[RunCommand[SplitT, HandleT]]:
+        if not self._gathering:
+            return []
+        self._gathering = False
+        joined = [place for place, slot in enumerate(self._slots) if slot.joined]
+        commands = [command for place in joined[:-1] for command in self._heart(ReaderRegistered(place))]
+        self._enumerator.release()
+        return commands + [command for place in joined[-1:] for command in self._heart(ReaderRegistered(place))]
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    def _trigger_if_due(self) -> list[RunCommand[SplitT, HandleT]]:
+        if not self._wanted or self._paused or self.phase is not RunPhase.RUNNING:
+            return []
+        if not self._enumerator.initialised:
+            # There is nothing to store; who stops now begins anew the next time.
+            return self._end(finished=False) if self._stopping else []
+        self._wanted = False
+        self._checkpoint_id += 1
+        self.phase = RunPhase.COLLECTING
+        return [
+            After(self._schedule.timeout_s, CheckpointTimedOut(self._checkpoint_id)),
+            *self._heart(CheckpointTriggered(self._checkpoint_id)),
+        ]
+
+    def _stored(self, event: CheckpointIsStored) -> list[RunCommand[SplitT, HandleT]]:
+        self.phase = RunPhase.COMMITTING
+        stored = set(map(id, self._committing))
+        self._prepared = [prepared for prepared in self._prepared if id(prepared) not in stored]
+        self._committing = ()
+        self._failures = 0
+        told: list[RunCommand[SplitT, HandleT]] = [
+            TellStored(slot.number, event.checkpoint_id) for slot in self._slots if slot.joined and slot.number is not None
+        ]
+        return told + self._heart(CheckpointCompleted(event.checkpoint_id))
+
+    def _committed(self) -> list[RunCommand[SplitT, HandleT]]:
+        self.phase = RunPhase.RUNNING
+        finished = self._finished()
+        if finished or self._stopping:
+            return self._end(finished=finished)
+        return self._pause(self._schedule.min_pause_s)
+
+    def _finished(self) -> bool:
+        """Every split is read to its end, and the stored checkpoint says so."""
+        enumerator = self._enumerator
+        held = any(enumerator.ledger.load(place) for place in range(len(self._slots)))
+        return enumerator.exhausted and enumerator.ledger.all_finished and not held
+
+    def _pause(self, delay_s: float) -> list[RunCommand[SplitT, HandleT]]:
+        if delay_s <= 0:
+            return []
+        self._paused = True
+        return [After(delay_s, PauseOver())]
+
+    def _declined(self, event: DeclineCheckpoint) -> list[RunCommand[SplitT, HandleT]]:
+        """A worker was lost meanwhile: no fault of the checkpoint."""
+        self.phase = RunPhase.RUNNING
+        self._wanted = True
+        report: list[RunCommand[SplitT, HandleT]] = [ReportCheckpointFailure(event.checkpoint_id, event.reason)]
+        return report + self._pause(max(DECLINED_S, self._schedule.min_pause_s))
+
+    def _failed(self, checkpoint_id: int, reason: str) -> list[RunCommand[SplitT, HandleT]]:
+        """The handles stay, for the next checkpoint."""
+        self.phase = RunPhase.RUNNING
+        self._committing = ()
+        self._failures += 1
+        most = self._schedule.tolerable_failed_checkpoints
+        if self._failures > most:
+            return self._fail(
+                CheckpointFailedError(f"checkpoint {checkpoint_id} has failed: {reason}; tolerable failed checkpoints: {most}")
+            )
+        self._wanted = self._wanted or self._stopping
+        report: list[RunCommand[SplitT, HandleT]] = [ReportCheckpointFailure(checkpoint_id, reason)]
+        return report + self._pause(max(DECLINED_S, self._schedule.min_pause_s))
+
+    # --- timers -------------------------------------------------------------------------------------------------------
+
+    def _timer(
+        self, event: IntervalOver | PauseOver | CheckpointTimedOut | RestartDue | GatheringOver
+    ) -> list[RunCommand[SplitT, HandleT]]:
+        match event:
+            case IntervalOver():
+                self._wanted = True
+                return [After(self._schedule.interval_s, event)]
+            case PauseOver():
+                self._paused = False
+                return []
+            case CheckpointTimedOut():
+                return self._timed_out(event)
+            case RestartDue():
+                return [self._start(event.slot)] if self._slots[event.slot].number is None else []
+            case GatheringOver():
+                return self._assemble()
+            case _:
+                assert_never(event)
+
+    def _timed_out(self, event: CheckpointTimedOut) -> list[RunCommand[SplitT, HandleT]]:
+        if event.checkpoint_id != self._checkpoint_id:
+            return []
+        reason = f"it was not complete after {self._schedule.timeout_s:g} s"
+        if self.phase is RunPhase.COLLECTING:
+            return self._heart(CheckpointAborted(event.checkpoint_id)) + self._failed(event.checkpoint_id, reason)
+        if self.phase is RunPhase.STORING:
+            # It may be stored or not: only who reads the store anew can tell.
+            unknown = f"checkpoint {event.checkpoint_id}: {reason}, and whether it is stored is not known"
+            return self._fail(CheckpointFailedError(unknown))
+        return []
+
+    # --- the heart ----------------------------------------------------------------------------------------------------
+
+    def _heart(self, event: Event[SplitT]) -> list[RunCommand[SplitT, HandleT]]:
+        return [done for command in self.coordinator.handle(event) for done in self._translated(command)]
+
+    def _translated(self, command: Command[SplitT]) -> list[RunCommand[SplitT, HandleT]]:
+        match command:
+            case Assign(reader, splits):
+                return [AssignSplits(self._number(reader), splits)]
+            case SnapshotReader(reader, checkpoint_id):
+                return [TakeSnapshot(self._number(reader), checkpoint_id)]
+            case PersistCheckpoint(checkpoint):
+                self.phase = RunPhase.STORING
+                self._committing = tuple(self._prepared)
+                return [CommitCheckpoint(checkpoint, self._committing)]
+            case DeclineCheckpoint():
+                return self._declined(command)
+            case ScheduleDiscovery(delay_s):
+                return [After(delay_s, DiscoveryDue())]
+            case Fail(error):
+                return self._fail(error)
+            case SourceFinished():
+                self._wanted = True  # its end becomes durable, and the run ends
+                return []
+            case NoMoreSplits():
+                return []  # workers stay until the whole source is finished: others' splits may come to them
+            case DiscoverInitial() | DiscoverLater() | PublishPositions():
+                return [command]
+            case ReportMissing() | ProveGone() | ReportDiscoveryFailure():
+                return [command]
+            case _:
+                assert_never(command)
+
+    def _number(self, reader: int) -> int:
+        number = self._slots[reader].number
+        assert number is not None
+        return number
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def _fail(self, error: Exception) -> list[RunCommand[SplitT, HandleT]]:
+        self.phase = RunPhase.ENDED
+        return [FailRun(error)]
+
+    def _end(self, *, finished: bool) -> list[RunCommand[SplitT, HandleT]]:
+        self.phase = RunPhase.ENDED
+        return [*(DismissWorker(number) for number in self.workers), EndRun(finished)]
+
+
+_OPEN = (RunPhase.RUNNING, RunPhase.COLLECTING, RunPhase.STORING, RunPhase.COMMITTING)
+_CHECKPOINT_TIMERS = (IntervalOver, PauseOver, CheckpointTimedOut)
+_OF_WORKERS = (WorkerJoined, WorkerSilent, WorkerDied, SplitDone, WorkerSnapshotted)
+_ANSWERS = (
+    *(RunRecovered, CheckpointIsStored, CheckpointIsNotStored, CheckpointCommitted),
+    *(SplitsDiscovered, SplitsGone, DiscoveryFailed),
+)
+_TRIGGERED = (RunPhase.COLLECTING, RunPhase.STORING)  # STORING: there is no worker to wait for
+
+RUN_TRANSITIONS: Transitions[RunPhase] = {
+    (RunPhase.CREATED, RunBegun): (RunPhase.RECOVERING,),
+    # STORING: a source that was finished is so at once
+    (RunPhase.RECOVERING, RunRecovered): (RunPhase.RUNNING, *_TRIGGERED, RunPhase.ENDED),
+    **{
+        (phase, event): (phase,)
+        for phase in (RunPhase.RECOVERING, *_OPEN)
+        for event in (WorkerJoined, WorkerSilent, RestartDue, StopRequested)
+    },
+    **{
+        (phase, event): (phase,)
+        for phase in _OPEN
+        for event in (
+            SplitDone,
+            WorkerSnapshotted,
+            SplitsDiscovered,
+            SplitsGone,
+            DiscoveryDue,
+            *_CHECKPOINT_TIMERS,
+            GatheringOver,
+        )
+    },
+    # ENDED: the restart strategy gives up, or there is no first discovery
+    **{(phase, WorkerDied): (phase, RunPhase.ENDED) for phase in (RunPhase.RECOVERING, *_OPEN)},
+    **{(phase, DiscoveryFailed): (phase, RunPhase.ENDED) for phase in _OPEN},
+    # what lets a checkpoint begin
+    **{
+        (RunPhase.RUNNING, event): (RunPhase.RUNNING, *_TRIGGERED)
+        for event in (IntervalOver, PauseOver, SplitsDiscovered, SplitDone)
+    },
+    # ENDED: before the first discovery there is nothing to store
+    (RunPhase.RUNNING, StopRequested): (RunPhase.RUNNING, *_TRIGGERED, RunPhase.ENDED),
+    (RunPhase.RUNNING, WorkerDied): (RunPhase.RUNNING, *_TRIGGERED, RunPhase.ENDED),
+    (RunPhase.COLLECTING, WorkerSnapshotted): (RunPhase.COLLECTING, RunPhase.STORING),
+    (RunPhase.COLLECTING, WorkerDied): (RunPhase.COLLECTING, RunPhase.RUNNING, RunPhase.ENDED),
+    (RunPhase.COLLECTING, CheckpointTimedOut): (RunPhase.COLLECTING, RunPhase.RUNNING, RunPhase.ENDED),
+    (RunPhase.STORING, CheckpointTimedOut): (RunPhase.STORING, RunPhase.ENDED),
+    (RunPhase.STORING, CheckpointIsStored): (RunPhase.COMMITTING,),
+    (RunPhase.STORING, CheckpointIsNotStored): (RunPhase.RUNNING, RunPhase.ENDED),
+    (RunPhase.COMMITTING, CheckpointCommitted): (RunPhase.RUNNING, *_TRIGGERED, RunPhase.ENDED),
+    **{
+        (RunPhase.ENDED, event): (RunPhase.ENDED,)
+        for event in (*_OF_WORKERS, *_CHECKPOINT_TIMERS, *_ANSWERS, RestartDue, GatheringOver, DiscoveryDue, StopRequested)
+    },
+}

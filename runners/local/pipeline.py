@@ -1,0 +1,223 @@
+"""A pipeline: a source, a function of batches, a sink. And how it is run on one machine, in processes, exactly once."""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pyarrow as pa
+
+from headrace.connectors.sink import TwoPhaseSink
+from headrace.enumerator.errors import UsageError
+from headrace.enumerator.restarts import ExponentialDelay, RestartStrategy, duration_s, restart_strategy
+from headrace.enumerator.source import Source
+from headrace.runners.local.checkpoints import local_folder
+from headrace.runners.local.core import RunSchedule
+
+__all__ = ["Pipeline", "PipelineFile", "RunSettings", "Transform", "flink_settings"]
+
+Transform = Callable[[pa.RecordBatch], pa.RecordBatch | Iterable[pa.RecordBatch] | None]
+"""Arrow batch in; a batch, several, or none out."""
+
+DEFAULT_INTERVAL_S = 10.0
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """How a pipeline is run. Seconds; names and defaults are Flink's, but for the interval, which has none there.
+
+    - `workers`: processes that read and write, default 1.
+    - `checkpoints`: the folder of the checkpoints, a path or `file:///...`. One run works with it at a time.
+    - `interval_s` (`execution.checkpointing.interval`): from one checkpoint to the next, default 10. Rows become visible by it.
+    - `min_pause_s` (`execution.checkpointing.min-pause`): from the end of one to the next, default 0.
+    - `timeout_s` (`execution.checkpointing.timeout`): one that takes longer has failed, default 600.
+    - `tolerable_failed_checkpoints` (`execution.checkpointing.tolerable-failed-checkpoints`): in a row, default 0.
+    - `retained` (`execution.checkpointing.num-retained`): so many newest checkpoints are kept, default 1.
+    - `heartbeat_interval_s`, `heartbeat_timeout_s` (`heartbeat.*`): default 10 and 50. A worker that is not heard is killed.
+    - `restart` (`restart-strategy.*`): default exponential delay.
+
+    Checked when made: raises UsageError.
+    """
+
+    checkpoints: str
+    workers: int = field(default=1, kw_only=True)
+    interval_s: float = field(default=DEFAULT_INTERVAL_S, kw_only=True)
+    min_pause_s: float = field(default=0.0, kw_only=True)
+    timeout_s: float = field(default=600.0, kw_only=True)
+    tolerable_failed_checkpoints: int = field(default=0, kw_only=True)
+    retained: int = field(default=1, kw_only=True)
+    heartbeat_interval_s: float = field(default=10.0, kw_only=True)
+    heartbeat_timeout_s: float = field(default=50.0, kw_only=True)
+    restart: RestartStrategy = field(default_factory=ExponentialDelay, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense."""
+        _ = self.folder
+        for name in ("workers", "retained"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("interval_s", "timeout_s", "heartbeat_interval_s"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name} must be more than 0 seconds, not {getattr(self, name)}")
+        for name in ("min_pause_s", "tolerable_failed_checkpoints"):
+            if not getattr(self, name) >= 0:
+                raise UsageError(f"{name} must be at least 0, not {getattr(self, name)}")
+        if not self.heartbeat_timeout_s > self.heartbeat_interval_s:
+            raise UsageError(
+                f"heartbeat_timeout_s ({self.heartbeat_timeout_s}) must be more than heartbeat_interval_s "
+                f"({self.heartbeat_interval_s})"
+            )
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the checkpoints."""
+        return local_folder(self.checkpoints)
+
+    @property
+    def schedule(self) -> RunSchedule:
+        """When checkpoints are taken."""
+        return RunSchedule(self.interval_s, self.min_pause_s, self.timeout_s, self.tolerable_failed_checkpoints)
+
+
+_CHECKPOINTING = "execution.checkpointing."
+_RESTART = "restart-strategy."
+_DURATIONS: Mapping[str, str] = {
+    f"{_CHECKPOINTING}interval": "interval_s",
+    f"{_CHECKPOINTING}min-pause": "min_pause_s",
+    f"{_CHECKPOINTING}timeout": "timeout_s",
+    "heartbeat.interval": "heartbeat_interval_s",
+    "heartbeat.timeout": "heartbeat_timeout_s",
+}
+_COUNTS: Mapping[str, str] = {
+    f"{_CHECKPOINTING}tolerable-failed-checkpoints": "tolerable_failed_checkpoints",
+    f"{_CHECKPOINTING}num-retained": "retained",
+}
+
+
+def flink_settings(settings: Mapping[str, str]) -> dict[str, Any]:
+    """Arguments of `RunSettings` by settings of Flink's names. Raises UsageError, naming it, for one that there is not."""
+    found: dict[str, Any] = {}
+    for name, text in settings.items():
+        if name in _DURATIONS:
+            found[_DURATIONS[name]] = duration_s(name, text)
+        elif name in _COUNTS:
+            if not text.isdecimal():
+                raise UsageError(f"{name} must be a whole number, not {text!r}")
+            found[_COUNTS[name]] = int(text)
+        elif not name.startswith(_RESTART):
+            raise UsageError(f"{name!r} is no setting of a run: {', '.join((*_DURATIONS, *_COUNTS))}, {_RESTART}*")
+    restart = {name: text for name, text in settings.items() if name.startswith(_RESTART)}
+    return {**found, "restart": restart_strategy(restart)} if restart else found
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """Reads from `source`, changes batches by `transform` (None: as they are), writes to `sink`.
+
+    Rows of one split reach the sink in their order. `transform` is called in worker processes, so it has to be importable
+    there (a function at the top of a module, not a lambda), and it may be called again for rows that a lost worker had: it
+    should have no effects of its own. With a two-phase-commit sink the output is exactly-once, with an `ImmediateSink`
+    at-least-once. Raises UsageError for a sink whose lists commit (tables), which has no transactions of workers.
+    """
+
+    source: Source[Any]
+    sink: TwoPhaseSink[Any]
+    transform: Transform | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be a part."""
+        source: object = self.source
+        sink: object = self.sink
+        if not isinstance(source, Source):
+            raise UsageError(f"a pipeline's source must be a headrace Source, not {type(source).__name__}")
+        if not isinstance(sink, TwoPhaseSink):
+            raise UsageError(f"a pipeline's sink must be a headrace TwoPhaseSink, not {type(sink).__name__}")
+        if self.sink.commits_by_list:
+            raise UsageError(f"{type(sink).__name__} commits an epoch as a whole, which a pipeline's workers do not write yet")
+        if self.transform is not None and not callable(self.transform):
+            raise UsageError(f"a pipeline's transform must be a function of a batch, not {self.transform!r}")
+
+    def run(self, **settings: Any) -> None:  # noqa: ANN401 - those of RunSettings, each with its type there
+        """Run until the source is read to its end, or SIGTERM or Ctrl-C stops it with a last checkpoint.
+
+        Takes the arguments of `RunSettings` by name; `checkpoints` is needed. Goes on from the last checkpoint where there is
+        one. Called in the main thread of a process, in a script under `if __name__ == "__main__":`, as processes are started.
+        Raises UsageError for wrong arguments, RunFailedError when the restart strategy gives up, and at once what no restart
+        mends: FencedError, StateError, DataLossError, AuthenticationError.
+        """
+        from headrace.runners.local.supervisor import supervise
+
+        if "checkpoints" not in settings:
+            raise UsageError('run needs a folder for its checkpoints: run(checkpoints="file:///...")')
+        try:
+            chosen = RunSettings(**settings)
+        except TypeError as error:
+            raise UsageError(f"run: {error}; see RunSettings for its arguments") from error
+        try:
+            pickle.dumps(self)
+        except Exception as error:
+            raise UsageError(
+                f"the pipeline cannot be sent to its processes ({error}): its transform must be a function at the top of a "
+                "module, its source and sink must be picklable"
+            ) from error
+        supervise(self, chosen)
+
+    def load(self) -> Pipeline:
+        """Itself: called in the processes of a run."""
+        return self
+
+    def transformed(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """What the transform makes of a batch. Raises UsageError for what is no batch, and what the transform raises."""
+        made = batch if self.transform is None else self.transform(batch)
+        if made is None:
+            return
+        for out in [made] if isinstance(made, pa.RecordBatch) else made:
+            if not isinstance(out, pa.RecordBatch):
+                raise UsageError(f"the transform must give Arrow record batches, not {type(out).__name__}")
+            yield out
+
+
+@dataclass(frozen=True)
+class PipelineFile:
+    """A pipeline that a Python file has under a name. Each process of a run loads the file anew."""
+
+    path: Path
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> PipelineFile:
+        """`job.py:pipeline`. Raises UsageError for something else, or a file that is not there."""
+        path, _, name = text.rpartition(":")
+        if not path.endswith(".py") or not name.isidentifier():
+            raise UsageError(f"a pipeline is named by its file and its variable, such as job.py:pipeline, not {text!r}")
+        file = Path(path).absolute()
+        if not file.is_file():
+            raise UsageError(f"{path}: there is no such file")
+        return cls(file, name)
+
+    def load(self) -> Pipeline:
+        """The pipeline. Raises UsageError where the file has none of this name, and what the file raises."""
+        value = getattr(self._module(), self.name, None)
+        if not isinstance(value, Pipeline):
+            raise UsageError(f"{self.path}: {self.name} is no Pipeline, but {type(value).__name__}")
+        return value
+
+    def _module(self) -> ModuleType:
+        stem = self.path.stem
+        loaded = sys.modules.get(stem)
+        if loaded is not None and getattr(loaded, "__file__", None) == str(self.path):
+            return loaded
+        spec = importlib.util.spec_from_file_location(stem, self.path)
+        if spec is None or spec.loader is None:
+            raise UsageError(f"{self.path}: this is no Python file")
+        module = importlib.util.module_from_spec(spec)
+        if loaded is None:
+            sys.modules[stem] = module  # so that what the file defines can be pickled
+        spec.loader.exec_module(module)
+        return module

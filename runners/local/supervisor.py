@@ -1,0 +1,142 @@
+"""The supervisor of `headrace run`, in the user's process: starts the coordinator, and again when it has failed."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import random
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from headrace._extras import needs_extra
+from headrace.connectors.commit import StaleEpochError
+from headrace.enumerator import errors
+from headrace.enumerator.errors import HeadraceError, RunFailedError
+from headrace.enumerator.restarts import GiveUp, Restarts
+from headrace.runners.local.coordinator import CoordinatorOrder, RunOutcome, coordinate
+from headrace.runners.local.pipeline import Pipeline, PipelineFile, RunSettings
+from headrace.runners.local.processes import context, end_group, preload
+
+__all__ = ["supervise"]
+
+log = logging.getLogger(__name__)
+
+_KINDS: Mapping[str, type[HeadraceError]] = {
+    "StaleEpochError": StaleEpochError,
+    **{name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, HeadraceError)},
+}
+
+END_S = 30.0
+"""Processes that SIGKILL has not ended after so long are stuck in the kernel."""
+
+
+def supervise(job: Pipeline | PipelineFile, settings: RunSettings) -> None:
+    """Run until the source is finished, a signal stops it, or it has failed for good. See `Pipeline.run`."""
+    with needs_extra("run", "grpc", "google"):
+        importlib.import_module("headrace.runners.local.wire.messages")
+    pipeline = job.load()
+    preload(pipeline.source, pipeline.sink)
+    restarts = Restarts(settings.restart)
+    life = _Life()
+    with _stopped_by_signals(life):
+        while True:
+            outcome = life.live(job, settings)
+            if outcome.error is None:
+                return
+            error = _error_of(outcome)
+            if outcome.is_final or life.stopping.is_set():
+                raise error
+            decision = restarts.failed(time.monotonic(), random.random())  # noqa: S311 - jitter
+            if isinstance(decision, GiveUp):
+                raise RunFailedError(f"{outcome.error}; not restarted: {decision.reason}") from error
+            log.warning("the run has failed and starts again in %.1f s: %s", decision.delay_s, outcome.error)
+            if life.stopping.wait(decision.delay_s):
+                return
+
+
+class _Life:
+    """The coordinator of now, if there is one. `stop` may be called by a signal handler."""
+
+    def __init__(self) -> None:
+        self.stopping = threading.Event()
+        self._coordinator: Connection | None = None
+
+    def stop(self) -> None:
+        """Take a last checkpoint, and end."""
+        self.stopping.set()
+        coordinator = self._coordinator
+        if coordinator is not None:
+            with suppress(OSError):  # it has ended meanwhile
+                coordinator.send("stop")
+
+    def live(self, job: Pipeline | PipelineFile, settings: RunSettings) -> RunOutcome:
+        """One coordinator, from its start until it and all of its workers are gone."""
+        ours, its = context().Pipe()
+        with tempfile.TemporaryDirectory(prefix="headrace-") as folder, ours:  # which is for this user alone
+            order = CoordinatorOrder(job, settings, Path(folder) / "coordinator", version("headrace"))
+            process = context().Process(target=coordinate, args=(order, its), name="headrace coordinator")
+            process.start()
+            its.close()
+            self._coordinator = ours
+            if self.stopping.is_set():
+                self.stop()
+            try:
+                return _outcome(ours, process)
+            finally:
+                self._coordinator = None
+                assert process.pid is not None
+                process.kill()
+                process.join()
+                if not end_group(process.pid, END_S):
+                    raise RunFailedError(f"processes of group {process.pid} cannot be killed: a successor may not begin")
+
+
+def _outcome(coordinator: Connection, process: Any) -> RunOutcome:  # noqa: ANN401 - of multiprocessing's context
+    wait([coordinator, process.sentinel])
+    try:
+        if coordinator.poll():
+            outcome = coordinator.recv()
+            assert isinstance(outcome, RunOutcome)
+            return outcome
+    except (EOFError, OSError):
+        pass  # it died before it could tell
+    process.join()
+    return RunOutcome(error=f"the coordinator's process ended with status {process.exitcode}")
+
+
+def _error_of(outcome: RunOutcome) -> HeadraceError:
+    """The error as it was in the coordinator, by the narrowest of its classes that all connectors have."""
+    text = outcome.error or ""
+    kinds = [_KINDS[name] for name in outcome.kinds if name in _KINDS]
+    if not kinds or kinds[0] is HeadraceError:
+        return RunFailedError(": ".join((*outcome.kinds[:1], text)))
+    return kinds[0](text)
+
+
+@contextmanager
+def _stopped_by_signals(life: _Life) -> Iterator[None]:
+    """SIGTERM and Ctrl-C stop with a last checkpoint; the second one ends at once. Only in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, _: object) -> None:
+        if life.stopping.is_set():
+            raise KeyboardInterrupt
+        log.warning("%s: stopping with a last checkpoint", signal.Signals(number).name)
+        life.stop()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

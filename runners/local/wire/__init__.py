@@ -1,0 +1,1 @@
+"""Between coordinator and workers: gRPC over a Unix socket. `run.proto` has the messages."""

@@ -1,0 +1,75 @@
+"""A worker's side of its stream: one thread listens, one beats, and the process ends when the stream does."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+
+from headrace.runners.local.wire import run_pb2 as pb
+from headrace.runners.local.wire import run_pb2_grpc
+from headrace.runners.local.wire.messages import hello
+from headrace.runners.local.wire.server import OPTIONS
+
+__all__ = ["ORPHANED", "WorkerStream"]
+
+ORPHANED = 70
+"""Exit status of a worker whose coordinator is gone, or has refused it."""
+
+
+class WorkerStream:
+    """Connects at once. The process ends by itself, whatever its other threads do, when the coordinator does.
+
+    `received` and `send` are called by the worker's main thread.
+    """
+
+    def __init__(self, socket: Path, number: int, version: str, heartbeat_s: float) -> None:
+        """As worker `number`; a heartbeat every `heartbeat_s` seconds."""
+        self._inbox: queue.SimpleQueue[pb.ToWorker] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[pb.FromWorker | None] = queue.SimpleQueue()
+        self._leaving = threading.Event()
+        self._closed = threading.Event()
+        self._outbox.put(hello(number, version))
+        self._channel = grpc.insecure_channel(f"unix:{socket}", options=OPTIONS)
+        stub = run_pb2_grpc.CoordinationStub(self._channel)  # type: ignore[no-untyped-call]
+        answers: Iterator[pb.ToWorker] = stub.Work(iter(self._outbox.get, None), wait_for_ready=True)
+        threading.Thread(target=self._listen, args=(answers,), daemon=True).start()
+        threading.Thread(target=self._beat, args=(heartbeat_s,), daemon=True).start()
+
+    def received(self) -> Iterator[pb.ToWorker]:
+        """What has come since; does not wait."""
+        while True:
+            try:
+                yield self._inbox.get_nowait()
+            except queue.Empty:
+                return
+
+    def send(self, message: pb.FromWorker) -> None:
+        """In order with what was sent before."""
+        self._outbox.put(message)
+
+    def close(self, timeout_s: float) -> None:
+        """Send what is left, and wait until the other side has taken note."""
+        self._leaving.set()
+        self._outbox.put(None)
+        self._closed.wait(timeout_s)
+        self._channel.close()
+
+    def _listen(self, answers: Iterator[pb.ToWorker]) -> None:
+        try:
+            for answer in answers:
+                self._inbox.put(answer)
+        except grpc.RpcError:
+            pass  # the coordinator is gone, or has refused us, which it has logged
+        self._closed.set()
+        if not self._leaving.is_set():
+            # At once: without a coordinator nothing that we write will ever be committed, and another may take our place.
+            os._exit(ORPHANED)
+
+    def _beat(self, heartbeat_s: float) -> None:
+        while not self._leaving.wait(heartbeat_s):
+            self._outbox.put(pb.FromWorker(heartbeat=pb.Heartbeat()))

@@ -1,0 +1,167 @@
+"""A worker process of `headrace run`: reads its splits, transforms, writes in one transaction after the other.
+
+All of it in one thread. A transaction begins with the first row after a snapshot, and is prepared for the next one; its handle
+and the positions go to the coordinator together. What is not reported then belongs to the next transaction, so the flow does
+not wait for commits.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.connectors.sink import Attempt, Transaction
+from headrace.enumerator.ledger import SplitState
+from headrace.enumerator.progress import ReaderProgress
+from headrace.enumerator.source import SplitBatch
+from headrace.runners.local.pipeline import Pipeline, PipelineFile
+
+__all__ = ["WorkerOrder", "work"]
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.05
+"""How long a message of the coordinator may wait for a reader that has nothing."""
+
+CLOSE_S = 5.0
+
+
+@dataclass(frozen=True)
+class WorkerOrder:
+    """What a worker's process is started with. `group`: the process group of its coordinator, `job`: its name at the sink."""
+
+    pipeline: Pipeline | PipelineFile
+    socket: Path
+    number: int
+    job: str
+    version: str
+    heartbeat_s: float
+    group: int
+
+
+def work(order: WorkerOrder) -> None:
+    """The main function of a worker's process."""
+    from headrace.runners.local.wire.client import WorkerStream
+
+    # Ctrl-C and SIGTERM are for the supervisor. The group is what ends this process, frozen or not, with its coordinator.
+    os.setpgid(0, order.group)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    stream = WorkerStream(order.socket, order.number, order.version, order.heartbeat_s)
+    try:
+        _Worker(order, stream).run()
+    except Exception as error:  # noqa: BLE001 - it is told to the coordinator, which decides
+        from headrace.runners.local.wire import run_pb2 as pb
+
+        stream.send(pb.FromWorker(failed=pb.Failed(error=_described(error))))
+        stream.close(CLOSE_S)
+        sys.exit(1)
+    stream.close(CLOSE_S)
+
+
+class _TransformError(Exception):
+    """The user's function has raised; the message says on which rows."""
+
+
+def _described(error: BaseException) -> str:
+    """The error and where it came from: for the user's function its own file and line."""
+    cause = error.__cause__ if isinstance(error, _TransformError) and error.__cause__ is not None else error
+    frames = traceback.extract_tb(cause.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    what = f"{type(cause).__name__}: {cause}{place}"
+    return f"{error}: {what}" if cause is not error else what
+
+
+class _Worker:
+    """Owned by the process's main thread."""
+
+    def __init__(self, order: WorkerOrder, stream: Any) -> None:  # noqa: ANN401 - gRPC is imported in the process only
+        from headrace.runners.local.wire.messages import RunMessages
+
+        self._pipeline = order.pipeline.load()
+        self._order = order
+        self._stream = stream
+        self._messages: RunMessages[Any, Any] = RunMessages(self._pipeline.source.split_serializer, self._pipeline.sink.handles)
+        self._reader = self._pipeline.source.create_reader()
+        self._progress: ReaderProgress[Any] = ReaderProgress()
+        self._reported: dict[int, Mapping[str, SplitState[Any]]] = {}
+        self._transaction: Transaction[Any] | None = None
+        self._begun = 0
+        self._leaving = False
+
+    def run(self) -> None:
+        """Until the coordinator says so."""
+        try:
+            while not self._leaving:
+                for message in self._stream.received():
+                    self._obey(message)
+                batch = self._reader.poll(POLL_S)
+                if batch is not None:
+                    self._deliver(batch)
+        finally:
+            if self._transaction is not None:
+                self._transaction.abort()
+            with suppress(Exception):
+                self._reader.close()
+
+    def _obey(self, message: Any) -> None:  # noqa: ANN401 - a message of run.proto
+        match message.WhichOneof("message"):
+            case "welcome":
+                pass
+            case "assign_splits":
+                splits = self._messages.assigned(message.assign_splits)
+                self._progress.assigned(splits)
+                self._reader.add_splits(splits)
+            case "take_snapshot":
+                self._snapshot(message.take_snapshot.checkpoint_id)
+            case "checkpoint_stored":
+                self._progress.checkpoint_completed(self._reported.pop(message.checkpoint_stored.checkpoint_id, {}))
+            case "leave":
+                self._leaving = True
+            case other:
+                raise ValueError(f"{other} is no message to a worker at work")
+
+    def _deliver(self, batch: SplitBatch[Any]) -> None:
+        from headrace.runners.local.wire import run_pb2 as pb
+
+        try:
+            made = list(self._pipeline.transformed(batch.records)) if batch.records.num_rows else []
+        except Exception as error:
+            rows = batch.records.num_rows
+            raise _TransformError(
+                f"the transform failed on {rows} rows of {batch.split.split_id}, up to {batch.split}"
+            ) from error
+        for rows in made:
+            if rows.num_rows:
+                self._written().write(rows)
+        self._progress.delivered(batch)
+        if batch.finished:
+            self._stream.send(pb.FromWorker(split_finished=pb.SplitFinished(split_id=batch.split.split_id)))
+
+    def _written(self) -> Transaction[Any]:
+        if self._transaction is None:
+            # The number makes the job one that no other worker has, so its epochs count its transactions.
+            self._transaction = self._pipeline.sink.begin(Attempt(self._order.job, self._begun, 0, 0))
+            self._begun += 1
+        return self._transaction
+
+    def _snapshot(self, checkpoint_id: int) -> None:
+        from headrace.runners.local.core import WorkerSnapshotted
+
+        handles: tuple[Any, ...] = ()
+        if self._transaction is not None:
+            handle = self._transaction.prepare()
+            self._transaction = None
+            handles = () if handle is None else (handle,)
+        states = self._progress.snapshot()
+        # Those of checkpoints that were given up are never asked for.
+        self._reported = {checkpoint_id: states}
+        self._stream.send(self._messages.snapshotted(WorkerSnapshotted(self._order.number, checkpoint_id, states, handles)))

@@ -1,0 +1,716 @@
+"""The world of `headrace run`: the real core and committer, and workers, disks and a sink that die, freeze, expire, fill up.
+
+Every message comes late or never. A coordinator may die between any two changes at the sink or on its disk; its workers then go
+on as zombies for as long as they like. A second coordinator may begin with a copy of the folder, while the first one goes on.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, assert_never
+from unittest.mock import patch
+
+from headrace.connectors.commit import JobCommitter, StaleEpochError
+from headrace.enumerator.checkpoint import CheckpointSerializer
+from headrace.enumerator.enumerator import create_enumerator, restore_enumerator
+from headrace.enumerator.errors import FencedError, PeerError
+from headrace.enumerator.events import (
+    DiscoverInitial,
+    DiscoverLater,
+    ProveGone,
+    PublishPositions,
+    ReportDiscoveryFailure,
+    ReportMissing,
+    SplitsDiscovered,
+)
+from headrace.enumerator.progress import ReaderProgress
+from headrace.enumerator.restarts import ExponentialDelay
+from headrace.enumerator.source import Findings, SplitBatch
+from headrace.runners.local.balanced import BalancedEnumerator
+from headrace.runners.local.checkpoints import CheckpointNotStoredError, Roster, RunCheckpoint, RunCheckpointSerializer
+from headrace.runners.local.commits import SETTLE_S, RunCommitter
+from headrace.runners.local.core import (
+    After,
+    AssignSplits,
+    CheckpointCommitted,
+    CheckpointIsNotStored,
+    CheckpointIsStored,
+    CheckpointTimedOut,
+    CommitCheckpoint,
+    DismissWorker,
+    EndRun,
+    FailRun,
+    IntervalOver,
+    KillWorker,
+    PauseOver,
+    Recover,
+    ReportCheckpointFailure,
+    ReportWorkerLost,
+    RetireWorker,
+    RunBegun,
+    RunCore,
+    RunRecovered,
+    RunSchedule,
+    SplitDone,
+    StartWorker,
+    StopRequested,
+    TakeSnapshot,
+    TellStored,
+    WorkerDied,
+    WorkerJoined,
+    WorkerSilent,
+    WorkerSnapshotted,
+)
+from headrace.testing.memory import MemorySplit, MemorySplitSerializer
+from headrace.testing.memory_sink import MemoryHandle, MemoryHandleSerializer, MemorySink, MemoryTransactionLog, State
+from tests.helpers.worlds.search import Adversary
+
+ROUNDS = 60
+"""Time without trouble, in rounds, in which everything must be done."""
+
+_SERIALIZER: RunCheckpointSerializer[MemorySplit, MemoryHandle] = RunCheckpointSerializer(
+    CheckpointSerializer("memory", MemorySplitSerializer()), MemoryHandleSerializer()
+)
+_SCHEDULE = RunSchedule(1.0, 0.0, 10.0, tolerable_failed_checkpoints=2)
+
+
+class BrokenPromiseError(AssertionError):
+    """A row came twice, or not at all, or something stays open."""
+
+
+class CoordinatorDiedError(BaseException):
+    """Its process was killed, between two changes."""
+
+
+class Log(MemoryTransactionLog):
+    """Each change is told to the world, which may kill who makes it."""
+
+    def __init__(self, world: RunWorld) -> None:
+        super().__init__()
+        self.world = world
+
+    def changing(self) -> None:
+        self.world.changing()
+
+
+class Disk:
+    """What outlives processes: a folder of checkpoints. `full`: nothing more can be written."""
+
+    def __init__(self) -> None:
+        self.files: dict[int, bytes] = {}
+        self.roster = Roster("run-x")
+        self.full = False
+
+
+class DiskStore:
+    """As `CheckpointStore`, over a `Disk`."""
+
+    folder = Path("folder")
+
+    def __init__(self, disk: Disk, changing: Callable[[], None]) -> None:
+        self.disk = disk
+        self.changing = changing
+
+    @property
+    def roster(self) -> Roster:
+        return self.disk.roster
+
+    @property
+    def last_id(self) -> int:
+        return max(self.disk.files, default=0)
+
+    def latest(self) -> RunCheckpoint[MemorySplit, MemoryHandle] | None:
+        if not self.disk.files:
+            return None
+        return _SERIALIZER.deserialize(self.roster.run, self.disk.files[self.last_id], "disk")
+
+    def write(self, checkpoint: RunCheckpoint[MemorySplit, MemoryHandle]) -> None:
+        self.changing()
+        if self.disk.full:
+            raise CheckpointNotStoredError("no space left")
+        self.disk.files = {checkpoint.positions.checkpoint_id: _SERIALIZER.serialize(self.roster.run, checkpoint)}
+        self.changing()
+
+    def enlist(self, number: int) -> None:
+        self.disk.roster = Roster(self.roster.run, number + 1, (*self.roster.unswept, number))
+
+    def strike(self, numbers: list[int]) -> None:
+        left = tuple(number for number in self.roster.unswept if number not in numbers)
+        self.disk.roster = Roster(self.roster.run, self.roster.next_number, left)
+
+
+class Worker:
+    """A worker's process. What it is told and says waits in `inbox` and `outbox`."""
+
+    def __init__(self, world: RunWorld, number: int, job: str) -> None:
+        self.world, self.number, self.job = world, number, job
+        self.inbox: deque[Any] = deque()
+        self.outbox: deque[Any] = deque([WorkerJoined(number)])
+        self.progress: ReaderProgress[MemorySplit] = ReaderProgress()
+        self.reported: dict[int, Any] = {}
+        self.at: dict[str, MemorySplit] = {}
+        self.open: int | None = None
+        self.begun = 0
+        self.alive = True
+
+    def receive(self) -> None:
+        message = self.inbox.popleft()
+        match message:
+            case AssignSplits(_, splits):
+                self.progress.assigned(splits)
+                self.at |= {split.split_id: split for split in splits}
+            case TakeSnapshot(_, checkpoint_id):
+                self.snapshot(checkpoint_id)
+            case TellStored(_, checkpoint_id):
+                self.progress.checkpoint_completed(self.reported.pop(checkpoint_id, {}))
+            case DismissWorker():
+                self.die()
+            case _:
+                raise AssertionError(message)
+
+    def read(self, which: int, rows: int) -> None:
+        waiting = [split for split in self.at.values() if split.next_offset < self.world.ends[split.split_id]]
+        if not waiting:
+            return
+        split = waiting[which % len(waiting)]
+        stop = min(self.world.ends[split.split_id], split.next_offset + 1 + rows % 4)
+        if self.open is None:
+            self.open = self.world.log.begin(self.job, f"{self.begun}.0.0")
+            self.begun += 1
+        self.world.log.append(self.open, [(split.split_id, offset) for offset in range(split.next_offset, stop)])
+        moved = MemorySplit(split.split_id, stop, None)
+        self.at[split.split_id] = moved
+        self.progress.delivered(SplitBatch(moved, None))  # type: ignore[arg-type]
+
+    def snapshot(self, checkpoint_id: int) -> None:
+        handles: tuple[MemoryHandle, ...] = ()
+        if self.open is not None:
+            self.world.log.prepare(self.open)
+            handles, self.open = (MemoryHandle(self.open),), None
+        states = self.progress.snapshot()
+        self.reported = {checkpoint_id: states}
+        self.outbox.append(WorkerSnapshotted(self.number, checkpoint_id, states, handles))
+
+    def die(self) -> None:
+        self.alive = False
+
+
+class Life:
+    """One coordinator, on one disk."""
+
+    def __init__(self, world: RunWorld, disk: Disk) -> None:
+        self.world = world
+        self.store = DiskStore(disk, world.changing)
+        number = disk.roster.next_number
+        self.store.enlist(number)
+        restored = self.store.latest()
+        shape: dict[str, Any] = {"parallelism": world.parallelism}
+        enumerator: Any = (
+            create_enumerator(BalancedEnumerator, **shape)
+            if restored is None
+            else restore_enumerator(BalancedEnumerator, restored.positions, **shape)
+        )
+        self.core: RunCore[MemorySplit, MemoryHandle] = RunCore(
+            enumerator, _SCHEDULE, ExponentialDelay(), next_number=number + 1, last_checkpoint_id=self.store.last_id
+        )
+        self.committer: RunCommitter[MemorySplit, MemoryHandle] = RunCommitter(
+            self.store,  # type: ignore[arg-type]
+            MemorySink(world.log),
+            restored,
+            number,
+            lambda: world.now_s,
+            world.draw,
+            self.is_stored,
+        )
+        self.job: JobCommitter[Any] = JobCommitter(self.store.roster.run, self.committer)
+        self.workers: dict[int, Worker] = {}
+        self.events: deque[Any] = deque()
+        self.timers: list[Any] = []
+        self.commit: Recover | CommitCheckpoint[Any, Any] | None = None
+        self.stored_id = 0
+        self.ended: Exception | str = ""
+        self.handle(RunBegun())
+
+    def handle(self, event: Any) -> None:
+        if not self.ended:
+            for command in self.core.handle(event):
+                self.perform(command)
+
+    def perform(self, command: Any) -> None:
+        match command:
+            case Recover() | CommitCheckpoint():
+                assert self.commit is None
+                self.commit = command
+            case After(_, timer):
+                self.timers.append(timer)
+            case StartWorker(_, number):
+                self.store.enlist(number)
+                self.workers[number] = Worker(self.world, number, self.store.roster.job(number))
+            case KillWorker(number):
+                self.lose(number)
+            case RetireWorker(number):
+                self.committer.retire(number)
+            case AssignSplits() | TakeSnapshot() | TellStored() | DismissWorker():
+                if command.number in self.workers:
+                    self.workers[command.number].inbox.append(command)
+            case DiscoverInitial() | DiscoverLater():
+                self.events.append(SplitsDiscovered(Findings([MemorySplit(name, 0) for name in self.world.ends])))
+            case PublishPositions() | ReportMissing() | ProveGone() | ReportDiscoveryFailure() | ReportWorkerLost():
+                pass
+            case ReportCheckpointFailure():
+                self.world.happened["checkpoint failed"] += 1
+            case FailRun(error):
+                self.ended = error
+            case EndRun():
+                self.ended = "stopped"
+            case _:
+                assert_never(command)
+
+    def lose(self, number: int) -> None:
+        """The process is dead, and that is certain."""
+        worker = self.workers.pop(number, None)
+        if worker is not None:
+            worker.die()
+            self.events.append(WorkerDied(number, "killed", self.world.now_s, 0.5))
+
+    def run_commit(self) -> None:
+        """What the commit thread does, from its begin to its end; the world may kill the coordinator meanwhile."""
+        work, self.commit = self.commit, None
+        try:
+            match work:
+                case None:
+                    return
+                case Recover():
+                    self.job.recover()
+                    self.events.append(RunRecovered())
+                case CommitCheckpoint(checkpoint, handles):
+                    self.committer.propose(checkpoint)
+                    self.job.commit(checkpoint.checkpoint_id, handles)
+                    self.events.append(CheckpointCommitted(checkpoint.checkpoint_id))
+        except CheckpointNotStoredError as error:
+            if isinstance(work, Recover) or self.stored_id == work.checkpoint.checkpoint_id:
+                self.ended = error
+                return
+            self.world.happened["not stored"] += 1
+            self.job = JobCommitter(self.store.roster.run, self.committer)
+            self.events.append(CheckpointIsNotStored(work.checkpoint.checkpoint_id, "no space left"))
+        except (PeerError, FencedError, StaleEpochError) as error:
+            self.ended = error
+
+    def is_stored(self, checkpoint_id: int) -> None:
+        self.stored_id = checkpoint_id
+        self.events.append(CheckpointIsStored(checkpoint_id))
+
+
+class RunWorld:
+    """One job, its input and output. Actions take any numbers, and do nothing where they do not apply."""
+
+    def __init__(self, parallelism: int) -> None:
+        self.happened: Counter[str] = Counter()
+        self.parallelism = 1 + parallelism % 3
+        self.now_s = 0.0
+        self.drawn = 0
+        self.ends = {"a": 2, "b": 3, "c": 1}
+        self.dies_in: int | None = None
+        self.log = Log(self)
+        self.disk = Disk()
+        self.kept: list[Disk] = []
+        self.zombies: list[Worker] = []
+        self.others: list[Life] = []
+        self.disks = [self.disk]
+        self.life = Life(self, self.disk)
+
+    def draw(self) -> int:
+        self.drawn += 1
+        return self.drawn
+
+    def changing(self) -> None:
+        if self.dies_in is not None:
+            self.dies_in -= 1
+            if self.dies_in < 0:
+                self.dies_in = None
+                raise CoordinatorDiedError
+
+    # --- actions ------------------------------------------------------------------------------------------------------
+
+    def grow(self, which: int, rows: int) -> None:
+        name = "abc"[which % 3]
+        self.ends[name] += 1 + rows % 5
+
+    def event(self) -> None:
+        if self.life.events:
+            self.life.handle(self.life.events.popleft())
+        self.look()
+
+    def timer(self, which: int) -> None:
+        timers = self.life.timers
+        if timers:
+            timer = timers.pop(which % len(timers))
+            self.happened[f"timer {type(timer).__name__}"] += 1
+            self.life.handle(timer)
+        self.look()
+
+    def interval(self) -> None:
+        """The timers of an ordinary checkpoint."""
+        for timer in [timer for timer in self.life.timers if isinstance(timer, IntervalOver | PauseOver)]:
+            self.life.timers.remove(timer)
+            self.life.handle(timer)
+        self.look()
+
+    def deliver(self, which: int) -> None:
+        speaking = [worker for worker in self.life.workers.values() if worker.outbox]
+        if speaking:
+            message = speaking[which % len(speaking)].outbox.popleft()
+            assert not isinstance(message, SplitDone)
+            self.life.handle(message)
+        self.look()
+
+    def receive(self, which: int) -> None:
+        self.of_worker(which, lambda worker: worker.receive() if worker.inbox else None)
+
+    def read(self, which: int, split: int, rows: int) -> None:
+        self.of_worker(which, lambda worker: worker.read(split, rows))
+
+    def of_worker(self, which: int, act: Callable[[Worker], None]) -> None:
+        workers = [*self.life.workers.values()]
+        if workers:
+            worker = workers[which % len(workers)]
+            try:
+                act(worker)
+            except PeerError:
+                self.gone(worker)
+
+    def gone(self, worker: Worker) -> None:
+        """A living worker's transaction was aborted; it cannot go on."""
+        self.happened["transaction gone"] += 1
+        if not any(self.happened[why] for why in ("expired OPEN", "expired PREPARED", "foreign coordinator")):
+            raise BrokenPromiseError(f"the transaction of worker {worker.number}, which lives, was aborted")
+        self.life.lose(worker.number)
+
+    def commit(self, dies: int, after: int) -> None:
+        """The commit thread's work; in one of four cases the coordinator dies within it."""
+        if self.life.commit is None:
+            return
+        self.dies_in = after % 12 if dies % 4 == 0 else None
+        try:
+            self.life.run_commit()
+        except CoordinatorDiedError:
+            self.happened["killed in commit"] += 1
+            self.crash(dies)
+        self.dies_in = None
+        self.look()
+
+    def kill(self, which: int) -> None:
+        numbers = [*self.life.workers]
+        if numbers:
+            self.happened["worker killed"] += 1
+            self.life.lose(numbers[which % len(numbers)])
+
+    def silence(self, which: int) -> None:
+        numbers = [*self.life.workers]
+        if numbers:
+            self.happened["worker silent"] += 1
+            self.life.handle(WorkerSilent(numbers[which % len(numbers)]))
+        self.look()
+
+    def crash(self, zombies: int) -> None:
+        """The coordinator is gone; its workers, too, or frozen for now."""
+        self.happened["coordinator killed"] += 1
+        if zombies % 2:
+            self.zombies += self.life.workers.values()
+        self.begin()
+
+    def zombie(self, which: int, split: int, rows: int) -> None:
+        """A worker of an earlier coordinator, that does not know it yet, goes on."""
+        if self.zombies:
+            worker = self.zombies[which % len(self.zombies)]
+            self.happened["zombie"] += 1
+            try:
+                if rows % 3 == 0 and worker.inbox:
+                    worker.receive()
+                elif rows % 3 == 1:
+                    worker.snapshot(10**9)
+                else:
+                    worker.read(split, rows)
+            except PeerError:
+                self.zombies.remove(worker)
+
+    def expire(self, which: int) -> None:
+        unended = [entry for entry in self.log.entries if entry.unended]
+        if unended:
+            entry = unended[which % len(unended)]
+            self.happened[f"expired {entry.state.name}"] += 1
+            self.log.expire(entry.number)
+
+    def disk_full(self) -> None:
+        self.disk.full = not self.disk.full
+
+    def time(self) -> None:
+        self.now_s += SETTLE_S
+
+    def keep(self) -> None:
+        """Somebody copies the folder."""
+        self.kept = [*self.kept[-2:], copy.deepcopy(self.disk)]
+
+    def foreign(self, which: int) -> None:
+        """A second coordinator begins with a copy; the first does not know, and goes on when it likes (`other`)."""
+        if self.kept:
+            self.happened["foreign coordinator"] += 1
+            self.others.append(self.life)
+            self.disk = copy.deepcopy(self.kept[which % len(self.kept)])
+            self.disk.full = False
+            self.disks.append(self.disk)
+            self.begin()
+
+    def same_folder_copied(self) -> None:
+        self.keep()
+        self.foreign(len(self.kept) - 1)
+
+    def other(self, which: int, what: int) -> None:
+        """A step of a coordinator that another has replaced."""
+        if not self.others:
+            return
+        life = self.others[which % len(self.others)]
+        self.happened["other"] += 1
+        if what % 4 == 0:
+            life.run_commit()
+        elif what % 4 == 1 and life.events:
+            life.handle(life.events.popleft())
+        elif what % 4 == 2:
+            for worker in [*life.workers.values()]:
+                try:
+                    while worker.inbox:
+                        worker.receive()
+                    worker.read(what, what)
+                except PeerError:
+                    life.lose(worker.number)
+        else:
+            for worker in life.workers.values():
+                while worker.outbox:
+                    life.handle(worker.outbox.popleft())
+            if IntervalOver() in life.timers:
+                life.timers.remove(IntervalOver())
+                life.handle(IntervalOver())
+        if isinstance(life.ended, FencedError):
+            self.happened["fenced"] += 1
+        if life.ended:
+            self.others.remove(life)
+
+    def stop(self) -> None:
+        self.happened["stop"] += 1
+        self.life.handle(StopRequested())
+        self.look()
+
+    # --- promises -----------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        self.life = Life(self, self.disk)
+
+    def look(self) -> None:
+        """A life that has ended is followed by the next."""
+        ended = self.life.ended
+        if not ended:
+            return
+        for number in [*self.life.workers]:
+            self.life.lose(number)
+        if isinstance(ended, StaleEpochError):
+            self.happened["stale folder refused"] += 1
+            self.disks.remove(self.disk)
+            if not self.disks:
+                raise BrokenPromiseError("the newest folder was refused")
+            self.disk = self.disks[-1]
+            self.others = [life for life in self.others if life.store.disk is not self.disk]
+        self.begin()
+
+    def check(self) -> None:
+        rows = Counter(row for entry in self.log.entries if entry.state is State.COMMITTED for row in entry.rows)
+        if twice := [row for row, times in rows.items() if times > 1]:
+            raise BrokenPromiseError(f"{twice} were committed twice")
+
+    def drain(self) -> None:
+        self.disk.full = False
+        self.dies_in = None
+        self.zombies.clear()
+        wanted = {(name, offset) for name, end in self.ends.items() for offset in range(end)}
+        for _ in range(ROUNDS):
+            self.round()
+            self.check()
+            done = {row for entry in self.log.entries if entry.state is State.COMMITTED for row in entry.rows}
+            if done == wanted and not self.left_open():
+                return
+        raise BrokenPromiseError(f"{sorted(wanted - done)} are missing, or a dead worker's transaction is open")
+
+    def left_open(self) -> bool:
+        """A dead worker's transaction is open that the folder knows of.
+
+        One that its copy does not know, or that a zombie has begun after it was swept twice, is left to the sink's timeout.
+        """
+        if self.happened["foreign coordinator"]:
+            return False
+        roster = self.disk.roster
+        known = {roster.job(number) for number in roster.unswept}
+        living = {worker.job for worker in self.life.workers.values()}
+        return any(entry.unended for entry in self.log.entries if entry.job in known - living)
+
+    def round(self) -> None:
+        """Everything that waits happens, and a checkpoint."""
+        self.now_s += SETTLE_S
+        self.disk.full = False
+        for _ in range(4):
+            while self.life.commit is not None or self.life.events:
+                self.commit(1, 0)
+                self.event()
+            for worker in [*self.life.workers.values()]:
+                self.settle(worker)
+        for timer in [timer for timer in self.life.timers if not isinstance(timer, CheckpointTimedOut)]:
+            if timer in self.life.timers:
+                self.life.timers.remove(timer)
+                self.life.handle(timer)
+                self.look()
+
+    def settle(self, worker: Worker) -> None:
+        try:
+            while worker.inbox:
+                worker.receive()
+            for split in range(3):
+                worker.read(split, 3)
+        except PeerError:
+            self.gone(worker)
+            return
+        while worker.outbox and worker.number in self.life.workers:
+            self.life.handle(worker.outbox.popleft())
+            self.look()
+
+
+RUN = Adversary(
+    "run",
+    RunWorld,
+    1,
+    {
+        "grow": (RunWorld.grow, 2),
+        "event": (RunWorld.event, 0),
+        "timer": (RunWorld.timer, 1),
+        "interval": (RunWorld.interval, 0),
+        "deliver": (RunWorld.deliver, 1),
+        "receive": (RunWorld.receive, 1),
+        "read": (RunWorld.read, 3),
+        "commit": (RunWorld.commit, 2),
+        "kill": (RunWorld.kill, 1),
+        "silence": (RunWorld.silence, 1),
+        "crash": (RunWorld.crash, 1),
+        "zombie": (RunWorld.zombie, 3),
+        "expire": (RunWorld.expire, 1),
+        "disk_full": (RunWorld.disk_full, 0),
+        "time": (RunWorld.time, 0),
+        "keep": (RunWorld.keep, 0),
+        "foreign": (RunWorld.foreign, 1),
+        "same_folder_copied": (RunWorld.same_folder_copied, 0),
+        "other": (RunWorld.other, 2),
+        "stop": (RunWorld.stop, 0),
+        "round": (RunWorld.round, 0),
+    },
+    (
+        {
+            "grow": 4, "event": 14, "timer": 3, "interval": 5, "deliver": 14, "receive": 14, "read": 14, "commit": 10,
+            "kill": 2, "silence": 1, "crash": 1, "zombie": 3, "expire": 1, "disk_full": 1, "time": 1, "stop": 1, "round": 2,
+        },
+        {
+            "grow": 3, "event": 12, "interval": 5, "deliver": 12, "receive": 12, "read": 10, "commit": 10, "kill": 1,
+            "crash": 1, "keep": 2, "foreign": 1, "same_folder_copied": 2, "other": 14, "round": 3, "time": 1,
+        },
+    ),
+    longest=150,
+)  # fmt: skip
+
+
+# --- bugs, for the search to find -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def handles_of_a_failed_checkpoint_are_forgotten() -> Iterator[None]:
+    failed = RunCore._failed
+
+    def forget(self: Any, checkpoint_id: int, reason: str) -> Any:
+        self._prepared = []
+        return failed(self, checkpoint_id, reason)
+
+    with patch.object(RunCore, "_failed", forget):
+        yield
+
+
+@contextmanager
+def handles_of_a_dead_worker_are_kept() -> Iterator[None]:
+    died = RunCore._died
+
+    def keep(self: Any, place: int, event: Any) -> Any:
+        prepared = self._prepared
+        commands = died(self, place, event)
+        self._prepared = prepared
+        return commands
+
+    with patch.object(RunCore, "_died", keep):
+        yield
+
+
+@contextmanager
+def dead_workers_are_not_swept() -> Iterator[None]:
+    with patch.object(RunCommitter, "retire", lambda self, number: None):
+        yield
+
+
+@contextmanager
+def living_workers_are_swept() -> Iterator[None]:
+    sweep = RunCommitter.sweep
+
+    def sweep_all(self: Any, keep: Any) -> None:
+        self._retired |= {number: None for number in self._store.roster.unswept if number not in self._retired}
+        sweep(self, keep)
+
+    with patch.object(RunCommitter, "sweep", sweep_all):
+        yield
+
+
+@contextmanager
+def the_list_is_not_stored() -> Iterator[None]:
+    """Handles are committed that no checkpoint has."""
+    write = DiskStore.write
+
+    def without(self: Any, checkpoint: Any) -> None:
+        write(self, RunCheckpoint(checkpoint.positions, (), completed=True))
+
+    with patch.object(DiskStore, "write", without):
+        yield
+
+
+@contextmanager
+def an_older_folder_is_taken() -> Iterator[None]:
+    with patch.object(RunCommitter, "_refuse_stale", lambda self, seen: None):
+        yield
+
+
+@contextmanager
+def the_sink_is_not_asked_before_a_commit() -> Iterator[None]:
+    record = RunCommitter.record
+
+    def alone(self: Any, commits: Any) -> None:
+        with patch.object(self._driver, "record", lambda commits: None):
+            record(self, commits)
+
+    with patch.object(RunCommitter, "record", alone):
+        yield
+
+
+PLANTED = (
+    handles_of_a_failed_checkpoint_are_forgotten,
+    handles_of_a_dead_worker_are_kept,
+    dead_workers_are_not_swept,
+    living_workers_are_swept,
+    the_list_is_not_stored,
+    an_older_folder_is_taken,
+    the_sink_is_not_asked_before_a_commit,
+)
+"""Each breaks a promise in some history."""

@@ -1,0 +1,382 @@
+"""The folder of a run's checkpoints, the settings by Flink's names, and the messages between the processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headrace.connectors.commit import JobCommitter, StaleEpochError
+from headrace.connectors.sink import Attempt
+from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
+from headrace.enumerator.errors import FencedError, StateError, UsageError
+from headrace.enumerator.ledger import SplitState
+from headrace.files import FileSink
+from headrace.run import ExponentialDelay, FixedDelay, Pipeline, RunSettings
+from headrace.runners.local.checkpoints import (
+    CheckpointNotStoredError,
+    CheckpointStore,
+    RunCheckpoint,
+    RunCheckpointSerializer,
+    local_folder,
+)
+from headrace.runners.local.commits import RunCommitter
+from headrace.runners.local.core import WorkerHandle, WorkerSnapshotted
+from headrace.runners.local.pipeline import PipelineFile, flink_settings
+from headrace.runners.local.wire import run_pb2 as pb
+from headrace.runners.local.wire.messages import PROTOCOL, RunMessages, check_hello, hello
+from headrace.testing import MemoryHandle, MemoryLog, MemorySink, MemorySource, MemorySplit, MemoryTransactionLog
+from headrace.testing.memory import MemorySplitSerializer
+from headrace.testing.memory_sink import MemoryHandleSerializer
+from tests.helpers.generate_grpc import MADE, PROTO, ROOT, generate
+
+GOLDEN = Path(__file__).with_name("golden") / "run-checkpoint-v1.json"
+SERIALIZER = RunCheckpointSerializer(CheckpointSerializer("memory", MemorySplitSerializer()), MemoryHandleSerializer())
+
+
+def checkpoint(checkpoint_id=3, handles=(), completed=False, epoch=0, before=0):
+    positions = Checkpoint(checkpoint_id, (SplitState(MemorySplit("a", checkpoint_id), False),), False)
+    return RunCheckpoint(positions, handles, completed, epoch, before)
+
+
+def opened(folder, retained=1):
+    return CheckpointStore(folder, SERIALIZER, retained)
+
+
+def test_a_checkpoint_comes_back_as_it_was_written(tmp_path):
+    store = opened(tmp_path / "new" / "folder")
+    written = checkpoint(handles=(WorkerHandle(4, MemoryHandle(9)),), epoch=77, before=5)
+    store.write(written)
+    run = store.roster.run
+    store.close()
+    again = opened(tmp_path / "new" / "folder")
+    assert (again.latest(), again.roster.run, again.last_id) == (written, run, 3)
+    again.close()
+
+
+def test_the_golden_checkpoint_of_version_1_is_read():
+    found = SERIALIZER.deserialize("run-golden", GOLDEN.read_bytes(), "golden")
+    assert found == checkpoint(12, (WorkerHandle(3, MemoryHandle(7)), WorkerHandle(4, MemoryHandle(8))), False, 99, 98)
+    assert SERIALIZER.serialize("run-golden", found) == GOLDEN.read_bytes().rstrip(b"\n")
+
+
+def test_a_folder_has_one_coordinator_at_a_time(tmp_path):
+    first = opened(tmp_path)
+    with pytest.raises(FencedError, match="another run works with these checkpoints"):
+        opened(tmp_path)
+    first.close()
+    opened(tmp_path).close()
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data.replace(b"memory", b"memoru"), lambda data: b""])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, caplog, damage):
+    store = opened(tmp_path, retained=2)
+    for number in (1, 2):
+        store.write(checkpoint(number))
+    last = tmp_path / "checkpoint-000000000002.json"
+    assert damage(last.read_bytes()) != last.read_bytes()
+    last.write_bytes(damage(last.read_bytes()))
+    assert store.latest() == checkpoint(1)
+    assert str(last) in caplog.text
+    assert store.last_id == 2  # so that its number is not used again
+    (tmp_path / "checkpoint-000000000001.json").write_bytes(b"{}")
+    with pytest.raises(StateError, match="no checkpoint is good"):
+        store.latest()
+    store.close()
+
+
+def test_execution_checkpointing_num_retained_keeps_the_newest(tmp_path):
+    store = opened(tmp_path, retained=2)
+    for number in (1, 2, 3):
+        store.write(checkpoint(number))
+    assert sorted(path.name[-7:-5] for path in tmp_path.glob("checkpoint-*")) == ["02", "03"]
+    store.close()
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path):
+    store = opened(tmp_path)
+    store.write(checkpoint(1))
+    (tmp_path / "checkpoint-000000000002.writing").mkdir()  # as a full disk: the file cannot be made
+    with pytest.raises(CheckpointNotStoredError, match="checkpoint-000000000002"):
+        store.write(checkpoint(2))
+    assert store.latest() == checkpoint(1)
+    store.close()
+
+
+def test_a_checkpoint_of_another_run_or_a_newer_version_is_refused():
+    data = SERIALIZER.serialize("run-a", checkpoint())
+    with pytest.raises(StateError, match="of the run 'run-a', and the folder is of 'run-b'"):
+        SERIALIZER.deserialize("run-b", data, "here")
+    newer = json.dumps({**json.loads(data), "version": 2}).encode()
+    with pytest.raises(StateError, match="here: it has version 2, and this headrace reads up to 1"):
+        SERIALIZER.deserialize("run-a", newer, "here")
+
+
+def test_numbers_of_workers_are_never_given_twice_and_stay_listed_until_they_are_swept(tmp_path):
+    store = opened(tmp_path)
+    store.enlist(0)
+    store.enlist(1)
+    store.strike([0])
+    store.close()
+    again = opened(tmp_path)
+    assert (again.roster.next_number, again.roster.unswept) == (2, (1,))
+    assert again.roster.job(1) == f"{again.roster.run}-1"
+    again.close()
+
+
+def test_checkpoints_without_their_run_are_refused(tmp_path):
+    store = opened(tmp_path)
+    store.write(checkpoint(1))
+    store.close()
+    (tmp_path / "run.json").unlink()
+    with pytest.raises(StateError, match="which run they are of is not known"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/x", "file://host/x", "file:", "", "hdfs://n/x"])
+def test_a_folder_elsewhere_is_refused(url):
+    with pytest.raises(UsageError, match="must be a folder"):
+        local_folder(url)
+
+
+def test_a_folder_is_a_path_or_a_file_url(tmp_path):
+    assert local_folder(f"file://{tmp_path}/a%20b") == tmp_path / "a b"
+    assert local_folder("here") == Path("here").absolute()
+
+
+# --- commits ----------------------------------------------------------------------------------------------------------
+
+
+def committer(store, log, number=0, draw=lambda: 1):
+    return RunCommitter(store, MemorySink(log), store.latest(), number, lambda: 0.0, draw, lambda checkpoint_id: None)
+
+
+def prepared(log, store, number, row):
+    found = log.begin(store.roster.job(number), "x")
+    log.append(found, [row])
+    log.prepare(found)
+    return WorkerHandle(number, MemoryHandle(found))
+
+
+def test_what_a_checkpoint_lists_is_committed_and_what_it_does_not_is_aborted(tmp_path):
+    log, store = MemoryTransactionLog(), opened(tmp_path)
+    for number in (0, 1, 2):
+        store.enlist(number)
+    wanted, unwanted = prepared(log, store, 1, "wanted"), prepared(log, store, 2, "unwanted")
+    store.write(checkpoint(1, (wanted,), epoch=9))
+    JobCommitter("x", committer(store, log)).recover()
+    assert log.rows() == ["wanted"]
+    assert not log.unended(store.roster.job(unwanted.number))
+    assert store.latest() == checkpoint(1, (), True, epoch=9)
+    store.close()
+
+
+def test_a_living_workers_transaction_outlives_the_commits_of_the_others(tmp_path):
+    log, store = MemoryTransactionLog(), opened(tmp_path)
+    run = committer(store, log)
+    job = JobCommitter("x", run)
+    job.recover()
+    for number in (1, 2):
+        store.enlist(number)
+    handle, others = prepared(log, store, 1, "row"), prepared(log, store, 2, "later")
+    run.propose(checkpoint(1).positions)
+    job.commit(1, (handle,))
+    assert log.rows() == ["row"]
+    assert len(log.unended(store.roster.job(2))) == 1
+    run.retire(2)
+    run.propose(checkpoint(2).positions)
+    job.commit(2, ())
+    assert log.unended(store.roster.job(others.number)) == []
+    store.close()
+
+
+def test_an_older_copy_of_a_folder_and_another_branch_are_refused(tmp_path):
+    log, store = MemoryTransactionLog(), opened(tmp_path)
+    run = committer(store, log)
+    job = JobCommitter("x", run)
+    job.recover()
+    older = (tmp_path / "run.json").read_bytes()
+    run.propose(checkpoint(1).positions)
+    job.commit(1, (prepared(log, store, 1, "row"),))
+    store.close()
+    for name, has_number_1 in (("older", False), ("branch", True)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "run.json").write_bytes(older)
+        copy = opened(folder)
+        if has_number_1:
+            copy.write(checkpoint(1))
+        with pytest.raises(StaleEpochError, match="Going on would write rows twice"):
+            JobCommitter("x", committer(copy, log)).recover()
+        copy.close()
+
+
+def test_a_coordinator_that_was_replaced_commits_nothing(tmp_path):
+    log, store = MemoryTransactionLog(), opened(tmp_path / "first")
+    stale = committer(store, log)
+    job = JobCommitter("x", stale)
+    job.recover()
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "run.json").write_bytes((tmp_path / "first" / "run.json").read_bytes())
+    copy = opened(tmp_path / "copy")
+    JobCommitter("x", committer(copy, log)).recover()
+    stale.propose(checkpoint(1).positions)
+    with pytest.raises(FencedError):
+        job.commit(1, (prepared(log, store, 1, "row"),))
+    assert log.rows() == []
+    store.close()
+    copy.close()
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def test_settings_have_flinks_names_and_defaults():
+    defaults = RunSettings("x")
+    assert (defaults.min_pause_s, defaults.timeout_s, defaults.tolerable_failed_checkpoints, defaults.retained) == (
+        0,
+        600,
+        0,
+        1,
+    )
+    assert (defaults.heartbeat_interval_s, defaults.heartbeat_timeout_s, defaults.restart) == (10, 50, ExponentialDelay())
+    assert flink_settings(
+        {
+            "execution.checkpointing.interval": "500 ms",
+            "execution.checkpointing.min-pause": "1 s",
+            "execution.checkpointing.timeout": "2 min",
+            "execution.checkpointing.tolerable-failed-checkpoints": "3",
+            "execution.checkpointing.num-retained": "4",
+            "heartbeat.interval": "1000",
+            "heartbeat.timeout": "5 s",
+            "restart-strategy.type": "fixed-delay",
+            "restart-strategy.fixed-delay.attempts": "7",
+        }
+    ) == {
+        "interval_s": 0.5,
+        "min_pause_s": 1.0,
+        "timeout_s": 120.0,
+        "tolerable_failed_checkpoints": 3,
+        "retained": 4,
+        "heartbeat_interval_s": 1.0,
+        "heartbeat_timeout_s": 5.0,
+        "restart": FixedDelay(7, 1.0),
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"execution.checkpointing.mode": "EXACTLY_ONCE"}, "'execution.checkpointing.mode' is no setting of a run"),
+        ({"execution.checkpointing.num-retained": "few"}, "must be a whole number, not 'few'"),
+    ],
+)
+def test_a_setting_that_there_is_not_is_refused(settings, message):
+    with pytest.raises(UsageError, match=message):
+        flink_settings(settings)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"workers": 0}, "workers must be at least 1"),
+        ({"retained": 0}, "retained must be at least 1"),
+        ({"interval_s": 0}, "interval_s must be more than 0"),
+        ({"timeout_s": float("nan")}, "timeout_s must be more than 0"),
+        ({"min_pause_s": -1}, "min_pause_s must be at least 0"),
+        ({"heartbeat_timeout_s": 10.0}, "must be more than heartbeat_interval_s"),
+        ({"checkpoints": "s3://x"}, "a folder of this machine"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        RunSettings(**{"checkpoints": "x", **arguments})
+
+
+def test_a_pipeline_of_what_cannot_be_its_part_is_refused():
+    source, sink = MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog())
+    for arguments, message in (
+        ((sink, sink), "source must be a headrace Source, not MemorySink"),
+        ((source, source), "sink must be a headrace TwoPhaseSink, not MemorySource"),
+        ((source, sink, 3), "transform must be a function"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            Pipeline(*arguments)
+
+
+def test_a_sink_whose_lists_commit_is_refused(tmp_path):
+    pytest.importorskip("deltalake")
+    from headrace.delta import DeltaSink
+
+    with pytest.raises(UsageError, match="DeltaSink commits an epoch as a whole"):
+        Pipeline(MemorySource(MemoryLog()), DeltaSink(str(tmp_path)))
+    Pipeline(MemorySource(MemoryLog()), FileSink(str(tmp_path)))
+
+
+def test_a_pipeline_that_cannot_travel_is_refused_before_anything_starts(tmp_path):
+    pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()), lambda batch: batch)
+    with pytest.raises(UsageError, match="a function at the top of a module"):
+        pipeline.run(checkpoints=str(tmp_path))
+    with pytest.raises(UsageError, match="needs a folder for its checkpoints"):
+        pipeline.run(workers=2)
+    with pytest.raises(UsageError, match="unexpected keyword argument 'worker'"):
+        pipeline.run(checkpoints=str(tmp_path), worker=2)
+
+
+def test_a_pipeline_is_found_by_its_file_and_name(tmp_path):
+    file = tmp_path / "a_job_of_this_test.py"
+    file.write_text(
+        "from headrace import Pipeline\nfrom headrace.testing import *\n"
+        "pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()))\nother = 1\n"
+    )
+    assert isinstance(PipelineFile.parse(f"{file}:pipeline").load(), Pipeline)
+    for text, message in (
+        (f"{file}:other", "other is no Pipeline, but int"),
+        (f"{file}:nothing", "nothing is no Pipeline, but NoneType"),
+        (str(file), "named by its file and its variable"),
+        (f"{tmp_path}/none.py:x", "no such file"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            PipelineFile.parse(text).load()
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_generated_code_is_that_of_the_proto(tmp_path):
+    """If it is not: python -m tests.helpers.generate_grpc."""
+    generate(tmp_path)
+    folder = (ROOT / PROTO).parent
+    for name in MADE:
+        assert (tmp_path / Path(PROTO).parent / name).read_text() == (folder / name).read_text(), name
+
+
+def test_splits_and_handles_travel_as_messages():
+    messages = RunMessages(MemorySplitSerializer(), MemoryHandleSerializer())
+    splits = [MemorySplit("a", 1), MemorySplit("b", 2, 9)]
+    told = pb.ToWorker.FromString(messages.assign_splits(splits).SerializeToString())
+    assert messages.assigned(told.assign_splits) == splits
+    states = {"a": SplitState(splits[0], False), "b": SplitState(splits[1], True)}
+    for handles in ((), (MemoryHandle(3), MemoryHandle(4))):
+        event = WorkerSnapshotted(5, 8, states, handles)
+        said = pb.FromWorker.FromString(messages.snapshotted(event).SerializeToString())
+        assert messages.reported(5, said.snapshotted) == event
+
+
+def test_a_worker_of_another_version_is_refused():
+    assert check_hello(hello(4, "1.0"), "1.0") == 4
+    with pytest.raises(StateError, match="the installation has changed while they ran"):
+        check_hello(hello(4, "1.1"), "1.0")
+    other = pb.FromWorker(hello=pb.Hello(protocol=PROTOCOL + 1, version="1.0", number=4))
+    with pytest.raises(StateError, match=f"protocol {PROTOCOL + 1}"):
+        check_hello(other, "1.0")
+    with pytest.raises(StateError, match="must be its hello, not heartbeat"):
+        check_hello(pb.FromWorker(heartbeat=pb.Heartbeat()), "1.0")
+
+
+def test_attempts_of_different_workers_are_never_equal(tmp_path):
+    store = opened(tmp_path)
+    names = {Attempt(store.roster.job(number), 0, 0, 0) for number in range(3)}
+    assert len(names) == 3
+    store.close()

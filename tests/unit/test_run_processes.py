@@ -1,0 +1,198 @@
+"""`headrace run` in real processes, which are killed and frozen, between topics of a Kafka in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import RetriableError, RunFailedError
+from headrace.harness.waiting import wait_until
+from headrace.kafka import KafkaSink, KafkaSource, Latest
+from headrace.run import FixedDelay, Pipeline
+from headrace.testing import FakeKafka
+from tests.helpers import run_jobs
+from tests.helpers.python_path import python_path
+
+pytestmark = pytest.mark.timeout(280)
+
+PARTITIONS = 3
+PATIENCE_S = 120.0
+
+JOB = """
+from headrace import Pipeline
+from headrace.kafka import KafkaSink, KafkaSource
+from tests.helpers.run_jobs import narrow
+
+pipeline = Pipeline(KafkaSource({0!r}, topics=["in"]), KafkaSink({0!r}, topic="out"), narrow)
+"""
+
+
+@pytest.fixture
+def kafka():
+    with FakeKafka() as cluster:
+        for topic in ("in", "out"):
+            cluster.create_topic(topic, partitions=PARTITIONS)
+        yield cluster
+
+
+def produce(kafka, first, count):
+    for number in range(first, first + count):
+        kafka.append("in", b"%d" % number, partition=number % PARTITIONS)
+
+
+def seen(kafka):
+    return Counter(int(record.value) for record in kafka.records("out"))
+
+
+def processes_of(parent):
+    """Coordinators that `parent` has started, each with itself and its workers."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            if fields[0] != "Z":
+                found[int(folder.name)] = (int(fields[1]), int(fields[2]))
+        except OSError:
+            continue
+    children = {parent}
+    while more := {pid for pid, (above, _) in found.items() if above in children} - children:
+        children |= more
+    own_group = found[parent][1]
+    groups = {}
+    for pid in children - {parent}:
+        above, group = found[pid]
+        if group not in (own_group, above):  # a child of the leader is what workers are forked from
+            groups.setdefault(group, set()).add(pid)
+    return groups
+
+
+class Run:
+    """`headrace run` in a process of its own."""
+
+    def __init__(self, kafka, folder, *, workers):
+        self.folder = folder
+        job = folder / "job_of_this_test.py"
+        job.write_text(JOB.format(kafka.bootstrap))
+        settings = {
+            "execution.checkpointing.interval": "300 ms",
+            "heartbeat.interval": "500 ms",
+            "heartbeat.timeout": "5 s",
+            "restart-strategy.type": "fixed-delay",
+            "restart-strategy.fixed-delay.attempts": "200",
+            "restart-strategy.fixed-delay.delay": "100 ms",
+        }
+        command = [
+            sys.executable,
+            "-c",
+            "from headrace.cli import main; main()",
+            "run",
+            f"{job}:pipeline",
+            "--workers",
+            str(workers),
+        ]
+        command += ["--checkpoints", str(folder / "checkpoints")]
+        for name, value in settings.items():
+            command += ["--config", f"{name}={value}"]
+        self.log = folder / "log"
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=os.environ | {"PYTHONPATH": python_path()}, start_new_session=True
+            )
+
+    def group(self, workers):
+        """The coordinator's process id and those of its workers, once all of them are there."""
+        found = []
+
+        def complete():
+            found[:] = [(leader, members - {leader}) for leader, members in processes_of(self.process.pid).items()]
+            return len(found) == 1 and len(found[0][1]) == workers
+
+        self.wait(complete, f"a coordinator and {workers} workers")
+        return found[0]
+
+    def wait(self, condition, what):
+        def check():
+            assert self.process.poll() is None, self.log.read_text()
+            if not condition():
+                raise RetriableError(self.log.read_text())
+
+        wait_until(check, what, PATIENCE_S)
+
+    def checkpoint(self):
+        (last,) = sorted((self.folder / "checkpoints").glob("checkpoint-*.json"))[-1:]
+        return json.loads(json.loads(last.read_text())["body"])
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(PATIENCE_S) == 0, self.log.read_text()
+
+    def kill(self):
+        if self.process.poll() is None:
+            for group in processes_of(self.process.pid):
+                os.killpg(group, signal.SIGKILL)
+            self.process.kill()
+            self.process.wait()
+
+
+def test_killed_and_frozen_processes_neither_lose_a_record_nor_write_one_twice(kafka, tmp_path):
+    """A worker is killed, another frozen, the coordinator killed, everything stopped; then it goes on with fewer workers."""
+    run = Run(kafka, tmp_path, workers=2)
+    try:
+        produced = 0
+
+        def more(what):
+            nonlocal produced
+            produce(kafka, produced, 300)
+            produced += 300
+            wanted = set(range(produced))
+            run.wait(lambda: seen(kafka).keys() >= wanted, what)
+
+        more("the first records")
+        _, workers = run.group(2)
+        killed, frozen = sorted(workers)
+        produce(kafka, produced, 300)
+        produced += 300
+        os.kill(killed, signal.SIGKILL)
+        more("what a killed worker had read")
+        run.group(2)
+        os.kill(frozen, signal.SIGSTOP)
+        more("what a frozen worker had read")
+        assert frozen not in run.group(2)[1]  # SIGKILL reaches it, and its place is taken
+        coordinator, workers = run.group(2)
+        os.kill(coordinator, signal.SIGKILL)
+        more("what was read under a coordinator that was killed")
+        following, successors = run.group(2)
+        assert following != coordinator
+        assert not successors & workers
+        run.stop()
+        assert run.checkpoint()["completed"]
+        run = Run(kafka, tmp_path, workers=1)
+        more("what came after a stop")
+        run.stop()
+        assert seen(kafka) == Counter(range(produced))
+        log = run.log.read_text()
+        assert "its process ended with status -9" in log
+        assert "nothing was heard of it for 5 s" in log
+        assert "the coordinator's process ended with status -9" in log
+    finally:
+        run.kill()
+
+
+def test_a_bounded_source_is_copied_once_and_a_failing_transform_is_named(kafka, tmp_path):
+    produce(kafka, 0, 300)
+    source, sink = KafkaSource(kafka.bootstrap, topics=["in"], stop=Latest()), KafkaSink(kafka.bootstrap, topic="out")
+    settings = {"checkpoints": str(tmp_path / "checkpoints"), "interval_s": 0.5, "restart": FixedDelay(1, 0.1)}
+    with pytest.raises(
+        RunFailedError, match=r"ValueError: a bug of the user's \(.*run_jobs.py:\d+\); not restarted: fixed-delay"
+    ):
+        Pipeline(source, sink, run_jobs.fails).run(**settings)
+    assert not seen(kafka)
+    Pipeline(source, sink, run_jobs.narrow).run(**settings)
+    assert seen(kafka) == Counter(range(300))
