@@ -27,7 +27,8 @@ def run_command(
     heartbeat.timeout, restart-strategy.*.
     """
     from headrace.runners.local.pipeline import PipelineFile, RunSettings, flink_settings
+    from headrace.runners.local.processes import forked
     from headrace.runners.local.supervisor import supervise
 
     settings = RunSettings(str(checkpoints), workers=workers, **flink_settings(named_settings(config)))
-    supervise(PipelineFile.parse(pipeline), settings)
+    supervise(PipelineFile.parse(pipeline), settings, forked)

@@ -18,10 +18,11 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from multiprocessing import util
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ from headrace.runners.local.core import (
     WorkerSilent,
 )
 from headrace.runners.local.pipeline import Pipeline, PipelineFile, RunSettings
-from headrace.runners.local.processes import context, preload
+from headrace.runners.local.processes import Nursery
 from headrace.runners.local.worker import WorkerOrder, work
 
 __all__ = ["CoordinatorOrder", "RunOutcome", "coordinate"]
@@ -129,17 +130,25 @@ class RunOutcome:
     is_final: bool = False
 
 
-def coordinate(order: CoordinatorOrder, supervisor: Connection) -> None:
-    """The main function of a coordinator's process. `supervisor` says "stop"; it is sent a RunOutcome."""
+def coordinate(order: CoordinatorOrder, supervisor: Connection, lifeline: Connection) -> None:
+    """The main function of a coordinator's process. `supervisor` says "stop"; it is sent a RunOutcome.
+
+    `lifeline` is open as long as this process, or one that it has started, lives.
+    """
     os.setpgid(0, 0)  # the group that its workers join, and that ends with it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    util.register_after_fork(supervisor, Connection.close)  # its end is to be this process's end
+    nursery = Nursery()  # first: what the user's file does may make a fork unsafe
     try:
-        outcome = _opened(order, supervisor)
+        outcome = _opened(order, supervisor, nursery)
     except Exception as error:
         log.debug("the coordinator has failed", exc_info=True)
         outcome = _failure(error)
+    finally:
+        nursery.close(0.0)
     supervisor.send(outcome)
+    lifeline.close()
 
 
 def _failure(error: Exception) -> RunOutcome:
@@ -147,14 +156,13 @@ def _failure(error: Exception) -> RunOutcome:
     return RunOutcome(error=str(error) or kinds[0], kinds=kinds, is_final=isinstance(error, _FINAL))
 
 
-def _opened(order: CoordinatorOrder, supervisor: Connection) -> RunOutcome:
+def _opened(order: CoordinatorOrder, supervisor: Connection, nursery: Nursery) -> RunOutcome:
     pipeline = order.pipeline.load()
-    preload(pipeline.source, pipeline.sink)
     positions = CheckpointSerializer(pipeline.source.name, pipeline.source.split_serializer)
     serializer = RunCheckpointSerializer(positions, pipeline.sink.handles)
     store: CheckpointStore[Any, Any] = CheckpointStore(order.settings.folder, serializer, order.settings.retained)
     try:
-        coordination = _Coordination(order, pipeline, store)
+        coordination = _Coordination(order, pipeline, store, nursery)
         threading.Thread(target=coordination.listen, args=(supervisor,), daemon=True).start()
         return coordination.run()
     finally:
@@ -162,10 +170,19 @@ def _opened(order: CoordinatorOrder, supervisor: Connection) -> RunOutcome:
 
 
 @dataclass(frozen=True)
+class _LastWords:
+    """Why a worker ends, and whether no other would do better."""
+
+    reason: str
+    is_final: bool = False
+
+
+@dataclass(frozen=True)
 class _ProcessEnded:
-    """The sentinel of a worker's process is ready."""
+    """A worker's process is gone."""
 
     number: int
+    status: int
 
 
 @dataclass(frozen=True)
@@ -178,7 +195,7 @@ class _Broken:
 class _Coordination:
     """One life of a coordinator."""
 
-    def __init__(self, order: CoordinatorOrder, pipeline: Pipeline, store: CheckpointStore[Any, Any]) -> None:
+    def __init__(self, order: CoordinatorOrder, pipeline: Pipeline, store: CheckpointStore[Any, Any], nursery: Nursery) -> None:
         from headrace.runners.local.wire.messages import RunMessages
         from headrace.runners.local.wire.server import CoordinationServer
 
@@ -186,9 +203,9 @@ class _Coordination:
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._timers: list[tuple[float, int, Any]] = []
         self._sequence = itertools.count()
-        self._processes: dict[int, BaseProcess] = {}
+        self._nursery = nursery
         self._started_s: dict[int, float] = {}
-        self._last_words: dict[int, str] = {}
+        self._last_words: dict[int, _LastWords] = {}
         self._outcome: RunOutcome | None = None
         self._discovery_fails = False
         self._discovery = pipeline.source.create_discovery()
@@ -205,7 +222,7 @@ class _Coordination:
         self._stored_id = 0
         self._messages: RunMessages[Any, Any] = RunMessages(pipeline.source.split_serializer, pipeline.sink.handles)
         self._server: CoordinationServer[Any, Any] = CoordinationServer(
-            order.socket, self._messages, order.version, order.settings.workers, self._events.put, self._last_words.__setitem__
+            order.socket, self._messages, order.version, order.settings.workers, self._events.put, self._hear
         )
 
     def _core_from(self, restored: RunCheckpoint[Any, Any] | None, next_number: int) -> RunCore[Any, Any]:
@@ -226,6 +243,10 @@ class _Coordination:
 
     def run(self) -> RunOutcome:
         """Until the run ends. Every worker's process has ended, too, when it returns."""
+        self._nursery.watch(
+            lambda number, status: self._events.put(_ProcessEnded(number, status)),
+            lambda error: self._events.put(_Broken(error)),
+        )
         try:
             self._handle(RunBegun())
             while self._outcome is None:
@@ -236,7 +257,8 @@ class _Coordination:
             return self._outcome
         finally:
             self._end_workers()
-            self._discovery.close()
+            with suppress(Exception):  # the outcome stands, whatever its cleaning up says
+                self._discovery.close()
 
     def listen(self, supervisor: Connection) -> None:
         """In a thread of its own: what the supervisor says. Without one, the whole group ends."""
@@ -262,8 +284,8 @@ class _Coordination:
         match event:
             case None:
                 pass
-            case _ProcessEnded(number):
-                self._handle(self._ended(number))
+            case _ProcessEnded(number, status):
+                self._handle(self._ended(number, status))
             case _Broken(error):
                 raise error
             case _:
@@ -277,16 +299,18 @@ class _Coordination:
             if heard_s is None:
                 heard_s, limit_s = self._started_s[number], START_S
             if now_s - heard_s > limit_s and number not in self._last_words:
-                self._last_words[number] = f"nothing was heard of it for {limit_s:g} s"
+                self._last_words[number] = _LastWords(f"nothing was heard of it for {limit_s:g} s")
                 self._handle(WorkerSilent(number))
 
-    def _ended(self, number: int) -> WorkerDied:
+    def _hear(self, number: int, failed: Any) -> None:  # noqa: ANN401 - a message of run.proto
+        self._last_words[number] = _LastWords(failed.error, is_final=failed.final)
+
+    def _ended(self, number: int, status: int) -> WorkerDied:
         """The worker's process is gone: what it has said last comes first."""
-        process = self._processes.pop(number)
-        process.join()
         self._server.forget(number, _LAST_WORDS_S)
-        reason = self._last_words.pop(number, f"its process ended with status {process.exitcode}")
-        return WorkerDied(number, f"worker {number}: {reason}", time.monotonic(), random.random())  # noqa: S311 - jitter
+        last = self._last_words.pop(number, _LastWords(f"its process ended with status {status}"))
+        chance = random.random()  # noqa: S311 - jitter
+        return WorkerDied(number, f"worker {number}: {last.reason}", time.monotonic(), chance, last.is_final)
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
@@ -329,8 +353,7 @@ class _Coordination:
             case StartWorker(_, number):
                 self._start(number)
             case KillWorker(number):
-                if number in self._processes:
-                    self._processes[number].kill()  # which a frozen process cannot outlive
+                self._nursery.kill(number)  # which a frozen process cannot outlive
             case RetireWorker(number):
                 self._committer.retire(number)
 
@@ -343,16 +366,9 @@ class _Coordination:
             self._store.roster.job(number),
             self._order.version,
             self._order.settings.heartbeat_interval_s,
-            os.getpid(),
         )
-        process = context().Process(target=work, args=(order,), name=f"headrace worker {number}")
-        process.start()
-        self._processes[number], self._started_s[number] = process, time.monotonic()
-        threading.Thread(target=self._watch, args=(number, process.sentinel), daemon=True).start()
-
-    def _watch(self, number: int, sentinel: int) -> None:
-        wait([sentinel])
-        self._events.put(_ProcessEnded(number))
+        self._started_s[number] = time.monotonic()
+        self._nursery.start(number, work, order)
 
     def _tell(self, command: AssignSplits[Any] | TakeSnapshot | TellStored | DismissWorker) -> None:
         from headrace.runners.local.wire import run_pb2 as pb
@@ -371,12 +387,7 @@ class _Coordination:
     def _end_workers(self) -> None:
         """Those that were dismissed have some seconds; after a failure none has a reason to go on."""
         assert self._outcome is not None
-        deadline_s = time.monotonic() + (LEAVE_S if self._outcome.error is None else 0.0)
-        for process in self._processes.values():
-            process.join(max(0.0, deadline_s - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-                process.join()
+        self._nursery.close(LEAVE_S if self._outcome.error is None else 0.0)
         self._server.close()
 
     # --- storing and committing: in the commit thread -----------------------------------------------------------------

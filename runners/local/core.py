@@ -129,12 +129,16 @@ class WorkerSilent:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDied:
-    """The worker's process has ended: that is certain. `now_s`: monotonic; `chance` of [0, 1) varies the delay of a restart."""
+    """The worker's process has ended: that is certain. `now_s`: monotonic; `chance` of [0, 1) varies the delay of a restart.
+
+    `is_final`: it has said itself that no other worker would do better (an option that cannot be honoured, a lost record).
+    """
 
     number: int
     reason: str
     now_s: float
     chance: float
+    is_final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -494,6 +498,8 @@ class RunCore(Generic[SplitT, HandleT]):
         self._slots[place] = _Slot()
         self._prepared = [prepared for prepared in self._prepared if prepared.number != event.number]
         commands: list[RunCommand[SplitT, HandleT]] = [RetireWorker(event.number)]
+        if event.is_final:
+            return [*commands, *self._fail(RunFailedError(event.reason))]
         decision = self._restarts.failed(event.now_s, event.chance)
         match decision:
             case GiveUp():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import multiprocessing
 import pickle
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -151,8 +154,13 @@ class Pipeline:
         Raises UsageError for wrong arguments, RunFailedError when the restart strategy gives up, and at once what no restart
         mends: FencedError, StateError, DataLossError, AuthenticationError.
         """
+        from headrace.runners.local.processes import PROCESS_NAME, forked_apart
         from headrace.runners.local.supervisor import supervise
 
+        if multiprocessing.current_process().name.startswith(PROCESS_NAME):
+            raise UsageError(
+                "run was called while a process of the run loaded the file: call it under if __name__ == '__main__'"
+            )
         if "checkpoints" not in settings:
             raise UsageError('run needs a folder for its checkpoints: run(checkpoints="file:///...")')
         try:
@@ -166,11 +174,15 @@ class Pipeline:
                 f"the pipeline cannot be sent to its processes ({error}): its transform must be a function at the top of a "
                 "module, its source and sink must be picklable"
             ) from error
-        supervise(self, chosen)
+        supervise(self, chosen, forked_apart)
 
     def load(self) -> Pipeline:
         """Itself: called in the processes of a run."""
         return self
+
+    def modules(self) -> list[str]:
+        """What its processes may have loaded before they are forked."""
+        return sorted({type(part).__module__ for part in (self.source, self.sink)} - {"__main__"})
 
     def transformed(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """What the transform makes of a batch. Raises UsageError for what is no batch, and what the transform raises."""
@@ -202,11 +214,24 @@ class PipelineFile:
         return cls(file, name)
 
     def load(self) -> Pipeline:
-        """The pipeline. Raises UsageError where the file has none of this name, and what the file raises."""
+        """The pipeline. Raises UsageError where the file has none of this name, and for what the file raises."""
         value = getattr(self._module(), self.name, None)
         if not isinstance(value, Pipeline):
             raise UsageError(f"{self.path}: {self.name} is no Pipeline, but {type(value).__name__}")
         return value
+
+    def modules(self) -> list[str]:
+        """What its processes may have loaded before they are forked: headrace's own modules that the file names.
+
+        Raises UsageError for a file that is no Python.
+        """
+        try:
+            tree = ast.parse(self.path.read_bytes(), str(self.path))
+        except (SyntaxError, ValueError) as error:
+            raise UsageError(f"{self.path} cannot be read as Python: {error}") from error
+        found = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+        found += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 0]
+        return sorted({name for name in found if name.startswith("headrace.")})
 
     def _module(self) -> ModuleType:
         stem = self.path.stem
@@ -219,5 +244,10 @@ class PipelineFile:
         module = importlib.util.module_from_spec(spec)
         if loaded is None:
             sys.modules[stem] = module  # so that what the file defines can be pickled
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{frame.filename}:{frame.lineno}"
+            raise UsageError(f"{self.path} cannot be loaded: {type(error).__name__}: {error} ({place})") from error
         return module

@@ -1,43 +1,191 @@
-"""Processes of a run: forked from one that has everything loaded, has one thread, and runs nothing else."""
+"""Processes of a run: forked from one that has everything loaded and one thread, so that a start takes milliseconds.
+
+The supervisor starts the coordinator: from its own process (`forked`), or from multiprocessing's fork server (`forked_apart`).
+The coordinator, which needs threads, first forks a *nursery*: workers are forked from that, and end with it.
+"""
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 import time
-from multiprocessing.context import ForkServerContext
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from multiprocessing import util
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkContext, ForkServerContext
+from multiprocessing.process import BaseProcess
+from typing import Any
 
-__all__ = ["context", "end_group", "preload"]
+__all__ = ["PROCESS_NAME", "Nursery", "end_group", "forked", "forked_apart", "pipe"]
+
+PROCESS_NAME = "headrace run: "
+"""What the names of a run's processes begin with."""
 
 _LOOK_S = 0.01
 # gRPC may be loaded before a fork, not used.
-_LOADED = ("coordinator", "worker", "wire.client", "wire.server", "wire.messages")
+_LOADED = tuple(
+    f"headrace.runners.local.{name}" for name in ("coordinator", "worker", "wire.client", "wire.server", "wire.messages")
+)
 
 
-def context() -> ForkServerContext:
-    """Where processes come from. A fork of this process would not be safe: gRPC and the connectors have threads."""
-    return multiprocessing.get_context("forkserver")
+def forked(modules: Iterable[str]) -> ForkContext:
+    """Processes forked from this one, which loads these modules now.
 
-
-def preload(*parts: object) -> None:
-    """Have the modules of these loaded in the process that this one's are forked from. Of no effect after the first.
-
-    A process that was forked itself forks from a server of its own, in its process group: call it there, too.
+    For a process that is ours alone (the command line): it has one thread, and no connection. Fork in it is safe then.
     """
-    modules = {type(part).__module__ for part in parts} - {"__main__"}
-    context().set_forkserver_preload(["__main__", *(f"headrace.runners.local.{name}" for name in _LOADED), *modules])
+    for name in (*_LOADED, *modules):
+        with suppress(ImportError):  # who needs it says what is missing, and where
+            importlib.import_module(name)
+    return multiprocessing.get_context("fork")
 
 
-def end_group(group: int, timeout_s: float) -> bool:
-    """Kill all processes of a group, also frozen ones, and wait until they are gone. False if some are still there."""
+def forked_apart(modules: Iterable[str]) -> ForkServerContext:
+    """Processes forked from a server that has these modules loaded: for a process with a user's threads and connections.
+
+    The modules are of no effect after the first process of it.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", *_LOADED, *modules])
+    return context
+
+
+def pipe() -> tuple[Connection, Connection]:
+    """Two ends, the first for this process: forks of it do not keep it, so that the other end sees the end of this one."""
+    ours, its = multiprocessing.Pipe()
+    util.register_after_fork(ours, Connection.close)
+    return ours, its
+
+
+class Nursery:
+    """Starts processes, by number, from a fork of this one as it was when the nursery was made: with one thread.
+
+    They end by SIGKILL when this process does, also frozen ones. `start`, `kill` and `close` are called by one thread.
+    """
+
+    def __init__(self) -> None:
+        """Fork now. Before it nothing may have a thread, a lock or a connection."""
+        self._connection, its = pipe()
+        self._process = multiprocessing.get_context("fork").Process(target=_nurse, args=(its,), name=f"{PROCESS_NAME}nursery")
+        self._process.start()
+        its.close()
+        self._living: set[int] = set()
+        self._closing = threading.Event()
+        self._changed = threading.Condition()
+
+    def watch(self, ended: Callable[[int, int], None], broken: Callable[[Exception], None]) -> None:
+        """Tell from now on, in a thread, the number and exit status of each that has ended; or that the nursery is gone."""
+        threading.Thread(target=self._listen, args=(ended, broken), daemon=True).start()
+
+    def start(self, number: int, target: Callable[[Any], None], argument: object) -> None:
+        """Call `target` with the argument, which is pickled, in a new process. Raises OSError if the nursery is gone."""
+        with self._changed:
+            self._living.add(number)
+        # As bytes: what unpickling imports is for the new process alone.
+        self._connection.send((number, target, pickle.dumps(argument)))
+
+    def kill(self, number: int) -> None:
+        """SIGKILL, if it still lives. Raises OSError if the nursery is gone."""
+        self._connection.send((number, None, None))
+
+    def close(self, timeout_s: float) -> None:
+        """Give all so long to end, then kill them. None is left when it returns; later calls do nothing."""
+        if self._closing.is_set():
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: not self._living, timeout_s)
+        self._closing.set()
+        with suppress(OSError):  # it is gone already
+            self._connection.send(None)
+        self._process.join()
+
+    def _listen(self, ended: Callable[[int, int], None], broken: Callable[[Exception], None]) -> None:
+        try:
+            while True:
+                number, status = self._connection.recv()
+                with self._changed:
+                    self._living.discard(number)
+                    self._changed.notify_all()
+                ended(number, status)
+        except (EOFError, OSError) as error:
+            if not self._closing.is_set():
+                broken(RuntimeError(f"the process that workers are forked from is gone: {type(error).__name__}"))
+
+
+def _nurse(requests: Connection) -> None:
+    """The nursery's process. Ends, with all that it has started, when the other end of `requests` does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    woken, wake = os.pipe()
+    os.set_blocking(woken, False)
+    os.set_blocking(wake, False)
+    # By SIGCHLD, not by a pipe's end: a user's function may start processes that outlive the worker and hold its files.
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    children: dict[int, BaseProcess] = {}
+    try:
+        while True:
+            ready = wait([requests, woken])
+            if woken in ready:
+                os.read(woken, 65536)
+            _report(requests, children)
+            if requests in ready and not _obey(requests, children, (woken, wake)):
+                return
+    except (EOFError, OSError):
+        pass  # who has made us is gone
+    finally:
+        for child in children.values():
+            child.kill()
+        for child in children.values():
+            child.join()
+
+
+def _report(requests: Connection, children: dict[int, BaseProcess]) -> None:
+    for number in [number for number, child in children.items() if child.exitcode is not None]:
+        requests.send((number, children.pop(number).exitcode))
+
+
+def _obey(requests: Connection, children: dict[int, BaseProcess], files: tuple[int, int]) -> bool:
+    """False when the nursery is to end."""
+    request = requests.recv()
+    if request is None:
+        return False
+    number, target, argument = request
+    if target is not None:
+        born = multiprocessing.get_context("fork").Process(target=_begin, args=(requests, files, target, argument))
+        born.name = f"{PROCESS_NAME}worker {number}"
+        children[number] = born
+        born.start()
+    elif number in children:
+        children[number].kill()
+    return True
+
+
+def _begin(requests: Connection, files: tuple[int, int], target: Callable[[Any], None], argument: bytes) -> None:
+    """In the new process: give back what is the nursery's."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    requests.close()
+    for file in files:
+        os.close(file)
+    target(pickle.loads(argument))  # noqa: S301 - of our own parent
+
+
+def end_group(group: int, lifeline: Connection, timeout_s: float) -> bool:
+    """Kill all processes of a group, also frozen ones, and wait until they are gone. False if some are still there.
+
+    `lifeline`: one end of a pipe whose other end every process of the group has. So one that is dead and that nobody has waited
+    for, as in a container without an init process, is none that is still there.
+    """
     deadline_s = time.monotonic() + timeout_s
     while True:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
-        except ProcessLookupError:
+        if lifeline.poll(_LOOK_S):
             return True
         if time.monotonic() > deadline_s:
             return False
-        threading.Event().wait(_LOOK_S)

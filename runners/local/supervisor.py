@@ -9,10 +9,11 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkContext, ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,13 @@ from headrace.enumerator.errors import HeadraceError, RunFailedError
 from headrace.enumerator.restarts import GiveUp, Restarts
 from headrace.runners.local.coordinator import CoordinatorOrder, RunOutcome, coordinate
 from headrace.runners.local.pipeline import Pipeline, PipelineFile, RunSettings
-from headrace.runners.local.processes import context, end_group, preload
+from headrace.runners.local.processes import PROCESS_NAME, end_group, pipe
 
-__all__ = ["supervise"]
+__all__ = ["Starting", "supervise"]
 
 log = logging.getLogger(__name__)
+
+Starting = Callable[[Iterable[str]], ForkContext | ForkServerContext]
 
 _KINDS: Mapping[str, type[HeadraceError]] = {
     "StaleEpochError": StaleEpochError,
@@ -38,17 +41,19 @@ END_S = 30.0
 """Processes that SIGKILL has not ended after so long are stuck in the kernel."""
 
 
-def supervise(job: Pipeline | PipelineFile, settings: RunSettings) -> None:
-    """Run until the source is finished, a signal stops it, or it has failed for good. See `Pipeline.run`."""
+def supervise(job: Pipeline | PipelineFile, settings: RunSettings, processes: Starting) -> None:
+    """Run until the source is finished, a signal stops it, or it has failed for good. See `Pipeline.run`.
+
+    `processes`: how the coordinator's is started, with these modules loaded (`forked`, `forked_apart`).
+    """
     with needs_extra("run", "grpc", "google"):
-        importlib.import_module("headrace.runners.local.wire.messages")
-    pipeline = job.load()
-    preload(pipeline.source, pipeline.sink)
+        importlib.import_module("headrace.runners.local.wire.client")
+    context = processes(job.modules())
     restarts = Restarts(settings.restart)
     life = _Life()
     with _stopped_by_signals(life):
         while True:
-            outcome = life.live(job, settings)
+            outcome = life.live(job, settings, context)
             if outcome.error is None:
                 return
             error = _error_of(outcome)
@@ -77,14 +82,15 @@ class _Life:
             with suppress(OSError):  # it has ended meanwhile
                 coordinator.send("stop")
 
-    def live(self, job: Pipeline | PipelineFile, settings: RunSettings) -> RunOutcome:
+    def live(self, job: Pipeline | PipelineFile, settings: RunSettings, context: ForkContext | ForkServerContext) -> RunOutcome:
         """One coordinator, from its start until it and all of its workers are gone."""
-        ours, its = context().Pipe()
-        with tempfile.TemporaryDirectory(prefix="headrace-") as folder, ours:  # which is for this user alone
+        (ours, its), (lifeline, held) = pipe(), pipe()
+        with tempfile.TemporaryDirectory(prefix="headrace-") as folder, ours, lifeline:  # which is for this user alone
             order = CoordinatorOrder(job, settings, Path(folder) / "coordinator", version("headrace"))
-            process = context().Process(target=coordinate, args=(order, its), name="headrace coordinator")
+            process = context.Process(target=coordinate, args=(order, its, held), name=f"{PROCESS_NAME}coordinator")
             process.start()
             its.close()
+            held.close()
             self._coordinator = ours
             if self.stopping.is_set():
                 self.stop()
@@ -95,7 +101,7 @@ class _Life:
                 assert process.pid is not None
                 process.kill()
                 process.join()
-                if not end_group(process.pid, END_S):
+                if not end_group(process.pid, lifeline, END_S):
                     raise RunFailedError(f"processes of group {process.pid} cannot be killed: a successor may not begin")
 
 

@@ -8,7 +8,6 @@ not wait for commits.
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
 import traceback
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.connectors.sink import Attempt, Transaction
+from headrace.enumerator.errors import AuthenticationError, DataLossError, UsageError
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.progress import ReaderProgress
 from headrace.enumerator.source import SplitBatch
@@ -36,7 +36,7 @@ CLOSE_S = 5.0
 
 @dataclass(frozen=True)
 class WorkerOrder:
-    """What a worker's process is started with. `group`: the process group of its coordinator, `job`: its name at the sink."""
+    """What a worker's process is started with. `job`: its name at the sink."""
 
     pipeline: Pipeline | PipelineFile
     socket: Path
@@ -44,15 +44,13 @@ class WorkerOrder:
     job: str
     version: str
     heartbeat_s: float
-    group: int
 
 
 def work(order: WorkerOrder) -> None:
-    """The main function of a worker's process."""
+    """The main function of a worker's process, which is in its coordinator's group: that is what ends it, frozen or not."""
     from headrace.runners.local.wire.client import WorkerStream
 
-    # Ctrl-C and SIGTERM are for the supervisor. The group is what ends this process, frozen or not, with its coordinator.
-    os.setpgid(0, order.group)
+    # Ctrl-C and SIGTERM are for the supervisor.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     stream = WorkerStream(order.socket, order.number, order.version, order.heartbeat_s)
@@ -61,10 +59,14 @@ def work(order: WorkerOrder) -> None:
     except Exception as error:  # noqa: BLE001 - it is told to the coordinator, which decides
         from headrace.runners.local.wire import run_pb2 as pb
 
-        stream.send(pb.FromWorker(failed=pb.Failed(error=_described(error))))
+        stream.send(pb.FromWorker(failed=pb.Failed(error=_described(error), final=isinstance(error, FINAL))))
         stream.close(CLOSE_S)
         sys.exit(1)
     stream.close(CLOSE_S)
+
+
+FINAL = (UsageError, DataLossError, AuthenticationError)
+"""What no other worker would do better. What the user's function raises is none of it."""
 
 
 class _TransformError(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from headrace.runners.local.checkpoints import (
 from headrace.runners.local.commits import RunCommitter
 from headrace.runners.local.core import WorkerHandle, WorkerSnapshotted
 from headrace.runners.local.pipeline import PipelineFile, flink_settings
+from headrace.runners.local.processes import PROCESS_NAME
 from headrace.runners.local.wire import run_pb2 as pb
 from headrace.runners.local.wire.messages import PROTOCOL, RunMessages, check_hello, hello
 from headrace.testing import MemoryHandle, MemoryLog, MemorySink, MemorySource, MemorySplit, MemoryTransactionLog
@@ -339,6 +341,24 @@ def test_a_pipeline_is_found_by_its_file_and_name(tmp_path):
     ):
         with pytest.raises(UsageError, match=message):
             PipelineFile.parse(text).load()
+
+
+def test_a_file_that_cannot_be_loaded_is_named_with_its_line(tmp_path):
+    file = tmp_path / "a_broken_job.py"
+    file.write_text("import headrace.kafka\nfrom headrace.testing import MemoryLog\n1 / 0\n")
+    assert PipelineFile(file, "pipeline").modules() == ["headrace.kafka", "headrace.testing"]
+    with pytest.raises(UsageError, match=r"a_broken_job.py cannot be loaded: ZeroDivisionError: .*a_broken_job.py:3\)"):
+        PipelineFile(file, "pipeline").load()
+    file.write_text("def\n")
+    with pytest.raises(UsageError, match="cannot be read as Python"):
+        PipelineFile(file, "pipeline").modules()
+
+
+def test_run_in_a_process_of_the_run_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(multiprocessing.current_process(), "name", f"{PROCESS_NAME}coordinator")
+    pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()))
+    with pytest.raises(UsageError, match="call it under if __name__ == '__main__'"):
+        pipeline.run(checkpoints=str(tmp_path))
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------

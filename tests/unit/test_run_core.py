@@ -238,6 +238,14 @@ def test_a_run_without_restarts_fails_with_its_first_worker():
     assert str(error) == "worker 6: ValueError: no (job.py:3); not restarted: the restart strategy is none"
 
 
+def test_a_worker_that_says_itself_that_no_other_would_do_better_ends_the_run():
+    run, _ = running()
+    commands = run.handle(WorkerDied(5, "worker 5: UsageError: no such column", 0.0, 0.5, is_final=True))
+    error = only(FailRun, commands).error
+    assert isinstance(error, RunFailedError)
+    assert str(error) == "worker 5: UsageError: no such column"
+
+
 def test_the_end_of_the_source_is_stored_and_committed_before_the_run_ends():
     run, assigned = running(complete=True)
     for number in (5, 6):

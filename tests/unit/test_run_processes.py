@@ -11,8 +11,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from pyarrow import parquet
 
 from headrace.errors import RetriableError, RunFailedError
+from headrace.files import FileSink
 from headrace.harness.waiting import wait_until
 from headrace.kafka import KafkaSink, KafkaSource, Latest
 from headrace.run import FixedDelay, Pipeline
@@ -51,16 +53,22 @@ def seen(kafka):
     return Counter(int(record.value) for record in kafka.records("out"))
 
 
-def processes_of(parent):
-    """Coordinators that `parent` has started, each with itself and its workers."""
+def living():
+    """Process id -> (its parent, its group), of all that are not dead yet."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            if fields[0] != "Z":
-                found[int(folder.name)] = (int(fields[1]), int(fields[2]))
         except OSError:
             continue
+        if fields[0] != "Z":
+            found[int(folder.name)] = (int(fields[1]), int(fields[2]))
+    return found
+
+
+def processes_of(parent):
+    """Coordinators that `parent` has started, each with itself and its workers."""
+    found = living()
     children = {parent}
     while more := {pid for pid, (above, _) in found.items() if above in children} - children:
         children |= more
@@ -68,9 +76,15 @@ def processes_of(parent):
     groups = {}
     for pid in children - {parent}:
         above, group = found[pid]
-        if group not in (own_group, above):  # a child of the leader is what workers are forked from
+        if group not in (own_group, above):  # the nursery is a child of the leader
             groups.setdefault(group, set()).add(pid)
     return groups
+
+
+def check_gone(group):
+    """Raise RetriableError while a process of the group lives."""
+    if any(its_group == group for _, its_group in living().values()):
+        raise RetriableError("some live")
 
 
 class Run:
@@ -81,9 +95,9 @@ class Run:
         job = folder / "job_of_this_test.py"
         job.write_text(JOB.format(kafka.bootstrap))
         settings = {
-            "execution.checkpointing.interval": "300 ms",
-            "heartbeat.interval": "500 ms",
-            "heartbeat.timeout": "5 s",
+            "execution.checkpointing.interval": "200 ms",
+            "heartbeat.interval": "100 ms",
+            "heartbeat.timeout": "2 s",
             "restart-strategy.type": "fixed-delay",
             "restart-strategy.fixed-delay.attempts": "200",
             "restart-strategy.fixed-delay.delay": "100 ms",
@@ -142,7 +156,7 @@ class Run:
 
 
 def test_killed_and_frozen_processes_neither_lose_a_record_nor_write_one_twice(kafka, tmp_path):
-    """A worker is killed, another frozen, the coordinator killed, everything stopped; then it goes on with fewer workers."""
+    """A worker is killed, another frozen, the coordinator killed, then everything; it goes on with fewer workers."""
     run = Run(kafka, tmp_path, workers=2)
     try:
         produced = 0
@@ -171,28 +185,49 @@ def test_killed_and_frozen_processes_neither_lose_a_record_nor_write_one_twice(k
         following, successors = run.group(2)
         assert following != coordinator
         assert not successors & workers
+        run.process.kill()
+        run.process.wait()
+        wait_until(lambda: check_gone(following), "the end of what the supervisor had started", PATIENCE_S)
+        run = Run(kafka, tmp_path, workers=1)
+        more("what came after everything was killed")
         run.stop()
         assert run.checkpoint()["completed"]
-        run = Run(kafka, tmp_path, workers=1)
-        more("what came after a stop")
-        run.stop()
         assert seen(kafka) == Counter(range(produced))
         log = run.log.read_text()
         assert "its process ended with status -9" in log
-        assert "nothing was heard of it for 5 s" in log
+        assert "nothing was heard of it for 2 s" in log
         assert "the coordinator's process ended with status -9" in log
     finally:
         run.kill()
 
 
+def bounded(kafka, sink, transform=None):
+    columns = ["key", "value", "headers"]
+    return Pipeline(KafkaSource(kafka.bootstrap, topics=["in"], stop=Latest(), columns=columns), sink, transform)
+
+
 def test_a_bounded_source_is_copied_once_and_a_failing_transform_is_named(kafka, tmp_path):
     produce(kafka, 0, 300)
-    source, sink = KafkaSource(kafka.bootstrap, topics=["in"], stop=Latest()), KafkaSink(kafka.bootstrap, topic="out")
-    settings = {"checkpoints": str(tmp_path / "checkpoints"), "interval_s": 0.5, "restart": FixedDelay(1, 0.1)}
+    sink = KafkaSink(kafka.bootstrap, topic="out")
+    settings = {"checkpoints": str(tmp_path / "checkpoints"), "workers": 2, "interval_s": 0.5, "restart": FixedDelay(1, 0.1)}
     with pytest.raises(
         RunFailedError, match=r"ValueError: a bug of the user's \(.*run_jobs.py:\d+\); not restarted: fixed-delay"
     ):
-        Pipeline(source, sink, run_jobs.fails).run(**settings)
+        bounded(kafka, sink, run_jobs.fails).run(**settings)
     assert not seen(kafka)
-    Pipeline(source, sink, run_jobs.narrow).run(**settings)
+    bounded(kafka, sink).run(**settings)
     assert seen(kafka) == Counter(range(300))
+
+
+def test_what_no_worker_can_do_ends_the_run_without_a_restart(kafka, tmp_path):
+    produce(kafka, 0, 3)
+    pipeline = Pipeline(KafkaSource(kafka.bootstrap, topics=["in"]), KafkaSink(kafka.bootstrap, topic="out"))
+    with pytest.raises(RunFailedError, match=r"UsageError: rows for Kafka have a column 'value'.*got .*'timestampType'"):
+        pipeline.run(checkpoints=str(tmp_path), restart=FixedDelay(1000, 0.0))
+
+
+def test_files_take_every_row_once(kafka, tmp_path):
+    produce(kafka, 0, 300)
+    bounded(kafka, FileSink(str(tmp_path / "out"))).run(checkpoints=str(tmp_path / "checkpoints"), workers=2, interval_s=0.2)
+    values = parquet.read_table(tmp_path / "out").column("value").to_pylist()
+    assert Counter(map(int, values)) == Counter(range(300))

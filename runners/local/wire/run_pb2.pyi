@@ -77,10 +77,12 @@ class SplitState(_message.Message):
     def __init__(self, split: _Optional[bytes] = ..., finished: bool = ...) -> None: ...
 
 class Failed(_message.Message):
-    __slots__ = ("error",)
+    __slots__ = ("error", "final")
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    FINAL_FIELD_NUMBER: _ClassVar[int]
     error: str
-    def __init__(self, error: _Optional[str] = ...) -> None: ...
+    final: bool
+    def __init__(self, error: _Optional[str] = ..., final: bool = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("version",)

@@ -53,7 +53,7 @@ class CoordinationServer(run_pb2_grpc.CoordinationServicer, Generic[SplitT, Hand
         version: str,
         workers: int,
         emit: Callable[[WorkerEvent], None],
-        failed: Callable[[int, str], None],
+        failed: Callable[[int, pb.Failed], None],
     ) -> None:
         """Serve at once. `emit` takes events, `failed` a worker's own error; both are called by any thread.
 
@@ -134,6 +134,6 @@ class CoordinationServer(run_pb2_grpc.CoordinationServicer, Generic[SplitT, Hand
             case "snapshotted":
                 self._emit(self._messages.reported(number, message.snapshotted))
             case "failed":
-                self._failed(number, message.failed.error)
+                self._failed(number, message.failed)
             case other:
                 raise ValueError(f"{other} is no message of a worker at work")
