@@ -9,7 +9,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-beam test lowest lint docs bench bench-beam bench-growth bench-restore bench-outage soak soak-beam chaos fuzz mutants requirements clean
+.PHONY: help demo demo-beam test lowest lint docs bench bench-beam bench-growth bench-restore bench-outage soak soak-beam soak-run chaos fuzz mutants requirements clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -61,6 +61,10 @@ soak: $(INSTALLED) ## 100,000 new histories of each simulated world, and 340 SIG
 
 soak-beam: $(INSTALLED) ## 50 SIGKILLs of Flink's task manager under a Beam pipeline (15 minutes)
 	$(BIN)/python -m tests.helpers.beam_soak --kills 50 --result benchmarks/results/beam-kill-soak.json
+
+soak-run: $(INSTALLED) ## SIGKILLs of workers, coordinators and everything under headrace run, in every phase of a commit (an hour)
+	$(BIN)/python -m tests.helpers.run_soak --broker fake --kills 1000 --result benchmarks/results/run-kill-soak.json
+	$(BIN)/python -m tests.helpers.run_soak --broker local --kills 300 --result benchmarks/results/run-kill-soak.json
 
 chaos: $(INSTALLED) ## Faults of brokers, networks, settings and jobs, until each system has had 2,000; goes on where it was (days)
 	$(BIN)/python -m benchmarks.chaos.run --system embedded

@@ -49,6 +49,7 @@ from headrace.runners.local.core import (
     WorkerSnapshotted,
 )
 from headrace.testing.memory import MemorySplit
+from tests.helpers import run_soak
 
 SPLITS = [MemorySplit(name, 0) for name in "abcd"]
 
@@ -277,3 +278,13 @@ def test_what_the_table_does_not_have_is_refused():
     run, _ = running()
     with pytest.raises(ProtocolViolationError, match="the run is RUNNING"):
         run.handle(CheckpointCommitted(8))
+
+
+def test_the_soak_counts_what_is_wrong():
+    whole = [(b"%d" % partition, str(number)) for partition in range(run_soak.PARTITIONS) for number in range(3)]
+    right = {"records": len(whole), "duplicates": 0, "lost": 0, "foreign": 0, "out_of_order": 0}
+    assert run_soak.judged(whole, 3) == right
+    assert run_soak.judged([*whole, whole[-1]], 3) == right | {"records": len(whole) + 1, "duplicates": 1}
+    assert run_soak.judged(whole[:-1], 3) == right | {"records": len(whole) - 1, "lost": 1}
+    assert run_soak.judged([*whole, (b"0", "7")], 3) == right | {"records": len(whole) + 1, "foreign": 1}
+    assert run_soak.judged([whole[1], whole[0], *whole[2:]], 3) == right | {"out_of_order": 1}

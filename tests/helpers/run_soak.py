@@ -1,0 +1,263 @@
+"""`headrace run` under many SIGKILLs, in every phase of a checkpoint and its commit; a consumer of another make counts.
+
+    python -m tests.helpers.run_soak [--kills 300] [--broker fake|local] [--workers 4] [--seed 1] [--result FILE]
+
+A topic is copied while records come in. A plan names a phase (before or after a call of the sink or of the store) and who is
+killed there: a worker, the coordinator, or everything, which is then started again with another number of workers. Kills are
+counted per phase; a result file that is there is added to. Exit status 0: no duplicate, none lost, none foreign, none out of
+order, and no transaction left open.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+from confluent_kafka import Producer
+from rich.progress import Progress
+
+from headrace.connectors.kafka.write.transactions import Transactions
+from headrace.harness.kafka import create_topic, start_broker
+from headrace.harness.kafka.jars import KAFKA_VERSION
+from headrace.kafka import KafkaSink
+from headrace.testing import FakeKafka
+from tests.helpers.python_path import python_path
+from tests.helpers.sink_rig import read_pairs
+
+PARTITIONS = 6
+MOST_WORKERS = 4
+RECORDS = 5
+"""So many more in each partition with every look."""
+
+TIMEOUT_MS = 300_000
+PATIENCE_S = 120.0
+LOOK_S = 0.02
+VICTIMS = ("worker", "coordinator", "everything")
+CALLS = (
+    *(("KafkaTransaction", method) for method in ("write", "prepare")),
+    ("CheckpointStore", "write"),
+    *(("KafkaCommitter", method) for method in ("fence", "check", "record", "end", "sweep")),
+)
+PHASES = [(*call, when) for call in CALLS for when in ("before", "after")]
+BAD = ("duplicates", "lost", "foreign", "out_of_order", "open")
+SETTINGS = {
+    "execution.checkpointing.interval": "50 ms",
+    "execution.checkpointing.tolerable-failed-checkpoints": "1000",
+    "restart-strategy.type": "fixed-delay",
+    "restart-strategy.fixed-delay.attempts": "1000000",
+    "restart-strategy.fixed-delay.delay": "0 ms",
+}
+
+
+class Soak:
+    """One run, killed again and again."""
+
+    def __init__(self, bootstrap: str, folder: Path, generator: random.Random, bug: str | None) -> None:
+        """`bug`: the name of one that is planted in the job, or None."""
+        self.bootstrap, self.folder, self.generator = bootstrap, folder, generator
+        self.killed: Counter[str] = Counter()
+        self.processes = 0
+        self.starts = 0
+        self.produced = 0
+        self._producer = Producer({"bootstrap.servers": bootstrap})
+        told = {"bootstrap": bootstrap, "folder": str(folder), "timeout_ms": TIMEOUT_MS, "bug": bug}
+        self._environment = os.environ | {"HEADRACE_RUN_SOAK": json.dumps(told), "PYTHONPATH": python_path()}
+        self._run = self._started()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        self.starts += 1
+        job = Path(__file__).with_name("run_soak_job.py")
+        command = [sys.executable, "-c", "from headrace.cli import main; main()", "run", f"{job}:pipeline"]
+        command += [
+            "--workers",
+            str(self.generator.randint(1, MOST_WORKERS)),
+            "--checkpoints",
+            str(self.folder / "checkpoints"),
+        ]
+        command += [part for name, value in SETTINGS.items() for part in ("--config", f"{name}={value}")]
+        with (self.folder / "log").open("ab") as log:
+            return subprocess.Popen(  # noqa: S603 - our own command
+                command, stdout=log, stderr=log, env=self._environment, start_new_session=True
+            )
+
+    def kill(self, phase: tuple[str, str, str], victims: str) -> None:
+        """Have these killed in this phase; returns when they are."""
+        owner, method, when = phase
+        plan = {"owner": owner, "method": method, "when": when, "victims": victims, "supervisor": self._run.pid}
+        (self.folder / "planned").write_text(json.dumps(plan))
+        (self.folder / "planned").rename(self.folder / "plan")
+        if method == "fence":  # the first thing of a new coordinator
+            self._kill_coordinator()
+        done = self.folder / "done"
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not done.exists():
+            self._look(f"{phase}", deadline_s)
+        self.processes += len(json.loads(done.read_text()))
+        done.unlink()
+        self.killed[f"{owner}.{method} {when}: {victims}"] += 1
+        if victims == "everything":
+            self._run.wait(PATIENCE_S)
+            self._run = self._started()
+
+    def _kill_coordinator(self) -> None:
+        for child in psutil.Process(self._run.pid).children():
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+                self.processes += 1
+
+    def _look(self, waiting_for: str, deadline_s: float) -> None:
+        self.produce()
+        if self._run.poll() is not None or time.monotonic() > deadline_s:
+            raise RuntimeError(f"waiting for {waiting_for}, status {self._run.poll()}: {self.tail()}")
+        time.sleep(LOOK_S)
+
+    def produce(self) -> None:
+        """Some more records: the partition as the key, a number as the value."""
+        for partition in range(PARTITIONS):
+            for number in range(self.produced, self.produced + RECORDS):
+                self._producer.produce("in", key=str(partition), value=str(number), partition=partition)
+        self._producer.flush()
+        self.produced += RECORDS
+
+    def stop(self) -> dict[str, int]:
+        """Read to the end, stop by SIGTERM, and count what is wrong."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        wanted = self.produced * PARTITIONS
+        while len(set(read_pairs(self.bootstrap, "out"))) < wanted and time.monotonic() < deadline_s:
+            if self._run.poll() is not None:
+                raise RuntimeError(f"the run has ended with status {self._run.poll()}: {self.tail()}")
+            time.sleep(LOOK_S * 10)
+        self._run.send_signal(signal.SIGTERM)
+        if self._run.wait(PATIENCE_S) != 0:
+            raise RuntimeError(f"it did not stop well: {self.tail()}")
+        cluster = KafkaSink(self.bootstrap, topic="out").cluster()
+        return {**judged(read_pairs(self.bootstrap, "out"), self.produced), "open": len(Transactions(cluster).ongoing(""))}
+
+    def tail(self) -> str:
+        """The end of the run's log."""
+        return "\n".join((self.folder / "log").read_text().splitlines()[-30:])
+
+    def end(self) -> None:
+        """Nothing is left of it."""
+        if self._run.poll() is None:
+            groups = {os.getpgid(child.pid) for child in psutil.Process(self._run.pid).children()} - {os.getpgid(self._run.pid)}
+            self._run.kill()
+            self._run.wait()
+            for group in groups:
+                with suppress(ProcessLookupError):
+                    os.killpg(group, signal.SIGKILL)
+
+
+def judged(pairs: list[tuple[bytes | None, str]], produced: int) -> dict[str, int]:
+    """What is wrong with the output, given how many numbers, from 0, were written to each partition."""
+    seen = Counter((key, int(value)) for key, value in pairs)
+    wanted = {(str(partition).encode(), number) for partition in range(PARTITIONS) for number in range(produced)}
+    last: dict[bytes | None, int] = {}
+    behind = 0
+    for key, value in pairs:
+        behind += int(value) < last.get(key, -1)
+        last[key] = int(value)
+    return {
+        "records": len(pairs),
+        "duplicates": sum(count - 1 for count in seen.values()),
+        "lost": len(wanted - seen.keys()),
+        "foreign": len(seen.keys() - wanted),
+        "out_of_order": behind,
+    }
+
+
+@contextmanager
+def kafka(kind: str) -> Iterator[str]:
+    """`fake`: in this process. `local`: Apache Kafka's own broker."""
+    with ExitStack() as stack:
+        if kind == "fake":
+            bootstrap = stack.enter_context(FakeKafka()).bootstrap
+        else:
+            bootstrap = stack.enter_context(start_broker()).bootstrap
+        for topic in ("in", "out"):
+            create_topic(bootstrap, topic, PARTITIONS)
+        yield bootstrap
+
+
+def soaked(kind: str, kills: int, seed: int, bug: str | None, known: Counter[str]) -> dict[str, Any]:
+    """Kill so many times, those phases first that `known` has the fewest of, and judge."""
+    generator, begun_s = random.Random(seed), time.monotonic()  # noqa: S311 - a soak can be repeated
+    with kafka(kind) as bootstrap, tempfile.TemporaryDirectory() as folder, Progress() as progress:
+        soak = Soak(bootstrap, Path(folder), generator, bug)
+        bar = progress.add_task("kills", total=kills)
+        try:
+            soak.produce()
+            for _ in range(kills):
+                soak.kill(*min(_all(), key=lambda pair: (_count(pair, known + soak.killed), generator.random())))
+                progress.advance(bar)
+            found = soak.stop()
+        finally:
+            soak.end()
+    return {
+        "killed": soak.killed,
+        "processes": soak.processes,
+        "starts": soak.starts,
+        "seconds": time.monotonic() - begun_s,
+        **found,
+    }
+
+
+def _all() -> list[tuple[tuple[str, str, str], str]]:
+    return [(phase, victims) for phase in PHASES for victims in VICTIMS]
+
+
+def _count(pair: tuple[tuple[str, str, str], str], killed: Counter[str]) -> int:
+    (owner, method, when), victims = pair
+    return killed[f"{owner}.{method} {when}: {victims}"]
+
+
+def added(before: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """A result with another one."""
+    killed = Counter(before.get("kills_by_phase", {})) + found["killed"]
+    sums = {name: before.get(name, 0) + found[name] for name in ("processes", "starts", "records", *BAD)}
+    return {
+        "kills": sum(killed.values()),
+        **sums,
+        "seconds": round(before.get("seconds", 0) + found["seconds"], 1),
+        "partitions": PARTITIONS,
+        "workers": f"1 to {MOST_WORKERS}",
+        "kills_by_phase": dict(sorted(killed.items())),
+    }
+
+
+def main() -> None:
+    """Soak, write the result, and say by the exit status whether all is well."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=300)
+    parser.add_argument("--broker", choices=["fake", "local"], default="fake")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--bug", help="a bug of tests/helpers/worlds/run.py, planted: the soak has to find it")
+    parser.add_argument("--result", type=Path)
+    chosen = parser.parse_args()
+    results = json.loads(chosen.result.read_text()) if chosen.result is not None and chosen.result.exists() else {}
+    name = "fake" if chosen.broker == "fake" else f"kafka {KAFKA_VERSION}"
+    before = results.get(name, {})
+    found = soaked(chosen.broker, chosen.kills, chosen.seed, chosen.bug, Counter(before.get("kills_by_phase", {})))
+    results[name] = added(before, found)
+    text = json.dumps(results, indent=2)
+    sys.stdout.write(text + "\n")
+    if chosen.result is not None:
+        chosen.result.write_text(text + "\n")
+    sys.exit(any(found[kind] for kind in BAD))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""The job of `run_soak`: a copy of a topic, whose processes kill one another where a plan says so.
+
+`HEADRACE_RUN_SOAK` is JSON: `bootstrap`, `folder` (of the plans), `timeout_ms`, `bug` (a planted one, or null). A plan is the
+file `plan` there: `{"owner", "method", "when", "victims", "supervisor"}`. The process that comes to it takes it, writes into
+`done` who is killed, and kills.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from headrace import Pipeline
+from headrace.connectors.kafka.write.sink import KafkaCommitter, KafkaTransaction
+from headrace.kafka import KafkaSink, KafkaSource
+from headrace.runners.local.checkpoints import CheckpointStore
+from tests.helpers.worlds import run as world
+
+TOLD = json.loads(os.environ["HEADRACE_RUN_SOAK"])
+FOLDER = Path(TOLD["folder"])
+OWNERS: tuple[type, ...] = (KafkaTransaction, KafkaCommitter, CheckpointStore)
+
+
+def plant(owner: type, method: str) -> None:
+    """Look for a plan before and after each call."""
+    original = getattr(owner, method)
+
+    def watched(self: Any, *arguments: Any) -> Any:  # noqa: ANN401 - whatever it takes and gives
+        reached(owner.__name__, method, "before")
+        answer = original(self, *arguments)
+        reached(owner.__name__, method, "after")
+        return answer
+
+    setattr(owner, method, watched)
+
+
+def reached(owner: str, method: str, when: str) -> None:
+    """Carry the plan out if it is for here, and if nobody else does."""
+    taken = FOLDER / f"taken-{os.getpid()}"
+    try:
+        plan = json.loads((FOLDER / "plan").read_text())
+        if (plan["owner"], plan["method"], plan["when"]) != (owner, method, when):
+            return
+        (FOLDER / "plan").rename(taken)
+    except FileNotFoundError:
+        return
+    victims = chosen(plan)
+    taken.write_text(json.dumps(victims))
+    taken.rename(FOLDER / "done")
+    for victim in victims:
+        os.kill(victim, signal.SIGKILL)
+
+
+def chosen(plan: dict[str, Any]) -> list[int]:
+    """Process ids, our own last: who is dead kills nobody."""
+    leader = os.getpgrp()
+    workers = [child.pid for child in psutil.Process(leader).children(recursive=True) if child.ppid() != leader]
+    own = os.getpid()
+    found = {
+        "worker": [own] if own in workers else workers[:1],
+        "coordinator": [leader],
+        "everything": [plan["supervisor"], leader, *workers],
+    }[plan["victims"]]
+    return sorted(found, key=lambda victim: victim == own)
+
+
+for patched, methods in (
+    (KafkaTransaction, ("write", "prepare")),
+    (KafkaCommitter, ("fence", "check", "record", "end", "sweep")),
+    (CheckpointStore, ("write",)),
+):
+    for name in methods:
+        plant(patched, name)
+if TOLD["bug"] is not None:
+    getattr(world, TOLD["bug"])().__enter__()
+
+pipeline = Pipeline(
+    KafkaSource(TOLD["bootstrap"], topics=["in"], columns=["key", "value", "partition"]),
+    KafkaSink(TOLD["bootstrap"], topic="out", transaction_timeout_ms=TOLD["timeout_ms"]),
+)
