@@ -48,6 +48,7 @@ LOOK_S = 0.02
 VICTIMS = ("worker", "coordinator", "everything")
 CALLS = (
     *(("KafkaTransaction", method) for method in ("write", "prepare")),
+    ("RunMessages", "reported"),
     ("CheckpointStore", "write"),
     *(("KafkaCommitter", method) for method in ("fence", "check", "record", "end", "sweep")),
 )
@@ -89,9 +90,7 @@ class Soak:
         ]
         command += [part for name, value in SETTINGS.items() for part in ("--config", f"{name}={value}")]
         with (self.folder / "log").open("ab") as log:
-            return subprocess.Popen(  # noqa: S603 - our own command
-                command, stdout=log, stderr=log, env=self._environment, start_new_session=True
-            )
+            return subprocess.Popen(command, stdout=log, stderr=log, env=self._environment, start_new_session=True)
 
     def kill(self, phase: tuple[str, str, str], victims: str) -> None:
         """Have these killed in this phase; returns when they are."""
@@ -194,7 +193,7 @@ def kafka(kind: str) -> Iterator[str]:
 
 def soaked(kind: str, kills: int, seed: int, bug: str | None, known: Counter[str]) -> dict[str, Any]:
     """Kill so many times, those phases first that `known` has the fewest of, and judge."""
-    generator, begun_s = random.Random(seed), time.monotonic()  # noqa: S311 - a soak can be repeated
+    generator, begun_s = random.Random(seed), time.monotonic()
     with kafka(kind) as bootstrap, tempfile.TemporaryDirectory() as folder, Progress() as progress:
         soak = Soak(bootstrap, Path(folder), generator, bug)
         bar = progress.add_task("kills", total=kills)

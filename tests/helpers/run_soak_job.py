@@ -19,18 +19,18 @@ from headrace import Pipeline
 from headrace.connectors.kafka.write.sink import KafkaCommitter, KafkaTransaction
 from headrace.kafka import KafkaSink, KafkaSource
 from headrace.runners.local.checkpoints import CheckpointStore
+from headrace.runners.local.wire.messages import RunMessages
 from tests.helpers.worlds import run as world
 
 TOLD = json.loads(os.environ["HEADRACE_RUN_SOAK"])
 FOLDER = Path(TOLD["folder"])
-OWNERS: tuple[type, ...] = (KafkaTransaction, KafkaCommitter, CheckpointStore)
 
 
 def plant(owner: type, method: str) -> None:
     """Look for a plan before and after each call."""
     original = getattr(owner, method)
 
-    def watched(self: Any, *arguments: Any) -> Any:  # noqa: ANN401 - whatever it takes and gives
+    def watched(self: Any, *arguments: Any) -> Any:
         reached(owner.__name__, method, "before")
         answer = original(self, *arguments)
         reached(owner.__name__, method, "after")
@@ -73,6 +73,7 @@ for patched, methods in (
     (KafkaTransaction, ("write", "prepare")),
     (KafkaCommitter, ("fence", "check", "record", "end", "sweep")),
     (CheckpointStore, ("write",)),
+    (RunMessages, ("reported",)),
 ):
     for name in methods:
         plant(patched, name)
