@@ -79,7 +79,8 @@ class SteppedCommitter(JobCommitter[MemoryHandle]):
 
     def step(self) -> str:
         command = self.commands.popleft()
-        self.commands.extend(self._core.handle(self._perform(command)))
+        for event in self._perform_next(deque([command])):
+            self.commands.extend(self._core.handle(event))
         return type(command).__name__
 
 
