@@ -257,6 +257,19 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
         """
         return frozenset()
 
+    def bounded(self) -> TwoPhaseSink[HandleT]:
+        """This sink for what is not to wait long, such as to abort what has failed, or an operator's command.
+
+        By default the sink itself: one whose calls ride out outages gives one whose calls fail after a minute or so.
+        """
+        return self
+
+    def reached(self) -> None:
+        """Called in a process of a run that has reached the destination, as this is given, from another one.
+
+        By default nothing: a sink that tells a wrong address from an outage by its first contact goes by this.
+        """
+
     def left_over(self) -> frozenset[str]:
         """Names of what is prepared now, of all jobs here, if it may stand in the way of writers: none by default.
 

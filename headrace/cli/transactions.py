@@ -322,11 +322,14 @@ class Completion:
 
 
 def kafka_sink(given: dict[str, str], prefix: str, commit_topic: str) -> KafkaSink:
-    """What a job with this prefix and commit topic writes by, by the client's properties. Contacts nobody."""
+    """What a job with this prefix and commit topic writes by, by the client's properties. Contacts nobody.
+
+    No call waits for more than a minute: somebody waits for the command.
+    """
     from headrace.connectors.kafka.write.sink import KafkaSink
 
     servers = given["bootstrap.servers"]
-    return KafkaSink(servers, properties=given, transactional_id_prefix=prefix, commit_topic=commit_topic)
+    return KafkaSink(servers, properties=given, transactional_id_prefix=prefix, commit_topic=commit_topic).bounded()
 
 
 def plan_commit(lists: DurableLists, jobs: Collection[str] | None, prefix: str) -> list[Completion]:

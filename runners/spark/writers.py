@@ -93,6 +93,7 @@ def _prepare(
     sink: TwoPhaseSink[HandleT], recorded: _Recorded, attempt: Attempt, columns: Sequence[str], rows: Iterable[pa.RecordBatch]
 ) -> PreparedMessage[HandleT]:
     """One task's part of an epoch."""
+    sink.reached()  # where `recorded` was made
     last = recorded.of(attempt.job)
     if last is not None:
         refuse_stale(attempt.job, attempt.epoch, last.epoch)
@@ -149,6 +150,7 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         if not prepared:
             return
         job, handles, content = prepared[0].job, _handles(prepared), _content(self._offsets, batchId)
+        self._sink.reached()
         try:
             _commit(self._sink, job, batchId, handles, content)
         except FencedError:
@@ -162,7 +164,7 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         """On the driver. What the query has prepared is aborted, unless this batch is recorded: the next start completes it."""
         prepared = _of_tasks(messages)
         if prepared:
-            _abort(self._sink, prepared[0].job, batchId)
+            _abort(self._sink.bounded(), prepared[0].job, batchId)
 
 
 class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
@@ -199,6 +201,7 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
         queries = {message.query for message in _of_tasks(messages)} - {None}
         if queries:
             log.warning(_NAMELESS, ", ".join(sorted(map(str, queries))))
+        self._sink.reached()
         committer = JobCommitter(self._job, self._sink.committer(self._job))
         content = _content(self._offsets, self._epoch) if self._is_repeatable else None
         committer.commit(self._epoch, _handles(_of_tasks(messages)), content)
@@ -213,9 +216,9 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
 
     def _abort_now(self) -> None:
         if self._is_repeatable:
-            _abort(self._sink, self._job, self._epoch)
+            _abort(self._sink.bounded(), self._job, self._epoch)
         else:  # nobody else has this name, and nobody completes it later
-            _recover(self._sink, self._job)
+            _recover(self._sink.bounded(), self._job)
 
 
 def _context() -> TaskContext:

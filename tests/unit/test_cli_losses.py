@@ -10,12 +10,13 @@ from headrace import cli
 from headrace.cli.durable_lists import DurableLists
 from headrace.cli.losses import known_destinations, recorded_digests
 from headrace.connectors.commit import JobCommitter
+from headrace.connectors.kafka.write import sink as sink_module
 from headrace.connectors.kafka.write.names import EACH_ROWS_TOPIC, digest_of
 from headrace.connectors.kafka.write.sink import _commit_log
 from headrace.connectors.sink import Attempt, CommitList
 from headrace.enumerator.errors import DataLossError, StateError
 from headrace.testing import DyingCommitter, FakeKafka, Killed
-from headrace.testing.fake_kafka import NewRecord
+from headrace.testing.fake_kafka import NewRecord, Refuse
 from tests.helpers.sink_rig import committer, kafka_sink, ongoing, prepared, rows, take_over
 
 JOB = "job"
@@ -66,6 +67,29 @@ def lost(kafka, sink):
     kafka.delete_records("out", gone.partition, before=gone.last + 1)
     with pytest.raises(DataLossError):
         committer(sink, JOB).recover()
+
+
+def test_seen_here_a_job_that_cannot_be_ended_holds_up_no_other_one_and_is_named(kafka, monkeypatch):
+    """Its coordinator was busy with it for ever, and `commit --all` waited as long."""
+    monkeypatch.setattr(sink_module, "_LONGEST_BOUNDED_MS", 500)
+    kafka.create_topic("other")
+    for job, topic in (("aaa", "other"), ("bbb", "out")):
+        sink = kafka_sink(kafka.bootstrap, topic, "commits")
+        with pytest.raises(Killed):
+            JobCommitter(job, DyingCommitter(sink.committer(job), "record", "after")).commit(0, prepared(sink, job, 0, [job]))
+    stuck = kafka.fault(
+        "EndTxn", Refuse(CONCURRENT_TRANSACTIONS), times=None, when=lambda request: ".aaa." in request.transactional_id
+    )
+    options = ["--all", "--commit-topic", "commits", "--bootstrap", kafka.bootstrap]
+    result = CliRunner().invoke(cli.app, ["transactions", "commit", *options])
+    assert stuck.fired
+    assert result.exit_code == 1
+    assert "job aaa: ending a transaction of" in result.output
+    assert "CONCURRENT_TRANSACTIONS" in result.output
+    assert values(kafka) == ["bbb"]
+
+
+CONCURRENT_TRANSACTIONS = 51
 
 
 class TestAcceptLoss:

@@ -13,6 +13,7 @@ import pytest
 
 from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.client.retries import Outage
 from headrace.connectors.kafka.client.topology import Broker, Leader, PartitionMetadata, TopicMetadata
 from headrace.connectors.kafka.write import produce
 from headrace.connectors.kafka.write.produce import OutBatch, idempotent_sender
@@ -52,6 +53,7 @@ class OneBroker:
     def __init__(self, code: ErrorCode = ErrorCode.NONE, **config: Any) -> None:
         self.config = ClientConfig(bootstrap="unused:1", **config)
         self.connection = AnsweringConnection(code)
+        self.outage = Outage()
 
     def leader(self, _topic: str, _partition: int) -> Leader:
         return Leader(Broker(1, "broker", 9092), 0)
@@ -120,7 +122,7 @@ class StoppedTime:
 
 def test_seen_here_rows_that_trickle_do_not_use_up_the_delivery_timeout(monkeypatch):
     """findings: Sinks 8. The time counted from the last acknowledgement: the first passing error after a pause was the end."""
-    clock, cluster = StoppedTime(), OneBroker()
+    clock, cluster = StoppedTime(), OneBroker(delivery_timeout_ms=120_000)
     monkeypatch.setattr(produce, "time", clock)
     sender = cluster.sender()
     sender.send("t", batches(10))
@@ -138,7 +140,7 @@ def test_seen_here_rows_that_trickle_do_not_use_up_the_delivery_timeout(monkeypa
 
 
 def test_nor_does_the_time_in_which_the_rows_are_made(monkeypatch):
-    clock, cluster = StoppedTime(), OneBroker(max_request_size=1000)
+    clock, cluster = StoppedTime(), OneBroker(max_request_size=1000, delivery_timeout_ms=120_000)
     monkeypatch.setattr(produce, "time", clock)
     sender = cluster.sender()
     sender.send("t", batches(1000))
@@ -151,7 +153,7 @@ def test_nor_does_the_time_in_which_the_rows_are_made(monkeypatch):
 
 
 def test_the_delivery_timeout_counts_all_waiting_since_the_last_acknowledgement(monkeypatch):
-    clock, cluster = StoppedTime(), OneBroker(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    clock, cluster = StoppedTime(), OneBroker(ErrorCode.NOT_LEADER_OR_FOLLOWER, delivery_timeout_ms=120_000)
     monkeypatch.setattr(produce, "time", clock)
     monkeypatch.setattr(cluster, "back_off", lambda _: setattr(clock, "now", clock.now + 50))
     sender = cluster.sender()

@@ -27,6 +27,7 @@ class Calls:
         self._config = config
         self._pool = pool
         self._brokers: dict[int, Broker] = {}  # replaced as a whole, never changed: no lock is needed to read it
+        self._is_established = False
 
     @property
     def brokers(self) -> tuple[Broker, ...]:
@@ -37,6 +38,17 @@ class Calls:
         """A broker by its id, as last learned."""
         return self._brokers.get(node_id)
 
+    def is_established(self) -> bool:
+        """Whether a broker has answered at an address that the cluster itself has named, or somebody has vouched for it.
+
+        A bootstrap address alone proves little: what it names may be addresses that cannot be reached from here.
+        """
+        return self._is_established
+
+    def establish(self) -> None:
+        """See `EnduringCluster.establish`."""
+        self._is_established = True
+
     def learn(self, brokers: Iterable[Broker]) -> None:
         """These are the live brokers now."""
         self._brokers = {broker.node_id: broker for broker in brokers}
@@ -45,9 +57,11 @@ class Calls:
         """See `KafkaCluster.call`."""
         connection = self.lease(broker)
         try:
-            return connection.request(message, timeout_s)
+            answer = connection.request(message, timeout_s)
         finally:
             self.give_back(connection)
+        self._is_established = True
+        return answer
 
     def call_any(self, message: Message) -> Message:
         """See `KafkaCluster.call_any`."""
@@ -76,9 +90,11 @@ class Calls:
             try:
                 connection = self._pool.lease(address)
                 try:
-                    return ask(connection)
+                    answer = ask(connection)
                 finally:
                     self.give_back(connection)
+                self._is_established = self._is_established or address in known
+                return answer
             except RetriableError as error:
                 last = error
         assert last is not None

@@ -24,13 +24,13 @@ from headrace.connectors.kafka.client.metadata import Metadata
 from headrace.connectors.kafka.client.offsets import EpochEnds, OffsetAnswer, Offsets
 from headrace.connectors.kafka.client.positions import Symbol
 from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
-from headrace.connectors.kafka.client.retries import Retries
+from headrace.connectors.kafka.client.retries import Outage, Retries
 from headrace.connectors.kafka.client.topology import Broker, Leader, TopicIdPartition, TopicMetadata, TopicPartition
 from headrace.connectors.kafka.client.wire.connection import Connection
 from headrace.connectors.kafka.client.wire.pool import ConnectionPool
 from headrace.connectors.kafka.client.wire.protocol import Message
 
-__all__ = ["KafkaCluster", "shared_cluster"]
+__all__ = ["EnduringCluster", "KafkaCluster", "enduring_cluster", "shared_cluster"]
 
 T = TypeVar("T")
 
@@ -41,12 +41,14 @@ class KafkaCluster:
     Use it as a context manager or call `close`. After a fork the child connects anew.
     """
 
+    _endures = False
+
     def __init__(self, config: ClientConfig) -> None:
         """Contacts nothing."""
         self.config = config
         self._pool = ConnectionPool(config)
-        self._retries = Retries(config)
         self._calls = Calls(config, self._pool)
+        self._retries = Retries(config, self._calls.is_established if self._endures else None)
         self._metadata = Metadata(config, self._calls, self._retries)
         self._offsets = Offsets(config, self._calls, self._retries, self._metadata)
         self._epochs = EpochEnds(self._calls, self._retries, self._metadata)
@@ -57,7 +59,7 @@ class KafkaCluster:
 
     def __reduce__(self) -> tuple[type[KafkaCluster], tuple[ClientConfig]]:
         """Only the configuration travels."""
-        return KafkaCluster, (self.config,)
+        return type(self), (self.config,)
 
     def __enter__(self) -> KafkaCluster:
         """The cluster itself."""
@@ -76,6 +78,11 @@ class KafkaCluster:
     def throttled_ms(self) -> Mapping[str, int]:
         """How many ms of waiting each broker, by `host:port`, has asked for in all, as a quota says (KIP-13, KIP-219)."""
         return self._pool.throttles.milliseconds
+
+    @property
+    def outage(self) -> Outage:
+        """What waits for brokers now, for the log: to be told by whoever tries again by itself, with `back_off`."""
+        return self._retries.outage
 
     # --- topics --------------------------------------------------------------------------------------------------------
 
@@ -235,6 +242,27 @@ def shared_cluster(config: ClientConfig) -> KafkaCluster:
     An engine's worker process is used for many tasks; this is what makes them cheap. Thread-safe, and safe after a fork.
     """
     return KafkaCluster(config)
+
+
+class EnduringCluster(KafkaCluster):
+    """As `KafkaCluster`, but its calls ride out an outage of any length, where `default.api.timeout.ms` is not set.
+
+    For work that cannot be put off and taken up again later: an engine would end the job for it. The first contact is bounded,
+    so that a wrong address is an error: until a broker has answered in this process, calls raise `DeadlineExceededError`
+    after 60 s, unless somebody vouches for the address (`establish`).
+    """
+
+    _endures = True
+
+    def establish(self) -> None:
+        """The cluster was reached by another process of this run: it is there, and at worst away."""
+        self._calls.establish()
+
+
+@functools.lru_cache(maxsize=32)
+def enduring_cluster(config: ClientConfig) -> EnduringCluster:
+    """As `shared_cluster`, for calls that ride out an outage of any length."""
+    return EnduringCluster(config)
 
 
 _clusters: weakref.WeakSet[KafkaCluster] = weakref.WeakSet()

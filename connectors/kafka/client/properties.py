@@ -23,7 +23,6 @@ __all__ = ["ClientConfig", "DnsLookup", "Isolation", "TlsConfig"]
 DEFAULT_TRANSACTION_TIMEOUT_MS = 900_000
 """15 minutes, the most that brokers allow by default (`transaction.max.timeout.ms`): it has to outlast an outage of the job."""
 
-_DELIVERY_TIMEOUT_MS = 120_000
 _INT32_MAX = 2**31 - 1
 _STORE_TYPES = ("PEM", "PKCS12", "JKS")
 _PROTOCOLS = ("TLSv1.2", "TLSv1.3")
@@ -99,7 +98,8 @@ class ClientConfig:
     `connections_max_idle_ms` None, which Java writes as -1, keeps idle connections. `default_api_timeout_ms` is where a job
     gives up during an outage, and None rides it out: a single call then takes 60 s at most, and is made again.
     `compression_level` is the `compression.<type>.level` of the `compression_type`; None is the codec's default.
-    `delivery_timeout_ms` None is 2 minutes, or `request_timeout_ms` if that is longer; a shorter one than that is refused.
+    `delivery_timeout_ms` None is `default_api_timeout_ms`, if that is set, and else waits as long as it takes (Java: 2
+    minutes); one shorter than `request_timeout_ms` is refused.
     `transaction_timeout_ms` is 15 minutes. Raises `UsageError` for a value out of range.
     """
 
@@ -168,9 +168,11 @@ class ClientConfig:
         return _parse_addresses(self.bootstrap)
 
     @property
-    def longest_delivery_ms(self) -> int:
-        """How long a record may wait for its acknowledgement."""
-        return self.delivery_timeout_ms or max(_DELIVERY_TIMEOUT_MS, self.request_timeout_ms)
+    def longest_delivery_ms(self) -> int | None:
+        """How long a record may wait for its acknowledgement: as long as the user has set. None: as long as it takes."""
+        if self.delivery_timeout_ms is not None or self.default_api_timeout_ms is None:
+            return self.delivery_timeout_ms
+        return max(self.default_api_timeout_ms, self.request_timeout_ms)  # no request is cut short
 
     @property
     def security_protocol(self) -> str:

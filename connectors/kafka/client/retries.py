@@ -1,29 +1,48 @@
 """The retry policy, that of the Java client: exponential backoff with jitter, up to `default.api.timeout.ms`.
 
-Its default, 60 s, bounds a call and not a job: `OutageError` is retriable, and whoever can goes on. A limit that somebody set
-is one: `DeadlineExceededError`.
+Its default, 60 s, bounds a call and not a job: `OutageError` is retriable, and whoever can goes on. Where nobody could
+(`EnduringCluster`), a call rides out an outage of any length, if the cluster was ever reached; a first contact is bounded. A
+limit that somebody set is one everywhere: `DeadlineExceededError`.
 """
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 import tenacity
 
 from headrace.connectors.kafka.client.errors import UnknownTopicError
 from headrace.connectors.kafka.client.properties import ClientConfig
-from headrace.enumerator.errors import DeadlineExceededError, OutageError, is_retriable
+from headrace.enumerator.errors import DeadlineExceededError, OutageError, PeerError, is_retriable
 
-__all__ = ["Retries"]
+__all__ = ["Outage", "Retries", "giving_up_when"]
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 _LONGEST_CALL_S = 60.0
+_SILENCE_S = 10.0  # what waits longer is told
 _UNKNOWN_TOPIC_GRACE_S = 3.0  # a topic just created is not known to every broker at once
+
+_is_enough: ContextVar[Callable[[], bool] | None] = ContextVar("headrace_is_enough", default=None)
+
+
+@contextmanager
+def giving_up_when(is_enough: Callable[[], bool]) -> Iterator[None]:
+    """In this thread, and as long as this lasts, nothing is tried again once it answers True: the last error is raised."""
+    token = _is_enough.set(is_enough)
+    try:
+        yield
+    finally:
+        _is_enough.reset(token)
 
 
 class _Grace:
@@ -41,13 +60,62 @@ class _Grace:
         return now - self._since > _UNKNOWN_TOPIC_GRACE_S
 
 
+class Outage:
+    """What has waited for more than 10 s: the log says so once, however many wait, and once when the last goes on.
+
+    Thread-safe. A `waiter` is any object that stands for one who waits.
+    """
+
+    def __init__(self) -> None:
+        """Nobody waits."""
+        self.start_afresh()
+
+    def start_afresh(self) -> None:
+        """In a forked child: it does not wait for what its parent waits for, and a thread may have held the lock."""
+        self._lock = threading.Lock()
+        self._since: dict[object, float] = {}
+        self._began = 0.0
+
+    def goes_on(self, waiter: object, what: str, since: float, error: BaseException | None) -> None:
+        """It waits since then, by `time.monotonic`, and has failed once more."""
+        waited = time.monotonic() - since
+        if waited < _SILENCE_S:
+            return
+        with self._lock:
+            is_first = not self._since
+            self._since.setdefault(waiter, since)
+            self._began = since if is_first else min(self._began, since)
+        if is_first:
+            log.warning("%s: waiting for %.0f s, and trying on. The last error was: %s", what, waited, error)
+
+    def over(self, waiter: object) -> None:
+        """It waits no more: it was answered."""
+        if self._leave(waiter):
+            log.warning("the brokers answer again, after %.0f s", time.monotonic() - self._began)
+
+    def given_up(self, waiter: object) -> None:
+        """It waits no more: whoever asked is told by an error."""
+        self._leave(waiter)
+
+    def _leave(self, waiter: object) -> bool:
+        """Whether it was the last one of those that the log has told of."""
+        with self._lock:
+            return self._since.pop(waiter, None) is not None and not self._since
+
+
 class Retries:
     """Runs operations until they raise no retriable error. Thread-safe; after `close` nothing is tried again."""
 
-    def __init__(self, config: ClientConfig) -> None:
-        """`retry.backoff.ms`, `retry.backoff.max.ms` and `default.api.timeout.ms` are taken from the configuration."""
+    def __init__(self, config: ClientConfig, is_established: Callable[[], bool] | None) -> None:
+        """`retry.backoff.ms`, `retry.backoff.max.ms` and `default.api.timeout.ms` are taken from the configuration.
+
+        Where the last is not set, a call is tried for 60 s; for as long as it takes if `is_established` is given, and answers
+        True: it is asked at each try.
+        """
         self._config = config
+        self._is_established = is_established
         self._closed = threading.Event()
+        self.outage = Outage()
 
     def close(self) -> None:
         """Wake every thread that waits between two tries; its operation then fails with the last error."""
@@ -56,33 +124,63 @@ class Retries:
     def start_afresh(self) -> None:
         """In a forked child: a thread of the parent may have held the event's lock."""
         self._closed = threading.Event()
+        self.outage.start_afresh()
 
     def run(self, what: str, operation: Callable[[], T]) -> T:
         """See `KafkaCluster.retrying`."""
-        started = time.monotonic()
-        limit_ms = self._config.default_api_timeout_ms
-        grace = _Grace()
+        started, waiter, grace = time.monotonic(), object(), _Grace()
 
         def worth_another_try(error: BaseException) -> bool:
-            return not grace.ends_with(error) and is_retriable(error) and not self._closed.is_set()
+            return not grace.ends_with(error) and is_retriable(error) and not self._is_stopped()
+
+        def tell(state: tenacity.RetryCallState) -> None:
+            if self._rides_out() and state.outcome is not None:
+                self.outage.goes_on(waiter, what, started, state.outcome.exception())
 
         def give_up(state: tenacity.RetryCallState) -> T:
             assert state.outcome is not None
             error = state.outcome.exception()
             waited = time.monotonic() - started
-            kind = OutageError if limit_ms is None else DeadlineExceededError
-            raise kind(
-                f"{what}: gave up after {state.attempt_number} tries in {waited:.1f} s; the last error was: {error}"
-            ) from error
+            tried = f"{what}: gave up after {state.attempt_number} tries in {waited:.1f} s"
+            raise self._kind()(f"{tried}{self._hint()}; the last error was: {error}") from error
 
         tries = tenacity.Retrying(
             retry=tenacity.retry_if_exception(worth_another_try),
-            stop=tenacity.stop_before_delay(_LONGEST_CALL_S if limit_ms is None else limit_ms / 1000),
+            stop=self._is_over,
             wait=lambda state: self._backoff_s(state.attempt_number),
             sleep=self._pause,
+            before_sleep=tell,
             retry_error_callback=give_up,
         )
-        return tries(operation)
+        try:
+            found = tries(operation)
+        except BaseException:
+            self.outage.given_up(waiter)
+            raise
+        self.outage.over(waiter)
+        return found
+
+    def _is_stopped(self) -> bool:
+        is_enough = _is_enough.get()
+        return self._closed.is_set() or (is_enough is not None and is_enough())
+
+    def _rides_out(self) -> bool:
+        return self._is_established is not None and self._is_established()
+
+    def _is_over(self, state: tenacity.RetryCallState) -> bool:
+        limit_ms = self._config.default_api_timeout_ms
+        if limit_ms is None and self._rides_out():
+            return False
+        return tenacity.stop_before_delay(_LONGEST_CALL_S if limit_ms is None else limit_ms / 1000)(state)
+
+    def _kind(self) -> type[PeerError]:
+        is_limited = self._config.default_api_timeout_ms is not None
+        return DeadlineExceededError if is_limited or self._is_established is not None else OutageError
+
+    def _hint(self) -> str:
+        if self._is_established is None or self._is_established():
+            return ""
+        return f", and has not reached the cluster once: is {self._config.bootstrap} its address, and does it run?"
 
     def back_off(self, attempt: int) -> None:
         """See `KafkaCluster.back_off`."""

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.error_codes import ErrorCode
-from headrace.connectors.kafka.client.errors import FencedByBrokerError, broker_error
+from headrace.connectors.kafka.client.errors import BrokerError, broker_error
 from headrace.connectors.kafka.client.fetch import fetch_once
 from headrace.connectors.kafka.client.positions import Earliest, Latest
 from headrace.connectors.kafka.client.properties import Isolation
@@ -31,7 +31,15 @@ from headrace.connectors.kafka.format.encode import Codec, RecordEncoder
 from headrace.connectors.kafka.write.existence import find_topic
 from headrace.connectors.kafka.write.names import JobNames
 from headrace.connectors.kafka.write.produce import OutBatch, transactional_sender
-from headrace.connectors.kafka.write.transactions import Answer, Producer, TransactionProtocol, Transactions, Verdict
+from headrace.connectors.kafka.write.transactions import (
+    ENDED_BY_OTHERS,
+    Answer,
+    Producer,
+    TransactionDescription,
+    TransactionProtocol,
+    Transactions,
+    Verdict,
+)
 from headrace.enumerator.errors import FencedError, PeerError, RetriableError, StateError, UsageError
 
 __all__ = ["CommitLog", "DriverLog"]
@@ -44,6 +52,7 @@ _REPLICAS = 3  # as Kafka's own topics of transactions and offsets have; brokers
 _CLEANUP_POLICY = "cleanup.policy"
 _TOPIC_RESOURCE = 2
 _HAS_WRITTEN = ("PrepareCommit", "CompleteCommit")
+_MOST_QUICK_FAILURES = 3  # before its timeout a write is aborted by no outage
 _ROW = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 
 
@@ -153,6 +162,7 @@ class CommitLog:
         return self._read(self.cluster.topics([self.topic])[self.topic])
 
     def _read(self, found: TopicMetadata) -> dict[str, bytes]:
+        end = self._stable_end()
         with self._lock:
             if self._position is None:
                 self._topic_id = found.topic_id
@@ -161,7 +171,7 @@ class CommitLog:
                     f"the topic {self.topic!r} was deleted, and created again: the lists of all jobs are lost, and with them "
                     "which epochs are committed. Restore the topic, or see headrace transactions forget"
                 )
-            self._catch_up()
+            self._catch_up(end)
             return {key: _whole(key, self._lists) for key in self._lists if _SEPARATOR not in key}
 
     def _is_still_there(self) -> bool:
@@ -173,10 +183,15 @@ class CommitLog:
         with self._lock:
             return frozenset(name for name in self._lists if name.startswith(f"{key}{_SEPARATOR}"))
 
-    def _catch_up(self) -> None:
+    def _stable_end(self) -> int:
+        """Where the topic ends now, when every transaction before it is over. Nobody else waits for whose: no lock is held."""
         key = (self.topic, _PARTITION)
         end = self.cluster.list_offsets({key: Latest()}, Isolation.READ_UNCOMMITTED)[key].offset or 0
         self.cluster.retrying(f"waiting for open transactions in {self.topic!r}", lambda: self._wait_for(end))
+        return end
+
+    def _catch_up(self, end: int) -> None:
+        key = (self.topic, _PARTITION)
         if self._position is None:
             self._position = self.cluster.list_offsets({key: Earliest()})[key].offset or 0
         while self._position < end:
@@ -271,6 +286,16 @@ def _whole(key: str, records: Mapping[str, bytes]) -> bytes:
 _HEAD_BYTES = 100
 
 
+def _has_ended(found: TransactionDescription, own: Producer | None) -> bool:
+    """Whether it is the transaction of this very producer that is over, by its timeout as a rule, and nobody has come since.
+
+    That bumps the epoch once. Another driver's InitProducerId bumps it, too, but leaves the id without a transaction, and what
+    that driver writes ends one epoch later still.
+    """
+    by_its_end = None if own is None else (own.producer_id, own.epoch + 1)
+    return found.is_decided and (found.producer.producer_id, found.producer.epoch) == by_its_end
+
+
 class DriverLog:
     """The list of one job at one destination, and its driver's right to write it. Used by one thread."""
 
@@ -279,6 +304,7 @@ class DriverLog:
         self._log, self._transactions, self._names = commit_log, transactions, names
         self._removed: tuple[str, ...] = ()
         self._parts: frozenset[str] = frozenset()
+        self._recorded: bytes | None = None
         self._producer: Producer | None = None
         self._protocol = TransactionProtocol.V1
 
@@ -290,10 +316,13 @@ class DriverLog:
         self._log.create()
         self._refuse_lost()
         self._protocol = self._transactions.protocol()
+        self._take_over_and_read()
+        return self._recorded
+
+    def _take_over_and_read(self) -> None:
         self._producer = self._transactions.init(self._names.driver, _DRIVER_TIMEOUT_MS)
-        found = self._log.read_created()
+        self._recorded = self._log.read_created().get(self._names.key)
         self._parts = self._log.parts_of(self._names.key)
-        return found.get(self._names.key)
 
     def _refuse_lost(self) -> None:
         """The coordinator knows what the driver's last transaction was, until the id is taken over.
@@ -321,11 +350,45 @@ class DriverLog:
         return self.older()
 
     def write(self, value: bytes | None) -> None:
-        """Replace the job's list (None: leave none). Raises FencedError when another driver has taken over since `fence`."""
-        assert self._producer is not None
-        try:
-            self._write(self._producer, value)
-        except FencedByBrokerError as error:
+        """Replace the job's list (None: leave none). Raises FencedError when another driver has taken over since `fence`.
+
+        An outage may outlast the transaction of this write, whose coordinator then aborts and fences it. That is no other
+        driver: the list is read again, and written again unless it is there.
+        """
+        quick_failures = 0
+        while True:
+            began = time.monotonic()
+            try:
+                self._write(value)
+            except BrokerError as error:
+                if error.code not in ENDED_BY_OTHERS:
+                    raise
+                quick_failures += time.monotonic() - began < _DRIVER_TIMEOUT_MS / 1000
+                if quick_failures > _MOST_QUICK_FAILURES:
+                    raise
+                self._refuse_rival(value, error)
+                self._log.cluster.back_off(quick_failures)
+                if self._recorded == value:
+                    return
+            else:
+                self._recorded = value
+                return
+
+    def _refuse_rival(self, value: bytes | None, error: BrokerError) -> None:
+        """Raise FencedError if another driver has taken the id over, or has changed the list; else take it again, and read."""
+        own, before = self._producer, self._recorded
+        found = self._transactions.describe([self._names.driver])[self._names.driver]
+        if found is not None and found.producer != own and not _has_ended(found, own):
+            raise self._fenced() from error
+        log.warning(
+            "job %s: the write of its list was aborted, and no other driver has done it: it took longer than %.0f s, or the "
+            "brokers forgot its id; looking whether it is to be written again (%s)",
+            self._names.job,
+            _DRIVER_TIMEOUT_MS / 1000,
+            error,
+        )
+        self._take_over_and_read()
+        if self._recorded not in (before, value):
             raise self._fenced() from error
 
     def remove(self) -> None:
@@ -337,15 +400,15 @@ class DriverLog:
         """Shut other drivers of the job out and leave no list, whatever was recorded, can be read of it, or is lost."""
         self._log.create()
         self._protocol = self._transactions.protocol()
-        self._producer = self._transactions.init(self._names.driver, _DRIVER_TIMEOUT_MS)
-        self._log.read_created()
-        self._parts = self._log.parts_of(self._names.key)
+        self._take_over_and_read()
         self.remove()
 
-    def _write(self, producer: Producer, value: bytes | None) -> None:
+    def _write(self, value: bytes | None) -> None:
+        assert self._producer is not None
         if self._protocol is TransactionProtocol.V1:
             # A delayed EndTxn of the write before could end this one (KAFKA-17754); version 2 bumps the epoch with each.
-            producer = self._transactions.renew(producer, _DRIVER_TIMEOUT_MS)
+            self._producer = self._transactions.renew(self._producer, _DRIVER_TIMEOUT_MS)
+        producer = self._producer
         records = {**dict.fromkeys(self._removed), **_split(self._names.key, value, self._parts)}
         rows = pa.RecordBatch.from_pylist([{"key": key.encode(), "value": data} for key, data in records.items()], schema=_ROW)
         encoder = RecordEncoder(
@@ -359,12 +422,9 @@ class DriverLog:
         finally:
             sender.close()
         answer, self._producer = self._transactions.end(producer, self._protocol, Verdict.COMMIT)
-        if answer is Answer.UNKNOWN:
-            raise self._fenced()
-        if answer is Answer.REFUSED:
-            raise PeerError(
-                f"the list of transactions of job {self._names.job!r} was not written: its own transaction timed out"
-            )
+        if answer is not Answer.DONE:
+            code = ErrorCode.PRODUCER_FENCED if answer is Answer.UNKNOWN else ErrorCode.INVALID_TXN_STATE
+            raise broker_error(code, f"writing the list of transactions of job {self._names.job!r}")
         self._removed = ()
         self._parts = frozenset(name for name, data in records.items() if _SEPARATOR in name and data is not None)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
-from headrace.connectors.kafka.client.topology import TopicMetadata
+from headrace.connectors.kafka.client.errors import UnknownTopicError
+from headrace.connectors.kafka.client.topology import TopicMetadata, TopicPartition
 
-__all__ = ["find_topic"]
+__all__ = ["find_topic", "refuse_deleted"]
 
 _LOOKS = 3
 
@@ -25,3 +27,17 @@ def find_topic(
         there = [answer[name] for answer in answers]
         found = next((topic for topic in there if topic is not None and is_it(topic)), None)
     return found
+
+
+def refuse_deleted(cluster: KafkaCluster, partitions: Iterable[TopicPartition]) -> None:
+    """Raise UnknownTopicError for partitions that no broker knows: they were deleted, and to wait for them has no end."""
+    by_topic: dict[str, set[int]] = {}
+    for topic, partition in partitions:
+        by_topic.setdefault(topic, set()).add(partition)
+    for topic, wanted in by_topic.items():
+        if find_topic(cluster, topic, functools.partial(_has, wanted)) is None:
+            raise UnknownTopicError(frozenset(f"{topic}-{partition}" for partition in wanted))
+
+
+def _has(partitions: set[int], topic: TopicMetadata) -> bool:
+    return partitions <= topic.partitions.keys()

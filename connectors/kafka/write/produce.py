@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.error_codes import ErrorCode
-from headrace.connectors.kafka.client.errors import BrokerError, broker_error
+from headrace.connectors.kafka.client.errors import BrokerError, UnknownTopicError, broker_error
+from headrace.connectors.kafka.client.retries import giving_up_when
 from headrace.connectors.kafka.client.topology import Broker, TopicPartition
 from headrace.connectors.kafka.client.wire.connection import Connection
 from headrace.connectors.kafka.client.wire.protocol import Message, ProduceRequest
+from headrace.connectors.kafka.write.existence import refuse_deleted
 from headrace.connectors.kafka.write.rebatch import halved
 from headrace.connectors.kafka.write.transactions import Producer, TransactionProtocol, Transactions
 from headrace.enumerator.errors import DeadlineExceededError, RetriableError
@@ -28,6 +30,7 @@ _MAX_IN_FLIGHT = 5  # the brokers remember as many batches of a producer, to kno
 _REQUEST_BYTES = 4 * 1024 * 1024
 _ALL_REPLICAS = -1
 _TOO_LARGE = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
+_UNKNOWN_TOPIC = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID)
 _TOPIC_IDS_FROM = 13
 _LAST_OF_V1 = 11
 
@@ -91,13 +94,14 @@ class BatchSender:
         """`before_first` is told of partitions about to be written for the first time (KIP-98's AddPartitionsToTxn).
 
         `max_version` bounds the version of the Produce request. A request has up to `max.request.size` bytes of batches (by
-        default 4 MiB), or one batch that is larger; `delivery.timeout.ms` is how long to wait for any acknowledgement, and only
-        waiting counts: not the time in which there is nothing to send, or the caller makes rows.
+        default 4 MiB), or one batch that is larger; `delivery.timeout.ms` is how long to wait for any acknowledgement (not set:
+        `default.api.timeout.ms`, and else as long as it takes), and only waiting counts: not the time in which there is nothing
+        to send, or the caller makes rows.
         """
         self._cluster = cluster
         self._transactional_id = transactional_id
         self._max_version = max_version
-        self._timeout_s = cluster.config.longest_delivery_ms / 1000
+        self._longest_ms = cluster.config.longest_delivery_ms
         self._request_bytes = cluster.config.max_request_size or _REQUEST_BYTES
         self._before_first = before_first
         self._lanes: dict[TopicPartition, _Lane] = {}
@@ -107,6 +111,7 @@ class BatchSender:
         self._refused_bytes: dict[str, int] = {}
         self._waited_s = 0.0  # in calls of `_pump` that are over, without an acknowledgement
         self._waiting_since = 0.0
+        self._failing_since: float | None = None
         self._tries = 0
 
     @property
@@ -141,8 +146,9 @@ class BatchSender:
     def flush(self) -> None:
         """Return when everything is acknowledged by all in-sync replicas.
 
-        Raises `BrokerError` for a batch that was refused for good, DeadlineExceededError when nothing was acknowledged for
-        `delivery.timeout.ms`. Then nothing more may be sent: the transaction is to be aborted.
+        Raises `BrokerError` for a batch that was refused for good, `UnknownTopicError` for a topic that was deleted meanwhile,
+        DeadlineExceededError when nothing was acknowledged for `delivery.timeout.ms`, where that is set. Then nothing more may
+        be sent: the transaction is to be aborted.
         """
         while any(lane.waiting or lane.sent for lane in self._lanes.values()):
             self._pump(0)
@@ -152,6 +158,7 @@ class BatchSender:
         for channel in self._channels.values():
             self._cluster.give_back(channel.connection)
         self._channels.clear()
+        self._cluster.outage.given_up(self)
 
     # --- sending -------------------------------------------------------------------------------------------------------
 
@@ -159,7 +166,8 @@ class BatchSender:
         """Send all that waits, then receive until no broker has more than `most_in_flight` requests of ours."""
         self._waiting_since = time.monotonic()
         try:
-            self._announce()
+            with giving_up_when(self._is_overdue):
+                self._announce()
             while self._dispatch():
                 pass
             for channel in list(self._channels.values()):
@@ -169,6 +177,12 @@ class BatchSender:
             self._start_over(error)
         self._waited_s += time.monotonic() - self._waiting_since
         self._waiting_bytes = sum(len(batch.data) for lane in self._lanes.values() for batch in lane.waiting)
+
+    def _waited(self) -> float:
+        return self._waited_s + time.monotonic() - self._waiting_since
+
+    def _is_overdue(self) -> bool:
+        return self._longest_ms is not None and self._waited() > self._longest_ms / 1000
 
     def _announce(self) -> None:
         fresh = [key for key in self._lanes if key not in self._written and not self._lanes[key].sent]
@@ -271,6 +285,9 @@ class BatchSender:
     def _acknowledged(self, lane: _Lane, batch: OutBatch, base_offset: int) -> None:
         lane.sent.remove(batch)
         self._waited_s, self._waiting_since, self._tries = 0.0, time.monotonic(), 0
+        if self._failing_since is not None:
+            self._failing_since = None
+            self._cluster.outage.over(self)
         last = base_offset + batch.records - 1
         written = self._written.setdefault(lane.key, Written(base_offset, last, 0))
         written.last = max(written.last, last)
@@ -288,14 +305,19 @@ class BatchSender:
         for lane in self._lanes.values():
             lane.back_to_start()
             self._cluster.invalidate(lane.key[0])
-        waited = self._waited_s + time.monotonic() - self._waiting_since
-        if waited > self._timeout_s:
+        if self._is_overdue():
             raise DeadlineExceededError(
-                f"no record was acknowledged for {waited:.1f} s; the last error was: {error}"
+                f"no record was acknowledged for {self._waited():.1f} s; the last error was: {error}"
             ) from error
-        if not isinstance(error, _TooLargeError):
-            self._tries += 1
-            self._cluster.back_off(self._tries)
+        if isinstance(error, _TooLargeError):
+            return
+        if isinstance(error, UnknownTopicError) or getattr(error, "code", None) in _UNKNOWN_TOPIC:
+            with giving_up_when(self._is_overdue):
+                refuse_deleted(self._cluster, [lane.key for lane in self._lanes.values() if lane.waiting])
+        self._failing_since = time.monotonic() if self._failing_since is None else self._failing_since
+        self._cluster.outage.goes_on(self, "writing", self._failing_since, error)
+        self._tries += 1
+        self._cluster.back_off(self._tries)
 
 
 class _BehindError(BrokerError, RetriableError):

@@ -10,7 +10,8 @@ import itertools
 import logging
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -18,7 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.connectors.kafka.client.arguments import client_config
-from headrace.connectors.kafka.client.cluster import KafkaCluster, shared_cluster
+from headrace.connectors.kafka.client.cluster import KafkaCluster, enduring_cluster
+from headrace.connectors.kafka.client.errors import BrokerError
 from headrace.connectors.kafka.client.login.sasl import SaslConfig
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.format.encode import (
@@ -44,6 +46,7 @@ from headrace.connectors.kafka.write.names import (
 from headrace.connectors.kafka.write.produce import BatchSender, OutBatch, idempotent_sender, transactional_sender
 from headrace.connectors.kafka.write.transaction_log import BatchCopier, outcome_of
 from headrace.connectors.kafka.write.transactions import (
+    ENDED_BY_OTHERS,
     Answer,
     Producer,
     TransactionDescription,
@@ -74,6 +77,7 @@ log = logging.getLogger(__name__)
 
 _TIME_LEFT = 0.1  # a transaction with less than this share of its time to go, and than 10 s, is not put on the durable list
 _TIME_LEFT_MS = 10_000
+_LONGEST_BOUNDED_MS = 60_000
 _LONGEST_EXPIRY_MS = 60_000  # coordinators look for what is past its timeout every 10 s
 _SERIALIZER = KafkaHandleSerializer()
 _LISTS = CommitListSerializer(_SERIALIZER)
@@ -213,8 +217,20 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
         return JobNames(self.transactional_id_prefix, job, self.destination)
 
     def cluster(self) -> KafkaCluster:
-        """The process's connections to this cluster."""
-        return shared_cluster(self.config)
+        """The process's connections to this cluster. Calls ride out an outage: an engine would end the job for one task."""
+        return enduring_cluster(self.config)
+
+    def bounded(self) -> KafkaSink:
+        """With a `default.api.timeout.ms` and a `delivery.timeout.ms` of a minute at most."""
+        config = self.config
+        call_ms = min(config.default_api_timeout_ms or _LONGEST_BOUNDED_MS, _LONGEST_BOUNDED_MS)
+        delivery_ms = max(min(config.longest_delivery_ms or call_ms, call_ms), config.request_timeout_ms)
+        limits = {"default.api.timeout.ms": str(call_ms), "delivery.timeout.ms": str(delivery_ms)}
+        return replace(self, properties={**{name.lower(): value for name, value in self.properties.items()}, **limits})
+
+    def reached(self) -> None:
+        """Calls of this process ride out an outage from the first one on."""
+        enduring_cluster(self.config).establish()
 
     def commit_log(self) -> CommitLog:
         """Where the durable lists are."""
@@ -224,7 +240,7 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
 @functools.lru_cache(maxsize=16)
 def _commit_log(config: ClientConfig, topic: str) -> CommitLog:
     """Kept with the process, so that only what is new is read for every epoch."""
-    return CommitLog(shared_cluster(config), topic)
+    return CommitLog(enduring_cluster(config), topic)
 
 
 _TOPIC_NAME = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
@@ -311,14 +327,16 @@ class KafkaTransaction(Transaction[KafkaHandle]):
         if batch.num_rows == 0:
             return
         sender, rows = self._begun()
-        rows.write(batch, sender)
+        with self._explaining():
+            rows.write(batch, sender)
 
     def prepare(self) -> KafkaHandle | None:
         """All acknowledged by all in-sync replicas."""
         if self._producer is None or self._sender is None or self._rows is None:
             return None
         try:
-            self._rows.flush(self._sender)
+            with self._explaining():
+                self._rows.flush(self._sender)
             ranges = _ranges(self._sink.cluster(), self._sender)
             self._refuse_after_decision()
         except BaseException:
@@ -328,6 +346,21 @@ class KafkaTransaction(Transaction[KafkaHandle]):
         self._sender.close()
         self._producer = self._sender = None
         return handle
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Raise DeadlineExceededError for what a coordinator has aborted because it took too long, as in a long outage."""
+        try:
+            yield
+        except BrokerError as error:
+            timeout_ms = self._sink.config.transaction_timeout_ms
+            open_ms = time.time_ns() // 1_000_000 - self._started_ms
+            if error.code not in ENDED_BY_OTHERS or open_ms < timeout_ms:
+                raise
+            raise DeadlineExceededError(
+                f"a transaction of task {self._attempt.task} timed out after {open_ms / 1000:.0f} s, before all of its rows "
+                f"were written: nothing of it is visible, and the task has to be repeated. {_time_out(timeout_ms)}"
+            ) from error
 
     def _refuse_after_decision(self) -> None:
         """Raise StateError if the write of its own that this is of has been committed or aborted: nobody sweeps after that.
@@ -349,8 +382,9 @@ class KafkaTransaction(Transaction[KafkaHandle]):
         if sender is not None:
             sender.close()
         if producer is not None:
-            try:
-                self._transactions.abort(producer, self._protocol, self._sink.config.transaction_timeout_ms)
+            try:  # whatever has failed is not to wait for this
+                bounded = Transactions(self._sink.bounded().cluster())
+                bounded.abort(producer, self._protocol, self._sink.config.transaction_timeout_ms)
             except HeadraceError as error:
                 log.warning("the transaction of %s could not be aborted now: %s", producer.transactional_id, error)
 
@@ -390,8 +424,10 @@ def _topics(handles: Sequence[KafkaHandle]) -> tuple[str, ...]:
 
 
 def _ranges(cluster: KafkaCluster, sender: BatchSender) -> tuple[WrittenRange, ...]:
+    topics = {topic for topic, _ in sender.written}
+    ids = {topic: cluster.retrying("looking up topics", functools.partial(cluster.topic_id, topic)) for topic in topics}
     return tuple(
-        WrittenRange(topic, cluster.topic_id(topic), partition, written.first, written.last, written.records)
+        WrittenRange(topic, ids[topic], partition, written.first, written.last, written.records)
         for (topic, partition), written in sorted(sender.written.items())
     )
 
@@ -448,7 +484,7 @@ class _AtLeastOnceTransaction(Transaction[Any]):
         if batch.num_rows == 0:
             return
         if self._sender is None or self._rows is None:
-            config, cluster = self._sink.config, shared_cluster(self._sink.config)
+            config, cluster = self._sink.config, enduring_cluster(self._sink.config)
             producer = Transactions(cluster).init_idempotent()
             self._sender = idempotent_sender(cluster)
             self._rows = _Rows(cluster, self._sink.topic, lambda partitions: _encoder(config, partitions, producer))
@@ -465,6 +501,13 @@ class _AtLeastOnceTransaction(Transaction[Any]):
         if self._sender is not None:
             self._sender.close()
             self._sender = None
+
+
+def _time_out(timeout_ms: int) -> str:
+    return (
+        f"From the first row to the commit, outages included, it may take {timeout_ms / 1000:g} s here "
+        "(transaction.timeout.ms); the most that brokers allow is their transaction.max.timeout.ms, by default 15 minutes"
+    )
 
 
 class _Spent(NamedTuple):
@@ -531,7 +574,8 @@ class KafkaCommitter(Committer[KafkaHandle]):
                 state = "unknown to the broker" if found is None else found.state
                 raise StateError(
                     f"the transaction of {handle.transactional_id!r} is {state}, not prepared: it timed out, or another "
-                    "attempt took its place. Nothing of this epoch is visible; it has to be written again"
+                    "attempt took its place. Nothing of this epoch is visible; it has to be written again. "
+                    + _time_out(handle.timeout_ms)
                 )
             longest = max(longest, _spent(found, now_ms))
         self._check_time(longest)
@@ -617,7 +661,8 @@ class KafkaCommitter(Committer[KafkaHandle]):
     def _abort_repair(self, producer: Producer, protocol: TransactionProtocol) -> None:
         """Until it is aborted, readers see nothing that comes after it."""
         try:
-            self._transactions.abort(producer, protocol, self._sink.config.transaction_timeout_ms)
+            bounded = Transactions(self._sink.bounded().cluster())
+            bounded.abort(producer, protocol, self._sink.config.transaction_timeout_ms)
         except HeadraceError as error:
             log.warning("job %s: the transaction of a copy that failed could not be aborted now: %s", self._job, error)
 

@@ -9,8 +9,11 @@ in**: ended in version 1 and asked again in version 2, a committed one answers I
 from __future__ import annotations
 
 import re
+import threading
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import TypeVar
@@ -19,6 +22,7 @@ from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.coordinators import CoordinatorKind
 from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.errors import BrokerError, FencedByBrokerError, broker_error
+from headrace.connectors.kafka.client.retries import giving_up_when
 from headrace.connectors.kafka.client.topology import TopicPartition
 from headrace.connectors.kafka.client.wire.protocol import (
     AddPartitionsToTxnRequest,
@@ -28,9 +32,11 @@ from headrace.connectors.kafka.client.wire.protocol import (
     ListTransactionsRequest,
     Message,
 )
+from headrace.connectors.kafka.write.existence import refuse_deleted
 from headrace.enumerator.errors import RetriableError
 
 __all__ = [
+    "ENDED_BY_OTHERS",
     "Answer",
     "ListedTransaction",
     "Producer",
@@ -47,10 +53,20 @@ AnswerT = TypeVar("AnswerT")
 _MOST_AT_ONCE = 16
 
 _FENCED = (ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.PRODUCER_FENCED)
+ENDED_BY_OTHERS = (
+    ErrorCode.INVALID_PRODUCER_EPOCH,
+    ErrorCode.PRODUCER_FENCED,
+    ErrorCode.INVALID_TXN_STATE,
+    ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+    ErrorCode.UNKNOWN_PRODUCER_ID,
+    ErrorCode.TRANSACTION_ABORTABLE,
+)
+"""What a write is answered whose transaction is over: by its timeout, by another driver, or as its id has expired."""
 _LAST_V1_END = 4
 _LAST_V1_ADD = 3  # later versions of AddPartitionsToTxn are for brokers among themselves
 _ONGOING = "Ongoing"
 _ABORTED = ("PrepareAbort", "CompleteAbort")
+_COMMITTED = ("PrepareCommit", "CompleteCommit")
 
 
 class TransactionProtocol(IntEnum):
@@ -107,6 +123,11 @@ class TransactionDescription:
         """True once its abort is decided, whether or not readers know yet."""
         return self.state in _ABORTED
 
+    @property
+    def is_decided(self) -> bool:
+        """True once its abort or its commit is decided, until the next one begins or the id is taken over."""
+        return self.state in _ABORTED or self.state in _COMMITTED
+
 
 @dataclass(frozen=True, slots=True)
 class ListedTransaction:
@@ -119,13 +140,31 @@ class ListedTransaction:
 def in_parallel(ask: Callable[[ItemT], AnswerT], items: Sequence[ItemT]) -> list[AnswerT]:
     """The answers for all items, in their order, 16 requests at a time at most: a coordinator's log takes some ms for each.
 
-    Raises the error of the first item that has one, when all are done.
+    Raises the error of the first item that has one, when all are done. Interrupted by an exception (Ctrl-C), it ends at once;
+    a request that is under way is not repeated.
     """
     if len(items) < 2:
         return [ask(item) for item in items]
-    with ThreadPoolExecutor(min(_MOST_AT_ONCE, len(items)), thread_name_prefix="headrace-transactions") as threads:
-        asked = [threads.submit(ask, item) for item in items]  # `map` would leave out those that wait when one fails
-    return [answer.result() for answer in asked]
+    answers: list[Future[AnswerT]] = [Future() for _ in items]
+    left, is_over = deque(zip(items, answers, strict=True)), threading.Event()
+    for _ in range(min(_MOST_AT_ONCE, len(items))):
+        # Daemons, and no executor, whose threads are waited for also by a process that was told to end.
+        threading.Thread(target=_answer_all, args=(ask, left, is_over), name="headrace-transactions", daemon=True).start()
+    try:
+        wait(answers)
+    finally:
+        is_over.set()  # this thread may have been interrupted
+    return [answer.result() for answer in answers]
+
+
+def _answer_all(ask: Callable[[ItemT], AnswerT], left: deque[tuple[ItemT, Future[AnswerT]]], is_over: threading.Event) -> None:
+    with giving_up_when(is_over.is_set), suppress(IndexError):
+        while not is_over.is_set():
+            item, answer = left.popleft()
+            try:
+                answer.set_result(ask(item))
+            except BaseException as error:  # noqa: BLE001 - raised where the answers are waited for
+                answer.set_exception(error)
 
 
 class Transactions:
@@ -183,8 +222,9 @@ class Transactions:
 
     def add_partitions(self, producer: Producer, partitions: Iterable[TopicPartition]) -> None:
         """Version 1 only: announce where the transaction is going to write. Raises FencedByBrokerError."""
+        wanted = list(partitions)
         by_topic: dict[str, list[int]] = {}
-        for topic, partition in partitions:
+        for topic, partition in wanted:
             by_topic.setdefault(topic, []).append(partition)
 
         def ask() -> None:
@@ -200,7 +240,7 @@ class Transactions:
                 max_version=_LAST_V1_ADD,
             )
             response = self._coordinated(str(producer.transactional_id), request)
-            errors = [
+            refused = [
                 broker_error(
                     item.partition_error_code,
                     f"adding {topic.name}-{item.partition_index} to a transaction of {producer.transactional_id!r}",
@@ -209,8 +249,10 @@ class Transactions:
                 for item in topic.results_by_partition
                 if item.partition_error_code != ErrorCode.NONE
             ]
-            if errors:
-                raise min(errors, key=_rank)
+            if any(error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for error in refused):
+                refuse_deleted(self._cluster, wanted)  # that the coordinator does not know it is no proof
+            if refused:
+                raise min(refused, key=_rank)
 
         self._cluster.retrying(f"adding partitions to a transaction of {producer.transactional_id!r}", ask)
 

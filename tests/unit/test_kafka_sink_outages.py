@@ -1,0 +1,488 @@
+"""The Kafka sink while brokers are away: what waits, for how long, what it says, and what ends it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pytest
+
+from headrace.connectors.commit import JobCommitter
+from headrace.connectors.kafka.client import retries
+from headrace.connectors.kafka.client.cluster import KafkaCluster
+from headrace.connectors.kafka.client.errors import BrokerError, UnknownTopicError
+from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.client.retries import Outage as Waiting
+from headrace.connectors.kafka.client.retries import Retries, giving_up_when
+from headrace.connectors.kafka.format.encode import RecordEncoder
+from headrace.connectors.kafka.write import sink as sink_module
+from headrace.connectors.kafka.write.produce import OutBatch, transactional_sender
+from headrace.connectors.kafka.write.sink import KafkaSink
+from headrace.connectors.kafka.write.transactions import Transactions, in_parallel
+from headrace.connectors.sink import Attempt
+from headrace.enumerator.errors import DeadlineExceededError, FencedError, OutageError, RetriableError, StateError
+from headrace.runners.spark.writers import BatchWriter, PreparedMessage, StreamWriter
+from headrace.testing import FakeKafka
+from headrace.testing.fake_kafka import Before, CutAfter, Refuse, Rewrite
+from tests.helpers.sink_rig import ongoing, prepared, rows
+
+JOB = "job"
+QUICK = {"retry.backoff.ms": "10", "retry.backoff.max.ms": "20", "reconnect.backoff.max.ms": "50"}
+LONGEST_S = 20.0
+
+
+@pytest.fixture(params=[1, 2], ids=["v1", "v2"])
+def kafka(request):
+    with FakeKafka(brokers=3) as cluster:
+        cluster.set_transaction_version(request.param)
+        cluster.create_topic("out")
+        yield cluster
+
+
+@pytest.fixture
+def sink(kafka):
+    return sink_of(kafka)
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """What takes a minute, or is told after 10 s, does so much sooner."""
+    monkeypatch.setattr(retries, "_LONGEST_CALL_S", 0.15)
+    monkeypatch.setattr(retries, "_SILENCE_S", 0.2)
+    monkeypatch.setattr(retries, "_UNKNOWN_TOPIC_GRACE_S", 0.1)
+    monkeypatch.setattr(sink_module, "_LONGEST_BOUNDED_MS", 150)
+
+
+def sink_of(kafka, **properties):
+    return KafkaSink(kafka.bootstrap, topic="out", properties={**QUICK, **properties}, commit_topic="commits")
+
+
+def values(kafka, topic="out"):
+    return sorted(record.value.decode() for record in kafka.records(topic))
+
+
+@contextmanager
+def away(kafka):
+    """All brokers."""
+    for broker in kafka.brokers:
+        kafka.stop_broker(broker)
+    try:
+        yield
+    finally:
+        for broker in kafka.brokers:
+            kafka.start_broker(broker)
+
+
+def wait_for(holds, what):
+    deadline = time.monotonic() + LONGEST_S
+    while not holds():
+        assert time.monotonic() < deadline, what
+        threading.Event().wait(0.01)
+
+
+class Outage:
+    """All brokers go away at one moment of a write, and come back when somebody has said so."""
+
+    def __init__(self, kafka, moment, caplog):
+        self._kafka, self._moment, self._caplog = kafka, moment, caplog
+        self._waiting = None
+
+    def in_driver(self, committer):
+        for step in ("check", "record", "end"):
+            setattr(committer, step, self._before(step, getattr(committer, step)))
+        return committer
+
+    def _before(self, step, call):
+        def away(*given):
+            self.at(step)
+            return call(*given)
+
+        return away
+
+    def at(self, moment):
+        if moment == self._moment and self._waiting is None:
+            for broker in self._kafka.brokers:
+                self._kafka.stop_broker(broker)
+            self._waiting = threading.Thread(target=self._back)
+            self._waiting.start()
+
+    def _back(self):
+        wait_for(lambda: "trying on" in self._caplog.text, "nobody says that the brokers are away")
+        for broker in self._kafka.brokers:
+            self._kafka.start_broker(broker)
+
+    def over(self):
+        assert self._waiting is not None, "there was no outage"
+        self._waiting.join()
+
+
+class TestRidingOut:
+    """Longer than any one call may take, in a task and in the driver: an engine would end the job for its error."""
+
+    @pytest.mark.parametrize("moment", ["begin", "prepare", "check", "record", "end"])
+    def test_seen_here_a_write_rides_out_an_outage_and_says_so_once_and_once_that_it_is_over(self, kafka, sink, caplog, moment):
+        outage = Outage(kafka, moment, caplog)
+        driver = JobCommitter(JOB, outage.in_driver(sink.committer(JOB)))
+        driver.recover()
+        transaction = sink.begin(Attempt(JOB, 0, 0, 0))
+        outage.at("begin")
+        transaction.write(rows(["a"]))
+        outage.at("prepare")
+        driver.commit(0, [transaction.prepare()])
+        outage.over()
+        assert values(kafka) == ["a"]
+        assert caplog.text.count("trying on") == 1
+        assert caplog.text.count("the brokers answer again") == 1
+
+    def test_seen_here_an_outage_between_the_last_acknowledgement_and_the_handle_is_ridden_out(self, kafka, sink, caplog):
+        """The ids of topics were looked up without another try."""
+        transaction = sink.begin(Attempt(JOB, 0, 0, 0))
+        transaction.write(rows(["a"]))
+        transaction._rows.flush(transaction._sender)
+        sink.cluster().invalidate("out")
+        outage = Outage(kafka, "handle", caplog)
+        threading.Event().wait(0.02)  # what was just looked up is not looked up again
+        outage.at("handle")
+        handle = transaction.prepare()
+        outage.over()
+        JobCommitter(JOB, sink.committer(JOB)).commit(0, [handle])
+        assert values(kafka) == ["a"]
+
+    def test_a_limit_for_calls_is_one_for_deliveries_and_no_request_is_cut_short_by_it(self):
+        def longest_ms(**properties):
+            return ClientConfig.from_properties({"bootstrap.servers": "a:1", **properties}).longest_delivery_ms
+
+        assert longest_ms() is None
+        assert longest_ms(**{"default.api.timeout.ms": "60000"}) == 60_000
+        assert longest_ms(**{"default.api.timeout.ms": "3000", "request.timeout.ms": "5000"}) == 5000
+        assert longest_ms(**{"default.api.timeout.ms": "3000", "delivery.timeout.ms": "90000"}) == 90_000
+        assert longest_ms(**{"delivery.timeout.ms": "90000"}) == 90_000
+
+    @pytest.mark.parametrize("limit", ["default.api.timeout.ms", "delivery.timeout.ms"])
+    def test_seen_here_a_delivery_ends_at_the_limit_that_was_set(self, kafka, limit):
+        """findings: an attacker's R. The leader is there and takes nothing: no call fails, and only a delivery waits."""
+        sink = sink_of(kafka, **{limit: "300", "request.timeout.ms": "200"})
+        transaction = sink.begin(Attempt(JOB, 0, 0, 0))
+        transaction.write(rows(["a"]))
+        kafka.fault("Produce", Refuse(NOT_ENOUGH_REPLICAS, "out"), times=None)
+        with pytest.raises(DeadlineExceededError, match="NOT_ENOUGH_REPLICAS"):
+            transaction.prepare()
+
+    def test_the_limit_of_a_delivery_holds_while_partitions_are_added_too(self, kafka):
+        kafka.set_transaction_version(1)
+        sink = sink_of(kafka, **{"delivery.timeout.ms": "300", "request.timeout.ms": "200"})
+        transaction = sink.begin(Attempt(JOB, 0, 0, 0))
+        transaction.write(rows(["a"]))
+        refused = kafka.fault("AddPartitionsToTxn", Refuse(COORDINATOR_LOAD_IN_PROGRESS), times=None)
+        with pytest.raises(DeadlineExceededError, match="COORDINATOR_LOAD_IN_PROGRESS"):
+            transaction.prepare()
+        assert refused.fired
+
+    def test_seen_here_one_that_outlasts_the_transaction_is_told_by_what_limits_it(self, kafka, sink):
+        """It was "fenced", as if another producer had taken over."""
+        sink = KafkaSink(kafka.bootstrap, topic="out", properties=QUICK, commit_topic="commits", transaction_timeout_ms=50)
+        transaction = sink.begin(Attempt(JOB, 0, 0, 0))
+        transaction.write(rows(["a"]))
+        transaction._rows.flush(transaction._sender)
+        (handle,) = prepared(sink, JOB, 0, ["b"], number=1)
+        kafka.clock.advance(1)
+        threading.Event().wait(0.06)  # by the clock of the task, too
+        transaction.write(rows(["c"]))
+        with pytest.raises(DeadlineExceededError, match=r"timed out after .* 0\.05 s here \(transaction\.timeout\.ms\)"):
+            transaction.prepare()
+        with pytest.raises(StateError, match=r"transaction\.max\.timeout\.ms, by default 15 minutes"):
+            JobCommitter(JOB, sink.committer(JOB)).commit(0, [handle])
+
+
+NOT_ENOUGH_REPLICAS, COORDINATOR_LOAD_IN_PROGRESS, UNKNOWN_TOPIC_OR_PARTITION = 19, 14, 3
+
+
+class TestDeletedTopic:
+    def test_seen_here_a_topic_that_is_deleted_while_it_is_written_to_ends_the_write(self, kafka, sink):
+        transaction = sink.begin(Attempt(JOB, 0, 0, 0))
+        transaction.write(rows(["a"]))
+        kafka.delete_topic("out")
+        with pytest.raises(UnknownTopicError, match="'out-0'"):
+            transaction.prepare()
+        assert ongoing(sink, JOB) == []
+
+    def test_one_that_a_broker_does_not_know_for_a_while_does_not(self, kafka, sink):
+        api = "AddPartitionsToTxn" if kafka_version(sink) == 1 else "Produce"
+        transaction = sink.begin(Attempt(JOB, 0, 0, 0))
+        transaction.write(rows(["a"]))
+        unknown = kafka.fault(api, Refuse(UNKNOWN_TOPIC_OR_PARTITION, "out"), times=6)
+        flaps = kafka.flap_metadata("out", [None, 1, None, 1])
+        handle = transaction.prepare()
+        JobCommitter(JOB, sink.committer(JOB)).commit(0, [handle])
+        assert unknown.fired == 6
+        assert flaps[0].fired
+        assert values(kafka) == ["a"]
+
+
+def kafka_version(sink):
+    return Transactions(sink.cluster()).protocol()
+
+
+class TestFirstContact:
+    """As the JVM's client, whose first call ends after max.block.ms."""
+
+    def test_seen_here_a_wrong_address_is_an_error_and_no_outage(self):
+        sink = KafkaSink("127.0.0.1:1", topic="out", properties=QUICK, commit_topic="commits")
+        with pytest.raises(DeadlineExceededError, match=r"has not reached the cluster once: is 127\.0\.0\.1:1 its address"):
+            JobCommitter(JOB, sink.committer(JOB)).recover()
+        with pytest.raises(DeadlineExceededError, match="has not reached the cluster once"):
+            sink.begin(Attempt(JOB, 0, 0, 0)).write(rows(["a"]))
+
+    def test_seen_here_so_are_brokers_whose_advertised_addresses_lead_nowhere(self, kafka, sink):
+        """The bootstrap address answers; what it names cannot be reached from here."""
+        named = kafka.fault("Metadata", Rewrite(lead_nowhere), times=None)
+        kafka.fault("FindCoordinator", Rewrite(lead_nowhere), times=None).optional()
+        with pytest.raises(DeadlineExceededError, match="has not reached the cluster once"):
+            JobCommitter(JOB, sink.committer(JOB)).recover()
+        assert named.fired
+
+    def test_another_process_of_a_run_that_has_reached_it_waits_from_its_first_call_on(self, kafka, sink, caplog):
+        outage = Outage(kafka, "begin", caplog)
+        outage.at("begin")
+        sink.reached()
+        transaction = sink.begin(Attempt(JOB, 0, 0, 0))
+        transaction.write(rows(["a"]))
+        outage.over()
+        JobCommitter(JOB, sink.committer(JOB)).commit(0, [transaction.prepare()])
+        assert values(kafka) == ["a"]
+
+    def test_a_call_that_can_be_made_again_ends_with_an_outage_error_as_before(self):
+        config = ClientConfig.from_properties({"bootstrap.servers": "127.0.0.1:1", **QUICK})
+        with KafkaCluster(config) as cluster, pytest.raises(OutageError):
+            cluster.brokers()
+
+
+def lead_nowhere(response):
+    for broker in (*getattr(response, "brokers", ()), *getattr(response, "coordinators", ())):
+        broker.port = 1
+
+
+class TestBounded:
+    """What is not to wait for ever: an abort, and an operator's command."""
+
+    def test_it_takes_the_shorter_limit_and_keeps_all_else(self):
+        given = {"Default.Api.Timeout.Ms": "120", "request.timeout.ms": "100", "client.id": "me"}
+        for properties, call_ms, delivery_ms in (
+            ({}, 150, 30_000),
+            (given, 120, 120),
+            ({"delivery.timeout.ms": "50000", "request.timeout.ms": "100"}, 150, 150),
+        ):
+            sink = KafkaSink("a:1", topic="out", properties=properties, transaction_timeout_ms=5000)
+            config = sink.bounded().config
+            assert (config.default_api_timeout_ms, config.longest_delivery_ms) == (call_ms, delivery_ms)
+            assert (config.client_id, config.transaction_timeout_ms) == (sink.config.client_id, 5000)
+            assert sink.bounded().bounded() == sink.bounded()
+
+    @pytest.mark.parametrize("kind", ["stream", "batch", "repeatable"])
+    def test_seen_here_an_abort_in_an_outage_ends(self, kafka, sink, monkeypatch, caplog, kind):
+        monkeypatch.setattr("headrace.runners.spark.writers.STRAGGLERS_S", 0)
+        sink = sink_of(kafka, **{"request.timeout.ms": "200"})
+        messages = [PreparedMessage(JOB, 0, handle) for handle in prepared(sink, JOB, 0, ["a"])]
+        with away(kafka):
+            if kind == "stream":
+                StreamWriter(sink, ["value"]).abort(messages, 0)
+            else:
+                BatchWriter(sink, ["value"], JOB if kind == "repeatable" else None, 0).abort(messages)
+        assert "now, " in caplog.text
+
+    def test_and_so_does_that_of_a_task(self, kafka, caplog):
+        sink = sink_of(kafka, **{"request.timeout.ms": "200"})
+        transaction = sink.begin(Attempt(JOB, 0, 0, 0))
+        transaction.write(rows(["a"]))
+        transaction._rows.flush(transaction._sender)
+        with away(kafka):
+            transaction.abort()
+        assert "could not be aborted now" in caplog.text
+
+
+class TestListOfTheDriver:
+    """It is written in a transaction of 10 s, which an outage outlasts: its coordinator aborts it, and fences the driver."""
+
+    @pytest.mark.parametrize("moment", ["writing", "ending"])
+    def test_seen_here_its_own_timeout_is_not_taken_for_another_driver(self, kafka, sink, caplog, moment):
+        driver = JobCommitter(JOB, sink.committer(JOB))
+        driver.commit(0, prepared(sink, JOB, 0, ["a"]))
+        handles = prepared(sink, JOB, 1, ["b"])
+        late = Before(lambda: kafka.clock.advance(20))
+        if moment == "writing":  # the record is taken, its answer is lost, and then everybody is away
+            kafka.fault("Produce", CutAfter(), when=is_of_driver(sink))
+            kafka.fault("Produce", late, nth=2, when=is_of_driver(sink))
+        else:
+            kafka.fault("EndTxn", late, when=is_of_driver(sink))
+        driver.commit(1, handles)
+        kafka.check_faults()
+        assert "no other driver has done it" in caplog.text
+        assert values(kafka) == ["a", "b"]
+        assert sink.recorded_epochs() == {JOB: 1}
+
+    def test_nor_is_the_end_of_its_id_which_coordinators_forget_after_a_week(self, kafka, sink):
+        driver = JobCommitter(JOB, sink.committer(JOB))
+        driver.commit(0, prepared(sink, JOB, 0, ["a"]))
+        kafka.clock.advance(8 * 24 * 3600)
+        driver.commit(1, prepared(sink, JOB, 1, ["b"]))
+        assert values(kafka) == ["b"]  # the other one went by retention
+        assert sink.recorded_epochs() == {JOB: 1}
+
+    def test_a_list_that_is_there_though_its_write_seemed_to_fail_is_not_written_again(self, kafka, sink):
+        driver = JobCommitter(JOB, sink.committer(JOB))
+        driver.recover()
+        refused = kafka.fault("EndTxn", Rewrite(fence), when=is_of_driver(sink))  # it was committed all the same
+        driver.commit(0, prepared(sink, JOB, 0, ["a"]))
+        assert refused.fired
+        assert values(kafka) == ["a"]
+
+    @pytest.mark.parametrize("progress", ["has taken over", "has recorded", "has timed out"])
+    @pytest.mark.parametrize("api", ["Produce", "EndTxn"])
+    def test_a_rival_is_one(self, kafka, sink, api, progress):
+        driver = JobCommitter(JOB, sink.committer(JOB))
+        driver.commit(0, prepared(sink, JOB, 0, ["a"]))
+        ours, theirs = prepared(sink, JOB, 1, ["ours"]), prepared(sink, JOB, 1, ["theirs"], number=1)
+        other = sink_of(kafka, **{"client.id": "rival"})
+
+        def take_over():
+            if progress == "has recorded":
+                JobCommitter(JOB, other.committer(JOB)).commit(1, theirs)
+                return
+            other.committer(JOB).fence()
+            if progress == "has timed out":
+                *_, sender = hanging_write(other, "commits", other.names(JOB).driver)
+                sender.close()
+                kafka.clock.advance(120)
+
+        rival = kafka.fault(api, Before(take_over), when=is_of_driver(sink))
+        with pytest.raises(FencedError, match="another driver of job 'job' has taken over"):
+            driver.commit(1, ours)
+        assert rival.fired
+        assert values(kafka) == (["a", "theirs"] if progress == "has recorded" else ["a"])
+
+    def test_what_ends_the_write_each_time_at_once_is_not_repeated_for_ever(self, kafka, sink):
+        driver = JobCommitter(JOB, sink.committer(JOB))
+        driver.recover()
+        handles = prepared(sink, JOB, 0, ["a"])
+        refused = kafka.fault("Produce", Refuse(TRANSACTION_ABORTABLE, "commits"), times=None)
+        with pytest.raises(BrokerError, match="TRANSACTION_ABORTABLE"):
+            driver.commit(0, handles)
+        assert refused.fired == 4
+
+
+def is_of_driver(sink):
+    return lambda request: request.transactional_id == sink.names(JOB).driver
+
+
+def fence(response):
+    response.error_code = 90
+
+
+TRANSACTION_ABORTABLE = 120
+
+
+class TestCommitLog:
+    def test_seen_here_who_waits_for_an_open_transaction_in_the_commit_topic_holds_up_nobody_who_need_not(
+        self, kafka, sink, caplog
+    ):
+        """It waited with the lock held, and said so again after every call of anybody that succeeded."""
+        sink.commit_log().create()
+        transactions, producer, sender = hanging_write(sink, "commits")
+        waiting = threading.Thread(target=sink.recorded)
+        waiting.start()
+        wait_for(lambda: "trying on" in caplog.text, "nobody waits")
+        assert sink.commit_log().parts_of("any") == frozenset()  # it takes the lock
+        sink.cluster().brokers()
+        threading.Event().wait(0.1)
+        transactions.abort(producer, transactions.protocol(), 60_000)
+        waiting.join(LONGEST_S)
+        assert not waiting.is_alive()
+        sender.close()
+        assert caplog.text.count("trying on") == 1
+        assert caplog.text.count("answer again") == 1
+
+
+def hanging_write(sink, topic, transactional_id="foreign"):
+    transactions = Transactions(sink.cluster())
+    producer = transactions.init(transactional_id, 60_000)
+    encoder = RecordEncoder(1, producer_id=producer.producer_id, producer_epoch=producer.epoch, transactional=True)
+    found = pa.RecordBatch.from_pydict({"key": pa.array([b"x"]), "value": pa.array([b"y"])})
+    encoded = [*encoder.append(found, 1), *encoder.flush()]
+    sender = transactional_sender(sink.cluster(), transactions, producer, transactions.protocol())
+    sender.send(topic, [OutBatch(batch.partition, batch.data, batch.records) for batch in encoded])
+    sender.flush()
+    return transactions, producer, sender
+
+
+class TestSayingSo:
+    def test_seen_here_calls_that_succeed_meanwhile_do_not_end_an_outage_for_the_log(self, caplog):
+        """Each success of any thread let the next failure be told again, and again."""
+        outage = Waiting()
+        long_ago = time.monotonic() - 1
+        for _ in range(3):
+            outage.goes_on("first", "looking up topics", long_ago, RetriableError("refused"))
+            outage.goes_on("second", "writing", long_ago, RetriableError("refused"))
+            outage.over("another, which waited for milliseconds")
+        outage.over("first")
+        outage.given_up("third")
+        assert [record.message.split(":")[0] for record in caplog.records] == ["looking up topics"]
+        outage.over("second")
+        assert "the brokers answer again, after 1 s" in caplog.records[-1].message
+        outage.goes_on("first", "looking up topics", long_ago, RetriableError("refused"))
+        assert len(caplog.records) == 3
+
+    def test_one_who_gives_up_is_told_by_the_error_alone(self, caplog):
+        outage = Waiting()
+        outage.goes_on("first", "looking up topics", time.monotonic() - 1, None)
+        outage.given_up("first")
+        outage.over("first")
+        assert len(caplog.records) == 1
+
+
+class TestInterruption:
+    def test_seen_here_ctrl_c_ends_what_waits_for_brokers_in_several_threads(self, kafka, sink):
+        """The threads of an executor are waited for, by whoever asked and at the end of the process."""
+        transactions = Transactions(sink.cluster())
+        transactions.describe(["a"])
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored by what it runs beside
+        main = threading.main_thread().ident
+        try:
+            with away(kafka):
+                threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
+                began = time.monotonic()
+                with pytest.raises(KeyboardInterrupt):
+                    transactions.describe(["a", "b"])
+                assert time.monotonic() - began < 5
+                wait_for(lambda: not in_parallel_threads(), "they try on though nobody waits for them")
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def test_the_error_of_the_first_item_is_raised_when_all_are_done(self):
+        done = []
+
+        def ask(item):
+            if item == 1:
+                raise ValueError("1")
+            done.append(item)
+
+        with pytest.raises(ValueError, match="1"):
+            in_parallel(ask, range(40))
+        assert sorted(done) == [0, *range(2, 40)]
+
+    def test_nothing_is_tried_again_once_it_is_enough(self):
+        runner, tries = Retries(ClientConfig(bootstrap="nobody:1", retry_backoff_ms=0), lambda: True), []
+
+        def fail():
+            tries.append(None)
+            raise RetriableError("not now")
+
+        with giving_up_when(lambda: len(tries) == 3), pytest.raises(RetriableError, match="not now"):
+            runner.run("trying", fail)
+        assert len(tries) == 3
+
+
+def in_parallel_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "headrace-transactions"]
