@@ -63,7 +63,7 @@ class DefaultSource(DataSource):
         from pyspark_headrace.connectors import kafka_options
         from pyspark_headrace.kafka_read import Mode, kafka_read
 
-        return BatchReader(kafka_read(kafka_options(self.options), Mode.BATCH), schema)
+        return BatchReader(kafka_read(kafka_options(self.options), Mode.BATCH, schema), schema)
 
     def streamReader(self, schema: StructType) -> StreamReader[KafkaSplit]:  # noqa: N802 - Spark's name
         """A streaming read. Raises UsageError for options or a schema that cannot be honoured."""
@@ -71,7 +71,7 @@ class DefaultSource(DataSource):
         from pyspark_headrace.connectors import kafka_options
         from pyspark_headrace.kafka_read import Mode, kafka_read
 
-        return StreamReader(kafka_read(kafka_options(self.options), Mode.STREAM), schema)
+        return StreamReader(kafka_read(kafka_options(self.options), Mode.STREAM, schema), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter[Any]:  # noqa: FBT001 - Spark's signature
         """A batch write. Raises UsageError for options or columns that cannot be honoured, and for `.mode("overwrite")`."""

@@ -14,6 +14,11 @@ No topic has a colon in its name, and this one has no partitions. The key is the
 all before the position (KIP-320); `initial` is there only when true. A topic that was re-created has two ids under one name.
 Then the key in the maps is `t@<uuid>`, and the positions are in `offsets`: what others read names a topic once.
 
+Version 3 is version 2 of a query that decodes keys or values. The rest has `formats` besides: by `key` and `value` what
+`kafka_formats.TypedFormat` pins, which a restart is compared with:
+
+    "formats": {"value": {"format": "avro", "id": "7", "fingerprint": "0123456789abcdef", "type": {"a": "int32"}}}
+
 Version 1 was an object of ours alone, and is read:
 
     {"headrace": 1, "offsets": {"t": {"0": 123}}, "began": {"t": {"0": 7}}, "topic_ids": {"t": "<uuid>"}, "initial": true}
@@ -31,14 +36,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
+from headrace.connectors.formats.value_format import ValueFormat
 from headrace.connectors.kafka.client.positions import Earliest
 from headrace.connectors.kafka.read.reader import ALLOW_LOSS
 from headrace.connectors.kafka.read.source import KafkaSource
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import DataLossError, StateError
 from headrace.runners.spark.log_read import LogOffsets
+from pyspark_headrace.kafka_formats import Field, TypedFormat, check_pinned
 
-VERSION = 2
+VERSION = 3
+PLAIN_VERSION = 2
+"""Written where nothing is decoded, so that an older headrace can go on with the query."""
+
 OURS = "headrace:"
 
 PartitionNumbers = dict[str, dict[str, int]]
@@ -58,7 +68,14 @@ class KafkaOffsets:
         incarnations = Counter(topic for topic, _ in names)
         keys = {name: name[0] if incarnations[name[0]] == 1 else f"{name[0]}@{name[1]}" for name in names}
         shown: PartitionNumbers = {}
-        rest: dict[str, Any] = {"version": VERSION, "began": {}, "topic_ids": {}, "epochs": {}, "offsets": {}}
+        formats = self._formats()
+        rest: dict[str, Any] = {
+            "version": VERSION if formats else PLAIN_VERSION,
+            "began": {},
+            "topic_ids": {},
+            "epochs": {},
+            "offsets": {},
+        }
         for split in ordered:
             key, partition = keys[split.topic, split.topic_id], str(split.partition)
             positions = shown if key == split.topic else rest["offsets"]
@@ -67,6 +84,8 @@ class KafkaOffsets:
             if split.last_epoch is not None:
                 rest["epochs"].setdefault(key, {})[partition] = split.last_epoch
         rest["topic_ids"] = {keys[name]: str(name[1]) for name in names if name[1] is not None}
+        if formats:
+            rest["formats"] = {field: each.pinned for field, each in formats.items()}
         if offsets.initial:
             rest["initial"] = True
         return _compact({**shown, f"{OURS}{_compact(rest)}": {}})
@@ -74,11 +93,17 @@ class KafkaOffsets:
     def from_json(self, text: str) -> LogOffsets[KafkaSplit]:
         """Our own offsets, or those of Spark's JVM connector, whose topics are identified by asking the cluster.
 
-        Raises StateError for anything else, and DataLossError when the other connector's partitions are gone.
+        Raises StateError for anything else, and where keys or values were decoded otherwise than they are now; DataLossError
+        when the other connector's partitions are gone.
         """
         document = parse(text)
         found = parse_ours(document)
+        check_pinned(pinned_formats(document), self._formats())
         return self._taken_over(parse_jvm(document)) if found is None else found
+
+    def _formats(self) -> dict[Field, TypedFormat]:
+        found: dict[Field, ValueFormat | None] = {"key": self.source.key, "value": self.source.value}
+        return {field: each for field, each in found.items() if isinstance(each, TypedFormat)}
 
     def ends_to_json(self, ends: Mapping[str, int], splits: Mapping[str, KafkaSplit]) -> str:
         """End offsets as the JVM connector shows them: {"topic": {"0": 123}}."""
@@ -130,9 +155,9 @@ def parse_ours(document: Mapping[str, Any]) -> LogOffsets[KafkaSplit] | None:
         return None
     rest = parse(own[0].removeprefix(OURS)) if own else document
     version = rest.get("version") if own else document["headrace"]
-    if len(own) > 1 or type(version) is not int or version != (VERSION if own else 1):
+    if len(own) > 1 or type(version) is not int or version not in ((PLAIN_VERSION, VERSION) if own else (1,)):
         raise StateError(
-            f"the checkpoint's offset has version {version}, and this headrace reads versions 1 and {VERSION}; "
+            f"the checkpoint's offset has version {version}, and this headrace reads versions 1 to {VERSION}; "
             "continue it with the headrace that wrote it, or a newer one"
         )
     try:
@@ -142,6 +167,15 @@ def parse_ours(document: Mapping[str, Any]) -> LogOffsets[KafkaSplit] | None:
         return _offsets({**shown, **rest["offsets"]}, rest, rest["epochs"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise StateError(f"the checkpoint's offset is damaged: {type(error).__name__}: {error}") from error
+
+
+def pinned_formats(document: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """What offsets of version 3 pin of the formats of keys and values; nothing for others. Raises StateError for damage."""
+    own = [key for key in document if key.startswith(OURS)]
+    formats = parse(own[0].removeprefix(OURS)).get("formats", {}) if own else {}
+    if not isinstance(formats, dict) or not all(isinstance(each, dict) for each in formats.values()):
+        raise StateError("the checkpoint's offset is damaged: its formats are no objects")
+    return formats
 
 
 def _offsets(

@@ -18,7 +18,8 @@ from headrace.connectors.kafka.format.decode import BadTimestamps
 from headrace.connectors.kafka.read.discovery import NoMatch, Positions
 from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC, DEFAULT_PREFIX
 from headrace.enumerator.errors import UsageError
-from pyspark_headrace.options import REPEATED_WRITE, Option, OptionTable, boolean, choice, integer, text
+from pyspark_headrace.kafka_formats import FIELDS, REGISTRY_PREFIX, BadRecord, FormatName
+from pyspark_headrace.options import REPEATED_WRITE, Option, OptionTable, boolean, choice, integer, text, verbatim
 
 __all__ = ["SINK_OPTIONS", "SOURCE_OPTIONS", "Delivery"]
 
@@ -181,6 +182,20 @@ _SOURCE: tuple[Option, ...] = (
     Option("kafkaConsumer.pollTimeoutMs", integer(1), "a task that receives nothing for this time fails. Default 120000"),
     Option("badTimestamps", _bad_timestamps, "ours: a timestamp beyond 64-bit microseconds: `error` (default), or `null`"),
     Option("maxUncompressedBatchBytes", integer(1), "ours: most bytes that a compressed batch may unpack to. Default 256 MiB"),
+    Option("valueFormat", choice(FormatName), "ours: decode `value`: `avro`, `json` or `string`. Default: bytes"),
+    Option("keyFormat", choice(FormatName), "ours: the same for `key`"),
+    Option("schemaRegistryUrl", verbatim, "ours: of a schema registry; its properties are `schema.registry.*`"),
+    *(
+        each
+        for field in FIELDS
+        for each in (
+            Option(f"{field}Subject", text, f"ours: subject of the {field}'s schema. Default: by the topic's name"),
+            Option(f"{field}SchemaVersion", integer(1), "ours: version of the subject. Default: the newest at the start"),
+            Option(f"{field}Schema", text, f"ours: Avro schema of the {field} as JSON; for json the Spark type's JSON"),
+            Option(f"{field}SchemaFile", text, "ours: path of a file with the Avro schema"),
+        )
+    ),
+    Option("onBadRecord", choice(BadRecord), "ours: what cannot be decoded: `fail` (default), `keep`, or `skip`"),
     Option("commitOffsetsToGroup", text, "ours, streaming: commit offsets to this group as batches complete"),
     Option("jvmCheckpoint", text, "ours: path of the JVM connector's checkpoint, if that query was killed in its first batch"),
     Option("fetchOffset.numRetries", integer(0), "accepted, not needed: see kafka.default.api.timeout.ms"),
@@ -206,6 +221,7 @@ SOURCE_OPTIONS = OptionTable(
     _SOURCE,
     prefix="kafka.",
     ignored=frozenset({"path"}),
+    groups=(REGISTRY_PREFIX,),
     other_side=_SINK,
     nothing_alike=f"there are: {', '.join(option.name for option in _SOURCE)}, kafka.*",
 )

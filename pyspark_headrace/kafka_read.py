@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Timestamp
 from headrace.connectors.kafka.client.properties import Isolation
@@ -21,9 +21,13 @@ from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.log_read import Limits, LogRead
 from pyspark_headrace.jvm_checkpoint import JvmCheckpoint
+from pyspark_headrace.kafka_formats import REGISTRY_PREFIX, read_formats
 from pyspark_headrace.kafka_offsets import KafkaOffsets
 from pyspark_headrace.kafka_options import SOURCE_OPTIONS
 from pyspark_headrace.kafka_properties import check_properties
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +56,11 @@ _BY_TIME = ("startingTimestamp", "startingOffsetsByTimestamp", "endingTimestamp"
 # --- the whole --------------------------------------------------------------------------------------------------------
 
 
-def kafka_read(options: Mapping[str, str], mode: Mode) -> LogRead[KafkaSplit]:
-    """What these options of a Spark query mean. Contacts nobody. Raises UsageError naming the option at fault."""
+def kafka_read(options: Mapping[str, str], mode: Mode, wanted: StructType | None = None) -> LogRead[KafkaSplit]:
+    """What these options of a Spark query mean. `wanted`: the columns that the user asks for, where that is known.
+
+    Contacts nobody but a schema registry that the options name. Raises UsageError naming the option at fault.
+    """
     given, properties = SOURCE_OPTIONS.parse(options)
     chosen = [name for name in _STRATEGIES if name in given]
     if len(chosen) != 1:
@@ -69,6 +76,7 @@ def kafka_read(options: Mapping[str, str], mode: Mode) -> LogRead[KafkaSplit]:
         _check_stream(given)
     else:
         _check_batch(given)
+    typed = read_formats(given, _topics(given), wanted, given.get(REGISTRY_PREFIX, {}))
     source = KafkaSource(
         properties.pop("bootstrap.servers"),
         topics=given.get("subscribe"),
@@ -82,15 +90,20 @@ def kafka_read(options: Mapping[str, str], mode: Mode) -> LogRead[KafkaSplit]:
         properties=_without_group(given, properties),
         fail_on_data_loss=given.get("failOnDataLoss", True),
         columns=(*ALL_COLUMNS, "headers"),
+        value=typed.formats.get("value"),
+        key=typed.formats.get("key"),
+        on_bad_record=typed.on_bad,
         no_match=given.get("startingOffsetsByTimestampStrategy", "error"),
         bad_timestamps=given.get("badTimestamps", "error"),
         max_uncompressed_batch_bytes=given.get("maxUncompressedBatchBytes", MAX_UNCOMPRESSED_BYTES),
     )
+    bad = source.typed.bad_columns()
+    source = source.with_columns((*source.columns, *bad))
     location = given.get("jvmCheckpoint")
     return LogRead(
         source=source,
         offsets=KafkaOffsets(source),
-        columns=(*ALL_COLUMNS, "headers") if given.get("includeHeaders", False) else ALL_COLUMNS,
+        columns=(*ALL_COLUMNS, *(["headers"] if given.get("includeHeaders", False) else []), *bad),
         limits=_limits(given),
         min_tasks=given.get("minPartitions"),
         max_task_offsets=given.get("maxRecordsPerPartition"),
@@ -98,6 +111,11 @@ def kafka_read(options: Mapping[str, str], mode: Mode) -> LogRead[KafkaSplit]:
         pruner=KafkaPruner(source),
         predecessor=None if location is None else JvmCheckpoint(location),
     )
+
+
+def _topics(given: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Those that are read, where that is known."""
+    return None if "subscribePattern" in given else tuple(given["subscribe"] if "subscribe" in given else given["assign"])
 
 
 def any_read(options: Mapping[str, str]) -> LogRead[KafkaSplit]:

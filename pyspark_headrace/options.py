@@ -151,7 +151,8 @@ def choice(kind: type[ChoiceT]) -> Parse:
 class OptionTable:
     """The options of one connector in one direction. `known_to` and `owner` say whose they are, in errors and warnings.
 
-    `prefix`: options that begin with it are properties, and are given as they are. `ignored`: passed over in silence, in lower
+    `prefix`: options that begin with it are properties, and are given as they are. `groups`: options that begin with one of
+    these are given together under it, by their names in lower case without it. `ignored`: passed over in silence, in lower
     case. `other_side`: the options of the other direction, which mean nothing here: people write one set of options for
     both, as Spark's own connector allows. A warning names each.
     """
@@ -161,6 +162,7 @@ class OptionTable:
     options: Sequence[Option]
     prefix: str = ""
     ignored: frozenset[str] = frozenset()
+    groups: Sequence[str] = ()
     other_side: Sequence[Option] = ()
     nothing_alike: str = field(default="", kw_only=True)
     """What is said of an option that resembles none."""
@@ -190,6 +192,8 @@ class OptionTable:
                 properties[name.lower().removeprefix(self.prefix)] = value
             elif option is not None:
                 given[option.name] = option.parse(option, value)
+            elif (group := next((each for each in self.groups if name.lower().startswith(each)), None)) is not None:
+                given.setdefault(group, {})[name.lower().removeprefix(group)] = value
             elif name.lower() not in _FROM_SPARK | self.ignored:
                 self._pass_over(name)
         return given, properties

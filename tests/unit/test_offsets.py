@@ -15,15 +15,18 @@ from hypothesis import strategies as st
 
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import DataLossError, StateError
+from headrace.formats import StringFormat
 from headrace.kafka import KafkaSource, Latest
 from headrace.runners.spark.log_read import LogOffsets
 from headrace.testing.fake_kafka import FakeKafka
 from pyspark_headrace import kafka_offsets as offsets_json
+from pyspark_headrace.kafka_formats import TypedFormat
 from pyspark_headrace.kafka_offsets import KafkaOffsets
 
 FORMAT = KafkaOffsets(KafkaSource("127.0.0.1:1", topics=["t"]))
 GOLDEN_V1 = Path(__file__).parent / "golden" / "kafka_offsets_v1.json"
 GOLDEN = Path(__file__).parent / "golden" / "kafka_offsets_v2.json"
+GOLDEN_V3 = Path(__file__).parent / "golden" / "kafka_offsets_v3.json"
 A = UUID("00112233-4455-6677-8899-aabbccddeeff")
 B = UUID("ffeeddcc-bbaa-9988-7766-554433221100")
 
@@ -80,6 +83,40 @@ def test_version_2_is_read_for_ever_and_written_the_same():
     assert FORMAT.to_json(GOLDEN_OFFSETS_V2) == text
 
 
+PINNED = {
+    "format": "avro",
+    "id": "7",
+    "fingerprint": "0123456789abcdef",
+    "type": {"a": "int32", "b": ["list", {"c": "string"}], "d": ["map", "timestamp[ms, tz=UTC]"]},
+}
+TYPED = KafkaOffsets(
+    KafkaSource(
+        "127.0.0.1:1",
+        topics=["t"],
+        value=TypedFormat(StringFormat(), PINNED),
+        key=TypedFormat(StringFormat(), {"format": "string"}),
+    )
+)
+
+
+def test_version_3_has_the_formats_besides_and_is_read_for_ever_and_written_the_same():
+    text = GOLDEN_V3.read_text().rstrip("\n")
+    assert TYPED.from_json(text) == GOLDEN_OFFSETS_V2
+    assert TYPED.to_json(GOLDEN_OFFSETS_V2) == text
+    with pytest.raises(StateError, match="there is no keyFormat now"):
+        FORMAT.from_json(text)
+
+
+def test_offsets_of_before_go_on_with_formats():
+    assert TYPED.from_json(GOLDEN.read_text()) == GOLDEN_OFFSETS_V2
+
+
+def test_formats_that_are_no_objects_are_damage():
+    text = GOLDEN_V3.read_text()
+    with pytest.raises(StateError, match="damaged"):
+        FORMAT.from_json(with_rest(text, rest(text) | {"formats": ["value"]}))
+
+
 def test_offsets_in_progress_reports_are_read_as_the_jvm_connectors_are():
     """Seen here: they were an object of ours, and listeners that compute a lag from it fell over.
 
@@ -121,14 +158,14 @@ def test_a_recreated_topic_has_two_ids_under_one_name():
 @pytest.mark.parametrize("version", [0, 2, 99, -1])
 def test_a_version_that_is_not_known_is_refused_with_advice(version):
     document = json.loads(GOLDEN_V1.read_text()) | {"headrace": version}
-    with pytest.raises(StateError, match=rf"version {version}, .* reads versions 1 and 2; .*newer"):
+    with pytest.raises(StateError, match=rf"version {version}, .* reads versions 1 to 3; .*newer"):
         read(json.dumps(document))
 
 
-@pytest.mark.parametrize("version", [0, 1, 3, None, True, "2"])
+@pytest.mark.parametrize("version", [0, 1, 4, None, True, "2"])
 def test_a_newer_version_in_the_form_of_today_is_refused_with_advice(version):
     text = GOLDEN.read_text()
-    with pytest.raises(StateError, match=rf"version {version}, .* reads versions 1 and 2; .*newer"):
+    with pytest.raises(StateError, match=rf"version {version}, .* reads versions 1 to 3; .*newer"):
         read(with_rest(text, rest(text) | {"version": version}))
 
 

@@ -81,12 +81,6 @@ class RegisteredAvroFormat(ValueFormat):
         """The Arrow type of the reader's schema, with the fields that are asked for."""
         return self._own.arrow_type
 
-    def with_fields(self, fields: Sequence[str]) -> RegisteredAvroFormat:
-        """The same with these fields only."""
-        return RegisteredAvroFormat(
-            self.registry, self.reader, known=tuple(self._known.values()), fields=fields, field=self._field
-        )
-
     @property
     def reads_headers(self) -> bool:
         """True: a header may name the schema."""

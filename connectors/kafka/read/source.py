@@ -13,6 +13,7 @@ from typing import Self
 import pyarrow as pa
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponential
 
+from headrace.connectors.formats.value_format import ValueFormat
 from headrace.connectors.kafka.client.arguments import client_config
 from headrace.connectors.kafka.client.cluster import shared_cluster
 from headrace.connectors.kafka.client.errors import LogTruncatedError, RefusedByBrokerError
@@ -21,7 +22,7 @@ from headrace.connectors.kafka.client.login.sasl import SaslConfig
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Position, Timestamp
 from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
 from headrace.connectors.kafka.client.topology import TopicMetadata, TopicPartition
-from headrace.connectors.kafka.format.decode import ALL_COLUMNS, MAX_UNCOMPRESSED_BYTES, BadTimestamps, arrow_schema
+from headrace.connectors.kafka.format.decode import ALL_COLUMNS, MAX_UNCOMPRESSED_BYTES, BadTimestamps
 from headrace.connectors.kafka.read.discovery import (
     KafkaDiscovery,
     NoMatch,
@@ -37,6 +38,7 @@ from headrace.connectors.kafka.read.discovery import (
 from headrace.connectors.kafka.read.identity import is_same
 from headrace.connectors.kafka.read.reader import ALLOW_LOSS, KafkaReader
 from headrace.connectors.kafka.read.split import KafkaSplit, KafkaSplitSerializer
+from headrace.connectors.kafka.read.typed import BadRecords, TypedColumns, TypedReader
 from headrace.enumerator.embedded import EmbeddedRun
 from headrace.enumerator.errors import DataLossError, RetriableError, UsageError
 from headrace.enumerator.source import Boundedness, LogSource, SourceReader
@@ -84,6 +86,10 @@ class KafkaSource(LogSource[KafkaSplit]):
       nanoseconds): "error" (default), or "null", which keeps the record without its timestamp, and counts it in the log.
     - `max_uncompressed_batch_bytes`: bound on what one compressed batch of records may unpack to (default 256 MiB, most
       2 GiB - 1), so that no batch takes all memory.
+    - `value`, `key`: formats of `headrace.formats` (default None: bytes as they are). The column then has the format's type.
+    - `on_bad_record`: what becomes of a record whose value or key its format cannot decode: "fail" (default) raises
+      CorruptDataError, which names topic, partition and offset; "keep" has a null, and the columns badValue and badReason (and
+      badKey) when they are asked for; "skip" leaves it out, and counts it in the log. What is not asked for is not decoded.
     - `no_match`: what a start Timestamp later than every record means: "latest" (default), the end, or "error".
 
     Raises UsageError for anything that contradicts itself; contacts nobody.
@@ -107,6 +113,9 @@ class KafkaSource(LogSource[KafkaSplit]):
     no_match: NoMatch = field(default="latest", kw_only=True)
     bad_timestamps: BadTimestamps = field(default="error", kw_only=True)
     max_uncompressed_batch_bytes: int = field(default=MAX_UNCOMPRESSED_BYTES, kw_only=True)
+    value: ValueFormat | None = field(default=None, kw_only=True)
+    key: ValueFormat | None = field(default=None, kw_only=True)
+    on_bad_record: BadRecords = field(default="fail", kw_only=True)
 
     name = "kafka"
 
@@ -144,6 +153,11 @@ class KafkaSource(LogSource[KafkaSplit]):
         most: object = self.max_uncompressed_batch_bytes
         if isinstance(most, bool) or not isinstance(most, int) or not 0 < most < 2**31:
             raise UsageError(f"max_uncompressed_batch_bytes must be a whole number from 1 to {2**31 - 1}, not {most!r}")
+        for name in ("value", "key"):
+            if not isinstance(getattr(self, name), ValueFormat | None):
+                raise UsageError(f"{name} must be a format of headrace.formats, not {getattr(self, name)!r}")
+        if self.on_bad_record not in ("fail", "keep", "skip"):
+            raise UsageError(f"on_bad_record must be 'fail', 'keep' or 'skip', not {self.on_bad_record!r}")
         if self.bad_timestamps not in ("error", "null"):
             raise UsageError(f"bad_timestamps must be 'error' or 'null', not {self.bad_timestamps!r}")
         interval: object = self.discovery_interval_s
@@ -175,8 +189,14 @@ class KafkaSource(LogSource[KafkaSplit]):
 
     @functools.cached_property
     def schema(self) -> pa.Schema:
-        """The columns asked for, in the order of `ALL_COLUMNS`, with the types that `arrow_schema` gives them."""
-        return arrow_schema(self.columns)
+        """The columns asked for, in the order of `ALL_COLUMNS`, with the types of Kafka or of the formats."""
+        return self.typed.schema
+
+    @functools.cached_property
+    def typed(self) -> TypedColumns:
+        """The columns, and how they come to have their types."""
+        formats = {name: each for name, each in (("key", self.key), ("value", self.value)) if each is not None}
+        return TypedColumns(tuple(self.columns), formats, self.on_bad_record)
 
     @property
     def boundedness(self) -> Boundedness:
@@ -197,14 +217,15 @@ class KafkaSource(LogSource[KafkaSplit]):
 
     def create_reader(self) -> SourceReader[KafkaSplit]:
         """A reader over the process's connections."""
-        return KafkaReader(
+        reader = KafkaReader(
             shared_cluster(self.config),
-            columns=self.schema.names,
+            columns=self.typed.raw if self.typed.wanted else self.schema.names,
             fetch_budget_bytes=self.fetch_budget_bytes,
             fail_on_data_loss=self.fail_on_data_loss,
             bad_timestamps=self.bad_timestamps,
             max_uncompressed_batch_bytes=self.max_uncompressed_batch_bytes,
         )
+        return TypedReader(reader, self.typed) if self.typed.wanted else reader
 
     def with_columns(self, columns: Sequence[str]) -> Self:
         """The same source, building only these columns."""

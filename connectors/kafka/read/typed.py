@@ -1,0 +1,164 @@
+"""Records whose keys and values are typed columns: what the reader brings, decoded, and what becomes of those that are bad.
+
+What is not asked for is not decoded, and so is never bad.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.connectors.formats.value_format import ValueFormat
+from headrace.connectors.kafka.format.decode import arrow_schema
+from headrace.connectors.kafka.read.split import KafkaSplit
+from headrace.enumerator.errors import CorruptDataError, HeadraceError, UsageError
+from headrace.enumerator.source import SourceReader, SplitBatch
+
+log = logging.getLogger(__name__)
+
+__all__ = ["BadRecords", "TypedColumns", "TypedReader"]
+
+BadRecords = Literal["fail", "keep", "skip"]
+"""What becomes of a record whose key or value cannot be decoded: an error; a null, with bytes and reason; or nothing at all."""
+
+_BAD_NAMES = {"key": "badKey", "value": "badValue"}
+_REASON = "badReason"
+_SHOWN_BYTES = 16
+
+
+@dataclass(frozen=True)
+class TypedColumns:
+    """The `columns` that are asked for, some of them decoded. With on_bad "keep" there are badKey, badValue and badReason, too.
+
+    Raises UsageError for a column that there is not.
+    """
+
+    columns: tuple[str, ...]
+    formats: Mapping[str, ValueFormat]
+    on_bad: BadRecords
+
+    def __post_init__(self) -> None:
+        """Refuse what there is not."""
+        known = self.bad_columns()
+        raw = [name for name in self.columns if name not in known]
+        if not raw and self.columns:
+            raise UsageError(f"{', '.join(self.columns)} can only be read beside other columns")
+        arrow_schema(raw)
+
+    def bad_columns(self) -> tuple[str, ...]:
+        """The names of those that tell of bad records, in their order."""
+        if self.on_bad != "keep" or not self.formats:
+            return ()
+        return (*(bad for name, bad in _BAD_NAMES.items() if name in self.formats), _REASON)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of what `decoded` gives: Kafka's columns in their order, then those that tell of bad records."""
+        raw = arrow_schema([name for name in self.columns if name not in self.bad_columns()])
+        typed = [each.with_type(self.formats[each.name].arrow_type) if each.name in self.formats else each for each in raw]
+        bad = [name for name in self.bad_columns() if name in self.columns]
+        return pa.schema([*typed, *(pa.field(name, pa.string() if name == _REASON else pa.binary()) for name in bad)])
+
+    @property
+    def wanted(self) -> Mapping[str, ValueFormat]:
+        """Those that are decoded: what is asked for, and all where bad records are to be seen or left out."""
+        sees_all = self.on_bad == "skip" or any(name in self.columns for name in self.bad_columns())
+        return {name: each for name, each in self.formats.items() if sees_all or name in self.columns}
+
+    @property
+    def raw(self) -> tuple[str, ...]:
+        """The columns that are needed of the records."""
+        headers = ["headers"] if any(each.reads_headers for each in self.wanted.values()) else []
+        asked = [name for name in self.columns if name not in self.bad_columns()]
+        return tuple(dict.fromkeys([*asked, *self.wanted, "offset", *headers]))
+
+    def decoded(self, records: pa.RecordBatch, split: KafkaSplit) -> tuple[pa.RecordBatch, int]:
+        """The batch with typed columns, and how many records were left out as they are bad.
+
+        `records` has the columns of `raw`, and is of this split. Raises CorruptDataError, which names topic, partition and
+        offset, for a bad record where these fail; and what a format raises.
+        """
+        headers = records.column("headers") if "headers" in records.schema.names else None
+        columns = {name: records.column(name) for name in records.schema.names}
+        reasons: dict[int, list[str]] = {}
+        for name, each in self.wanted.items():
+            values, bad = each.decode_records(records.column(name), headers)
+            if bad and self.on_bad == "fail":
+                raise _error(records, split, name, bad[0].row, bad[0].reason)
+            columns[name] = values
+            columns[_BAD_NAMES[name]] = _only(records.column(name), {row for row, _ in bad})
+            for row, reason in bad:
+                reasons.setdefault(row, []).append(f"{name}: {reason}")
+        columns[_REASON] = _texts(records.num_rows, reasons)
+        schema = self.schema
+        batch = pa.record_batch([columns[field.name] for field in schema], schema=schema)
+        if self.on_bad == "skip" and reasons:
+            batch = batch.filter(pa.array([row not in reasons for row in range(records.num_rows)]))
+        return batch, len(reasons)
+
+
+def _texts(rows: int, reasons: Mapping[int, Sequence[str]]) -> pa.Array:
+    if not reasons:
+        return pa.nulls(rows, pa.string())
+    return pa.array(["; ".join(reasons[row]) if row in reasons else None for row in range(rows)], pa.string())
+
+
+def _only(values: pa.Array, rows: set[int]) -> pa.Array:
+    """The column with nulls in all rows but these."""
+    if not rows:
+        return pa.nulls(len(values), values.type)
+    return pc.if_else(pa.array([row in rows for row in range(len(values))]), values, pa.scalar(None, values.type))
+
+
+def _error(records: pa.RecordBatch, split: KafkaSplit, name: str, row: int, reason: str) -> CorruptDataError:
+    offset, value = records.column("offset")[row].as_py(), records.column(name)[row].as_py()
+    return CorruptDataError(
+        f"{split.topic}-{split.partition}, offset {offset}: the {name} cannot be decoded: {reason}. It has {len(value)} bytes, "
+        f"which begin with {value[:_SHOWN_BYTES].hex(' ')}. To go on without such records, let them be kept or skipped: "
+        "on_bad_record (as an option: onBadRecord)"
+    )
+
+
+class TypedReader(SourceReader[KafkaSplit]):
+    """A reader of Kafka splits whose batches have typed columns."""
+
+    def __init__(self, reader: SourceReader[KafkaSplit], columns: TypedColumns) -> None:
+        """`reader` gives the columns of `columns.raw`, and is closed with this one."""
+        self._reader, self._columns = reader, columns
+        self._failure: HeadraceError | None = None
+        self._left_out = 0
+
+    def add_splits(self, splits: Sequence[KafkaSplit]) -> None:
+        """As `SourceReader` says."""
+        self._reader.add_splits(splits)
+
+    def poll(self, timeout: float) -> SplitBatch[KafkaSplit] | None:
+        """As `SourceReader` says. Raises what the reader raises, and as `TypedColumns.decoded`; then for ever, as it does."""
+        if self._failure is not None:
+            raise self._failure
+        batch = self._reader.poll(timeout)
+        if batch is None:
+            return None
+        try:
+            records, bad = self._columns.decoded(batch.records, batch.split)
+        except HeadraceError as error:
+            self._failure = error
+            raise
+        self._note(bad)
+        return replace(batch, records=records)
+
+    def close(self) -> None:
+        """As `SourceReader` says."""
+        self._reader.close()
+
+    def _note(self, bad: int) -> None:
+        """Said the first time, and whenever their number has doubled, so that the log does not grow."""
+        before, self._left_out = self._left_out, self._left_out + bad
+        if self._left_out.bit_length() != before.bit_length():
+            what = "left out" if self._columns.on_bad == "skip" else "kept with a null"
+            log.warning("%d records so far cannot be decoded, and are %s", self._left_out, what)

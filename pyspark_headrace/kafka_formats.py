@@ -1,0 +1,332 @@
+"""What the options of typed keys and values mean: formats whose columns Spark can hold, and what a checkpoint pins of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.errors import PySparkException
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+
+from headrace.connectors.formats.plain import StringFormat
+from headrace.connectors.formats.registry.schemas import RegisteredSchema, SubjectStrategy, subject_name
+from headrace.connectors.formats.value_format import BadValue, DecodedValues, ValueFormat
+from headrace.connectors.kafka.read.typed import BadRecords
+from headrace.enumerator.errors import StateError, UsageError
+
+__all__ = ["BadRecord", "FormatName", "TypedFormat", "TypedOptions", "check_pinned", "read_formats"]
+
+Field = Literal["key", "value"]
+FIELDS: tuple[Field, Field] = ("key", "value")
+REGISTRY_PREFIX = "schema.registry."
+
+
+class FormatName(StrEnum):
+    """The formats of keys and values."""
+
+    AVRO = "avro"
+    JSON = "json"
+    STRING = "string"
+
+
+class BadRecord(StrEnum):
+    """What becomes of a record that cannot be decoded."""
+
+    FAIL = "fail"
+    KEEP = "keep"
+    SKIP = "skip"
+
+
+@dataclass(frozen=True)
+class TypedOptions:
+    """The formats of keys and values, where there are any, and what becomes of bad records."""
+
+    formats: Mapping[Field, TypedFormat]
+    on_bad: BadRecords
+
+
+class TypedFormat(ValueFormat):
+    """A format whose columns have the Arrow types that Spark has. A value that does not fit such a type is bad."""
+
+    def __init__(self, inner: ValueFormat, pinned: Mapping[str, Any]) -> None:
+        """`pinned`: what a checkpoint keeps of it, as JSON. Raises UsageError, which names the type, where Spark has none."""
+        self.inner, self.pinned = inner, pinned
+        self._type = _spark_type(inner.arrow_type)
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """As Spark wants it."""
+        return self._type
+
+    @property
+    def reads_headers(self) -> bool:
+        """As of the format within."""
+        return self.inner.reads_headers
+
+    def decode(self, values: pa.Array) -> DecodedValues:
+        """As `ValueFormat` says."""
+        return self.decode_records(values, None)
+
+    def decode_records(self, values: pa.Array, headers: pa.Array | None) -> DecodedValues:
+        """As `ValueFormat` says."""
+        decoded, bad = self.inner.decode_records(values, headers)
+        if decoded.type == self._type:
+            return DecodedValues(decoded, bad)
+        unfit: list[int] = []
+        parts = list(self._cast(decoded, 0, unfit))
+        more = [BadValue(row, "a time or a number in it is beyond the range of Spark's type") for row in unfit]
+        return DecodedValues(pa.concat_arrays(parts), sorted([*bad, *more]))
+
+    def encode(self, values: pa.Array) -> pa.Array:
+        """As of the format within."""
+        return self.inner.encode(values)
+
+    def _cast(self, values: pa.Array, start: int, unfit: list[int]) -> Iterator[pa.Array]:
+        """The column in Spark's type, by halves where a value does not fit it."""
+        try:
+            yield pc.cast(values, options=pc.CastOptions(self._type, allow_time_truncate=True))
+        except pa.ArrowInvalid:
+            if len(values) == 1:
+                unfit.append(start)
+                yield pa.nulls(1, self._type)
+                return
+            half = len(values) // 2
+            yield from self._cast(values.slice(0, half), start, unfit)
+            yield from self._cast(values.slice(half), start + half, unfit)
+
+
+# --- types ------------------------------------------------------------------------------------------------------------
+
+
+def _spark_type(kind: pa.DataType) -> pa.DataType:
+    """The Arrow type in which Spark takes values of this one."""
+    try:
+        return to_arrow_type(from_arrow_type(_plain(kind)), timezone="UTC")
+    except (PySparkException, TypeError) as error:
+        raise UsageError(f"Spark has no type for {kind}; with .schema(...) ask only for fields of other types") from error
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Without the forms that Spark does not have, where another form has the same values."""
+    types = pa.types
+    if types.is_struct(kind):
+        return pa.struct([each.with_type(_plain(each.type)) for each in kind])
+    if types.is_list(kind):
+        return pa.list_(_plain(kind.value_type))
+    if types.is_map(kind):
+        return pa.map_(_plain(kind.key_type), _plain(kind.item_type))
+    if types.is_dictionary(kind):
+        return kind.value_type
+    if types.is_fixed_size_binary(kind):
+        return pa.binary()
+    if types.is_time(kind):
+        return pa.time64("ns")
+    return pa.timestamp("us", tz=kind.tz) if types.is_timestamp(kind) else kind
+
+
+def _described(kind: pa.DataType) -> Any:  # noqa: ANN401 - JSON
+    """A type as JSON: an object of a record's fields, ["list", ...], ["map", ...], or Arrow's name."""
+    if pa.types.is_struct(kind):
+        return {each.name: _described(each.type) for each in kind}
+    if pa.types.is_list(kind):
+        return ["list", _described(kind.value_type)]
+    if pa.types.is_map(kind):
+        return ["map", _described(kind.item_type)]
+    return str(kind)
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+def read_formats(
+    given: Mapping[str, Any], topics: Sequence[str] | None, wanted: StructType | None, registry_properties: Mapping[str, str]
+) -> TypedOptions:
+    """What the options say. Contacts the schema registry, if they name one.
+
+    `topics`: those that are read, if they are known; `wanted`: the columns that the user asks for, if that is known. Raises
+    UsageError naming the option that is missing or means nothing here, UnknownSchemaError, and DeadlineExceededError.
+    """
+    _check(given, registry_properties)
+    formats: dict[Field, TypedFormat] = {}
+    for field in FIELDS:
+        name: FormatName | None = given.get(f"{field}Format")
+        column = next((each.dataType for each in wanted or () if each.name == field), None)
+        if name is FormatName.AVRO:
+            formats[field] = _avro(field, given, topics, column, registry_properties)
+        elif name is FormatName.JSON:
+            formats[field] = TypedFormat(_json(field, given, column), {"format": str(name)})
+        elif name is FormatName.STRING:
+            formats[field] = TypedFormat(StringFormat(), {"format": str(name)})
+    return TypedOptions(formats, str(given.get("onBadRecord", BadRecord.FAIL)))  # type: ignore[arg-type] # its values
+
+
+def _check(given: Mapping[str, Any], registry_properties: Mapping[str, str]) -> None:
+    """That no option means nothing."""
+    for field in FIELDS:
+        name = given.get(f"{field}Format")
+        for option in (f"{field}Subject", f"{field}SchemaVersion", f"{field}Schema", f"{field}SchemaFile"):
+            if option in given and (name is None or name is FormatName.STRING):
+                raise UsageError(f"option '{option}' means nothing without {field}Format=avro or json")
+            if option in given and name is FormatName.JSON and option != f"{field}Schema":
+                raise UsageError(f"option '{option}' means nothing with {field}Format=json")
+    avro = [field for field in FIELDS if given.get(f"{field}Format") is FormatName.AVRO]
+    if "schemaRegistryUrl" in given and not avro:
+        raise UsageError("option 'schemaRegistryUrl' means nothing without valueFormat=avro or keyFormat=avro")
+    if registry_properties and "schemaRegistryUrl" not in given:
+        raise UsageError(f"option '{REGISTRY_PREFIX}{min(registry_properties)}' needs schemaRegistryUrl")
+    if "onBadRecord" in given and not any(f"{field}Format" in given for field in FIELDS):
+        raise UsageError("option 'onBadRecord' means nothing without valueFormat or keyFormat")
+
+
+def _avro(
+    field: Field,
+    given: Mapping[str, Any],
+    topics: Sequence[str] | None,
+    column: DataType | None,
+    registry_properties: Mapping[str, str],
+) -> TypedFormat:
+    """Values of a schema registry, or of one schema without its wire format."""
+    from headrace.connectors.formats.avro.avro_format import AvroFormat
+    from headrace.connectors.formats.registry.client import SchemaRegistry
+    from headrace.connectors.formats.registry.registered import RegisteredAvroFormat
+
+    fields = None if column is None else list(_leaves(column, "")) or None
+    text = _inline(field, given)
+    if text is not None:
+        if f"{field}Subject" in given or f"{field}SchemaVersion" in given:
+            raise UsageError(f"give {field}Schema, or {field}Subject of a schema registry, not both")
+        return TypedFormat(AvroFormat(text, fields=fields), _avro_pin(RegisteredSchema(0, "AVRO", text), {}))
+    if "schemaRegistryUrl" not in given:
+        raise UsageError(f"{field}Format=avro needs schemaRegistryUrl, or a schema in {field}Schema or {field}SchemaFile")
+    registry = SchemaRegistry(given["schemaRegistryUrl"], registry_properties)
+    version, subject = given.get(f"{field}SchemaVersion"), _subject(field, given, topics)
+    found = RegisteredAvroFormat.of_subject(registry, subject, version=version, fields=fields, field=field)
+    return TypedFormat(found, _avro_pin(found.reader, {"id": str(found.reader.id)}))
+
+
+def _avro_pin(reader: RegisteredSchema, named: Mapping[str, str]) -> dict[str, Any]:
+    """With the type of all that the schema has, of which a query may read a part; a type within itself has none."""
+    from headrace.connectors.formats.avro.program import arrow_type
+    from headrace.connectors.formats.avro.schema import parse
+
+    pin = {"format": str(FormatName.AVRO), **named, "fingerprint": reader.fingerprint}
+    try:
+        return {**pin, "type": _described(arrow_type(parse(reader.text, dict(reader.references))))}
+    except UsageError:
+        return pin
+
+
+def _leaves(kind: DataType, path: str) -> Iterator[str]:
+    """The dotted names of all that a user asks for of a record; nothing for what is no record."""
+    match kind:
+        case StructType():
+            for each in kind.fields:
+                inside = f"{path}.{each.name}" if path else each.name
+                yield from list(_leaves(each.dataType, inside)) or [inside]
+        case ArrayType():
+            yield from _leaves(kind.elementType, path)
+        case MapType():
+            yield from _leaves(kind.valueType, path)
+
+
+def _inline(field: Field, given: Mapping[str, Any]) -> str | None:
+    """The text of a schema in the options, or in a file."""
+    if f"{field}SchemaFile" not in given:
+        text: str | None = given.get(f"{field}Schema")
+        if text is not None and "schemaRegistryUrl" in given:
+            raise UsageError(f"give {field}Schema, or schemaRegistryUrl, whose values name their schemas, not both")
+        return text
+    if f"{field}Schema" in given or "schemaRegistryUrl" in given:
+        raise UsageError(f"option '{field}SchemaFile' goes neither with {field}Schema nor with schemaRegistryUrl")
+    path = given[f"{field}SchemaFile"]
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"option '{field}SchemaFile': {path} cannot be read: {error}") from error
+
+
+def _subject(field: Field, given: Mapping[str, Any], topics: Sequence[str] | None) -> str:
+    if f"{field}Subject" in given:
+        subject: str = given[f"{field}Subject"]
+        return subject
+    if topics is None or len(topics) != 1:
+        raise UsageError(
+            f"option '{field}Subject' is missing: with a pattern or several topics it cannot be told from the topic's name"
+        )
+    return subject_name(SubjectStrategy.TOPIC_NAME, topics[0], field=field, record=None)
+
+
+def _json(field: Field, given: Mapping[str, Any], column: DataType | None) -> ValueFormat:
+    from headrace.connectors.formats.json_values import JsonFormat
+
+    if f"{field}Schema" in given:
+        column = column if column is not None else _from_json(field, given[f"{field}Schema"])
+    if column is None:
+        raise UsageError(
+            f"{field}Format=json needs the type of the {field}: with .schema('{field} struct<...>'), or in {field}Schema the "
+            "type's JSON (frame.schema.json())"
+        )
+    return JsonFormat(to_arrow_type(column, timezone="UTC"))
+
+
+def _from_json(field: Field, text: str) -> DataType:
+    try:
+        return StructType.fromJson(json.loads(text))
+    except (PySparkException, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UsageError(f"option '{field}Schema' must be the JSON of a Spark schema (frame.schema.json())") from error
+
+
+# --- what a checkpoint pins -------------------------------------------------------------------------------------------
+
+
+def check_pinned(pinned: Mapping[str, Mapping[str, Any]], formats: Mapping[Field, TypedFormat]) -> None:
+    """That a query goes on as its checkpoint says it began: `pinned` as in `TypedFormat`, by key and value.
+
+    A format that is new to the checkpoint is taken, and a schema with more fields than before. Raises StateError for another
+    format or none, for a field that is gone or has another type, and for another schema under the same id.
+    """
+    for field in FIELDS:
+        if (was := pinned.get(field)) is None:
+            continue
+        problem = _difference(was, formats[field].pinned) if field in formats else f"there is no {field}Format now"
+        if problem is not None:
+            raise StateError(
+                f"this query's checkpoint was written with {field}Format={was.get('format')}, and {problem}. Go on with the "
+                f"schema of before ({field}SchemaVersion names a version), or begin anew with another checkpoint"
+            )
+
+
+def _difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    if was.get("format") != now["format"]:
+        return f"it is {now['format']} now"
+    if "id" in was and was["id"] == now.get("id") and was.get("fingerprint") != now.get("fingerprint"):
+        return f"schema {was['id']} of the registry was another one then: it is another registry, or it was set up anew"
+    if "type" in was and "type" in now:
+        return _narrower(was["type"], now["type"], "")
+    return None if was.get("fingerprint") == now.get("fingerprint") else "it has another schema now"
+
+
+def _narrower(was: Any, now: Any, path: str) -> str | None:  # noqa: ANN401 - JSON
+    """What of a type is gone or has changed."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        for name, kind in was.items():
+            inside = f"{path}.{name}" if path else name
+            if name not in now:
+                return f"its schema has no field '{inside}' any more"
+            if (problem := _narrower(kind, now[name], inside)) is not None:
+                return problem
+        return None
+    if isinstance(was, list) and isinstance(now, list) and was[0] == now[0]:
+        return _narrower(was[1], now[1], path)
+    return None if was == now else f"the type of '{path}' is another one now: {_named(now)}, and was {_named(was)}"
+
+
+def _named(kind: Any) -> str:  # noqa: ANN401 - JSON
+    return kind if isinstance(kind, str) else "a record" if isinstance(kind, dict) else f"a {kind[0]}"

@@ -1,0 +1,96 @@
+"""Typed keys and values of `KafkaSource`, in a script: formats, bad records, and where a reader goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headrace.connectors.formats.registry import client
+from headrace.enumerator.errors import CorruptDataError, UsageError
+from headrace.formats import JsonFormat, RegisteredAvroFormat, SchemaRegistry, StringFormat
+from headrace.kafka import KafkaSource, Latest
+from headrace.testing.fake_kafka import FakeKafka, NewRecord
+from tests.helpers.schema_registry import FakeRegistry
+
+AVRO = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}
+JSON = JsonFormat(pa.struct([("a", pa.int64())]))
+
+
+@pytest.fixture
+def kafka() -> Iterator[FakeKafka]:
+    with FakeKafka() as kafka:
+        kafka.create_topic("t", partitions=1)
+        yield kafka
+
+
+def source(kafka: FakeKafka, **arguments: Any) -> KafkaSource:
+    return KafkaSource(kafka.bootstrap, topics=["t"], stop=Latest(), **arguments)
+
+
+def rows(source: KafkaSource, *names: str) -> list[tuple[Any, ...]]:
+    found = [tuple(row[name] for name in names) for batch in source.batches() for row in batch.to_pylist()]
+    assert all(batch.schema.equals(source.schema) for batch in source.batches())
+    return found
+
+
+def test_a_script_reads_values_of_a_registry_named_before_the_value_or_in_a_header(kafka):
+    client._known.clear()
+    with FakeRegistry() as registry:
+        number = registry.register("t-value", AVRO)
+        header = ("__value_schema_id", b"\1" + registry.guid(number).bytes)
+        kafka.append("t", b"\0\0\0\0\1\2", NewRecord(b"\4", headers=[header]), NewRecord(None))
+        value = RegisteredAvroFormat.of_subject(SchemaRegistry(registry.url), "t-value")
+        assert rows(source(kafka, value=value), "value") == [({"a": 1},), ({"a": 2},), (None,)]
+        assert "headers" not in source(kafka, value=value).schema.names
+
+
+def test_bad_keys_and_values_of_one_record_have_one_reason(kafka):
+    kafka.append("t", NewRecord(b"{", key=b"\xff"), NewRecord(b'{"a": 1}', key=b"k"), NewRecord(b"]", key=b"k"))
+    kept = source(
+        kafka,
+        value=JSON,
+        key=StringFormat(),
+        on_bad_record="keep",
+        columns=["key", "value", "offset", "badKey", "badValue", "badReason"],
+    )
+    first, second, third = rows(kept, "key", "value", "badKey", "badValue", "badReason")
+    assert first[:4] == (None, None, b"\xff", b"{")
+    assert first[4].startswith("key: text is not UTF-8; value: is no JSON")
+    assert second == ("k", {"a": 1}, None, None, None)
+    assert third[:4] == ("k", None, None, b"]")
+
+
+def test_a_reader_that_met_a_bad_record_never_reads_on_behind_it(kafka):
+    kafka.append("t", b"{}")
+    kafka.append("t", b"bad")
+    kafka.append("t", b"{}")
+    reading = source(kafka, value=JSON)
+    with reading.create_reader() as reader:
+        reader.add_splits(reading.create_discovery().initial().added)
+        for _ in range(3):
+            with pytest.raises(CorruptDataError, match="t-0, offset 1: the value cannot be decoded"):
+                assert all(batch is None or batch.split.next_offset <= 1 for batch in iter(lambda: reader.poll(5.0), "no end"))
+
+
+def test_what_is_not_asked_for_is_not_decoded_unless_bad_records_are_left_out(kafka):
+    kafka.append("t", b"bad", b"{}")
+    assert rows(source(kafka, value=JSON, columns=["offset"]), "offset") == [(0,), (1,)]
+    assert rows(source(kafka, value=JSON, columns=["offset"], on_bad_record="skip"), "offset") == [(1,)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"value": "avro"}, "value must be a format of headrace.formats"),
+        ({"on_bad_record": "drop"}, "on_bad_record must be 'fail', 'keep' or 'skip'"),
+        ({"columns": ["offset", "badValue"]}, "columns must be some of"),
+        ({"columns": ["badValue"], "value": JSON, "on_bad_record": "keep"}, "badValue can only be read beside other columns"),
+        ({"columns": ["offset", "badKey"], "value": JSON, "on_bad_record": "keep"}, "columns must be some of"),
+    ],
+)
+def test_what_cannot_be_is_refused_when_the_source_is_made(kafka, arguments, words):
+    with pytest.raises(UsageError, match=words):
+        source(kafka, **arguments)

@@ -1,0 +1,344 @@
+"""Typed keys and values in `format("headrace")`: from options to rows of Spark's types, and what a checkpoint pins."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
+
+from headrace.connectors.formats.registry import client
+from headrace.enumerator.errors import CorruptDataError, StateError, UsageError
+from headrace.errors import AuthenticationError, UnknownSchemaError
+from headrace.runners.spark.stream import StreamPlanner
+from headrace.testing.fake_kafka import FakeKafka, NewRecord
+from pyspark_headrace import DefaultSource
+from pyspark_headrace.kafka_read import Mode, kafka_read
+from tests.helpers.schema_registry import FakeRegistry
+
+FIELDS: list[dict[str, Any]] = [
+    {"name": "carrier", "type": {"type": "enum", "name": "Carrier", "symbols": ["UA", "AA"]}},
+    {"name": "delay", "type": ["null", "int"]},
+    {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+    {
+        "name": "legs",
+        "type": {"type": "array", "items": {"type": "record", "name": "Leg", "fields": [
+            {"name": "to", "type": "string"}, {"name": "km", "type": "int"}]}},
+    },
+]  # fmt: skip
+FLIGHT = {"type": "record", "name": "Flight", "fields": FIELDS}
+LATER = {**FLIGHT, "fields": [*FIELDS, {"name": "gate", "type": "string", "default": "?"}]}
+WITHOUT = {**FLIGHT, "fields": FIELDS[1:]}
+OTHER = {**FLIGHT, "fields": [FIELDS[0], {"name": "delay", "type": ["null", "string"]}, *FIELDS[2:]]}
+ROW = {"carrier": "UA", "delay": 5, "at": 1000, "legs": [{"to": "Rome", "km": 7}]}
+
+
+@pytest.fixture
+def kafka() -> Iterator[FakeKafka]:
+    with FakeKafka() as kafka:
+        kafka.create_topic("flights", partitions=1)
+        yield kafka
+
+
+@pytest.fixture
+def registry() -> Iterator[FakeRegistry]:
+    client._known.clear()
+    with FakeRegistry() as registry:
+        yield registry
+
+
+def avro(schema: Any, row: Any, schema_id: int | None = None) -> bytes:
+    out = io.BytesIO(b"" if schema_id is None else b"\0" + schema_id.to_bytes(4, "big"))
+    out.seek(0, io.SEEK_END)
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), row)
+    return out.getvalue()
+
+
+class Frame:
+    """What Spark does with a batch read: its options, the user's schema if there is one, and the rows of its tasks."""
+
+    def __init__(self, kafka: FakeKafka, schema: StructType | None = None, **options: str) -> None:
+        self.source = DefaultSource({"kafka.bootstrap.servers": kafka.bootstrap, "subscribe": "flights", **options})
+        self.schema = self.source.schema() if schema is None else schema
+
+    def batches(self) -> list[pa.RecordBatch]:
+        reader = self.source.reader(self.schema)
+        partitions = reader.partitions()
+        there = pickle.loads(pickle.dumps(reader))
+        found = [batch for each in partitions for batch in there.read(each)]
+        assert all(batch.schema.equals(to_arrow_schema(self.schema, timezone="UTC")) for batch in found)  # as Spark asks
+        return found
+
+    def column(self, name: str) -> list[Any]:
+        return [row for batch in self.batches() for row in batch.column(name).to_pylist()]
+
+
+def typed(registry: FakeRegistry, **options: str) -> dict[str, str]:
+    return {"valueFormat": "avro", "schemaRegistryUrl": registry.url, **options}
+
+
+# --- columns
+
+
+def test_values_of_a_registry_are_columns_of_sparks_types_whichever_schemas_they_have(kafka, registry):
+    first, later = registry.register("flights-value", FLIGHT), registry.register("flights-value", LATER)
+    kafka.append("flights", avro(FLIGHT, ROW, first), avro(LATER, {**ROW, "gate": "B"}, later), NewRecord(None))
+    frame = Frame(kafka, **typed(registry))
+    struct = frame.schema["value"].dataType
+    assert [(each.name, each.dataType.simpleString()) for each in struct.fields] == [
+        ("carrier", "string"),
+        ("delay", "int"),
+        ("at", "timestamp"),
+        ("legs", "array<struct<to:string,km:int>>"),
+        ("gate", "string"),
+    ]
+    values = frame.column("value")
+    assert [row and (row["carrier"], row["delay"], row["gate"]) for row in values] == [("UA", 5, "?"), ("UA", 5, "B"), None]
+    assert (values[0]["at"].timestamp(), values[0]["legs"]) == (1.0, [{"to": "Rome", "km": 7}])
+
+
+def test_the_version_that_is_named_is_the_readers_schema(kafka, registry):
+    registry.register("flights-value", FLIGHT)
+    registry.register("flights-value", LATER)
+    assert "gate" not in Frame(kafka, **typed(registry, valueSchemaVersion="1")).schema["value"].dataType.names
+    with pytest.raises(UnknownSchemaError, match="version 9 of subject 'flights-value'"):
+        Frame(kafka, **typed(registry, valueSchemaVersion="9"))
+
+
+def test_only_what_the_users_schema_asks_for_is_decoded(kafka, registry):
+    registry.register("flights-value", FLIGHT)
+    kafka.append("flights", avro(FLIGHT, ROW, 1))
+    legs = FIELDS[3]["type"]
+    assert legs["items"]["name"] == "Leg"
+    kafka.append("flights", b"\0\0\0\0\1\x00\x02\x0a")  # ends after the field that is asked for
+    value = StructType([StructField("delay", IntegerType())])
+    frame = Frame(kafka, StructType([StructField("value", value)]), onBadRecord="keep", **typed(registry))
+    assert frame.column("value") == [{"delay": 5}, None]
+    for kind, words in [
+        (StructField("dealy", IntegerType()), "record Flight has the fields carrier, delay, at, legs; asked for: 'dealy'"),
+        (StructField("delay", StringType()), r"value struct<delay:string>; it may hold .* value struct<delay:int>"),
+    ]:
+        wrong = Frame(kafka, StructType([StructField("value", StructType([kind]))]), **typed(registry))
+        with pytest.raises(UsageError, match=words):
+            wrong.batches()
+
+
+def test_a_schema_in_the_options_or_in_a_file_needs_no_registry_and_no_header(kafka, tmp_path):
+    kafka.append("flights", avro(FLIGHT, ROW))
+    path = tmp_path / "flight.avsc"
+    path.write_text(json.dumps(FLIGHT))
+    for options in ({"valueSchema": json.dumps(FLIGHT)}, {"valueSchemaFile": str(path)}):
+        assert Frame(kafka, valueFormat="avro", **options).column("value")[0]["carrier"] == "UA"
+
+
+def test_json_and_strings_keys_and_values(kafka):
+    kafka.append("flights", NewRecord(b'{"a": 1, "t": "2020-01-01T00:00:00Z"}', key="Zürich".encode()))
+    value = StructType([StructField("a", IntegerType()), StructField("t", TimestampType())])
+    schema = StructType([StructField("key", StringType()), StructField("value", value)])
+    options = {"valueFormat": "json", "keyFormat": "string"}
+    frame = Frame(kafka, schema, **options)
+    assert (frame.column("key"), frame.column("value")[0]["a"]) == (["Zürich"], 1)
+    assert Frame(kafka, valueSchema=value.json(), **options).column("value") == frame.column("value")
+    with pytest.raises(UsageError, match="valueFormat=json needs the type of the value"):
+        Frame(kafka, **options)
+
+
+def test_a_type_that_spark_does_not_have_is_refused_and_its_neighbours_are_read(kafka):
+    union = {"name": "u", "type": ["int", "string"]}
+    schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}, union]}
+    kafka.append("flights", avro(schema, {"a": 1, "u": "x"}))
+    options = {"valueFormat": "avro", "valueSchema": json.dumps(schema)}
+    with pytest.raises(UsageError, match=r"Spark has no type for .*union.*; with \.schema\(\.\.\.\) ask only for"):
+        Frame(kafka, **options)
+    only = StructType([StructField("value", StructType([StructField("a", IntegerType())]))])
+    assert Frame(kafka, only, **options).column("value") == [{"a": 1}]
+
+
+def test_a_time_beyond_sparks_range_is_a_bad_value_and_costs_no_neighbour(kafka):
+    schema = {"type": "record", "name": "R", "fields": [FIELDS[2]]}
+    times = [0, 2**62, 1, -(2**62), 2]
+    kafka.append("flights", *(avro({"type": "record", "name": "R", "fields": [{"name": "at", "type": "long"}]}, {"at": each})
+                              for each in times))  # fmt: skip
+    frame = Frame(kafka, valueFormat="avro", valueSchema=json.dumps(schema), onBadRecord="keep")
+    assert [row and row["at"].timestamp() for row in frame.column("value")] == [0.0, None, 0.001, None, 0.002]
+    assert [reason is not None for reason in frame.column("badReason")] == [False, True, False, True, False]
+
+
+# --- bad records
+
+
+@pytest.fixture
+def with_bad(kafka: FakeKafka, registry: FakeRegistry) -> dict[str, str]:
+    """Offsets 0 to 4, of which 1 and 3 are bad."""
+    registry.register("flights-value", FLIGHT)
+    good = avro(FLIGHT, ROW, 1)
+    kafka.append("flights", good, b"not avro", NewRecord(None, key=b"k"), b"\0\0\0\0\1", good)
+    return typed(registry)
+
+
+def test_a_bad_record_fails_the_task_by_default_and_is_named(kafka, with_bad):
+    with pytest.raises(CorruptDataError) as raised:
+        Frame(kafka, **with_bad).batches()
+    assert "flights-0, offset 1: the value cannot be decoded: the value begins with byte 110" in str(raised.value)
+    assert "It has 8 bytes, which begin with 6e 6f 74 20 61 76 72 6f" in str(raised.value)
+
+
+def test_bad_records_are_kept_with_their_bytes_and_the_reason(kafka, with_bad):
+    frame = Frame(kafka, onBadRecord="keep", **with_bad)
+    assert frame.schema.names[-2:] == ["badValue", "badReason"]
+    assert [row is not None for row in frame.column("value")] == [True, False, False, False, True]
+    assert frame.column("badValue") == [None, b"not avro", None, b"\0\0\0\0\1", None]
+    assert [reason and reason[:6] for reason in frame.column("badReason")] == [None, "value:", None, "value:", None]
+
+
+def test_bad_records_are_skipped_and_counted_in_the_log(kafka, with_bad, caplog):
+    with caplog.at_level(logging.WARNING):
+        assert Frame(kafka, onBadRecord="skip", **with_bad).column("offset") == [0, 2, 4]
+    assert "2 records so far cannot be decoded, and are left out" in caplog.text
+
+
+def test_a_registry_that_gives_no_answer_stops_the_task_and_nothing_is_skipped_for_it(kafka, registry):
+    registry.register("flights-value", FLIGHT)
+    kafka.append("flights", avro(FLIGHT, ROW, 1), avro(FLIGHT, ROW, 2))
+    frame = Frame(kafka, onBadRecord="skip", **typed(registry))
+    reader = frame.source.reader(frame.schema)
+    partitions = reader.partitions()
+    registry.answers = [(403, {}, b"")]
+    with pytest.raises(AuthenticationError, match="schema 2"):
+        list(reader.read(partitions[0]))
+    assert registry.asked[-1] == "GET /schemas/ids/2"
+
+
+# --- the checkpoint
+
+
+class Query:
+    """A streaming query's planner, run anew over the same offset log."""
+
+    def __init__(self, kafka: FakeKafka, **options: str) -> None:
+        self.options = {"kafka.bootstrap.servers": kafka.bootstrap, "subscribe": "flights", "startingOffsets": "earliest"}
+        self.offset_log: list[str] = []
+        self.run(**options)
+
+    def run(self, **options: str) -> None:
+        self.options |= options
+        self.planner = StreamPlanner(kafka_read(self.options, Mode.STREAM), lambda: 0.0)
+
+    def trigger(self) -> bool:
+        start = self.offset_log[-1] if self.offset_log else self.planner.initial_offsets()
+        end = self.planner.next_offsets(start, None, None)
+        if end != start:
+            self.offset_log.append(end)
+        return end != start
+
+
+@pytest.fixture
+def query(kafka, registry) -> Query:
+    registry.register("flights-value", FLIGHT)
+    kafka.append("flights", avro(FLIGHT, ROW, 1))
+    query = Query(kafka, **typed(registry))
+    assert query.trigger()
+    return query
+
+
+def pinned(query: Query) -> Any:
+    (own,) = (key for key in json.loads(query.offset_log[-1]) if ":" in key)
+    return json.loads(own.removeprefix("headrace:"))["formats"]["value"]
+
+
+def test_a_schema_with_more_fields_goes_on_and_is_pinned_with_the_next_batch(kafka, registry, query):
+    assert (pinned(query)["id"], list(pinned(query)["type"])) == ("1", ["carrier", "delay", "at", "legs"])
+    registry.register("flights-value", LATER)
+    query.run()
+    assert not query.trigger()
+    kafka.append("flights", avro(FLIGHT, ROW, 1))
+    assert query.trigger()
+    assert (pinned(query)["id"], list(pinned(query)["type"])) == ("2", ["carrier", "delay", "at", "legs", "gate"])
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        (WITHOUT, "its schema has no field 'carrier' any more"),
+        (OTHER, "the type of 'delay' is another one now: string, and was int32"),
+    ],
+)
+def test_a_schema_that_lacks_what_was_read_is_refused_and_the_version_of_before_goes_on(kafka, registry, query, schema, words):
+    registry.register("flights-value", schema)
+    query.run()
+    with pytest.raises(StateError, match=f"written with valueFormat=avro, and {words}.*valueSchemaVersion"):
+        query.trigger()
+    query.run(valueSchemaVersion="1")
+    kafka.append("flights", avro(FLIGHT, ROW, 1))
+    assert query.trigger()
+
+
+def test_another_registry_with_another_schema_under_the_same_id_is_refused(kafka, query):
+    with FakeRegistry() as other:
+        other.register("flights-value", LATER)
+        query.run(schemaRegistryUrl=other.url)
+        with pytest.raises(StateError, match="schema 1 of the registry was another one then: it is another registry"):
+            query.trigger()
+
+
+def test_a_replayed_batch_is_compared_too(registry, query):
+    registry.register("flights-value", WITHOUT)
+    query.run()
+    with pytest.raises(StateError, match="no field 'carrier'"):
+        query.planner.tasks(query.planner.initial_offsets(), query.offset_log[-1])
+
+
+def test_another_format_or_none_is_refused_and_one_that_is_new_is_taken(kafka, query):
+    del query.options["schemaRegistryUrl"]
+    query.run(valueFormat="string")
+    with pytest.raises(StateError, match="written with valueFormat=avro, and it is string now"):
+        query.trigger()
+    del query.options["valueFormat"]
+    query.run()
+    with pytest.raises(StateError, match="there is no valueFormat now"):
+        query.trigger()
+    plain = Query(kafka)
+    assert plain.trigger()
+    plain.run(valueFormat="string")
+    kafka.append("flights", b"x")
+    assert plain.trigger()
+    assert pinned(plain) == {"format": "string"}
+
+
+# --- options
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"valueFormat": "avro"}, "valueFormat=avro needs schemaRegistryUrl, or a schema in valueSchema or valueSchemaFile"),
+        ({"valueFormat": "protobuf"}, "'valueFormat' must be avro or json or string"),
+        ({"schemaRegistryUrl": "http://a"}, "'schemaRegistryUrl' means nothing without valueFormat=avro"),
+        ({"valueSubject": "s"}, "'valueSubject' means nothing without valueFormat=avro or json"),
+        ({"keyFormat": "json", "keySchemaFile": "f"}, "'keySchemaFile' means nothing with keyFormat=json"),
+        ({"onBadRecord": "skip"}, "'onBadRecord' means nothing without valueFormat or keyFormat"),
+        ({"schema.registry.basic.auth.user.info": "u:hidden"}, "'schema.registry.basic.auth.user.info' needs schemaRegistry"),
+        ({"valueFormat": "avro", "valueSchema": "{}", "schemaRegistryUrl": "http://a"}, "not both"),
+        ({"valueFormat": "avro", "valueSchema": "{}", "valueSchemaFile": "f"}, "goes neither with valueSchema"),
+        ({"valueFormat": "avro", "valueSchema": '"int"', "valueSubject": "s"}, "not both"),
+        ({"valueFormat": "avro", "valueSchemaFile": "/no/such/file"}, "'valueSchemaFile': /no/such/file cannot be read"),
+        ({"valueFormat": "json", "valueSchema": "[]"}, "must be the JSON of a Spark schema"),
+        ({"valueFormat": "avro", "subscribe": "a,b", "schemaRegistryUrl": "http://a"}, "'valueSubject' is missing"),
+        ({"valueFormat": "avro", "schemaRegistryUrl": "http://a", "schema.registry.x": "hidden"}, "'x' is not known"),
+    ],
+)
+def test_options_that_contradict_each_other_or_mean_nothing_are_refused_by_name(options, words):
+    with pytest.raises(UsageError, match=words) as raised:
+        kafka_read({"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "flights", **options}, Mode.STREAM)
+    assert "hidden" not in str(raised.value)
