@@ -25,11 +25,11 @@ def until_interrupted() -> Iterator[None]:
         return
 
 
-def named_settings(pairs: Sequence[str] | None) -> dict[str, str]:
-    """The values of `--config name=value`."""
+def named_settings(pairs: Sequence[str] | None, option: str = "--config") -> dict[str, str]:
+    """The values of `--config name=value`, or of another option of that form."""
     for pair in pairs or ():
         if "=" not in pair:
-            raise typer.BadParameter(f"{pair!r} is not name=value", param_hint="--config")
+            raise typer.BadParameter(f"{pair!r} is not name=value", param_hint=option)
     return dict(pair.split("=", 1) for pair in pairs or ())
 
 

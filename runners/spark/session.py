@@ -18,8 +18,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import pyspark
@@ -278,6 +279,21 @@ def _start_zygote(python: str) -> None:
         subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603 - our own
     )
     os.environ[ZYGOTE_VARIABLE] = str(address)
+
+
+def end_processes(patience_s: float) -> None:
+    """End the JVM that this process has started, and the process that its Python daemons are forked from. They remove their
+    temporary files, for which they have so many seconds in all. For a process that is about to end without its own clean-up.
+    """
+    jvm = getattr(SparkContext._gateway, "proc", None)
+    started: list[subprocess.Popen[bytes]] = [*([] if jvm is None else [jvm]), *_alive]
+    for process in started:
+        if process.stdin is not None:
+            process.stdin.close()  # at which they end
+    deadline = time.monotonic() + patience_s
+    for process in started:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
 
 
 _LAUNCHER = """\

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -256,3 +257,18 @@ class TestParallelism:
 )
 def test_how_many_tasks_a_local_master_runs_at_once(master, cores):
     assert session._local_cores(master) == cores
+
+
+def test_what_was_started_for_sessions_is_ended_and_waited_for_with_patience(monkeypatch):
+    ends, stays = (subprocess.Popen(command, stdin=subprocess.PIPE) for command in (["cat"], ["sleep", "600"]))
+    monkeypatch.setattr(session.SparkContext, "_gateway", None)  # of other tests
+    monkeypatch.setattr(session, "_alive", [stays, ends])
+    try:
+        session.end_processes(0.0)
+        assert stays.poll() is None
+        monkeypatch.setattr(session, "_alive", [ends])
+        session.end_processes(60.0)
+        assert ends.returncode == 0
+    finally:
+        stays.kill()
+        stays.wait()

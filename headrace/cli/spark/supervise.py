@@ -1,0 +1,74 @@
+"""`headrace supervise`: run a job of streaming queries, and start it again when it fails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headrace._extras import needs_extra
+from headrace.cli.serving import named_settings
+from headrace.enumerator.errors import UsageError
+from headrace.enumerator.restarts import restart_strategy
+
+_TYPE = "restart-strategy.type"
+
+
+def supervise_command(
+    job: Annotated[str, typer.Argument(help="The job's function: path/to/job.py:function or package.module:function.")],
+    *,
+    session: Annotated[
+        str | None,
+        typer.Option(help="The function that makes the session, named as the job is. Default: headrace's builders."),
+    ] = None,
+    conf: Annotated[list[str] | None, typer.Option(help="A setting of the session, name=value. May be repeated.")] = None,
+    restart: Annotated[
+        str | None, typer.Option(help="none, fixed-delay, failure-rate or exponential-delay (default).", metavar="STRATEGY")
+    ] = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(help="A setting of the strategy, name=value, by Flink's name (restart-strategy...). May be repeated."),
+    ] = None,
+    status: Annotated[Path | None, typer.Option(dir_okay=False, help="Keep a JSON here that says what goes on.")] = None,
+    progress_timeout: Annotated[
+        float | None,
+        typer.Option(help="Kill and restart when no batch has ended for so many seconds while one was under way."),
+    ] = None,
+    stop_timeout: Annotated[float, typer.Option(help="Seconds that the batch under way may take after SIGTERM.")] = 60.0,
+) -> None:
+    """Run a job of streaming queries in a process of its own, and start it again when it fails, until it has nothing to do.
+
+    The job's function is given a session and returns its streaming query, or several. SIGTERM and Ctrl-C end it after the batch
+    under way, a second one at once. Exit statuses: 0 all queries have ended by themselves; 143 stopped; 1 the restart strategy
+    has given up; and at once, without a restart, 2 wrong options, 65 lost records, 66 a checkpoint that cannot be used, 67
+    another driver has taken over.
+    """
+    with needs_extra("spark", "pyspark"):
+        from headrace.runners.spark.supervision.driver import DriverOrder
+        from headrace.runners.spark.supervision.jobs import FunctionName
+        from headrace.runners.spark.supervision.status import StatusFile
+        from headrace.runners.spark.supervision.supervisor import supervise
+    from headrace.enumerator.supervision import EXIT_STATUSES, SupervisionLimits
+
+    logging.basicConfig(format="headrace: %(message)s", level=logging.WARNING)
+    if session is not None and conf:
+        raise UsageError("--conf is for the session that headrace makes: give its settings to the function of --session")
+    order = DriverOrder(
+        FunctionName.parse(job), None if session is None else FunctionName.parse(session), named_settings(conf, "--conf")
+    )
+    strategy = restart_strategy(strategy_settings(restart, named_settings(config)))
+    limits = SupervisionLimits(progress_timeout, stop_timeout)
+    end = supervise(order, strategy, limits, None if status is None else StatusFile(status))
+    raise typer.Exit(EXIT_STATUSES[end.ending])
+
+
+def strategy_settings(restart: str | None, settings: Mapping[str, str]) -> dict[str, str]:
+    """The settings with the strategy's name among them. Raises UsageError where both say it."""
+    if restart is None:
+        return dict(settings)
+    if _TYPE in settings:
+        raise UsageError(f"the strategy is given twice: by --restart and by {_TYPE}")
+    return {**settings, _TYPE: restart}

@@ -1,0 +1,62 @@
+"""All the processes that a driver has started: JVM, Python daemons, the process that those are forked from.
+
+Some make sessions and process groups of their own (`pyspark.daemon`, the zygote), so a group alone is not all of them. What
+they share is the environment that the driver was started with, and in it a name that no other driver has. Linux: it is read
+from `/proc`.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["FAMILY_VARIABLE", "kill_family", "members"]
+
+FAMILY_VARIABLE = "HEADRACE_FAMILY"
+
+_WAIT_S = 1.0
+
+
+def members(family: str) -> list[int]:
+    """The pids of the living processes of this family. One that has ended and was not waited for is none."""
+    wanted = f"{FAMILY_VARIABLE}={family}".encode()
+    return [pid for pid in _pids() if wanted in _environment(pid).split(b"\0")]
+
+
+def kill_family(family: str) -> int:
+    """Kill them all, and wait until the last is dead; how many there were. The caller, if it is one of them, is left out.
+
+    One that is killed may have started another just before: so they are looked for until there is none.
+    """
+    killed = 0
+    while others := [pid for pid in members(family) if pid != os.getpid()]:
+        for pid in others:
+            killed += _kill(pid)
+    return killed
+
+
+def _kill(pid: int) -> bool:
+    with suppress(ProcessLookupError):
+        process = os.pidfd_open(pid)  # before the kill: the number cannot be another's by then
+        try:
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+            select.select([process], [], [], _WAIT_S)  # readable once it has ended; a longer one is found again
+        finally:
+            os.close(process)
+        return True
+    return False
+
+
+def _pids() -> Iterator[int]:
+    return (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:  # gone, or another user's
+        return b""

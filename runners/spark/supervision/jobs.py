@@ -1,0 +1,92 @@
+"""The job's function, named so that another process can find it: `path/to/job.py:job`, or `package.module:job`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from headrace.enumerator.errors import UsageError
+
+__all__ = ["FunctionName", "load"]
+
+_LOADED_AS = "__headrace_job__"
+"""Not `__main__`: a script's `if __name__ == "__main__"` is the supervisor's part."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionName:
+    """A function at the top of a file (absolute path, ends in `.py`) or of a module that can be imported."""
+
+    place: str
+    function: str
+
+    @classmethod
+    def parse(cls, text: str) -> FunctionName:
+        """From `job.py:job` or `module:job`. Raises UsageError."""
+        place, colon, function = text.rpartition(":")
+        if not colon or not place or not function.isidentifier():
+            raise UsageError(f"a job is named as path/to/job.py:function or package.module:function, not {text!r}")
+        if not place.endswith(".py"):
+            return cls(place, function)
+        if not Path(place).is_file():
+            raise UsageError(f"there is no file {place!r}, which the job {text!r} is to be in")
+        return cls(str(Path(place).absolute()), function)
+
+    @classmethod
+    def of(cls, function: Callable[..., object]) -> FunctionName:
+        """Of a function of this process. Raises UsageError for one that no other process can find by its name."""
+        name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")
+        if not name.isidentifier():
+            raise UsageError(
+                f"{function!r} is not a function at the top of a file: a driver is another process, and finds it by its name"
+            )
+        if module != "__main__":
+            return cls(module, name)
+        file = getattr(sys.modules["__main__"], "__file__", None)
+        if file is None:
+            raise UsageError(f"{name} is not in a file: a driver is another process, and cannot find it")
+        return cls(str(Path(file).absolute()), name)
+
+    @property
+    def folder(self) -> str | None:
+        """What a program in that file imports its neighbours from; None for a module."""
+        return str(Path(self.place).parent) if self.place.endswith(".py") else None
+
+    def __str__(self) -> str:
+        return f"{self.place}:{self.function}"
+
+
+def load(name: FunctionName) -> Callable[..., Any]:
+    """The function, in this process. Raises UsageError where there is none, and what the file itself raises."""
+    found = getattr(_module(name.place), name.function, None)
+    if not callable(found):
+        raise UsageError(f"there is no function {name.function!r} in {name.place}")
+    return found  # type: ignore[no-any-return]  # callable
+
+
+def _module(place: str) -> ModuleType:
+    if _LOADED_AS in sys.modules and sys.modules[_LOADED_AS].__file__ == place:
+        return sys.modules[_LOADED_AS]
+    try:
+        return _load_file(place) if place.endswith(".py") else importlib.import_module(place)
+    except (ImportError, SyntaxError) as error:
+        raise UsageError(f"the job's file {place} cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+def _load_file(place: str) -> ModuleType:
+    from pyspark.cloudpickle import register_pickle_by_value
+
+    spec = importlib.util.spec_from_file_location(_LOADED_AS, place)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{place} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[_LOADED_AS] = module
+    spec.loader.exec_module(module)
+    register_pickle_by_value(module)  # type: ignore[no-untyped-call]  # as a program's own functions: no worker can import it
+    return module

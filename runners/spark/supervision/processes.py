@@ -1,0 +1,102 @@
+"""A driver as a child process: started, told to end, killed with all that it has started, and asked how it has ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from contextlib import suppress
+from typing import Any
+
+from headrace.enumerator.supervision import DriverEnd, Ending
+from headrace.runners.spark.supervision.driver import DriverOrder
+from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, kill_family
+
+__all__ = ["DriverProcess"]
+
+_DRIVER = "headrace.runners.spark.supervision.driver"
+_CHUNK = 1 << 16
+
+
+class DriverProcess:
+    """One driver, in a session and process group of its own. Used by the supervisor's thread.
+
+    `reports` and `process` are descriptors that can be read when it has said something, and when it has ended. `is_silent`:
+    it has closed the first, and will say no more.
+    """
+
+    def __init__(self, order: DriverOrder) -> None:
+        """Start it. Raises OSError."""
+        self._family = uuid.uuid4().hex
+        orders, self._orders = os.pipe()
+        self.reports, reports = os.pipe()
+        os.set_blocking(self.reports, False)
+        try:
+            self._child = subprocess.Popen(  # noqa: S603 - our own module
+                [sys.executable, "-m", _DRIVER, str(orders), str(reports)],
+                env=_environment(order, self._family),
+                pass_fds=(orders, reports),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        finally:
+            os.close(orders)
+            os.close(reports)
+        self.process = os.pidfd_open(self._child.pid)
+        self.is_silent = False
+        self._unread = b""
+        self._said: DriverEnd | None = None
+        with suppress(BrokenPipeError):  # it has ended already
+            os.write(self._orders, order.to_line())
+
+    @property
+    def pid(self) -> int:
+        """Of the process that the others come from."""
+        return self._child.pid
+
+    def stop(self) -> None:
+        """Have it end after the batch under way."""
+        self._child.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill all its processes. Returns when they are dead; `process` can be read then."""
+        kill_family(self._family)
+
+    def news(self) -> list[dict[str, Any]]:
+        """What it has reported since the last call: `{"queries": [...]}` once, `{"batches": {...}}` as it gets on."""
+        with suppress(BlockingIOError):
+            while read := os.read(self.reports, _CHUNK):
+                self._unread += read
+            self.is_silent = True
+        *lines, self._unread = self._unread.split(b"\n")
+        said = [json.loads(line) for line in lines]
+        for end in (report for report in said if "end" in report):
+            self._said = DriverEnd(Ending[end["end"]], end["reason"])
+        return [report for report in said if "end" not in report]
+
+    def end(self) -> DriverEnd:
+        """After `process` could be read: kill what is left of it, give everything back, and tell how it has ended."""
+        self.kill()
+        status = self._child.wait()
+        self.news()
+        for descriptor in (self._orders, self.reports, self.process):
+            os.close(descriptor)
+        return self._said if self._said is not None else _unsaid(status)
+
+
+def _unsaid(status: int) -> DriverEnd:
+    """The end of a driver that could not say it."""
+    if status == -signal.SIGTERM:  # before it could take note of it
+        return DriverEnd(Ending.STOPPED, "it was stopped before its job had begun")
+    if status < 0:
+        return DriverEnd(Ending.FAILED, f"the driver was killed by {signal.Signals(-status).name}")
+    return DriverEnd(Ending.FAILED, f"the driver has ended with status {status} and has not said why")
+
+
+def _environment(order: DriverOrder, family: str) -> dict[str, str]:
+    folders = [order.job.folder, None if order.session is None else order.session.folder, os.environ.get("PYTHONPATH")]
+    path = os.pathsep.join(dict.fromkeys(filter(None, folders)))
+    return {**os.environ, FAMILY_VARIABLE: family} | ({"PYTHONPATH": path} if path else {})

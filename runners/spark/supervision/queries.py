@@ -1,0 +1,96 @@
+"""The streaming queries of a driver, as its supervision sees them: their progress, and their end after the batch under way."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from headrace.enumerator.errors import UsageError
+
+log = logging.getLogger(__name__)
+
+__all__ = ["ProgressOfQueries", "RunningQuery", "end_after_batch", "queries_of"]
+
+
+@runtime_checkable
+class RunningQuery(Protocol):
+    """What is used of `pyspark.sql.streaming.StreamingQuery`."""
+
+    @property
+    def id(self) -> str:
+        """Of the query, and the same after a restart."""
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802 - Spark's name
+        """Whether it still runs."""
+
+    @property
+    def lastProgress(self) -> Mapping[str, Any] | None:  # noqa: N802 - Spark's name
+        """What is known of its last batch."""
+
+    @property
+    def status(self) -> Mapping[str, Any]:
+        """What it does now."""
+
+    def awaitTermination(self, timeout: float) -> bool | None:  # noqa: N802 - Spark's name
+        """Whether it has ended; raises what it has failed with."""
+
+    def stop(self) -> None:
+        """End it, also in the middle of a batch."""
+
+
+def queries_of(returned: object) -> list[RunningQuery]:
+    """What a job's function has returned: a query, several, or None for a job that has done its work. Raises UsageError."""
+    if returned is None:
+        return []
+    if isinstance(returned, RunningQuery):
+        return [returned]
+    given = list(returned) if isinstance(returned, Iterable) else [returned]
+    found = [query for query in given if isinstance(query, RunningQuery)]
+    if len(found) < len(given):
+        raise UsageError(f"a job returns a streaming query, several of them, or None, not {type(returned).__name__}")
+    return found
+
+
+class ProgressOfQueries:
+    """Tells when every active query has got on since it was last told so. Called by the driver's main thread."""
+
+    def __init__(self) -> None:
+        self.batches: dict[str, int] = {}
+        self._got_on: set[str] = set()
+
+    def look(self, active: Sequence[RunningQuery]) -> bool:
+        """True when each of them has ended a batch, or was seen with nothing to do, since the last True."""
+        for query in active:
+            if self._gets_on(query):
+                self._got_on.add(query.id)
+        if not all(query.id in self._got_on for query in active):
+            return False
+        self._got_on.clear()
+        return True
+
+    def _gets_on(self, query: RunningQuery) -> bool:
+        progress = query.lastProgress
+        batch = -1 if progress is None else int(progress["batchId"])
+        is_new = batch > self.batches.get(query.id, -1)
+        if batch >= 0:
+            self.batches[query.id] = batch
+        return is_new or not query.status["isTriggerActive"]
+
+
+def end_after_batch(query: RunningQuery) -> bool:
+    """Have it begin no further batch. False where that is not possible, which is logged: then it can only be interrupted.
+
+    `stop()` interrupts the batch under way, and is all that Spark offers. Its own loop asks before each batch whether the query
+    is terminated, so that is what it is told; `stop()` follows when the batch has ended (it may wait for its next trigger).
+    """
+    try:
+        state = query._jsq.streamingQuery().state()  # type: ignore[attr-defined]  # of the classic query: Connect's has none
+        current = state.get().getClass()
+        terminated = current.getClassLoader().loadClass(f"{current.getPackageName()}.TERMINATED$")
+        state.set(terminated.getField("MODULE$").get(None))
+    except Exception as error:  # noqa: BLE001 - py4j's errors are many, and Spark's insides are its own
+        log.warning("query %s cannot be ended after its batch, so it is interrupted: %s", query.id, error)
+        return False
+    return True

@@ -1,0 +1,52 @@
+"""What a supervisor shows of its job, as a file of JSON for probes and people: always a whole one, never half of one.
+
+    {"job": "job.py:job", "state": "RUNNING", "supervisor": {"pid": 7},
+     "active": {"pid": 12, "number": 3, "since": "2026-11-22T10:00:00Z", "queries": ["<id>"], "batches": {"<id>": 41}},
+     "standbys": [], "drivers_started": 3, "last_failure": "...", "restart_at": null, "ended": null,
+     "updated": "2026-11-22T10:04:00Z"}
+
+`state` is a phase of `SUPERVISION_TRANSITIONS`; `active` is null while no driver lives. `ended`, once the job is over:
+`{"ending": "DATA_LOSS", "exit_status": 65, "reason": "..."}`. Times are of this machine's clock, for people.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from headrace.enumerator.errors import UsageError
+
+log = logging.getLogger(__name__)
+
+__all__ = ["StatusFile", "instant_in"]
+
+
+@dataclass(frozen=True, slots=True)
+class StatusFile:
+    """Written by the supervisor's thread, in place of what was there."""
+
+    path: Path
+
+    def check(self) -> None:
+        """Raise UsageError where it cannot be written, which is to be known before a driver starts."""
+        if not os.access(self.path.parent, os.W_OK) or self.path.is_dir():
+            raise UsageError(f"the status cannot be written to {self.path}: its folder has to be there, and writable")
+
+    def write(self, status: Mapping[str, object]) -> None:
+        """A reader sees the status of before or this one. A full disk is no reason to end the job: it is logged."""
+        made = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            made.write_text(json.dumps({**status, "updated": instant_in(0)}) + "\n")
+            made.replace(self.path)
+        except OSError as error:
+            log.warning("the status could not be written to %s: %s", self.path, error)
+
+
+def instant_in(seconds: float) -> str:
+    """So many seconds from now, as ISO 8601 in UTC."""
+    return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,134 @@
+"""A job for supervisors, with a query that is none of Spark's: what happens to it is written to the file that HISTORY names."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+from headrace.enumerator.errors import DataLossError
+from headrace.spark import run
+
+HISTORY = Path(os.environ.get("HISTORY", "/dev/null"))
+
+
+def told() -> list[str]:
+    return HISTORY.read_text().split("\n")[:-1] if HISTORY.exists() else []
+
+
+def tell(what: str) -> None:
+    with HISTORY.open("a") as history:
+        history.write(f"{what}\n")
+
+
+class Session:
+    def stop(self) -> None:
+        tell("session stopped")
+
+
+def session() -> Session:
+    return Session()
+
+
+class State:
+    """Java's reference to what a query's loop asks before each batch, and the classes that are found from there."""
+
+    def __init__(self) -> None:
+        self.value = self
+
+    def get(self):
+        return self
+
+    set = None
+
+    def getClass(self):  # noqa: N802
+        return self
+
+    def getClassLoader(self):  # noqa: N802
+        return self
+
+    def getPackageName(self):  # noqa: N802
+        return "spark"
+
+    def loadClass(self, name):  # noqa: N802
+        return SimpleNamespace(getField=lambda field: SimpleNamespace(get=lambda _: (name, field)))
+
+
+class Query:
+    """At work in batch 7. `when_awaited`: what it does each time somebody waits for it."""
+
+    id = "the query"
+
+    def __init__(self, when_awaited=lambda: None) -> None:
+        self.when_awaited = when_awaited
+        self.state = State()
+        self.state.set = self.set_state
+        self._jsq = SimpleNamespace(streamingQuery=lambda: SimpleNamespace(state=lambda: self.state))
+        self.looks_until_the_batch_ends = None
+        self.isActive = True
+        self.lastProgress = {"batchId": 7}
+        self.status = {"isTriggerActive": True}
+
+    def set_state(self, to) -> None:
+        assert to == ("spark.TERMINATED$", "MODULE$")
+        tell("told to begin no further batch")
+        self.looks_until_the_batch_ends = 3
+
+    def awaitTermination(self, timeout):  # noqa: N802
+        self.when_awaited()
+        if self.looks_until_the_batch_ends is not None:
+            self.looks_until_the_batch_ends -= 1
+            if self.looks_until_the_batch_ends == 0:
+                tell("batch ended")
+                self.status = {"isTriggerActive": False}  # it waits for its next trigger
+        return not self.isActive
+
+    def stop(self) -> None:
+        tell("stopped")
+        self.isActive = False
+
+
+def fails_twice_and_then_runs(spark: Session) -> Query:
+    """Killed, with a child in a session of its own; then an error; then it runs, and has its supervisor told to stop."""
+    attempt = len([line for line in told() if line.startswith("attempt")])
+    tell(f"attempt {attempt}")
+    if attempt == 0:
+        tell(f"child {subprocess.Popen(['sleep', '600'], start_new_session=True).pid}")
+        os.kill(os.getpid(), signal.SIGKILL)
+    (child,) = (line.split()[1] for line in told() if line.startswith("child"))
+    tell("the child is gone" if not Path("/proc", child).exists() or zombie(child) else "the child is there")
+    if attempt == 1:
+        raise ConnectionError("no broker answers")
+    supervisor = os.getppid()
+    query = Query()
+    query.when_awaited = lambda: (os.kill(supervisor, signal.SIGTERM), setattr(query, "when_awaited", lambda: None))
+    return query
+
+
+def zombie(pid: str) -> bool:
+    return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def runs_and_freezes(spark: Session) -> Query:
+    """Its process is stopped (SIGSTOP), once its supervisor knows that it runs."""
+    return Query(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+
+
+def runs_with_a_child(spark: Session) -> Query:
+    """Says which processes there are."""
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    sys.stdout.write(f"{os.getpid()} {child.pid}\n")
+    sys.stdout.flush()
+    return Query()
+
+
+def loses_data(spark: Session) -> Query:
+    tell("attempt")
+    raise DataLossError("offsets 3 to 7 of t-0 are gone")
+
+
+if __name__ == "__main__" or os.environ.get("UNGUARDED"):
+    run(loses_data, session=session)

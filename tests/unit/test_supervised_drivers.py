@@ -1,0 +1,245 @@
+"""Drivers as processes: what a supervisor does to them, and they to it, and what their errors mean. No Spark in here."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from headrace.cli.spark.supervise import strategy_settings
+from headrace.connectors.commit import StaleEpochError
+from headrace.enumerator.errors import DataLossError, FencedError, OutageError, UsageError
+from headrace.enumerator.restarts import FixedDelay
+from headrace.enumerator.supervision import DriverEnd, Ending, SupervisionLimits
+from headrace.runners.spark.supervision.driver import DriverOrder
+from headrace.runners.spark.supervision.endings import end_by
+from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, kill_family, members
+from headrace.runners.spark.supervision.jobs import FunctionName, load
+from headrace.runners.spark.supervision.processes import DriverProcess
+from headrace.runners.spark.supervision.queries import ProgressOfQueries, end_after_batch, queries_of
+from headrace.runners.spark.supervision.status import StatusFile
+from headrace.runners.spark.supervision.supervisor import run, supervise
+from tests.helpers import supervised_job
+from tests.helpers.python_path import python_path
+
+JOB = Path(supervised_job.__file__)
+LONG_S = 60
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="supervision is for Linux")
+
+
+def order(function):
+    return DriverOrder(FunctionName(str(JOB), function), FunctionName(str(JOB), "session"))
+
+
+@pytest.fixture
+def history(tmp_path, monkeypatch):
+    monkeypatch.setenv("HISTORY", str(tmp_path / "history"))
+    monkeypatch.setenv("PYTHONPATH", python_path())
+    return tmp_path / "history"
+
+
+def ready(descriptor):
+    return bool(select.select([descriptor], [], [], LONG_S)[0])
+
+
+def test_a_job_is_started_again_after_each_failure_and_stopped_after_its_batch(history, tmp_path):
+    status = StatusFile(tmp_path / "status.json")
+    strategy = FixedDelay(attempts=5, delay_s=0.01)
+    end = supervise(order("fails_twice_and_then_runs"), strategy, SupervisionLimits(), status)
+    assert end == DriverEnd(Ending.STOPPED, "it was stopped")
+    told = [line for line in history.read_text().splitlines() if not line.startswith("child")]
+    first = ["attempt 0", "attempt 1", "the child is gone", "attempt 2", "the child is gone"]
+    assert told == [*first, "told to begin no further batch", "batch ended", "stopped", "session stopped"]
+    shown = json.loads(status.path.read_text())
+    assert (shown["state"], shown["active"], shown["standbys"], shown["drivers_started"]) == ("OVER", None, [], 3)
+    assert shown["last_failure"] == "ConnectionError: no broker answers"
+    assert shown["ended"] == {"ending": "STOPPED", "exit_status": 143, "reason": "it was stopped"}
+    assert [path.name for path in tmp_path.glob(".status*")] == []
+
+
+def test_a_driver_that_is_frozen_is_killed(history):
+    driver = DriverProcess(order("runs_and_freezes"))
+    while not (news := driver.news()):
+        assert ready(driver.reports)
+    assert news == [{"queries": ["the query"]}]
+    os.waitid(os.P_PID, driver.pid, os.WSTOPPED | os.WNOWAIT)  # it has stopped
+    driver.kill()
+    assert ready(driver.process)
+    assert driver.end() == DriverEnd(Ending.FAILED, "the driver was killed by SIGKILL")
+
+
+def test_a_driver_and_all_its_processes_end_with_the_supervisor(history):
+    arguments = ["supervise", f"{JOB}:runs_with_a_child", "--session", f"{JOB}:session"]
+    command = [sys.executable, "-c", "from headrace.cli import main; main()", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as supervisor:
+        driver, child = (os.pidfd_open(int(pid)) for pid in supervisor.stdout.readline().split())
+        supervisor.kill()
+    assert ready(driver)
+    assert ready(child)
+    os.close(driver)
+    os.close(child)
+
+
+@pytest.mark.parametrize(("unguarded", "status", "attempts"), [("", 65, 1), ("yes", 2, 0)])
+def test_a_program_that_supervises_itself_ends_with_the_status_of_its_job(history, unguarded, status, attempts):
+    """Unguarded, the driver, too, wants to supervise: the file that it imports says so in vain."""
+    environment = {**os.environ, "UNGUARDED": unguarded}
+    done = subprocess.run(
+        [sys.executable, str(JOB)], env=environment, capture_output=True, text=True, timeout=LONG_S, check=False
+    )
+    assert done.returncode == status, done.stderr
+    assert len(history.read_text().split() if history.exists() else []) == attempts
+    assert ("offsets 3 to 7 of t-0 are gone" if status == 65 else "WRONG_USE") in done.stderr
+
+
+def test_of_a_family_that_has_ended_nobody_is_left():
+    child = subprocess.Popen(["sleep", "600"], env={**os.environ, FAMILY_VARIABLE: "a family"}, start_new_session=True)
+    assert members("a family") == [child.pid]
+    assert members("a famil") == []
+    assert kill_family("a family") == 1
+    assert child.wait() == -signal.SIGKILL
+    assert kill_family("a family") == 0
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+TRACEBACK = """[STREAM_FAILED] Query [id = 1] terminated with exception: [PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR] Failed
+Traceback (most recent call last):
+  File "/x/headrace/connectors/commit.py", line 1, in _run
+headrace.enumerator.errors.RetriableError: the first
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/x/headrace/connectors/commit.py", line 2, in _run
+{last}
+ SQLSTATE: XXKST
+"""
+
+
+class AnalysisException(Exception):  # noqa: N818 - PySpark's name
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "ending"),
+    [
+        (DataLossError("gone"), Ending.DATA_LOSS),
+        (StaleEpochError("older copy"), Ending.BAD_CHECKPOINT),
+        (FencedError("another"), Ending.FENCED),
+        (UsageError("wrong"), Ending.WRONG_USE),
+        (OutageError("away"), Ending.FAILED),
+        (ConnectionError("away"), Ending.FAILED),
+        (MemoryError(), Ending.FAILED),
+        (AnalysisException("no such column"), Ending.WRONG_USE),
+        (RuntimeError("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log."), Ending.FENCED),
+        (RuntimeError("[STREAM_FAILED] java.io.IOException: disk full"), Ending.FAILED),
+        (RuntimeError(TRACEBACK.format(last="headrace.enumerator.errors.DataLossError: t-0 is gone")), Ending.DATA_LOSS),
+        (RuntimeError(TRACEBACK.format(last="headrace.connectors.commit.StaleEpochError: old")), Ending.BAD_CHECKPOINT),
+        (AnalysisException(TRACEBACK.format(last="headrace.enumerator.errors.OutageError: away")), Ending.FAILED),
+        (RuntimeError(TRACEBACK.format(last="headrace.nowhere.DataLossError: t-0 is gone")), Ending.FAILED),
+        (RuntimeError(TRACEBACK.format(last="ValueError: headrace.enumerator.errors.FencedError: quoted")), Ending.FAILED),
+    ],
+)
+def test_errors_say_whether_another_try_can_help_whichever_way_they_come(error, ending):
+    assert end_by(error).ending is ending
+
+
+def test_an_end_is_told_in_one_line_that_names_the_error():
+    error = RuntimeError(TRACEBACK.format(last="headrace.enumerator.errors.DataLossError: t-0 is gone"))
+    assert end_by(error) == DriverEnd(Ending.DATA_LOSS, "DataLossError: t-0 is gone")
+    assert len(end_by(RuntimeError("x" * 10_000)).reason) < 500
+
+
+# --- names, queries, settings -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["job", "job.py", ":job", "job.py:", "nowhere.py:job", "a:b c"])
+def test_a_job_that_cannot_be_found_is_refused_by_name(text):
+    with pytest.raises(UsageError, match="job"):
+        FunctionName.parse(text)
+
+
+def test_a_job_without_a_name_that_another_process_can_find_is_refused():
+    with pytest.raises(UsageError, match="not a function at the top of a file"):
+        run(lambda spark: None)
+
+
+def test_a_function_is_found_by_its_name_and_what_is_no_function_is_refused(tmp_path):
+    assert load(FunctionName.of(end_by)) is end_by
+    with pytest.raises(UsageError, match="there is no function 'nothing' in"):
+        load(FunctionName("headrace.spark", "nothing"))
+    with pytest.raises(UsageError, match="cannot be loaded: ModuleNotFoundError"):
+        load(FunctionName("no_such_module", "job"))
+    (tmp_path / "broken.py").write_text("def job(:")
+    with pytest.raises(UsageError, match="cannot be loaded: SyntaxError"):
+        load(FunctionName(str(tmp_path / "broken.py"), "job"))
+
+
+def test_an_order_is_the_same_after_its_journey():
+    sent = DriverOrder(FunctionName("a", "b"), FunctionName("c.py", "d"), {"spark.master": "local[2]"})
+    assert DriverOrder.from_line(sent.to_line()) == sent
+    assert DriverOrder.from_line(order("x").to_line()) == order("x")
+
+
+def test_a_job_returns_queries_or_nothing():
+    query = supervised_job.Query()
+    assert queries_of(None) == []
+    assert queries_of(query) == [query]
+    assert queries_of((query, query)) == [query, query]
+    for other in (7, "query", [query, 7]):
+        with pytest.raises(UsageError, match="a job returns a streaming query"):
+            queries_of(other)
+
+
+def test_a_driver_gets_on_when_all_its_queries_do():
+    slow, fast, progress = supervised_job.Query(), supervised_job.Query(), ProgressOfQueries()
+    slow.id = "slow"
+    assert progress.look([slow, fast])
+    fast.lastProgress = {"batchId": 8}
+    assert not progress.look([slow, fast])
+    slow.status = {"isTriggerActive": False}  # nothing to do
+    assert progress.look([slow, fast])
+    assert not progress.look([fast])
+    assert progress.batches == {"slow": 7, "the query": 8}
+
+
+def test_a_query_that_cannot_be_ended_after_its_batch_says_so(caplog):
+    query = supervised_job.Query()
+    del query._jsq  # as Spark Connect's
+    assert not end_after_batch(query)
+    assert "cannot be ended after its batch" in caplog.text
+
+
+def test_the_strategy_is_given_once():
+    assert strategy_settings("none", {}) == {"restart-strategy.type": "none"}
+    with pytest.raises(UsageError, match="given twice"):
+        strategy_settings("none", {"restart-strategy.type": "fixed-delay"})
+
+
+def test_a_status_that_cannot_be_written_is_refused_before_a_driver_starts(tmp_path):
+    for path in (tmp_path / "nowhere" / "status", tmp_path):
+        with pytest.raises(UsageError, match="the status cannot be written"):
+            StatusFile(path).check()
+
+
+def test_where_a_supervisor_cannot_be_is_said(monkeypatch):
+    what = order("loses_data"), FixedDelay(), SupervisionLimits(), None
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    with pytest.raises(UsageError, match="spark-submit has started the JVM"):
+        supervise(*what)
+    with ThreadPoolExecutor() as threads, pytest.raises(UsageError, match="only the main thread"):
+        threads.submit(supervise, *what).result()
+
+
+def test_settings_for_a_session_that_the_job_makes_itself_are_refused():
+    with pytest.raises(UsageError, match="not to both"):
+        run(end_by, session=supervised_job.session, conf={"spark.master": "local"})
