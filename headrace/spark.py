@@ -1,4 +1,5 @@
-"""What a program for Spark may import: the builders of sessions, and `read_source` for any bounded source.
+"""What a program for Spark may import: the builders of sessions, `run` for a job that is started again when it fails,
+`metrics` for Prometheus, and `read_source` for any bounded source.
 
 Needs `pip install 'headrace[spark]'`. `spark.read.format("headrace")` needs no import.
 """
@@ -7,6 +8,15 @@ from headrace._extras import needs_extra as _needs_extra
 
 with _needs_extra("spark", "pyspark"):
     from headrace.runners.spark.bounded import read_source
+    from headrace.runners.spark.metrics.exporter import MetricsServer, metrics
     from headrace.runners.spark.session import session_builder, warm_session_builder
+    from headrace.runners.spark.supervision.supervisor import run
 
-__all__ = ["read_source", "session_builder", "warm_session_builder"]
+__all__ = [
+    "MetricsServer",
+    "metrics",
+    "read_source",
+    "run",
+    "session_builder",
+    "warm_session_builder",
+]

@@ -1,0 +1,1 @@
+"""Metrics of a Spark session's streaming queries, for Prometheus."""

@@ -1,0 +1,173 @@
+"""What is known of a session's queries, from what Spark tells listeners. No PySpark and no Prometheus in here.
+
+Offsets are taken from JSON of the form `{"topic": {"0": 123}}`, which log sources report; of others there are rows and times.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from headrace.enumerator.supervision import Ending
+
+__all__ = ["KnownQueries", "PartitionProgress", "QueryFacts"]
+
+Partition = tuple[str, str, str]
+"""Source (its number), topic, partition."""
+
+MOST_ENDED = 100
+"""Queries that have ended are kept for their counters, but not without end: a session may start one a minute."""
+
+_SEEN_KEPT = 256
+
+
+@dataclass(slots=True)
+class PartitionProgress:
+    """One partition, after a query's last batch. `lag_s`: how long the oldest record that was not read yet has been seen there.
+
+    Both lags are None where the source does not say where its log ends.
+    """
+
+    position: int
+    end: int | None
+    lag_s: float | None
+
+    @property
+    def lag_records(self) -> int | None:
+        """Offsets between the two."""
+        return None if self.end is None else max(0, self.end - self.position)
+
+
+@dataclass(slots=True)
+class QueryFacts:
+    """One query, by its id: a restart within the session goes on with its counters."""
+
+    query_id: str
+    name: str
+    is_active: bool = True
+    starts: int = 0
+    batch: int | None = None
+    batches: int = 0
+    rows: int = 0
+    phase_seconds: Counter[str] = field(default_factory=Counter)
+    last_batch_s: float | None = None
+    watermark_s: float | None = None
+    state_rows: int = 0
+    state_bytes: int = 0
+    endings: Counter[str] = field(default_factory=Counter)
+    partitions: dict[Partition, PartitionProgress] = field(default_factory=dict)
+    ends_seen: dict[Partition, deque[tuple[float, int]]] = field(default_factory=dict)
+
+
+class KnownQueries:
+    """All queries of a session. Written by Spark's listener thread, read by the exporter's: under one lock."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """`clock` gives monotonic seconds."""
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._queries: dict[str, QueryFacts] = {}
+
+    def started(self, query_id: str, name: str | None) -> None:
+        """A run of the query has started."""
+        with self._lock:
+            query = self._queries.setdefault(query_id, QueryFacts(query_id, name or ""))
+            query.is_active = True
+            query.starts += 1
+
+    def progressed(self, progress: Mapping[str, Any]) -> None:
+        """A batch has ended, as Spark's progress JSON says. A query that was running before is known from now on."""
+        with self._lock:
+            query_id = str(progress["id"])
+            query = self._queries.setdefault(query_id, QueryFacts(query_id, progress.get("name") or "", starts=1))
+            _take(query, progress)
+            _take_offsets(query, progress.get("sources") or (), self._clock())
+
+    def idle(self, query_id: str) -> None:
+        """Nothing is there to be read: what is behind in time is so no longer."""
+        with self._lock:
+            for partition in self._queries[query_id].partitions.values() if query_id in self._queries else ():
+                partition.lag_s = None if partition.lag_s is None or partition.lag_records else 0.0
+
+    def terminated(self, query_id: str, ending: Ending) -> None:
+        """The run is over. Its partitions are dropped: their lags would stand still."""
+        with self._lock:
+            query = self._queries.get(query_id)
+            if query is None:
+                return
+            query.is_active = False
+            query.endings[ending.name.lower()] += 1
+            query.partitions, query.ends_seen = {}, {}
+            ended = [known.query_id for known in self._queries.values() if not known.is_active]
+            for forgotten in ended[: max(0, len(ended) - MOST_ENDED)]:
+                del self._queries[forgotten]
+
+    def read(self, each: Callable[[QueryFacts], None]) -> None:
+        """Call `each` for every query, while nothing changes."""
+        with self._lock:
+            for query in self._queries.values():
+                each(query)
+
+
+def _take(query: QueryFacts, progress: Mapping[str, Any]) -> None:
+    query.batch = int(progress["batchId"])
+    query.batches += 1
+    query.rows += int(progress.get("numInputRows") or 0)
+    for phase, milliseconds in (progress.get("durationMs") or {}).items():
+        query.phase_seconds[phase] += milliseconds / 1000
+    query.last_batch_s = _instant_s(progress.get("timestamp"))
+    query.watermark_s = _instant_s((progress.get("eventTime") or {}).get("watermark"))
+    operators = progress.get("stateOperators") or ()
+    query.state_rows = sum(int(operator["numRowsTotal"]) for operator in operators)
+    query.state_bytes = sum(int(operator["memoryUsedBytes"]) for operator in operators)
+
+
+def _take_offsets(query: QueryFacts, sources: Iterable[Mapping[str, Any]], now_s: float) -> None:
+    """Partitions that are there no more are dropped with it."""
+    partitions: dict[Partition, PartitionProgress] = {}
+    for number, source in enumerate(sources):
+        ends = dict(_offsets(source.get("latestOffset")))
+        for (topic, part), position in _offsets(source.get("endOffset")):
+            place, end = (str(number), topic, part), ends.get((topic, part))
+            seen = query.ends_seen.setdefault(place, deque(maxlen=_SEEN_KEPT))
+            partitions[place] = PartitionProgress(position, end, None if end is None else _lag_s(seen, position, end, now_s))
+    query.partitions = partitions
+    query.ends_seen = {place: seen for place, seen in query.ends_seen.items() if place in partitions}
+
+
+def _lag_s(seen: deque[tuple[float, int]], position: int, end: int, now_s: float) -> float:
+    """Since when the end is known to be behind `position`: of one clock, and never from a record's own time."""
+    while seen and seen[0][1] <= position:
+        seen.popleft()
+    if end > position and (not seen or end > seen[-1][1]):
+        if len(seen) == seen.maxlen:
+            seen[-1] = (seen[-1][0], end)  # the oldest says how long it has been
+        else:
+            seen.append((now_s, end))
+    return now_s - seen[0][0] if seen else 0.0
+
+
+def _offsets(text: object) -> Iterable[tuple[tuple[str, str], int]]:
+    """((topic, partition), offset), from JSON of that form; nothing from any other."""
+    try:
+        document = json.loads(text) if isinstance(text, str) else text
+    except ValueError:
+        return
+    if not isinstance(document, dict):
+        return
+    for topic, partitions in document.items():
+        for partition, offset in partitions.items() if isinstance(partitions, dict) else ():
+            if type(offset) is int:
+                yield (topic, str(partition)), offset
+
+
+def _instant_s(text: str | None) -> float | None:
+    try:
+        return None if text is None else datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
