@@ -63,32 +63,7 @@ class KafkaOffsets:
 
     def to_json(self, offsets: LogOffsets[KafkaSplit]) -> str:
         """The offsets in the newest version; the same text for the same offsets."""
-        ordered = sorted(offsets.splits.values(), key=lambda split: (split.topic, str(split.topic_id), split.partition))
-        names = sorted({(split.topic, split.topic_id) for split in ordered}, key=str)
-        incarnations = Counter(topic for topic, _ in names)
-        keys = {name: name[0] if incarnations[name[0]] == 1 else f"{name[0]}@{name[1]}" for name in names}
-        shown: PartitionNumbers = {}
-        formats = self._formats()
-        rest: dict[str, Any] = {
-            "version": VERSION if formats else PLAIN_VERSION,
-            "began": {},
-            "topic_ids": {},
-            "epochs": {},
-            "offsets": {},
-        }
-        for split in ordered:
-            key, partition = keys[split.topic, split.topic_id], str(split.partition)
-            positions = shown if key == split.topic else rest["offsets"]
-            positions.setdefault(key, {})[partition] = split.next_offset
-            rest["began"].setdefault(key, {})[partition] = offsets.began[split.split_id]
-            if split.last_epoch is not None:
-                rest["epochs"].setdefault(key, {})[partition] = split.last_epoch
-        rest["topic_ids"] = {keys[name]: str(name[1]) for name in names if name[1] is not None}
-        if formats:
-            rest["formats"] = {field: each.pinned for field, each in formats.items()}
-        if offsets.initial:
-            rest["initial"] = True
-        return _compact({**shown, f"{OURS}{_compact(rest)}": {}})
+        return offsets_to_json(offsets, {field: each.pinned for field, each in self._formats().items()})
 
     def from_json(self, text: str) -> LogOffsets[KafkaSplit]:
         """Our own offsets, or those of Spark's JVM connector, whose topics are identified by asking the cluster.
@@ -132,6 +107,35 @@ class KafkaOffsets:
         if not found and positions:
             raise StateError(f"none of the checkpoint's partitions is among those subscribed to: {', '.join(gone)}")
         return LogOffsets({split.split_id: split for split in found}, began={})
+
+
+def offsets_to_json(offsets: LogOffsets[KafkaSplit], formats: Mapping[Any, Mapping[str, Any]]) -> str:
+    """The offsets in the newest version; the same text for the same offsets. `formats`: what `pinned_formats` gives."""
+    ordered = sorted(offsets.splits.values(), key=lambda split: (split.topic, str(split.topic_id), split.partition))
+    names = sorted({(split.topic, split.topic_id) for split in ordered}, key=str)
+    incarnations = Counter(topic for topic, _ in names)
+    keys = {name: name[0] if incarnations[name[0]] == 1 else f"{name[0]}@{name[1]}" for name in names}
+    shown: PartitionNumbers = {}
+    rest: dict[str, Any] = {
+        "version": VERSION if formats else PLAIN_VERSION,
+        "began": {},
+        "topic_ids": {},
+        "epochs": {},
+        "offsets": {},
+    }
+    for split in ordered:
+        key, partition = keys[split.topic, split.topic_id], str(split.partition)
+        positions = shown if key == split.topic else rest["offsets"]
+        positions.setdefault(key, {})[partition] = split.next_offset
+        rest["began"].setdefault(key, {})[partition] = offsets.began[split.split_id]
+        if split.last_epoch is not None:
+            rest["epochs"].setdefault(key, {})[partition] = split.last_epoch
+    rest["topic_ids"] = {keys[name]: str(name[1]) for name in names if name[1] is not None}
+    if formats:
+        rest["formats"] = dict(formats)
+    if offsets.initial:
+        rest["initial"] = True
+    return _compact({**shown, f"{OURS}{_compact(rest)}": {}})
 
 
 def parse(text: str) -> Mapping[str, Any]:

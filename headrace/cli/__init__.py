@@ -12,6 +12,7 @@ from headrace.cli.dump import dump_command
 from headrace.cli.lag import lag_command
 from headrace.cli.losses import accept_loss, forget
 from headrace.cli.run import run_command
+from headrace.cli.spark.checkpoint import checkpoint_app
 from headrace.cli.spark.supervise import supervise_command
 from headrace.cli.spark.warm_up import warm_up_command
 from headrace.cli.transactions import transactions_app
@@ -21,6 +22,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 app.command(name="broker")(broker_command)
 app.command(name="run")(run_command)
 app.command(name="beam")(beam_command)
+app.add_typer(checkpoint_app, name="checkpoint")
 app.command(name="supervise")(supervise_command)
 app.command(name="warm-up")(warm_up_command)
 transactions_app.command(name="accept-loss")(accept_loss)

@@ -70,9 +70,9 @@ def run(
     `job`: a function at the top of a file, which is given a session and returns its streaming query, or several. Call `run`
     under `if __name__ == "__main__"`: the process imports the file. `session` makes the session (default: headrace's builders,
     with the settings of `conf`). `restart`: `headrace.run.ExponentialDelay` (default) and its like. `status`: a file of
-    JSON that says what goes on. `progress_timeout_s`: the job is killed and started again when for so many seconds no batch has ended
-    while one was under way; None (default) for any time. SIGTERM and SIGINT end the job after the batch under way, which may
-    take `stop_timeout_s` seconds; a second one ends it at once.
+    JSON that says what goes on. `progress_timeout_s`: the job is killed and started again when for so many seconds no batch
+    has ended while one was under way; None (default) for any time. SIGTERM and SIGINT end the job after the batch under way,
+    which may take `stop_timeout_s` seconds; a second one ends it at once.
 
     Returns when all queries have ended by themselves. Raises SystemExit with one of `EXIT_STATUSES` otherwise: 143 after a
     stop, 1 where the restart strategy has given up, and at once 2 for wrong options, 65 for lost records, 66 for a checkpoint

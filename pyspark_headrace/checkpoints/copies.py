@@ -1,0 +1,212 @@
+"""Changed copies of a checkpoint. The checkpoint itself is never written to; a copy is there as a whole, or not at all.
+
+Local folders only: a folder of another store cannot be made as a whole. Where the last batch is not committed, only `fork`
+copies: what the next start runs again belongs to the offsets as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from headrace.connectors.files.store import is_local, normal_path
+from headrace.connectors.kafka.read.split import KafkaSplit
+from headrace.enumerator.errors import StateError, UsageError
+from pyspark_headrace.checkpoints.logs import (
+    COMMITS,
+    METADATA,
+    OFFSETS,
+    PlannedBatch,
+    SourceOffsets,
+    SparkCheckpoint,
+    read_checkpoint,
+)
+from pyspark_headrace.checkpoints.positions import OffsetForm, StoredPositions, moved, stored_positions
+
+__all__ = ["CopyPlan", "export_to_jvm", "forget_topic", "fork", "rewind", "set_offsets", "write_copy"]
+
+QUIET_S = 60.0
+
+Changed = Callable[[StoredPositions], StoredPositions | None]
+"""A source's positions changed, or None where there is nothing to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlan:
+    """What differs from the checkpoint: files left out, and files with other contents, by their names."""
+
+    left_out: frozenset[str] = frozenset()
+    written: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def fork(checkpoint: SparkCheckpoint) -> CopyPlan:
+    """The same, for another query: exactly-once sinks tell the two apart, so both write all that comes."""
+    return CopyPlan(written=_new_query())
+
+
+def rewind(checkpoint: SparkCheckpoint, to_batch: int) -> CopyPlan:
+    """As it was when `to_batch` was committed, for another query, since the sinks know what this one has written.
+
+    Raises UsageError for a batch that is not there, and StateError for what cannot go back: state, and sources not Kafka's.
+    """
+    last = _last_committed(checkpoint)
+    batch = checkpoint.batch(to_batch)
+    if to_batch not in checkpoint.committed:
+        raise UsageError(f"batch {to_batch} is not among the committed ones, which are {_span(checkpoint)}")
+    if checkpoint.state_operators and to_batch != last:
+        raise StateError("the query keeps state, of which later batches have become part: it cannot go back by its logs alone")
+    others = [source.name for source in batch.sources if stored_positions(source.text).form is OffsetForm.OTHER]
+    if others:
+        raise StateError(
+            f"source {others[0]} is not Kafka's, and keeps what it has read in files of its own: it cannot go back"
+        )
+    if to_batch > 0 and to_batch - 1 not in checkpoint.planned:
+        raise UsageError(f"batch {to_batch} is the first that is left, and Spark needs the one before it, too")
+    later = [(log, number) for log, there in _logs(checkpoint) for number in there if number > to_batch]
+    return CopyPlan(frozenset(f"{log}/{number}" for log, number in later), _new_query())
+
+
+def set_offsets(checkpoint: SparkCheckpoint, offsets: Mapping[tuple[str, int], int]) -> CopyPlan:
+    """The next batch begins at these positions, by topic and partition; all others stay. The query is the same one.
+
+    Raises UsageError for partitions that are not stored once.
+    """
+    return _changed(checkpoint, lambda positions: _moved(positions, offsets), [f"{topic}-{part}" for topic, part in offsets])
+
+
+def forget_topic(checkpoint: SparkCheckpoint, topic: str) -> CopyPlan:
+    """Without a topic: where it is still subscribed to, it is a new one, and read from its first record. The same query.
+
+    Raises UsageError where it is not stored.
+    """
+    return _changed(checkpoint, lambda positions: _without(positions, topic), [topic])
+
+
+def export_to_jvm(checkpoint: SparkCheckpoint) -> CopyPlan:
+    """For Spark's own Kafka connector, in the query of the same id. Raises StateError for what that cannot express."""
+    _last_committed(checkpoint)
+    written = {}
+    for number, batch in checkpoint.planned.items():
+        sources = [(source, stored_positions(source.text)) for source in batch.sources]
+        texts = [
+            SourceOffsets(source.name, positions.to_text(OffsetForm.JVM)) if positions.form is OffsetForm.HEADRACE else source
+            for source, positions in sources
+        ]
+        if texts != list(batch.sources):
+            written[f"{OFFSETS}/{number}"] = batch.content(tuple(texts))
+    if not written:
+        raise UsageError(f"no batch in {checkpoint.location} has offsets of headrace's: there is nothing to export")
+    return CopyPlan(written=written)
+
+
+def write_copy(checkpoint: SparkCheckpoint, to: str, plan: CopyPlan, *, quiet_s: float = QUIET_S) -> None:
+    """Write the copy into a new folder. Killed at any moment, it leaves no such folder.
+
+    `quiet_s`: a checkpoint that was written to within so many seconds is taken for a running query's. Raises StateError then,
+    and where it is written to meanwhile; UsageError where `to` is there, or one of the two is not local.
+    """
+    source, target = (normal_path(path) for path in (checkpoint.location, to))
+    if not is_local(source) or not is_local(target):
+        raise UsageError("copies are made of local folders, in local folders: fetch the checkpoint first")
+    folder = Path(target)
+    if folder.exists():
+        raise UsageError(f"{to} is there already: a copy goes into a new folder")
+    if folder.is_relative_to(source):
+        raise UsageError(f"{to} is within the checkpoint itself")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+    made.mkdir()
+    try:
+        _refuse_running(Path(source), made.stat().st_mtime, quiet_s)
+        shutil.copytree(source, made, dirs_exist_ok=True, ignore=_left_out(Path(source), plan))
+        for name, content in plan.written.items():
+            (made / name).write_bytes(content)
+        if read_checkpoint(source) != checkpoint:
+            raise StateError(f"{checkpoint.location} has changed meanwhile: its query runs. Stop it first")
+        made.rename(folder)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+
+
+def _refuse_running(source: Path, now: float, quiet_s: float) -> None:
+    """By the store's own clock: when the newest entry of a log was written, and the folder of the copy."""
+    newest = max((path.stat().st_mtime for log in (OFFSETS, COMMITS) for path in (source / log).glob("[0-9]*")), default=None)
+    if newest is not None and now - newest < quiet_s:
+        raise StateError(
+            f"{source} was written to {max(0.0, now - newest):.0f} s ago, so its query may be running. Stop it, and if it is "
+            "stopped, say so by --stopped"
+        )
+
+
+def _left_out(source: Path, plan: CopyPlan) -> Callable[[str, list[str]], set[str]]:
+    """What is not copied: also the checksums of files that are written otherwise, which Spark reads without."""
+
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        inside = Path(folder).relative_to(source)
+        gone = {Path(name) for name in [*plan.left_out, *plan.written]}
+        return {name for name in names if inside / name in gone or inside / _without_crc(name) in gone}
+
+    return ignored
+
+
+def _without_crc(name: str) -> str:
+    return name.removeprefix(".").removesuffix(".crc") if name.startswith(".") and name.endswith(".crc") else name
+
+
+def _new_query() -> dict[str, bytes]:
+    return {METADATA: json.dumps({"id": str(uuid.uuid4())}, separators=(",", ":")).encode()}
+
+
+def _changed(checkpoint: SparkCheckpoint, change: Changed, wanted: list[str]) -> CopyPlan:
+    """The last batch with the positions of one source changed. `wanted`: for errors."""
+    number = _last_committed(checkpoint)
+    batch: PlannedBatch = checkpoint.batch(number)
+    found = [(at, new) for at, source in enumerate(batch.sources) if (new := change(stored_positions(source.text))) is not None]
+    if len(found) != 1:
+        where = "more than one source of the query" if found else "any source of the query"
+        raise UsageError(f"{', '.join(wanted)}: {'stored in' if found else 'not stored in'} {where}, in batch {number}")
+    ((at, positions),) = found
+    sources = list(batch.sources)
+    sources[at] = replace(sources[at], text=positions.to_text())
+    return CopyPlan(written={f"{OFFSETS}/{number}": batch.content(tuple(sources))})
+
+
+def _moved(positions: StoredPositions, offsets: Mapping[tuple[str, int], int]) -> StoredPositions | None:
+    splits: dict[str, KafkaSplit] = dict(positions.offsets.splits)
+    for (topic, partition), to in offsets.items():
+        there = [split for split in positions if (split.topic, split.partition) == (topic, partition)]
+        if len(there) != 1:
+            return None
+        splits[there[0].split_id] = moved(there[0], to)
+    return positions.changed(splits)
+
+
+def _without(positions: StoredPositions, topic: str) -> StoredPositions | None:
+    rest = {split.split_id: split for split in positions if split.topic != topic}
+    return None if len(rest) == len(positions.offsets.splits) else positions.changed(rest)
+
+
+def _last_committed(checkpoint: SparkCheckpoint) -> int:
+    """The last batch. Raises StateError where it is not committed, or a file is damaged."""
+    if checkpoint.damaged:
+        raise StateError(f"{checkpoint.damaged[0].name} is damaged ({checkpoint.damaged[0].why}): no copy is made of that")
+    last = checkpoint.last_planned
+    if last is None or last != checkpoint.last_committed:
+        raise StateError(
+            f"batch {last} is not committed: what its next run is to read is stored. Start the query once, let the batch end, "
+            "and stop it"
+        )
+    return last
+
+
+def _logs(checkpoint: SparkCheckpoint) -> list[tuple[str, list[int]]]:
+    return [(OFFSETS, list(checkpoint.planned)), (COMMITS, list(checkpoint.committed))]
+
+
+def _span(checkpoint: SparkCheckpoint) -> str:
+    return f"{min(checkpoint.committed)} to {max(checkpoint.committed)}" if checkpoint.committed else "none"

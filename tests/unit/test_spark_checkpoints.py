@@ -1,0 +1,487 @@
+"""`headrace checkpoint`: what is read from a checkpoint of Spark's, what is said of it, and what copies hold.
+
+`golden/spark_checkpoint` was written by PySpark 4.3: batches 2 and 3 by the JVM connector, 4 and 5 by headrace, which has taken
+the query over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from headrace.cli import app
+from headrace.cli.spark.checkpoint import parse_positions
+from headrace.enumerator.errors import StateError, UsageError
+from headrace.testing import FakeKafka
+from pyspark_headrace.checkpoints import copies
+from pyspark_headrace.checkpoints.copies import export_to_jvm, forget_topic, fork, rewind, set_offsets, write_copy
+from pyspark_headrace.checkpoints.findings import FindingKind, findings_of
+from pyspark_headrace.checkpoints.logs import read_checkpoint
+from pyspark_headrace.checkpoints.positions import OffsetForm, stored_positions
+from tests.helpers.python_path import python_path
+
+GOLDEN = Path(__file__).parent / "golden" / "spark_checkpoint"
+TOPIC = "test-it-goes-on-where-the-jvm-connector-was-stopped-fe714f3c-0"
+TOPIC_ID = "20441b02-4c02-45bd-b026-70d0657674e9"
+LONG_AGO = 1_700_000_000
+
+
+@pytest.fixture(autouse=True)
+def nowhere(monkeypatch):
+    monkeypatch.delenv("HEADRACE_BOOTSTRAP", raising=False)
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A copy whose query was stopped long ago."""
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(GOLDEN, folder)
+    for path in folder.rglob("*"):
+        os.utime(path, (LONG_AGO, LONG_AGO))
+    return folder
+
+
+def command(*words):
+    return CliRunner().invoke(app, ["checkpoint", *map(str, words)])
+
+
+def positions(folder, batch=None, source=0):
+    found = stored_positions(read_checkpoint(str(folder)).batch(batch).sources[source].text)
+    return {(split.topic, split.partition): split.next_offset for split in found}
+
+
+def kinds(folder):
+    return {finding.where: finding.kind for finding in findings_of(read_checkpoint(str(folder)))}
+
+
+def files(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def test_all_of_sparks_own_checkpoint_is_read(checkpoint):
+    found = read_checkpoint(str(checkpoint))
+    assert found.query_id == json.loads((GOLDEN / "metadata").read_text())["id"]
+    assert list(found.planned) == list(found.committed) == [2, 3, 4, 5]
+    assert found.damaged == found.state_operators == ()
+    forms = [stored_positions(batch.sources[0].text).form for batch in found.planned.values()]
+    assert forms == [OffsetForm.JVM] * 2 + [OffsetForm.HEADRACE] * 2
+    assert positions(checkpoint) == {(TOPIC, 0): 16, (TOPIC, 1): 10, (TOPIC, 2): 6}
+    assert positions(checkpoint, 3) == {(TOPIC, 0): 10, (TOPIC, 1): 10}
+
+
+def test_an_entry_is_written_as_spark_has_written_it(checkpoint):
+    for number, batch in read_checkpoint(str(checkpoint)).planned.items():
+        assert batch.content(batch.sources) == (checkpoint / "offsets" / str(number)).read_bytes()
+
+
+def test_sources_with_names_are_read_and_written():
+    text = 'v2\n{"batchTimestampMs":7,"batchWatermarkMs":0}\nflights:{"t":{"0":5}}\nrate:-'
+    (batch,) = read_checkpoint(planned_at_memory("named", text)).planned.values()
+    assert [(source.name, source.text) for source in batch.sources] == [("flights", '{"t":{"0":5}}'), ("rate", None)]
+    assert batch.content(batch.sources) == text.encode()
+
+
+def planned_at_memory(name, text):
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file(f"/{name}/metadata", b'{"id":"q"}')
+    memory.pipe_file(f"/{name}/offsets/0", text.encode())
+    return f"memory://{name}"
+
+
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(UsageError, match="there is no checkpoint in"):
+            read_checkpoint(str(folder))
+
+
+def damage(checkpoint, name, data):
+    path = checkpoint / name
+    path.write_bytes(data)
+    os.utime(path, (LONG_AGO, LONG_AGO))
+    path.with_name(f".{path.name}.crc").unlink()
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "why"),
+    [
+        ("offsets/4", b"", "it is empty"),
+        ("offsets/4", b"v1\n{}", "ends before the first source"),
+        ("offsets/4", b"v9\n{}\n-", "version v9"),
+        ("offsets/4", b"\xff\xfe", "utf-8"),
+        ("offsets/4", b"v1\n[1]\n-", "no JSON object"),
+        ("offsets/4", b"v2\n{}\nnothing", "names no source"),
+        ("commits/4", b"v1\n{", "property name"),
+        ("commits/4", b"{}", "not with a version"),
+        ("metadata", b"{}", "no query id"),
+    ],
+)
+def test_a_damaged_file_is_named_with_the_reason(checkpoint, name, data, why):
+    damage(checkpoint, name, data)
+    (damaged,) = read_checkpoint(str(checkpoint)).damaged
+    assert damaged.name == name
+    assert why in damaged.why
+
+
+@pytest.mark.parametrize("name", ["metadata", "offsets/5", "commits/5"])
+def test_a_file_that_does_not_match_its_checksums_is_damaged(checkpoint, name):
+    data = bytearray((checkpoint / name).read_bytes())
+    data[-3] ^= 1
+    (checkpoint / name).write_bytes(data)
+    (damaged,) = read_checkpoint(str(checkpoint)).damaged
+    assert (damaged.name, "checksums" in damaged.why) == (name, True)
+
+
+def test_a_source_that_is_not_kafkas_has_no_positions():
+    for text in (None, "17", '{"logOffset":3}'):
+        assert stored_positions(text).form is OffsetForm.OTHER
+    with pytest.raises(StateError):
+        stored_positions('{"t":{"0":-3}}')
+
+
+# --- verify -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_whose_batches_are_all_committed_is_good(checkpoint):
+    assert kinds(checkpoint) == {}
+    done = command("verify", checkpoint)
+    assert (done.exit_code, "the query can go on" in done.output) == (0, True)
+
+
+def test_a_batch_that_is_planned_and_not_committed_is_run_again(checkpoint):
+    (checkpoint / "commits" / "5").unlink()
+    assert kinds(checkpoint) == {"offsets/5": FindingKind.NOTE}
+    assert command("verify", checkpoint).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("gone", "where"),
+    [
+        (["metadata"], "metadata"),
+        (["offsets/4"], "offsets/4"),
+        (["offsets/5", "offsets/4"], "commits/5"),
+        (["commits/5", "commits/4"], "commits/4"),
+        (["offsets/2", "offsets/3", "offsets/4", "offsets/5"], "offsets"),
+    ],
+)
+def test_what_keeps_a_query_from_going_on_is_named(checkpoint, gone, where):
+    for name in gone:
+        (checkpoint / name).unlink()
+    assert kinds(checkpoint)[where] is FindingKind.REFUSED
+    done = command("verify", checkpoint)
+    assert (done.exit_code, "cannot go on" in done.output) == (1, True)
+
+
+def test_damage_within_a_sources_offsets_is_named(checkpoint):
+    text = (checkpoint / "offsets" / "5").read_text().replace('\\"version\\":2', '\\"version\\":7')
+    damage(checkpoint, "offsets/5", text.encode())
+    assert kinds(checkpoint) == {"offsets/5, source 0": FindingKind.DAMAGED}
+
+
+def test_state_is_named_and_not_looked_at(checkpoint):
+    (checkpoint / "state" / "0" / "0").mkdir(parents=True)
+    assert kinds(checkpoint) == {"state": FindingKind.NOTE}
+
+
+@pytest.fixture
+def kafka():
+    with FakeKafka() as cluster:
+        yield cluster
+
+
+def against(kafka, checkpoint, *records, partitions=3):
+    """Verify, with a topic of the same name in the cluster, whose partition 0 has so many records."""
+    kafka.create_topic(TOPIC, partitions)
+    for number, count in enumerate(records):
+        kafka.append(TOPIC, *[b"x"] * count, partition=number)
+    return command("verify", checkpoint, "--bootstrap", kafka.bootstrap, "--json")
+
+
+def test_topics_and_offsets_are_looked_at_in_the_cluster(kafka, checkpoint):
+    forget_ids(checkpoint)
+    assert against(kafka, checkpoint, 16, 10, 6).exit_code == 0
+    shown = command("show", checkpoint, "--bootstrap", kafka.bootstrap, "--json")
+    assert [(row["offset"], row["end"], row["lag"]) for row in json.loads(shown.stdout)["offset"]] == [
+        (16, 16, 0),
+        (10, 10, 0),
+        (6, 6, 0),
+    ]
+
+
+def forget_ids(checkpoint):
+    text = (checkpoint / "offsets" / "5").read_text()
+    damage(checkpoint, "offsets/5", text.replace(f'\\"{TOPIC}\\":\\"{TOPIC_ID}\\"', "").encode())
+
+
+def test_the_cluster_may_be_named_by_the_environment_and_by_properties(kafka, checkpoint, monkeypatch):
+    by_property = command("verify", checkpoint, "--property", f"bootstrap.servers={kafka.bootstrap}")
+    monkeypatch.setenv("HEADRACE_BOOTSTRAP", kafka.bootstrap)
+    for done in (by_property, command("verify", checkpoint)):
+        assert done.stdout.count("it is gone, which is data loss") == 3
+
+
+def test_an_offset_behind_the_end_of_the_log_is_refused(kafka, checkpoint):
+    forget_ids(checkpoint)
+    done = against(kafka, checkpoint, 15, 10, 6)
+    (finding,) = json.loads(done.stdout)["finding"]
+    assert (done.exit_code, finding["where"]) == (1, f"{TOPIC}-0")
+    assert "the log ends at 15" in finding["what"]
+
+
+def test_a_topic_that_was_created_again_is_refused(kafka, checkpoint):
+    done = against(kafka, checkpoint, 16, 10, 6)
+    assert done.exit_code == 1
+    assert all("created again" in finding["what"] for finding in json.loads(done.stdout)["finding"])
+
+
+def test_a_topic_and_a_partition_that_are_gone_are_refused(kafka, checkpoint):
+    done = command("verify", checkpoint, "--bootstrap", kafka.bootstrap, "--json")
+    assert [finding["what"] for finding in json.loads(done.stdout)["finding"]] == ["it is gone, which is data loss"] * 3
+    forget_ids(checkpoint)
+    done = against(kafka, checkpoint, 16, 10, partitions=2)
+    assert [finding["where"] for finding in json.loads(done.stdout)["finding"]] == [f"{TOPIC}-2"]
+
+
+# --- show and diff ----------------------------------------------------------------------------------------------------
+
+
+def test_show_prints_lines_for_scripts(checkpoint):
+    lines = command("show", checkpoint).stdout.splitlines()
+    query_id = json.loads((GOLDEN / "metadata").read_text())["id"]
+    assert lines[0] == f"query\t{query_id}\t4\t4\t0"
+    assert [line.split("\t")[:3] for line in lines[1:5]] == [["batch", str(number), "committed"] for number in (2, 3, 4, 5)]
+    assert lines[5] == f"offset\t0\theadrace\t{TOPIC}\t{TOPIC_ID}\t0\t16"
+
+
+def test_show_names_damage_and_sources_that_are_not_kafkas(checkpoint):
+    damage(checkpoint, "offsets/5", b"v1\n{}\n17")
+    damage(checkpoint, "commits/5", b"")
+    lines = command("show", checkpoint).stdout.splitlines()
+    assert "other\t0\t17" in lines
+    assert lines[-1].startswith("damaged\tcommits/5\tit is empty")
+
+
+def test_a_batch_that_is_not_there_is_refused_by_its_number(checkpoint):
+    done = command("show", checkpoint, "--batch", "9")
+    assert "no readable batch 9; it has 2 to 5" in str(done.exception)
+
+
+def test_diff_shows_what_differs_and_nothing_else(checkpoint, tmp_path):
+    assert (command("diff", checkpoint, GOLDEN).exit_code, command("diff", checkpoint, GOLDEN).stdout) == (0, "")
+    plan = set_offsets(read_checkpoint(str(checkpoint)), {(TOPIC, 1): 3})
+    write_copy(read_checkpoint(str(checkpoint)), str(tmp_path / "copy"), plan)
+    done = command("diff", checkpoint, tmp_path / "copy")
+    assert (done.exit_code, done.stdout) == (1, f"offset\t0\t{TOPIC}\t{TOPIC_ID}\t1\t10\t3\t-7\n")
+
+
+# --- copies -----------------------------------------------------------------------------------------------------------
+
+
+def copied(checkpoint, tmp_path, plan):
+    write_copy(read_checkpoint(str(checkpoint)), str(tmp_path / "copy"), plan(read_checkpoint(str(checkpoint))))
+    assert not read_checkpoint(str(tmp_path / "copy")).damaged
+    return tmp_path / "copy"
+
+
+def differing(before, after):
+    left, right = files(before), files(after)
+    return {name for name in {*left, *right} if left.get(name) != right.get(name)}
+
+
+def test_a_fork_differs_by_its_query_alone(checkpoint, tmp_path):
+    copy = copied(checkpoint, tmp_path, fork)
+    assert differing(checkpoint, copy) == {"metadata", ".metadata.crc"}
+    assert read_checkpoint(str(copy)).query_id != read_checkpoint(str(checkpoint)).query_id
+
+
+def test_a_fork_may_be_made_of_a_batch_that_is_not_committed(checkpoint, tmp_path):
+    (checkpoint / "commits" / "5").unlink()
+    assert read_checkpoint(str(copied(checkpoint, tmp_path, fork))).last_planned == 5
+
+
+def test_a_rewound_copy_is_as_after_that_batch_and_of_a_new_query(checkpoint, tmp_path):
+    copy = copied(checkpoint, tmp_path, lambda found: rewind(found, 4))
+    found = read_checkpoint(str(copy))
+    assert (found.last_planned, found.last_committed) == (4, 4)
+    assert found.query_id != read_checkpoint(str(checkpoint)).query_id
+    assert positions(copy) == positions(checkpoint, 4)
+    assert {path.name for path in (copy / "offsets").iterdir()} == {"2", "3", "4", ".2.crc", ".3.crc", ".4.crc"}
+
+
+def test_what_cannot_be_rewound_is_refused(checkpoint):
+    for batch, why in ((2, "the first that is left"), (9, "no readable batch 9")):
+        with pytest.raises(UsageError, match=why):
+            rewind(read_checkpoint(str(checkpoint)), batch)
+    (checkpoint / "state" / "0").mkdir(parents=True)
+    with pytest.raises(StateError, match="keeps state"):
+        rewind(read_checkpoint(str(checkpoint)), 4)
+    damage(checkpoint, "offsets/4", b"v1\n{}\n17")
+    (checkpoint / "state" / "0").rmdir()
+    with pytest.raises(StateError, match="not Kafka's"):
+        rewind(read_checkpoint(str(checkpoint)), 4)
+
+
+def test_set_offsets_moves_those_partitions_and_forgets_what_was_known_of_them(checkpoint, tmp_path):
+    copy = copied(checkpoint, tmp_path, lambda found: set_offsets(found, {(TOPIC, 0): 2}))
+    assert positions(copy) == positions(checkpoint) | {(TOPIC, 0): 2}
+    (source,) = read_checkpoint(str(copy)).batch(None).sources
+    assert {split.partition: split.last_epoch for split in stored_positions(source.text)} == {0: None, 1: 0, 2: 0}
+    assert differing(checkpoint, copy) == {"offsets/5", "offsets/.5.crc"}
+
+
+def test_what_is_pinned_of_the_formats_of_values_stays(checkpoint, tmp_path):
+    text = (checkpoint / "offsets" / "5").read_text().replace('\\"version\\":2', '\\"version\\":3')
+    pinned = {"value": {"format": "avro", "id": "7", "fingerprint": "0123456789abcdef", "type": {"a": "int32"}}}
+    stored = json.dumps(json.dumps({"formats": pinned}, separators=(",", ":")))[2:-2]
+    damage(checkpoint, "offsets/5", text.replace('\\"offsets\\":{}', f'\\"offsets\\":{{}},{stored}').encode())
+    copy = copied(checkpoint, tmp_path, lambda found: set_offsets(found, {(TOPIC, 0): 2}))
+    (source,) = read_checkpoint(str(copy)).batch(None).sources
+    assert stored_positions(source.text).formats == pinned
+
+
+def test_set_offsets_of_the_jvm_connectors_stay_in_its_form(checkpoint, tmp_path):
+    for name in ("offsets/4", "offsets/5", "commits/4", "commits/5"):
+        (checkpoint / name).unlink()
+    copy = copied(checkpoint, tmp_path, lambda found: set_offsets(found, {(TOPIC, 1): 7}))
+    assert (copy / "offsets" / "3").read_text().endswith(f'\n{{"{TOPIC}":{{"0":10,"1":7}}}}')
+
+
+@pytest.mark.parametrize("place", [("other", 0), (TOPIC, 3)])
+def test_partitions_that_are_not_stored_are_refused(checkpoint, place):
+    with pytest.raises(UsageError, match="not stored in any source"):
+        set_offsets(read_checkpoint(str(checkpoint)), {place: 1})
+
+
+def test_a_topic_is_forgotten_with_all_that_is_stored_of_it(checkpoint, tmp_path):
+    copy = copied(checkpoint, tmp_path, lambda found: forget_topic(found, TOPIC))
+    assert positions(copy) == {}
+    assert TOPIC not in (copy / "offsets" / "5").read_text()
+    with pytest.raises(UsageError, match="other: not stored"):
+        forget_topic(read_checkpoint(str(checkpoint)), "other")
+
+
+def test_an_export_has_no_key_that_the_jvm_connector_does_not_know(checkpoint, tmp_path):
+    copy = copied(checkpoint, tmp_path, export_to_jvm)
+    assert differing(checkpoint, copy) == {"offsets/4", "offsets/.4.crc", "offsets/5", "offsets/.5.crc"}
+    assert (copy / "offsets" / "5").read_text().endswith(f'\n{{"{TOPIC}":{{"0":16,"1":10,"2":6}}}}')
+    assert positions(copy) == positions(checkpoint)
+    with pytest.raises(UsageError, match="nothing to export"):
+        export_to_jvm(read_checkpoint(str(copy)))
+
+
+def test_a_topic_that_is_stored_twice_is_not_exported(checkpoint):
+    text = (checkpoint / "offsets" / "5").read_text()
+    again = f'\\"offsets\\":{{\\"{TOPIC}@{TOPIC_ID[:-1]}0\\":{{\\"0\\":1}}}}'
+    ids = f'\\"topic_ids\\":{{\\"{TOPIC}@{TOPIC_ID[:-1]}0\\":\\"{TOPIC_ID[:-1]}0\\",'
+    began = f'\\"began\\":{{\\"{TOPIC}@{TOPIC_ID[:-1]}0\\":{{\\"0\\":0}},'
+    for old, new in (('\\"offsets\\":{}', again), ('\\"topic_ids\\":{', ids), ('\\"began\\":{', began)):
+        assert old in text
+        text = text.replace(old, new)
+    damage(checkpoint, "offsets/5", text.encode())
+    with pytest.raises(StateError, match="was created again"):
+        export_to_jvm(read_checkpoint(str(checkpoint)))
+
+
+@pytest.mark.parametrize("plan", [lambda c: rewind(c, 4), lambda c: set_offsets(c, {(TOPIC, 0): 1}), export_to_jvm])
+def test_while_the_last_batch_is_not_committed_only_a_fork_is_possible(checkpoint, plan):
+    (checkpoint / "commits" / "5").unlink()
+    with pytest.raises(StateError, match="batch 5 is not committed"):
+        plan(read_checkpoint(str(checkpoint)))
+
+
+def test_of_a_damaged_checkpoint_no_changed_copy_is_made(checkpoint):
+    damage(checkpoint, "commits/2", b"")
+    with pytest.raises(StateError, match="commits/2 is damaged"):
+        export_to_jvm(read_checkpoint(str(checkpoint)))
+
+
+def test_a_checkpoint_that_was_just_written_to_is_a_running_querys(checkpoint, tmp_path):
+    (checkpoint / "commits" / "5").touch()
+    done = command("fork", checkpoint, tmp_path / "copy")
+    assert "its query may be running" in str(done.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+    assert command("fork", checkpoint, tmp_path / "copy", "--stopped").exit_code == 0
+
+
+def test_a_query_that_goes_on_meanwhile_is_noticed_though_it_is_said_to_be_stopped(checkpoint, tmp_path, monkeypatch):
+    def goes_on(*arguments, **named):
+        shutil.copytree(*arguments, **named)
+        (checkpoint / "offsets" / "6").write_bytes((checkpoint / "offsets" / "5").read_bytes())
+
+    monkeypatch.setattr(copies, "shutil", type("S", (), {"copytree": staticmethod(goes_on), "rmtree": shutil.rmtree}))
+    found = read_checkpoint(str(checkpoint))
+    with pytest.raises(StateError, match="has changed meanwhile"):
+        write_copy(found, str(tmp_path / "copy"), fork(found), quiet_s=0.0)
+    assert (checkpoint / "offsets" / "6").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+
+
+KILLED_WHILE_IT_COPIES = """
+import os, shutil, sys
+from headrace.cli import main
+copy = shutil.copy2
+def copies_one(*arguments, **named):
+    copy(*arguments, **named)
+    os.kill(os.getpid(), 9)
+shutil.copytree.__defaults__ = (False, None, copies_one, *shutil.copytree.__defaults__[3:])
+sys.argv = ["headrace", "checkpoint", "fork", *sys.argv[1:]]
+main()
+"""
+
+
+def test_killed_in_the_middle_there_is_no_copy_and_the_checkpoint_is_as_it_was(checkpoint, tmp_path):
+    before = files(checkpoint)
+    command = [sys.executable, "-c", KILLED_WHILE_IT_COPIES, str(checkpoint), str(tmp_path / "copy")]
+    killed = subprocess.run(command, env={**os.environ, "PYTHONPATH": python_path()}, check=False)
+    assert killed.returncode == -9
+    (begun,) = (path for path in tmp_path.iterdir() if path != checkpoint)
+    assert files(begun)
+    assert begun.name.startswith(".copy.")
+    assert files(checkpoint) == before
+    assert copied(checkpoint, tmp_path, fork).exists()
+
+
+def test_a_copy_goes_into_a_new_local_folder(checkpoint, tmp_path):
+    found = read_checkpoint(str(checkpoint))
+    for to, why in (
+        (tmp_path, "is there already"),
+        (checkpoint / "x", "within the checkpoint"),
+        ("memory://x", "local folders"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            write_copy(found, str(to), fork(found))
+
+
+def test_positions_are_given_by_topic_partition_and_offset():
+    assert parse_positions(["a:0=5", "b.c:12=0"]) == {("a", 0): 5, ("b.c", 12): 0}
+    for text in ("a", "a:0", "a=5", "a:-1=5", "a:0=x", ":0=1"):
+        with pytest.raises(UsageError, match="is not TOPIC:PARTITION=OFFSET"):
+            parse_positions([text])
+    with pytest.raises(UsageError, match="twice"):
+        parse_positions(["a:0=5", "a:0=6"])
+
+
+def test_every_command_writes_its_copy(checkpoint, tmp_path):
+    asked = {
+        "rewind": ["--to-batch", "4"],
+        "fork": [],
+        "set-offsets": ["--offset", f"{TOPIC}:0=1"],
+        "forget-topic": ["--topic", TOPIC],
+        "export": ["--to", "jvm"],
+    }
+    for name, options in asked.items():
+        done = command(name, checkpoint, tmp_path / name, *options)
+        assert done.exit_code == 0, done.output
+        assert f"written to {tmp_path / name}" in done.output
+    assert differing(checkpoint, GOLDEN) == set()
