@@ -341,6 +341,9 @@ class FetchWorld:
         if gone > 0 and log.batches[gone - 1].stop <= self.position[log.topic]:
             log.start = log.batches[gone - 1].stop
             log.batches, log.followed = log.batches[gone:], max(0, log.followed - gone)
+            if log.start == self.position[log.topic]:
+                # Nothing that is there tells of a truncation before: the epochs that the leader knows begin here now.
+                log.cut_to = None
             self.happened["expired"] += 1
 
     def seek(self, which: int, back: int) -> None:
