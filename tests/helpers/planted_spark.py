@@ -447,6 +447,14 @@ only_one_task_is_committed = _instead(
     writers, "_handles", _first_messages_only, "only_one_task_is_committed", "The rows of the other tasks are lost."
 )
 
+the_group_stays_ahead_after_a_loss = _instead(
+    StreamPlanner,
+    "_is_news",
+    lambda self, split: split.next_offset > self._published.get(split.split_id, -1),
+    "the_group_stays_ahead_after_a_loss",
+    "A mutant: where the log was truncated the published position does not go back with the batch.",
+)
+
 IN_SPARK: tuple[Planted, ...] = (
     replayed_batch_0_initialises_again,
     missing_split_leaves_the_offsets,
@@ -454,6 +462,7 @@ IN_SPARK: tuple[Planted, ...] = (
     began_is_not_kept,
     batches_begin_where_the_query_began,
     planned_positions_are_published,
+    the_group_stays_ahead_after_a_loss,
     delay_never_ends,
     share_rounded_down,
     pieces_overlap,

@@ -317,6 +317,7 @@ class SparkWorld:
             key = (split.topic_id, split.partition)
             if self.brokers.log_of(*key) is None:
                 assert self.brokers.lagging, f"{split} is gone, and nothing is said"
+                continue  # and with it what it lost before; that it is gone is said once it is proven
             cut = [
                 kept
                 for kept, batches in self.brokers.cuts.get(key, ())
@@ -609,6 +610,15 @@ class SparkWorld:
                 continue
             assert log.split in query.began, f"{query.job}: {name}-{log.number} is never read"
             self._check_range(query, log, seen, query.began[log.split], log.end)
+        if len(self.queries) == 1 and not self.drivers_go_on:
+            self._check_published(query)
+
+    def _check_published(self, query: Query) -> None:
+        """What nobody else publishes is where the query stands, also after it went back."""
+        there, published = {log.split for log in self.brokers.logs()}, self.brokers.published()
+        other = {split: (at, query.done[split]) for split, at in published.items() if split in there & query.done.keys()}
+        other = {split: ats for split, ats in other.items() if ats[0] != ats[1]}
+        assert not other, f"published, and where the query stands: {other}"
 
     def _calm_batch(self, driver: Driver, number: int) -> None:
         """Its commits are made by two processes in turn."""
