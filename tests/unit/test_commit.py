@@ -33,7 +33,15 @@ from headrace.connectors.commit import (
     Swept,
     refuse_stale,
 )
-from headrace.connectors.sink import Attempt, CommitList, CommitListSerializer, Outcome, check_job
+from headrace.connectors.sink import (
+    Attempt,
+    CommitList,
+    CommitListSerializer,
+    Outcome,
+    check_job,
+    content_number,
+    numbered_content,
+)
 from headrace.enumerator.errors import DataLossError, FencedError, PeerError, ProtocolViolationError, StateError, UsageError
 from headrace.testing.memory_sink import MemoryCommitter, MemoryHandle, MemoryHandleSerializer, MemorySink, MemoryTransactionLog
 from tests.helpers.tables import arrows
@@ -221,6 +229,49 @@ def test_a_replay_from_another_plan_does_not_replace_what_is_recorded_before_it_
         core.handle(Swept())
 
 
+def recorded_contents(path: list[Any]) -> list[str | None]:
+    """What each list of this path is made from, one after the other."""
+    core: CommitCore[MemoryHandle] = CommitCore("job")
+    commands = [command for event in path for command in core.handle(event)]
+    return [command.commits.content for command in commands if isinstance(command, Record)]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        [CommitRequested(5, (A,), "c"), Fenced(None), Swept(), Checked(), Recorded(), Ended(A, Outcome.ABORTED), Copied(C)],
+        [CommitRequested(5, (A,), "c"), Fenced(None), Swept(), Checked(), Recorded(), Ended(A, Outcome.COMMITTED), Swept()],
+        [CommitRequested(5, (), "c"), Fenced(None), Swept()],
+        [*READY, CommitRequested(5, (), "c")],
+    ],
+    ids=["a copy", "a commit", "an empty epoch after recovery", "an empty epoch"],
+)
+def test_what_an_epoch_was_made_from_is_recorded_with_it_each_time(path):
+    assert set(recorded_contents(path)) == {"c"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "recorded"), [("c", "c"), ("c", numbered_content(content_number("c"))), ("c", None), (None, "c"), (None, None)]
+)
+def test_a_replay_of_the_same_plan_is_completed_and_so_is_one_whose_plan_is_not_known(asked, recorded):
+    core = driven(
+        [RecoveryRequested(), Fenced(replace(DONE, content=recorded)), Swept(), CommitRequested(5, (), asked), Recorded()]
+    )
+    assert core.handle(Swept()) == []
+    assert core.phase is CommitPhase.READY
+
+
+def test_a_replay_of_another_plan_is_refused_with_what_to_do():
+    path = [RecoveryRequested(), Fenced(replace(DONE, content="a")), Swept(), CommitRequested(5, (), "b"), Recorded()]
+    with pytest.raises(StaleEpochError) as raised:
+        driven(path).handle(Swept())
+    assert str(raised.value) == (
+        "job 'job' is to write epoch 5, which the sink has committed already, from another plan of it: the checkpoint is an "
+        "older copy, or its last offsets were removed, and the epoch was planned anew. To skip it would lose or repeat rows. "
+        "Go on from the newest checkpoint, or begin a new query with a new checkpoint"
+    )
+
+
 # --- with a log in memory -----------------------------------------------------------------------------------------------
 
 
@@ -299,6 +350,13 @@ def test_the_sink_is_asked_whether_what_was_committed_is_of_the_recorded_write()
     handles = (prepared(MemorySink(log), 0, 0, "a"),)
     JobCommitter("job", watched).commit(0, handles)
     assert watched.confirmed == [handles]
+
+
+def test_what_an_epoch_was_made_from_is_durable():
+    log = MemoryTransactionLog()
+    sink = MemorySink(log)
+    JobCommitter("job", sink.committer("job")).commit(0, (prepared(sink, 0, 0, "a"),), "sha256:ab12")
+    assert LISTS.deserialize(log.stored()["job"], "here").content == "sha256:ab12"
 
 
 def test_a_sink_that_leaves_out_an_outcome_is_an_error_and_no_completed_epoch():

@@ -544,7 +544,7 @@ def test_what_is_removed_is_unknown():
 
 
 def test_the_room_of_a_request_is_shared_and_no_share_is_below_a_mebibyte():
-    for count, share in [(2, 4 << 20), (8, 1 << 20), (16, 1 << 20)]:
+    for count, share in [(2, 4 << 20), (3, (8 << 20) // 3), (8, 1 << 20), (16, 1 << 20)]:
         plan = plan_of(*(FetchFrom("t", number, 0) for number in range(count)))
         assert [asked.max_bytes for asked in plan.take(ONE, 0.0, ROOM)] == [share] * count
 
@@ -813,3 +813,13 @@ def test_what_was_written_before_the_stop_after_the_read_was_planned_is_data_los
 )
 def test_no_other_epoch_is_a_loss(base, source):
     assert isinstance(rewritten(bytes(batches(base, 5, epoch=4)), **source), FetchedData)
+
+
+def test_what_lies_before_that_is_handed_out_first():
+    plan = plan_of(FetchFrom("t", 0, 10, stop=20, stop_epoch=3))
+    later = answer(bytes(batches(10, 5)) + bytes(batches(15, 5, epoch=4)))
+    data = plan.landed(*plan.take(ONE, 0.0, ROOM), later, None, 0.0)
+    assert isinstance(data, FetchedData)
+    assert (data.next_offset, bytes(data.records)) == (15, bytes(batches(10, 5)))
+    failed = plan.landed(*plan.take(ONE, 0.0, ROOM), answer(batches(15, 5, epoch=4)), None, 0.0)
+    assert isinstance(failed, FetchFailed)

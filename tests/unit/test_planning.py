@@ -80,6 +80,11 @@ def test_ranges_are_packed_over_the_tasks_that_run_at_once(parallelism):
     assert max(map(len, tasks)) <= math.ceil(16 / parallelism)
 
 
+def test_ranges_are_packed_evenly():
+    ranges = [OffsetRange(f"s{number:02}", 0, 4000) for number in range(16)]
+    assert [len(task) for task in plan_tasks(ranges, parallelism=2)] == [8, 8]
+
+
 def test_sixteen_partitions_of_4000_records_are_no_single_task_where_the_cores_are_not_known():
     """Seen here: they were one task, where the JVM connector runs sixteen."""
     ranges = [OffsetRange(f"s{number:02}", 0, 4000) for number in range(16)]

@@ -189,6 +189,11 @@ def test_of_a_time_what_lies_before_the_first_young_record_is_skipped(log, kind,
     assert KafkaPruner(source).prune([split], [Predicate("timestamp", kind, value, negated=True)]) == [split]
 
 
+def test_where_no_record_is_young_enough_nothing_is_read(log):
+    source, _ = log
+    assert kept(source, splits_of(source, 0, 7), [Predicate("timestamp", Operator.GREATER, at(6))]) == set()
+
+
 @pytest.mark.parametrize(
     "wanted",
     [

@@ -252,6 +252,14 @@ def test_no_restart_initialises_again(log):
     assert query.source.discoveries == ["later"]
 
 
+def test_where_each_split_began_stays_in_the_offsets(log):
+    query = Query(WatchedSource(log))
+    query.trigger()
+    log.append("a", ["x"])
+    query.trigger()
+    assert MemoryOffsets().from_json(query.offset_log[-1]).began == {"a": 0, "b": 0}
+
+
 def test_a_new_split_is_read_from_its_first_value(log):
     query = Query(WatchedSource(log, start="latest"))
     query.trigger()
@@ -348,6 +356,16 @@ class TestMissingSplits:
         assert query.source.asked_whether_gone == [["a"]] * 3
         assert left[0] == left[1] != before
 
+    def test_leave_though_another_left_before_the_offsets_were_stored(self, log):
+        query = Query(WatchedSource(log))
+        query.trigger()
+        before = query.offset_log[-1]
+        for name in "ab":
+            log.hide(name)
+            query.source.gone_for_good |= {name}
+            end = query.planner.next_offsets(before, None, None)
+        assert MemoryOffsets().from_json(end).splits == {}
+
 
 class TestOutages:
     def test_are_ridden_out_and_said_once_each_way(self, log, caplog):
@@ -357,7 +375,8 @@ class TestOutages:
         assert caplog.text == ""
         for _ in range(2):
             query.source.outage = OutageError("no broker answers")
-            assert [query.trigger(), query.trigger()] == [False, False]
+            said = len(caplog.records)
+            assert [query.trigger(), len(caplog.records), query.trigger()] == [False, said + 1, False]
             query.source.outage = None
             log.append("a", ["x"])
             assert query.trigger()
@@ -394,9 +413,20 @@ class TestEndsThatGoBack:
     def test_are_published_though_they_lie_before_what_was(self, query):
         assert query.source.published == [{"a": 10, "b": 10}]
         query.source.ends_seen = {"a": 4}
-        query.trigger()
-        query.trigger()
+        for _ in range(4):
+            query.trigger()
         assert query.source.published[1:] == [{"a": 4}]
+
+    def test_are_published_later_where_that_fails_for_now(self, query):
+        query.source.ends_seen = {"a": 4}
+        query.trigger()
+        query.source.publish_error = RetriableError("busy")
+        query.trigger()
+        query.source.ends_seen = {"a": 4, "b": 6}
+        query.trigger()
+        query.source.publish_error = None
+        query.trigger()
+        assert query.source.published[1:] == [{"a": 4, "b": 6}]
 
     def test_do_not_pin_the_end_of_a_run_since_there_may_be_more_behind(self, query, log):
         query.planner.pin_end()
@@ -623,6 +653,15 @@ class TestPublishedPositions:
         query.trigger()
         assert query.source.published == [{"a": 10, "b": 10}]
 
+    def test_those_of_a_split_without_records_are_included(self, log):
+        log.create("empty")
+        log.create("one")
+        log.append("one", ["x"])
+        query = Query(WatchedSource(log))
+        query.trigger()
+        query.trigger()
+        assert query.source.published == [{"a": 10, "b": 10, "empty": 0, "one": 1}]
+
     def test_the_last_of_a_run_is_included(self, log):
         query = Query(WatchedSource(log), limits=Limits(max_offsets=8))
         query.planner.pin_end()
@@ -673,7 +712,7 @@ class TestPublishedPositions:
         ) == 1
         query.source.publish_error = None
         query.trigger()
-        assert "published again" in caplog.text
+        assert caplog.records[-1].message == "positions are published again"
         assert query.source.published == [{"a": 13, "b": 10}]
 
     def test_a_bug_in_publishing_is_not_hidden(self, log):
@@ -714,11 +753,31 @@ class TestTakingOver:
         query.run()
         assert query.rows == ["b0", "b1"]
 
+    def test_where_a_batch_began_is_asked_of_the_source_only_for_what_the_offsets_do_not_tell(self, log, monkeypatch):
+        asked = []
+        begins = MemoryOffsets.begins
+
+        def watched(self, found, known):
+            asked.append(([split.split_id for split in found], dict(known)))
+            return begins(self, found, known)
+
+        monkeypatch.setattr(MemoryOffsets, "begins", watched)
+        query = Query(WatchedSource(log))
+        query.trigger()
+        assert asked == []
+        query.offset_log, query.committed = [json.dumps({"a": 10}), json.dumps({"a": 10, "b": 2})], 1
+        query.run()
+        assert asked == [(["b"], {"a": MemorySplit("a", 10)})]
+
     def test_its_uncommitted_batch_0_is_refused_with_advice(self, log):
         query = Query(WatchedSource(log, start="latest"))
         query.offset_log = [json.dumps({"a": 5, "b": 5})]
-        with pytest.raises(StateError, match="jvmCheckpoint"):
+        with pytest.raises(StateError, match="jvmCheckpoint") as raised:
             query.run()
+        assert str(raised.value) == (
+            "this checkpoint's batch 0 was planned by another connector and never committed; where it started is not among "
+            "what Spark hands over. Name the checkpoint directory with the option jvmCheckpoint, so that it is read there"
+        )
 
     def test_its_uncommitted_batch_0_is_replayed_when_its_checkpoint_is_named(self, log):
         query = Query(WatchedSource(log, start="latest"), predecessor=Before({"a": 3, "b": 5}))
@@ -800,7 +859,7 @@ class TestReading:
             assert [row["value"] for row in rows if row["split"] == name] == [f"{name}{number}" for number in range(10)]
 
     def test_silence_is_told_after_the_time_that_is_allowed_and_every_split_is_named(self, log):
-        ticks = iter([0.0, 5.0, 5.5, 99.0])
+        ticks = iter([100.0, 105.0, 105.5, 999.0])
         waits = []
 
         class Silent(MemorySource):
@@ -812,7 +871,7 @@ class TestReading:
         splits = [MemorySplit("b", 0, 1), MemorySplit("a", 0, 1)]
         with pytest.raises(DeadlineExceededError, match=r"^nothing came for 5 s while these were read: a, b$"):
             list(read_splits(Silent(log), splits, ["value"], 5.0, lambda: next(ticks)))
-        assert list(ticks) == [99.0]
+        assert list(ticks) == [999.0]
         assert waits == [1.0, 1.0], "a reader is asked with a bounded wait"
 
     def test_pieces_of_one_split_are_read_in_order(self, log):
@@ -877,6 +936,7 @@ class TestSizes:
     def test_what_is_put_together_is_handed_out_as_soon_as_it_is_not_small(self):
         assert self.sized(4, 4, 4, 4) == [8, 8]
         assert self.sized(4, 3, 4, 3, 5) == [11, 8]
+        assert self.sized(4, 4, 4, 3, 4) == [8, 11]
         assert self.sized(1) == [1]
         assert self.sized(4, 3, 5, 4, 3) == [12, 7]
 

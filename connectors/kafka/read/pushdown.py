@@ -64,7 +64,7 @@ class KafkaPruner:
 
     def _from(self, splits: Sequence[KafkaSplit], since_ms: int) -> list[KafkaSplit]:
         asked: dict[TopicPartition, Latest | Timestamp] = {(s.topic, s.partition): Timestamp(since_ms) for s in splits}
-        answers = shared_cluster(self.source.config).list_offsets(asked) if asked else {}
+        answers = shared_cluster(self.source.config).list_offsets(asked)
         firsts = {tp: answer.offset for tp, answer in answers.items()}
         # No answer: no record is that young. The stop was fixed before the question, so what came since is not read anyhow.
         cut = [_cut(s, s.stop_offset if (at := firsts[s.topic, s.partition]) is None else at, None) for s in splits]
