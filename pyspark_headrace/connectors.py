@@ -16,7 +16,6 @@ from pyspark.sql.types import StructType
 
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.offset_log import OffsetLog
-from headrace.runners.spark.writers import check_columns
 from pyspark_headrace.options import SinkWrite
 
 if TYPE_CHECKING:
@@ -43,9 +42,10 @@ def _brought_by(extra: str) -> Iterator[None]:
 
 
 def _kafka(options: Mapping[str, str], schema: StructType) -> Planned:
-    from pyspark_headrace.kafka_write import COLUMNS, kafka_write
+    from pyspark_headrace.kafka_write import kafka_columns, kafka_write
 
-    return kafka_write(options), check_columns(schema, COLUMNS, ["value"])
+    write = kafka_write(options, schema)
+    return write, kafka_columns(schema, write.sink)
 
 
 def _sql(options: Mapping[str, str], schema: StructType) -> Planned:

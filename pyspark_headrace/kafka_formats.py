@@ -1,8 +1,10 @@
-"""What the options of typed keys and values mean: formats whose columns Spark can hold, and what a checkpoint pins of them."""
+"""What the options of typed keys and values mean: formats to read and to write, and what a checkpoint pins of them."""
 
 from __future__ import annotations
 
+import functools
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,7 +23,7 @@ from headrace.connectors.formats.value_format import BadValue, DecodedValues, Va
 from headrace.connectors.kafka.read.typed import BadRecords
 from headrace.enumerator.errors import StateError, UsageError
 
-__all__ = ["BadRecord", "FormatName", "TypedFormat", "TypedOptions", "check_pinned", "read_formats"]
+__all__ = ["BadRecord", "FormatName", "TypedFormat", "TypedOptions", "check_pinned", "read_formats", "write_formats"]
 
 Field = Literal["key", "value"]
 FIELDS: tuple[Field, Field] = ("key", "value")
@@ -199,6 +201,8 @@ def _avro(
 
     fields = None if column is None else list(_leaves(column, "")) or None
     text = _inline(field, given)
+    if text is not None and "schemaRegistryUrl" in given:
+        raise UsageError(f"give {field}Schema, or schemaRegistryUrl, whose values name their schemas, not both")
     if text is not None:
         if f"{field}Subject" in given or f"{field}SchemaVersion" in given:
             raise UsageError(f"give {field}Schema, or {field}Subject of a schema registry, not both")
@@ -240,11 +244,9 @@ def _inline(field: Field, given: Mapping[str, Any]) -> str | None:
     """The text of a schema in the options, or in a file."""
     if f"{field}SchemaFile" not in given:
         text: str | None = given.get(f"{field}Schema")
-        if text is not None and "schemaRegistryUrl" in given:
-            raise UsageError(f"give {field}Schema, or schemaRegistryUrl, whose values name their schemas, not both")
         return text
-    if f"{field}Schema" in given or "schemaRegistryUrl" in given:
-        raise UsageError(f"option '{field}SchemaFile' goes neither with {field}Schema nor with schemaRegistryUrl")
+    if f"{field}Schema" in given:
+        raise UsageError(f"give {field}Schema or {field}SchemaFile, not both")
     path = given[f"{field}SchemaFile"]
     try:
         return Path(path).read_text(encoding="utf-8")
@@ -281,6 +283,93 @@ def _from_json(field: Field, text: str) -> DataType:
         return StructType.fromJson(json.loads(text))
     except (PySparkException, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(f"option '{field}Schema' must be the JSON of a Spark schema (frame.schema.json())") from error
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def write_formats(
+    given: Mapping[str, Any], schema: StructType, registry_properties: Mapping[str, str]
+) -> dict[Field, ValueFormat]:
+    """What encodes the keys and values of a frame. Contacts the schema registry, if the options name one.
+
+    Raises UsageError naming the option that is missing or means nothing here, or the field of the frame that does not fit the
+    schema; UnknownSchemaError where a schema is not registered and is not to be; and DeadlineExceededError.
+    """
+    _check(given, registry_properties)
+    if given.get("registerSchemas", False) and "schemaRegistryUrl" not in given:
+        raise UsageError("option 'registerSchemas' needs schemaRegistryUrl")
+    formats: dict[Field, ValueFormat] = {}
+    for field in FIELDS:
+        name: FormatName | None = given.get(f"{field}Format")
+        column = next((each.dataType for each in schema if each.name == field), None)
+        if name is None:
+            continue
+        if column is None:
+            raise UsageError(f"option '{field}Format' needs a column {field!r}; the columns are {', '.join(schema.names)}")
+        if name is FormatName.JSON and f"{field}Schema" in given:
+            raise UsageError(f"option '{field}Schema' means nothing to a sink with {field}Format=json: the frame has the type")
+        kind = to_arrow_type(column, timezone="UTC")
+        formats[field] = _writer(name, field, given, column, registry_properties)
+        formats[field].encode(pa.array([], kind))  # what can never fit is refused here, and not by every task
+    return formats
+
+
+def _writer(
+    name: FormatName, field: Field, given: Mapping[str, Any], column: DataType, registry_properties: Mapping[str, str]
+) -> ValueFormat:
+    if name is FormatName.STRING:
+        return StringFormat()
+    if name is FormatName.JSON:
+        return _json(field, given, column)
+    text = _inline(field, given)
+    if "schemaRegistryUrl" in given:
+        topics = [given["topic"]] if "topic" in given else None
+        subject, version = _subject(field, given, topics), given.get(f"{field}SchemaVersion")
+        properties = tuple(sorted(registry_properties.items()))
+        registers = given.get("registerSchemas", False)
+        return _registered(given["schemaRegistryUrl"], properties, subject, version, text, registers, _now_and_then())
+    if text is None:
+        raise UsageError(f"{field}Format=avro needs schemaRegistryUrl, or a schema in {field}Schema or {field}SchemaFile")
+    if f"{field}Subject" in given or f"{field}SchemaVersion" in given:
+        raise UsageError(f"options '{field}Subject' and '{field}SchemaVersion' need schemaRegistryUrl")
+    from headrace.connectors.formats.avro.avro_format import AvroFormat
+
+    return AvroFormat(text)
+
+
+_ASKED_AGAIN_S = 300.0
+
+
+def _now_and_then() -> int:
+    """Another number every five minutes: Spark makes a writer for every batch, and not every batch need ask the registry."""
+    return int(time.monotonic() // _ASKED_AGAIN_S)
+
+
+@functools.lru_cache(maxsize=64)
+def _registered(
+    url: str,
+    properties: tuple[tuple[str, str], ...],
+    subject: str,
+    version: int | None,
+    text: str | None,
+    registers: bool,  # noqa: FBT001 - a key of the cache
+    _period: int,
+) -> ValueFormat:
+    """Encodes by a version of a subject; or by a schema of one's own, as it is registered there, or is to be now."""
+    from headrace.connectors.formats.registry.client import SchemaRegistry
+    from headrace.connectors.formats.registry.registered import RegisteredAvroFormat
+
+    registry = SchemaRegistry(url, dict(properties))
+    if text is None:
+        if registers:
+            raise UsageError("option 'registerSchemas' needs the schema that is to be registered, in valueSchema or keySchema")
+        return RegisteredAvroFormat(registry, registry.version(subject, version))
+    if version is not None:
+        raise UsageError("give a version of the subject, or a schema, not both")
+    own = RegisteredSchema(0, "AVRO", text)
+    RegisteredAvroFormat(registry, own)  # what is no Avro schema is not registered
+    return RegisteredAvroFormat(registry, registry.register(subject, own) if registers else registry.lookup(subject, own))
 
 
 # --- what a checkpoint pins -------------------------------------------------------------------------------------------

@@ -159,6 +159,20 @@ def _bad_timestamps(option: Option, value: str) -> BadTimestamps:
 
 # --- the tables -------------------------------------------------------------------------------------------------------
 
+_SCHEMAS: tuple[Option, ...] = (
+    Option("schemaRegistryUrl", verbatim, "ours: of a schema registry; its properties are `schema.registry.*`"),
+    *(
+        each
+        for field in FIELDS
+        for each in (
+            Option(f"{field}Subject", text, f"ours: subject of the {field}'s schema. Default: by the topic's name"),
+            Option(f"{field}SchemaVersion", integer(1), "ours: version of the subject. Default: the newest at the start"),
+            Option(f"{field}Schema", text, f"ours: Avro schema of the {field} as JSON; for json the Spark type's JSON"),
+            Option(f"{field}SchemaFile", text, "ours: path of a file with the Avro schema"),
+        )
+    ),
+)
+
 _SOURCE: tuple[Option, ...] = (
     Option("subscribe", _names, "topics to read, separated by commas"),
     Option("subscribePattern", _pattern, "regular expression (Java's) for whole topic names"),
@@ -184,17 +198,7 @@ _SOURCE: tuple[Option, ...] = (
     Option("maxUncompressedBatchBytes", integer(1), "ours: most bytes that a compressed batch may unpack to. Default 256 MiB"),
     Option("valueFormat", choice(FormatName), "ours: decode `value`: `avro`, `json` or `string`. Default: bytes"),
     Option("keyFormat", choice(FormatName), "ours: the same for `key`"),
-    Option("schemaRegistryUrl", verbatim, "ours: of a schema registry; its properties are `schema.registry.*`"),
-    *(
-        each
-        for field in FIELDS
-        for each in (
-            Option(f"{field}Subject", text, f"ours: subject of the {field}'s schema. Default: by the topic's name"),
-            Option(f"{field}SchemaVersion", integer(1), "ours: version of the subject. Default: the newest at the start"),
-            Option(f"{field}Schema", text, f"ours: Avro schema of the {field} as JSON; for json the Spark type's JSON"),
-            Option(f"{field}SchemaFile", text, "ours: path of a file with the Avro schema"),
-        )
-    ),
+    *_SCHEMAS,
     Option("onBadRecord", choice(BadRecord), "ours: what cannot be decoded: `fail` (default), `keep`, or `skip`"),
     Option("commitOffsetsToGroup", text, "ours, streaming: commit offsets to this group as batches complete"),
     Option("jvmCheckpoint", text, "ours: path of the JVM connector's checkpoint, if that query was killed in its first batch"),
@@ -205,6 +209,10 @@ _SOURCE: tuple[Option, ...] = (
 
 _SINK: tuple[Option, ...] = (
     Option("topic", text, "topic of all rows; overrides the column `topic`"),
+    Option("valueFormat", choice(FormatName), "encode `value`: `avro`, `json` or `string`. Default: bytes or a string"),
+    Option("keyFormat", choice(FormatName), "the same for `key`"),
+    *_SCHEMAS,
+    Option("registerSchemas", boolean, "register the schema of valueSchema or keySchema where it is new. Default false"),
     Option("delivery", choice(Delivery), "`exactly-once` (default) or `at-least-once`"),
     Option("transactionalIdPrefix", text, f"prefix of all transactional ids (default `{DEFAULT_PREFIX}`)"),
     Option(
@@ -233,6 +241,7 @@ SINK_OPTIONS = OptionTable(
     _SINK,
     prefix="kafka.",
     ignored=frozenset({"path"}),  # Spark's own sink ignores it, too
+    groups=(REGISTRY_PREFIX,),
     other_side=_SOURCE,
 )
 """Every option of the sink; `kafka.*` are the client's properties."""

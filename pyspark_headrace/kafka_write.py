@@ -6,16 +6,21 @@ Names, defaults and error texts are those of Spark's own connector.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
+
+from pyspark.sql.types import StructType
 
 from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC, DEFAULT_PREFIX
 from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink, KafkaSink
 from headrace.enumerator.errors import UsageError
+from headrace.runners.spark.writers import check_columns
+from pyspark_headrace.kafka_formats import REGISTRY_PREFIX, write_formats
 from pyspark_headrace.kafka_options import SINK_OPTIONS, Delivery
 from pyspark_headrace.kafka_properties import check_properties
 from pyspark_headrace.options import SinkWrite, sink_write, warn_once
 
-__all__ = ["COLUMNS", "kafka_write"]
+__all__ = ["kafka_columns", "kafka_write"]
 
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "topic": ("string",),
@@ -27,11 +32,23 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 """What is written of a row, and the types it may have; a frame's other columns are left out, as Spark's sink does."""
 
 
-def kafka_write(options: Mapping[str, str]) -> SinkWrite[KafkaSink | AtLeastOnceKafkaSink]:
-    """Raises UsageError naming the option that is missing, unknown or wrong. Contacts nobody."""
+def kafka_columns(schema: StructType, sink: KafkaSink | AtLeastOnceKafkaSink) -> list[str]:
+    """The columns of a frame that are written. Raises UsageError for a missing one, or one of another type."""
+    encoded = {"key": sink.key, "value": sink.value}
+    of_any_type = {each.name: [each.dataType.simpleString()] for each in schema if encoded.get(each.name) is not None}
+    return check_columns(schema, {**COLUMNS, **of_any_type}, ["value"])
+
+
+def kafka_write(options: Mapping[str, str], schema: StructType | None = None) -> SinkWrite[KafkaSink | AtLeastOnceKafkaSink]:
+    """How to write a frame of this schema; formats need to know it. Contacts nobody but a schema registry, if there is one.
+
+    Raises UsageError naming the option that is missing, unknown or wrong.
+    """
     given, properties = SINK_OPTIONS.parse(options)
     check_properties(properties, "producer")
-    return sink_write(_sink(given, properties.pop("bootstrap.servers"), properties), given)
+    formats = write_formats(given, StructType([]) if schema is None else schema, given.get(REGISTRY_PREFIX, {}))
+    sink = _sink(given, properties.pop("bootstrap.servers"), properties)
+    return sink_write(replace(sink, value=formats.get("value"), key=formats.get("key")), given)
 
 
 def _sink(given: Mapping[str, Any], bootstrap: str, properties: Mapping[str, str]) -> KafkaSink | AtLeastOnceKafkaSink:

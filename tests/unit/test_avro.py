@@ -556,6 +556,19 @@ def test_what_avro_cannot_hold_is_refused_and_the_row_named(schema, column, word
         AvroFormat(json.dumps(schema)).encode(column)
 
 
+def test_seen_here_what_the_fields_of_a_null_record_hold_is_not_written_and_not_refused():
+    """Arrow's builder appends an empty text, which is no symbol."""
+    symbols = {"type": "enum", "name": "E", "symbols": ["x"]}
+    schema = record(("inner", ["null", record(("e", symbols), ("deep", record(("f", "E"), name="D")), name="I")]))
+    kind = pa.struct([("inner", pa.struct([("e", pa.string()), ("deep", pa.struct([("f", pa.string())]))]))])
+    empty = pa.StructArray.from_arrays([pa.array(["", "", "x"])], ["f"])
+    inner = pa.StructArray.from_arrays(
+        [pa.array(["", "", "x"]), empty], fields=list(kind.field("inner").type), mask=pa.array([True, True, False])
+    )
+    column = pa.StructArray.from_arrays([inner], fields=list(kind), mask=pa.array([True, False, False]))
+    assert AvroFormat(json.dumps(schema)).encode(column).to_pylist() == [None, b"\0", b"\2\0\0"]
+
+
 def test_a_slice_of_nested_columns_is_written_as_its_copy_is():
     schema = record(
         ("l", {"type": "array", "items": ["null", "string"]}),

@@ -15,15 +15,20 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from pyspark.sql.pandas.types import to_arrow_schema
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer
+from confluent_kafka.serialization import SerializationContext
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
 
 from headrace.connectors.formats.registry import client
+from headrace.connectors.sink import Attempt
 from headrace.enumerator.errors import CorruptDataError, StateError, UsageError
 from headrace.errors import AuthenticationError, UnknownSchemaError
 from headrace.runners.spark.stream import StreamPlanner
-from headrace.testing.fake_kafka import FakeKafka, NewRecord
-from pyspark_headrace import DefaultSource
+from headrace.testing.fake_kafka import FakeKafka, NewRecord, ReadRecord
+from pyspark_headrace import DefaultSource, kafka_formats
+from pyspark_headrace.connectors import planned_stream_write
 from pyspark_headrace.kafka_read import Mode, kafka_read
 from tests.helpers.schema_registry import FakeRegistry
 
@@ -54,6 +59,7 @@ def kafka() -> Iterator[FakeKafka]:
 @pytest.fixture
 def registry() -> Iterator[FakeRegistry]:
     client._known.clear()
+    kafka_formats._registered.cache_clear()
     with FakeRegistry() as registry:
         yield registry
 
@@ -316,6 +322,96 @@ def test_another_format_or_none_is_refused_and_one_that_is_new_is_taken(kafka, q
     assert pinned(plain) == {"format": "string"}
 
 
+# --- writing
+
+
+class Output:
+    """A sink as the options make it for a frame, and what it writes in a task."""
+
+    def __init__(self, kafka: FakeKafka, **options: str) -> None:
+        self.kafka, self.options = kafka, {"kafka.bootstrap.servers": kafka.bootstrap, "topic": "flights", **options}
+
+    def write(self, rows: list[dict[str, Any]], **kinds: pa.DataType) -> list[ReadRecord]:
+        schema = pa.schema(list(kinds.items()))
+        write, columns = planned_stream_write(self.options, from_arrow_schema(schema), complete=False)
+        sink = pickle.loads(pickle.dumps(write.sink))
+        with sink.begin(Attempt("job", 0, 0, 0)) as transaction:
+            transaction.write(pa.RecordBatch.from_pylist(rows, schema=schema).select(columns))
+            transaction.prepare()
+        return list(self.kafka.records("flights", isolation_level="read_uncommitted"))
+
+
+STRUCT = pa.struct([("carrier", pa.string()), ("delay", pa.int32())])
+SIMPLE = {"type": "record", "name": "Flight", "fields": [FIELDS[0], FIELDS[1]]}
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+def test_a_frame_is_written_by_the_schema_of_a_registry_and_confluents_deserializer_reads_it(kafka, registry, delivery):
+    registry.register("flights-key", '"string"')
+    registry.register("flights-value", SIMPLE)
+    rows = [{"key": "a", "value": {"carrier": "UA", "delay": 5}}, {"key": "b", "value": None}, {"key": None, "value": None}]
+    output = Output(kafka, delivery=delivery, keyFormat="avro", **typed(registry))
+    written = output.write(rows, key=pa.string(), value=STRUCT)
+    theirs = AvroDeserializer(SchemaRegistryClient({"url": registry.url}))
+    for field in ("key", "value"):
+        context = SerializationContext("flights", field)
+        found = [getattr(each, field) and theirs(getattr(each, field), context) for each in written]
+        assert found == [row[field] for row in rows]
+
+
+def test_a_schema_of_ones_own_has_to_be_registered_unless_it_is_to_be(kafka, registry):
+    registry.register("flights-value", LATER)
+    options = typed(registry, valueSchema=json.dumps(SIMPLE))
+    rows = [{"value": {"carrier": "UA", "delay": 5}}]
+    with pytest.raises(UnknownSchemaError, match="this schema in subject 'flights-value'"):
+        Output(kafka, **options).write(rows, value=STRUCT)
+    (record,) = Output(kafka, registerSchemas="true", **options).write(rows, value=STRUCT)
+    assert record.value == avro(SIMPLE, rows[0]["value"], 2)
+    kafka_formats._registered.cache_clear()
+    assert len(Output(kafka, **options).write(rows, value=STRUCT)) == 2
+
+
+def test_a_frame_is_written_without_a_registry_too(kafka):
+    rows = [{"key": "Zürich", "value": {"carrier": "UA", "delay": 5}}]
+    plain = Output(kafka, valueFormat="avro", valueSchema=json.dumps(SIMPLE), keyFormat="string")
+    assert plain.write(rows, key=pa.string(), value=STRUCT)[0].value == avro(SIMPLE, rows[0]["value"])
+    as_json = Output(kafka, valueFormat="json").write(rows, key=pa.string(), value=STRUCT)[-1]
+    assert (as_json.key, json.loads(as_json.value)) == ("Zürich".encode(), rows[0]["value"])
+
+
+def test_a_registry_is_not_asked_for_every_batch(kafka, registry):
+    registry.register("flights-value", SIMPLE)
+    output = Output(kafka, **typed(registry))
+    for _ in range(3):
+        output.write([{"value": {"carrier": "UA", "delay": 5}}], value=STRUCT)
+    assert len([asked for asked in registry.asked if "versions" in asked]) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "kinds", "words"),
+    [
+        ({"keyFormat": "string"}, {"value": pa.string()}, "'keyFormat' needs a column 'key'; the columns are value"),
+        ({"valueFormat": "avro"}, {"value": STRUCT}, "valueFormat=avro needs schemaRegistryUrl, or a schema in"),
+        ({"valueFormat": "avro", "valueSchema": json.dumps(LATER)}, {"value": STRUCT}, "lacks at, legs, gate"),
+        ({"valueFormat": "avro", "valueSchema": '"int"', "valueSubject": "s"}, {"value": pa.int32()}, "need schemaRegistryUrl"),
+        ({"valueFormat": "avro", "valueSchema": "{}"}, {"value": STRUCT}, "not an Avro schema"),
+        ({"valueFormat": "json", "valueSchema": "{}"}, {"value": STRUCT}, "the frame has the type"),
+        ({"registerSchemas": "true"}, {"value": pa.string()}, "'registerSchemas' needs schemaRegistryUrl"),
+        ({}, {"value": STRUCT}, "value attribute type must be string or binary"),
+    ],
+)
+def test_what_a_frame_cannot_be_written_as_is_refused_when_it_is_planned(kafka, options, kinds, words):
+    with pytest.raises(UsageError, match=words):
+        Output(kafka, **options).write([], **kinds)
+
+
+def test_a_value_that_the_schema_cannot_hold_is_refused_and_nothing_of_the_batch_is_written(kafka):
+    output = Output(kafka, valueFormat="avro", valueSchema=json.dumps(SIMPLE))
+    with pytest.raises(UsageError, match="no symbol of the Avro enum"):
+        output.write([{"value": {"carrier": "UA", "delay": 1}}, {"value": {"carrier": "XX", "delay": 1}}], value=STRUCT)
+    assert kafka.records("flights", isolation_level="read_uncommitted") == []
+
+
 # --- options
 
 
@@ -330,7 +426,7 @@ def test_another_format_or_none_is_refused_and_one_that_is_new_is_taken(kafka, q
         ({"onBadRecord": "skip"}, "'onBadRecord' means nothing without valueFormat or keyFormat"),
         ({"schema.registry.basic.auth.user.info": "u:hidden"}, "'schema.registry.basic.auth.user.info' needs schemaRegistry"),
         ({"valueFormat": "avro", "valueSchema": "{}", "schemaRegistryUrl": "http://a"}, "not both"),
-        ({"valueFormat": "avro", "valueSchema": "{}", "valueSchemaFile": "f"}, "goes neither with valueSchema"),
+        ({"valueFormat": "avro", "valueSchema": "{}", "valueSchemaFile": "f"}, "give valueSchema or valueSchemaFile, not both"),
         ({"valueFormat": "avro", "valueSchema": '"int"', "valueSubject": "s"}, "not both"),
         ({"valueFormat": "avro", "valueSchemaFile": "/no/such/file"}, "'valueSchemaFile': /no/such/file cannot be read"),
         ({"valueFormat": "json", "valueSchema": "[]"}, "must be the JSON of a Spark schema"),

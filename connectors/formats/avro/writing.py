@@ -85,7 +85,7 @@ class _Binder:
         """The part for a column that has the schema's Arrow type, or its shape."""
         match schema:
             case AvroRecord():
-                fields = {array.type.field(i).name: array.field(i) for i in range(array.type.num_fields)}
+                fields = {array.type.field(i).name: _shown(array, array.field(i)) for i in range(array.type.num_fields)}
                 _check_fields(schema, fields, path)
                 parts = [self.part(each.type, fields[each.name], _inside(path, each.name)) for each in schema.fields]
                 return kernel.WriteRecord(self.out, place, parts)
@@ -120,6 +120,20 @@ class _Binder:
 
 def _inside(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
+
+
+def _shown(record: pa.Array, field: pa.Array) -> pa.Array:
+    """A field of a record, with nulls where the record is null: there it may hold anything, such as a text that is no symbol.
+
+    Of texts and records, as no other field is looked at before its rows are written. (`flatten` ends the process for unions.)
+    """
+    if not record.null_count:
+        return field
+    if pa.types.is_struct(field.type):
+        children = [field.field(i) for i in range(field.type.num_fields)]
+        return pa.StructArray.from_arrays(children, fields=list(field.type), mask=pc.or_(record.is_null(), field.is_null()))
+    is_text = pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
+    return pc.if_else(record.is_valid(), field, pa.scalar(None, field.type)) if is_text else field
 
 
 def _check_fields(schema: AvroRecord, fields: Mapping[str, pa.Array], path: str) -> None:

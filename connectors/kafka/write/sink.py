@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.connectors.formats.value_format import ValueFormat
 from headrace.connectors.kafka.client.arguments import client_config
 from headrace.connectors.kafka.client.cluster import KafkaCluster, enduring_cluster
 from headrace.connectors.kafka.client.errors import BrokerError
@@ -100,6 +101,8 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
     - `transaction_timeout_ms`: after so many milliseconds the broker aborts what was not committed: longer than an outage of
       the job. Default: the property `transaction.timeout.ms`, else 15 minutes, the most that brokers allow by default.
     - `sasl`: who logs in, in place of the properties; needed for OAUTHBEARER, whose tokens a Python object provides.
+    - `value`, `key`: formats of `headrace.formats` that encode these columns (default None: they are bytes or strings). A row
+      that its format cannot hold is an error of the write.
 
     A value that is checked when made, hashable and picklable; contacts nobody. Raises UsageError for anything that contradicts
     itself.
@@ -112,9 +115,12 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
     commit_topic: str = field(default=DEFAULT_COMMIT_TOPIC, kw_only=True)
     transaction_timeout_ms: int | None = field(default=None, kw_only=True)
     sasl: SaslConfig | None = field(default=None, kw_only=True)
+    value: ValueFormat | None = field(default=None, kw_only=True, compare=False)
+    key: ValueFormat | None = field(default=None, kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself."""
+        _check_formats(self.value, self.key)
         check_job(self.transactional_id_prefix)
         if self.topic is not None:
             _check_topic("topic", self.topic)
@@ -150,6 +156,7 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
 
         Keys are placed as in partitions, so that with a multiple of `shards` partitions each one is written by one shard.
         """
+        rows = _encoded(rows, self)
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
         found = key_partitions(columns["key"], shards) if "key" in columns else super().shards_of(rows, shards)
         if "partition" in columns:
@@ -246,6 +253,21 @@ def _commit_log(config: ClientConfig, topic: str) -> CommitLog:
 _TOPIC_NAME = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
 
 
+def _check_formats(*formats: object) -> None:
+    for each in formats:
+        if not isinstance(each, ValueFormat | None):
+            raise UsageError(f"value and key must be formats of headrace.formats, not {each!r}")
+
+
+def _encoded(rows: pa.RecordBatch, sink: KafkaSink | AtLeastOnceKafkaSink) -> pa.RecordBatch:
+    """The rows with keys and values as bytes. Raises UsageError, which names the row, for what a format cannot hold."""
+    for name, form in (("key", sink.key), ("value", sink.value)):
+        if form is not None and name in rows.schema.names:
+            index = rows.schema.get_field_index(name)
+            rows = rows.set_column(index, name, form.encode(rows.column(index)))
+    return rows
+
+
 def _check_topic(argument: str, topic: object) -> None:
     """Raise UsageError for what can be no topic's name."""
     if not isinstance(topic, str) or not _TOPIC_NAME.fullmatch(topic):
@@ -326,9 +348,10 @@ class KafkaTransaction(Transaction[KafkaHandle]):
         transaction timeout if it is longer than brokers allow."""
         if batch.num_rows == 0:
             return
+        encoded = _encoded(batch, self._sink)
         sender, rows = self._begun()
         with self._explaining():
-            rows.write(batch, sender)
+            rows.write(encoded, sender)
 
     def prepare(self) -> KafkaHandle | None:
         """All acknowledged by all in-sync replicas."""
@@ -450,16 +473,19 @@ def _encoder(config: ClientConfig, partitions: int, producer: Producer) -> Recor
 class AtLeastOnceKafkaSink(ImmediateSink):
     """Rows written by an idempotent producer, visible at once, and written again after a failure.
 
-    Columns, and the arguments `bootstrap`, `topic`, `properties` and `sasl`, as `KafkaSink`.
+    Columns, and the arguments `bootstrap`, `topic`, `properties`, `sasl`, `value` and `key`, as `KafkaSink`.
     """
 
     bootstrap: str
     topic: str | None = field(default=None, kw_only=True)
     properties: Mapping[str, str] = field(default_factory=dict, kw_only=True, repr=False, hash=False)
     sasl: SaslConfig | None = field(default=None, kw_only=True)
+    value: ValueFormat | None = field(default=None, kw_only=True, compare=False)
+    key: ValueFormat | None = field(default=None, kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself."""
+        _check_formats(self.value, self.key)
         if self.topic is not None:
             _check_topic("topic", self.topic)
         _ = self.config
@@ -483,12 +509,13 @@ class _AtLeastOnceTransaction(Transaction[Any]):
     def write(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows == 0:
             return
+        encoded = _encoded(batch, self._sink)
         if self._sender is None or self._rows is None:
             config, cluster = self._sink.config, enduring_cluster(self._sink.config)
             producer = Transactions(cluster).init_idempotent()
             self._sender = idempotent_sender(cluster)
             self._rows = _Rows(cluster, self._sink.topic, lambda partitions: _encoder(config, partitions, producer))
-        self._rows.write(batch, self._sender)
+        self._rows.write(encoded, self._sender)
 
     def prepare(self) -> None:
         try:
