@@ -11,6 +11,6 @@ or, in a shell, `headrace run job.py:pipeline --workers 4 --checkpoints /var/lib
 """
 
 from headrace.enumerator.restarts import ExponentialDelay, FailureRate, FixedDelay, NoRestart
-from headrace.runners.local.pipeline import Pipeline, RunSettings
+from headrace.runners.local.pipeline import Pipeline, Retention, RunSettings
 
-__all__ = ["ExponentialDelay", "FailureRate", "FixedDelay", "NoRestart", "Pipeline", "RunSettings"]
+__all__ = ["ExponentialDelay", "FailureRate", "FixedDelay", "NoRestart", "Pipeline", "Retention", "RunSettings"]

@@ -11,7 +11,7 @@ from headrace.cli.broker import broker_command
 from headrace.cli.dump import dump_command
 from headrace.cli.lag import lag_command
 from headrace.cli.losses import accept_loss, forget
-from headrace.cli.run import run_command
+from headrace.cli.run import run_command, savepoint_command
 from headrace.cli.spark.checkpoint import checkpoint_app
 from headrace.cli.spark.supervise import supervise_command
 from headrace.cli.spark.warm_up import warm_up_command
@@ -21,6 +21,7 @@ from headrace.cli.verify import verify_command
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command(name="broker")(broker_command)
 app.command(name="run")(run_command)
+app.command(name="savepoint")(savepoint_command)
 app.command(name="beam")(beam_command)
 app.add_typer(checkpoint_app, name="checkpoint")
 app.command(name="supervise")(supervise_command)

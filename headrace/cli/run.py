@@ -9,12 +9,19 @@ import typer
 
 from headrace.cli.serving import named_settings
 
+COMMIT_S = 30.0
+"""So long the newest checkpoint may take to be committed; without a run at work it never is."""
+
 
 def run_command(
     pipeline: Annotated[str, typer.Argument(help="A Python file and the variable that is a Pipeline: job.py:pipeline.")],
     *,
     checkpoints: Annotated[Path, typer.Option(file_okay=False, help="The folder of the checkpoints; of this run alone.")],
     workers: Annotated[int, typer.Option(min=1, help="Processes that read and write.")] = 1,
+    savepoints: Annotated[
+        str | None, typer.Option(help="Write the last checkpoint into this folder as a savepoint when the run ends.")
+    ] = None,
+    from_savepoint: Annotated[str | None, typer.Option(help="A savepoint's file to begin with, in a new folder.")] = None,
     config: Annotated[
         list[str] | None,
         typer.Option(help="A setting by Flink's name, such as execution.checkpointing.interval='1 s'. May be repeated."),
@@ -23,12 +30,36 @@ def run_command(
     """Run a pipeline exactly once until its source ends; Ctrl-C and SIGTERM stop it with a last checkpoint.
 
     Goes on from the last checkpoint in the folder where there is one, with any number of workers. Settings:
-    execution.checkpointing.interval, .min-pause, .timeout, .tolerable-failed-checkpoints, .num-retained, heartbeat.interval,
-    heartbeat.timeout, restart-strategy.*.
+    execution.checkpointing.interval, .min-pause, .timeout, .tolerable-failed-checkpoints, .num-retained, .savepoint-dir,
+    .externalized-checkpoint-retention, execution.state-recovery.path, heartbeat.interval, heartbeat.timeout,
+    restart-strategy.*. Prints the savepoint's file, if there is one.
     """
     from headrace.runners.local.pipeline import PipelineFile, RunSettings, flink_settings
     from headrace.runners.local.processes import forked
     from headrace.runners.local.supervisor import supervise
 
-    settings = RunSettings(str(checkpoints), workers=workers, **flink_settings(named_settings(config)))
-    supervise(PipelineFile.parse(pipeline), settings, forked)
+    options = {"savepoints": savepoints, "from_savepoint": from_savepoint}
+    given = {name: value for name, value in options.items() if value is not None}
+    settings = RunSettings(str(checkpoints), workers=workers, **{**flink_settings(named_settings(config)), **given})
+    savepoint = supervise(PipelineFile.parse(pipeline), settings, forked)
+    if savepoint is not None:
+        typer.echo(savepoint)
+
+
+def savepoint_command(
+    checkpoints: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="The folder of the run's checkpoints.")],
+    target: Annotated[Path, typer.Argument(file_okay=False, help="The folder for the savepoint; made if need be.")],
+) -> None:
+    """Write a run's newest committed checkpoint as a savepoint, and print its file.
+
+    The run may be at work; the savepoint is then at most a checkpoint's interval old, and the run goes on after it. To move a
+    run stop it, with --savepoints: what begins with a savepoint writes again what the run has written since.
+    """
+    from headrace.harness.waiting import wait_until
+    from headrace.runners.local.savepoints import take_savepoint
+
+    taken: list[Path] = []
+    wait_until(
+        lambda: taken.append(take_savepoint(checkpoints, target)), "the checkpoint's transactions to be committed", COMMIT_S
+    )
+    typer.echo(taken[0])

@@ -1,5 +1,6 @@
 """The folder of a run's checkpoints: positions and handles together, each file whole, durable and checked by a checksum.
 
+    savepoint.json                   the savepoint that the run began with, if any (`headrace.runners.local.savepoints`)
     lock                             held by the coordinator as long as it lives: there is one at a time
     run.json                         the run's name at the sink, and the workers whose transactions may still be open
     checkpoint-000000000007.json     {"format": "headrace-run-checkpoint", "version": 1, "crc32": <of the body>, "body": "..."}
@@ -28,17 +29,23 @@ from urllib.parse import unquote, urlsplit
 
 from headrace.connectors.sink import HandleSerializer, HandleT
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
-from headrace.enumerator.errors import FencedError, HeadraceError, StateError, UsageError
+from headrace.enumerator.errors import FencedError, HeadraceError, RetriableError, StateError, UsageError
 from headrace.enumerator.split import SplitT
 from headrace.runners.local.core import WorkerHandle
 
 __all__ = [
+    "SAVEPOINT",
     "CheckpointNotStoredError",
     "CheckpointStore",
     "Roster",
     "RunCheckpoint",
     "RunCheckpointSerializer",
+    "StoredPositions",
     "local_folder",
+    "newest_positions",
+    "opened",
+    "sealed",
+    "write_whole",
 ]
 
 log = logging.getLogger(__name__)
@@ -50,6 +57,9 @@ RUN_VERSION = 1
 
 _NAME = re.compile(r"checkpoint-(\d{12})\.json")
 _RUN = "run.json"
+SAVEPOINT = "savepoint.json"
+"""The savepoint that the run began with, if it began with one."""
+
 _LOCK = "lock"
 
 
@@ -107,11 +117,11 @@ class RunCheckpointSerializer(Generic[SplitT, HandleT]):
             "handles": [[listed.number, self._handles.serialize(listed.handle)] for listed in checkpoint.handles],
             "source": self._source.serialize(checkpoint.positions).decode(),
         }
-        return _sealed(FORMAT, VERSION, body)
+        return sealed(FORMAT, VERSION, body)
 
     def deserialize(self, run: str, data: bytes, where: str) -> RunCheckpoint[SplitT, HandleT]:
         """What `serialize` of this or an older version wrote for this run. Raises StateError, naming `where`, otherwise."""
-        body = _opened(FORMAT, VERSION, data, where)
+        body = opened(FORMAT, VERSION, data, where)
         try:
             if body["run"] != run:
                 raise StateError(f"{where}: this checkpoint is of the run {body['run']!r}, and the folder is of {run!r}")
@@ -131,6 +141,32 @@ class RunCheckpointSerializer(Generic[SplitT, HandleT]):
             return RunCheckpoint(positions, handles, body["completed"], epoch, before)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"{where}: the checkpoint is damaged: {type(error).__name__}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPositions:
+    """What a checkpoint says of positions, without its source and sink. `source`: as CheckpointSerializer wrote it."""
+
+    run: str
+    checkpoint_id: int
+    completed: bool
+    source: str
+
+
+def newest_positions(folder: Path) -> StoredPositions:
+    """Of the newest checkpoint, whether or not a run is at work: no older one will do, since later rows are committed.
+
+    Raises StateError where there is none, or where it is damaged, RetriableError where a newer one has just taken its place.
+    """
+    checkpoint_id = max(_ids(folder), default=None) if folder.is_dir() else None
+    if checkpoint_id is None:
+        raise StateError(f"{folder}: there is no checkpoint")
+    path = _path(folder, checkpoint_id)
+    try:
+        body = opened(FORMAT, VERSION, path.read_bytes(), str(path))
+    except FileNotFoundError as error:
+        raise RetriableError(f"{path} is not there any more") from error
+    return StoredPositions(body["run"], body["checkpoint_id"], body["completed"] is True, body["source"])
 
 
 def local_folder(url: str) -> Path:
@@ -224,6 +260,14 @@ class CheckpointStore(Generic[SplitT, HandleT]):
         for older in sorted(self._ids(), reverse=True)[self._retained :]:
             self._path(older).unlink(missing_ok=True)
 
+    def remove(self) -> None:
+        """Everything but the lock: the run is over, and what it has written is committed."""
+        for checkpoint_id in sorted(self._ids()):
+            self._path(checkpoint_id).unlink(missing_ok=True)
+        for name in (_RUN, SAVEPOINT):
+            (self.folder / name).unlink(missing_ok=True)
+        _sync(self.folder)
+
     # --- the roster ---------------------------------------------------------------------------------------------------
 
     def enlist(self, number: int) -> None:
@@ -245,7 +289,7 @@ class CheckpointStore(Generic[SplitT, HandleT]):
             roster = Roster(f"run-{uuid.uuid4().hex}")
             self._write_roster(roster)
             return roster
-        body = _opened(RUN_FORMAT, RUN_VERSION, path.read_bytes(), str(path))
+        body = opened(RUN_FORMAT, RUN_VERSION, path.read_bytes(), str(path))
         try:
             return Roster(str(body["run"]), _number(body["next_number"]), tuple(map(_number, body["unswept"])))
         except (KeyError, TypeError, ValueError) as error:
@@ -253,21 +297,33 @@ class CheckpointStore(Generic[SplitT, HandleT]):
 
     def _write_roster(self, roster: Roster) -> None:
         body = {"run": roster.run, "next_number": roster.next_number, "unswept": list(roster.unswept)}
-        path = self.folder / _RUN
-        scratch = path.with_suffix(".writing")
-        _write_durably(scratch, _sealed(RUN_FORMAT, RUN_VERSION, body))
-        scratch.replace(path)
-        _sync(self.folder)
+        write_whole(self.folder / _RUN, sealed(RUN_FORMAT, RUN_VERSION, body))
         self.roster = roster
 
     # --- files --------------------------------------------------------------------------------------------------------
 
     def _ids(self) -> list[int]:
-        found = (_NAME.fullmatch(name) for name in os.listdir(self.folder))
-        return [int(match[1]) for match in found if match is not None]
+        return _ids(self.folder)
 
     def _path(self, checkpoint_id: int) -> Path:
-        return self.folder / f"checkpoint-{checkpoint_id:012d}.json"
+        return _path(self.folder, checkpoint_id)
+
+
+def _ids(folder: Path) -> list[int]:
+    found = (_NAME.fullmatch(name) for name in os.listdir(folder))
+    return [int(match[1]) for match in found if match is not None]
+
+
+def _path(folder: Path, checkpoint_id: int) -> Path:
+    return folder / f"checkpoint-{checkpoint_id:012d}.json"
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Durably, in place of what is there: whoever finds the file finds all of it. Raises OSError."""
+    scratch = path.with_suffix(".writing")
+    _write_durably(scratch, data)
+    scratch.replace(path)
+    _sync(path.parent)
 
 
 def _write_durably(path: Path, data: bytes) -> None:
@@ -291,13 +347,14 @@ def _number(value: object) -> int:
     return value
 
 
-def _sealed(format_name: str, version: int, body: Mapping[str, Any]) -> bytes:
+def sealed(format_name: str, version: int, body: Mapping[str, Any]) -> bytes:
+    """A body as JSON, with its format, version and checksum around it."""
     text = json.dumps(body, separators=(",", ":"))
     envelope = {"format": format_name, "version": version, "crc32": zlib.crc32(text.encode()), "body": text}
     return json.dumps(envelope, separators=(",", ":")).encode()
 
 
-def _opened(format_name: str, newest: int, data: bytes, where: str) -> Mapping[str, Any]:
+def opened(format_name: str, newest: int, data: bytes, where: str) -> Mapping[str, Any]:
     """The body. Raises StateError, naming `where`, for what is damaged, newer, or something else."""
     try:
         envelope = json.loads(data)

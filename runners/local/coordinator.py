@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import util
 from multiprocessing.connection import Connection
@@ -84,8 +84,9 @@ from headrace.runners.local.core import (
     WorkerDied,
     WorkerSilent,
 )
-from headrace.runners.local.pipeline import Pipeline, PipelineFile, RunSettings
+from headrace.runners.local.pipeline import Pipeline, PipelineFile, Retention, RunSettings
 from headrace.runners.local.processes import Nursery
+from headrace.runners.local.savepoints import Savepoint, begin_with, take_savepoint
 from headrace.runners.local.worker import WorkerOrder, work
 
 __all__ = ["CoordinatorOrder", "RunOutcome", "coordinate"]
@@ -109,31 +110,33 @@ _FINAL = (FencedError, StateError, UsageError, DataLossError, AuthenticationErro
 
 @dataclass(frozen=True)
 class CoordinatorOrder:
-    """What a coordinator's process is started with. `socket` is in a folder for this user alone."""
+    """What a coordinator's process is started with. `savepoint`: what the run begins with, where it has no checkpoints."""
 
     pipeline: Pipeline | PipelineFile
     settings: RunSettings
-    socket: Path
+    savepoint: Savepoint | None
     version: str
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a coordinator ended. `error` is None for a run that is finished or was stopped.
+    """How a coordinator ended. `error` is None for a run that is finished or was stopped, and has written this `savepoint`.
 
     `kinds`: names of the error's classes, the narrowest first; `is_final`: starting again does not mend it.
     """
 
     finished: bool = False
+    savepoint: Path | None = None
     error: str | None = None
     kinds: tuple[str, ...] = ()
     is_final: bool = False
 
 
-def coordinate(order: CoordinatorOrder, supervisor: Connection, lifeline: Connection) -> None:
+def coordinate(order: CoordinatorOrder, socket: Path, supervisor: Connection, lifeline: Connection) -> None:
     """The main function of a coordinator's process. `supervisor` says "stop"; it is sent a RunOutcome.
 
-    `lifeline` is open as long as this process, or one that it has started, lives.
+    `socket`, for its workers, is in a folder for this user alone. `lifeline` is open as long as this process lives, or one that
+    it has started.
     """
     os.setpgid(0, 0)  # the group that its workers join, and that ends with it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -141,7 +144,7 @@ def coordinate(order: CoordinatorOrder, supervisor: Connection, lifeline: Connec
     util.register_after_fork(supervisor, Connection.close)  # its end is to be this process's end
     nursery = Nursery()  # first: what the user's file does may make a fork unsafe
     try:
-        outcome = _opened(order, supervisor, nursery)
+        outcome = _opened(order, socket, supervisor, nursery)
     except Exception as error:
         log.debug("the coordinator has failed", exc_info=True)
         outcome = _failure(error)
@@ -156,13 +159,15 @@ def _failure(error: Exception) -> RunOutcome:
     return RunOutcome(error=str(error) or kinds[0], kinds=kinds, is_final=isinstance(error, _FINAL))
 
 
-def _opened(order: CoordinatorOrder, supervisor: Connection, nursery: Nursery) -> RunOutcome:
+def _opened(order: CoordinatorOrder, socket: Path, supervisor: Connection, nursery: Nursery) -> RunOutcome:
     pipeline = order.pipeline.load()
     positions = CheckpointSerializer(pipeline.source.name, pipeline.source.split_serializer)
     serializer = RunCheckpointSerializer(positions, pipeline.sink.handles)
     store: CheckpointStore[Any, Any] = CheckpointStore(order.settings.folder, serializer, order.settings.retained)
     try:
-        coordination = _Coordination(order, pipeline, store, nursery)
+        if order.savepoint is not None:
+            begin_with(order.savepoint, store, positions)
+        coordination = _Coordination(order, socket, pipeline, store, nursery)
         threading.Thread(target=coordination.listen, args=(supervisor,), daemon=True).start()
         return coordination.run()
     finally:
@@ -195,11 +200,18 @@ class _Broken:
 class _Coordination:
     """One life of a coordinator."""
 
-    def __init__(self, order: CoordinatorOrder, pipeline: Pipeline, store: CheckpointStore[Any, Any], nursery: Nursery) -> None:
+    def __init__(
+        self,
+        order: CoordinatorOrder,
+        socket: Path,
+        pipeline: Pipeline,
+        store: CheckpointStore[Any, Any],
+        nursery: Nursery,
+    ) -> None:
         from headrace.runners.local.wire.messages import RunMessages
         from headrace.runners.local.wire.server import CoordinationServer
 
-        self._order, self._pipeline, self._store = order, pipeline, store
+        self._order, self._socket, self._pipeline, self._store = order, socket, pipeline, store
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._timers: list[tuple[float, int, Any]] = []
         self._sequence = itertools.count()
@@ -222,7 +234,7 @@ class _Coordination:
         self._stored_id = 0
         self._messages: RunMessages[Any, Any] = RunMessages(pipeline.source.split_serializer, pipeline.sink.handles)
         self._server: CoordinationServer[Any, Any] = CoordinationServer(
-            order.socket, self._messages, order.version, order.settings.workers, self._events.put, self._hear
+            socket, self._messages, order.version, order.settings.workers, self._events.put, self._hear
         )
 
     def _core_from(self, restored: RunCheckpoint[Any, Any] | None, next_number: int) -> RunCore[Any, Any]:
@@ -242,7 +254,19 @@ class _Coordination:
         )
 
     def run(self) -> RunOutcome:
-        """Until the run ends. Every worker's process has ended, too, when it returns."""
+        """Until the run ends, and what is to be left of it is there. Every worker's process has ended, too, when it returns."""
+        outcome = self._ran()
+        if outcome.error is not None:
+            return outcome
+        settings = self._order.settings
+        folder = settings.savepoint_folder
+        path = None if folder is None else take_savepoint(self._store.folder, folder)
+        if not outcome.finished and settings.retention is Retention.DELETE_ON_CANCELLATION:
+            self._committer.forget()
+            self._store.remove()
+        return replace(outcome, savepoint=path)
+
+    def _ran(self) -> RunOutcome:
         self._nursery.watch(
             lambda number, status: self._events.put(_ProcessEnded(number, status)),
             lambda error: self._events.put(_Broken(error)),
@@ -361,7 +385,7 @@ class _Coordination:
         self._store.enlist(number)
         order = WorkerOrder(
             self._order.pipeline,
-            self._order.socket,
+            self._socket,
             number,
             self._store.roster.job(number),
             self._order.version,

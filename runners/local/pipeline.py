@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,12 +24,19 @@ from headrace.enumerator.source import Source
 from headrace.runners.local.checkpoints import local_folder
 from headrace.runners.local.core import RunSchedule
 
-__all__ = ["Pipeline", "PipelineFile", "RunSettings", "Transform", "flink_settings"]
+__all__ = ["Pipeline", "PipelineFile", "Retention", "RunSettings", "Transform", "flink_settings"]
 
 Transform = Callable[[pa.RecordBatch], pa.RecordBatch | Iterable[pa.RecordBatch] | None]
 """Arrow batch in; a batch, several, or none out."""
 
 DEFAULT_INTERVAL_S = 10.0
+
+
+class Retention(Enum):
+    """What becomes of the checkpoints of a run that is stopped. Those of a run that has failed or finished are always kept."""
+
+    RETAIN_ON_CANCELLATION = "RETAIN_ON_CANCELLATION"
+    DELETE_ON_CANCELLATION = "DELETE_ON_CANCELLATION"
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,12 @@ class RunSettings:
     - `timeout_s` (`execution.checkpointing.timeout`): one that takes longer has failed, default 600.
     - `tolerable_failed_checkpoints` (`execution.checkpointing.tolerable-failed-checkpoints`): in a row, default 0.
     - `retained` (`execution.checkpointing.num-retained`): so many newest checkpoints are kept, default 1.
+    - `savepoints` (`execution.checkpointing.savepoint-dir`): a run that is stopped, or whose source ends, writes its last
+      checkpoint into this folder as a savepoint; default None, none.
+    - `from_savepoint` (`execution.state-recovery.path`): the file of a savepoint that the run begins with, in a new folder of
+      checkpoints; default None. Started again, it goes on from its own checkpoints.
+    - `retention` (`execution.checkpointing.externalized-checkpoint-retention`): whether the checkpoints of a run that is
+      stopped are kept; default `Retention.RETAIN_ON_CANCELLATION`, so that the same command goes on.
     - `heartbeat_interval_s`, `heartbeat_timeout_s` (`heartbeat.*`): default 10 and 50. A worker that is not heard is killed.
     - `restart` (`restart-strategy.*`): default exponential delay.
 
@@ -55,13 +69,18 @@ class RunSettings:
     timeout_s: float = field(default=600.0, kw_only=True)
     tolerable_failed_checkpoints: int = field(default=0, kw_only=True)
     retained: int = field(default=1, kw_only=True)
+    savepoints: str | None = field(default=None, kw_only=True)
+    from_savepoint: str | None = field(default=None, kw_only=True)
+    retention: Retention = field(default=Retention.RETAIN_ON_CANCELLATION, kw_only=True)
     heartbeat_interval_s: float = field(default=10.0, kw_only=True)
     heartbeat_timeout_s: float = field(default=50.0, kw_only=True)
     restart: RestartStrategy = field(default_factory=ExponentialDelay, kw_only=True)
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
-        _ = self.folder
+        _ = self.folder, self.savepoint_folder, self.savepoint_file
+        if not isinstance(self.retention, Retention):
+            raise UsageError(f"retention must be a Retention, not {self.retention!r}")
         for name in ("workers", "retained"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -83,6 +102,16 @@ class RunSettings:
         return local_folder(self.checkpoints)
 
     @property
+    def savepoint_folder(self) -> Path | None:
+        """Where the last checkpoint goes as a savepoint."""
+        return None if self.savepoints is None else local_folder(self.savepoints)
+
+    @property
+    def savepoint_file(self) -> Path | None:
+        """The savepoint that the run begins with."""
+        return None if self.from_savepoint is None else local_folder(self.from_savepoint)
+
+    @property
     def schedule(self) -> RunSchedule:
         """When checkpoints are taken."""
         return RunSchedule(self.interval_s, self.min_pause_s, self.timeout_s, self.tolerable_failed_checkpoints)
@@ -102,6 +131,12 @@ _COUNTS: Mapping[str, str] = {
     f"{_CHECKPOINTING}num-retained": "retained",
 }
 
+_TEXTS: Mapping[str, str] = {
+    f"{_CHECKPOINTING}savepoint-dir": "savepoints",
+    "execution.state-recovery.path": "from_savepoint",
+}
+_RETENTION = f"{_CHECKPOINTING}externalized-checkpoint-retention"
+
 
 def flink_settings(settings: Mapping[str, str]) -> dict[str, Any]:
     """Arguments of `RunSettings` by settings of Flink's names. Raises UsageError, naming it, for one that there is not."""
@@ -113,8 +148,15 @@ def flink_settings(settings: Mapping[str, str]) -> dict[str, Any]:
             if not text.isdecimal():
                 raise UsageError(f"{name} must be a whole number, not {text!r}")
             found[_COUNTS[name]] = int(text)
+        elif name in _TEXTS:
+            found[_TEXTS[name]] = text
+        elif name == _RETENTION:
+            if text not in Retention.__members__:
+                raise UsageError(f"{name} must be one of {', '.join(Retention.__members__)}, not {text!r}")
+            found["retention"] = Retention[text]
         elif not name.startswith(_RESTART):
-            raise UsageError(f"{name!r} is no setting of a run: {', '.join((*_DURATIONS, *_COUNTS))}, {_RESTART}*")
+            known = ", ".join((*_DURATIONS, *_COUNTS, *_TEXTS, _RETENTION))
+            raise UsageError(f"{name!r} is no setting of a run: {known}, {_RESTART}*")
     restart = {name: text for name, text in settings.items() if name.startswith(_RESTART)}
     return {**found, "restart": restart_strategy(restart)} if restart else found
 
@@ -146,8 +188,10 @@ class Pipeline:
         if self.transform is not None and not callable(self.transform):
             raise UsageError(f"a pipeline's transform must be a function of a batch, not {self.transform!r}")
 
-    def run(self, **settings: Any) -> None:  # noqa: ANN401 - those of RunSettings, each with its type there
+    def run(self, **settings: Any) -> Path | None:  # noqa: ANN401 - those of RunSettings, each with its type there
         """Run until the source is read to its end, or SIGTERM or Ctrl-C stops it with a last checkpoint.
+
+        Returns the file of the savepoint, where `savepoints` says that there is to be one.
 
         Takes the arguments of `RunSettings` by name; `checkpoints` is needed. Goes on from the last checkpoint where there is
         one. Called in the main thread of a process, in a script under `if __name__ == "__main__":`, as processes are started.
@@ -174,7 +218,7 @@ class Pipeline:
                 f"the pipeline cannot be sent to its processes ({error}): its transform must be a function at the top of a "
                 "module, its source and sink must be picklable"
             ) from error
-        supervise(self, chosen, forked_apart)
+        return supervise(self, chosen, forked_apart)
 
     def load(self) -> Pipeline:
         """Itself: called in the processes of a run."""

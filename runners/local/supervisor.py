@@ -25,6 +25,7 @@ from headrace.enumerator.restarts import GiveUp, Restarts
 from headrace.runners.local.coordinator import CoordinatorOrder, RunOutcome, coordinate
 from headrace.runners.local.pipeline import Pipeline, PipelineFile, RunSettings
 from headrace.runners.local.processes import PROCESS_NAME, end_group, pipe
+from headrace.runners.local.savepoints import read_savepoint
 
 __all__ = ["Starting", "supervise"]
 
@@ -41,7 +42,7 @@ END_S = 30.0
 """Processes that SIGKILL has not ended after so long are stuck in the kernel."""
 
 
-def supervise(job: Pipeline | PipelineFile, settings: RunSettings, processes: Starting) -> None:
+def supervise(job: Pipeline | PipelineFile, settings: RunSettings, processes: Starting) -> Path | None:
     """Run until the source is finished, a signal stops it, or it has failed for good. See `Pipeline.run`.
 
     `processes`: how the coordinator's is started, with these modules loaded (`forked`, `forked_apart`).
@@ -49,13 +50,14 @@ def supervise(job: Pipeline | PipelineFile, settings: RunSettings, processes: St
     with needs_extra("run", "grpc", "google"):
         importlib.import_module("headrace.runners.local.wire.client")
     context = processes(job.modules())
+    savepoint = None if settings.savepoint_file is None else read_savepoint(settings.savepoint_file)
     restarts = Restarts(settings.restart)
     life = _Life()
     with _stopped_by_signals(life):
         while True:
-            outcome = life.live(job, settings, context)
+            outcome = life.live(CoordinatorOrder(job, settings, savepoint, version("headrace")), context)
             if outcome.error is None:
-                return
+                return outcome.savepoint
             error = _error_of(outcome)
             if outcome.is_final or life.stopping.is_set():
                 raise error
@@ -64,7 +66,7 @@ def supervise(job: Pipeline | PipelineFile, settings: RunSettings, processes: St
                 raise RunFailedError(f"{outcome.error}; not restarted: {decision.reason}") from error
             log.warning("the run has failed and starts again in %.1f s: %s", decision.delay_s, outcome.error)
             if life.stopping.wait(decision.delay_s):
-                return
+                raise RunFailedError(f"stopped, without a last checkpoint, while it was to start again after: {outcome.error}")
 
 
 class _Life:
@@ -82,12 +84,12 @@ class _Life:
             with suppress(OSError):  # it has ended meanwhile
                 coordinator.send("stop")
 
-    def live(self, job: Pipeline | PipelineFile, settings: RunSettings, context: ForkContext | ForkServerContext) -> RunOutcome:
+    def live(self, order: CoordinatorOrder, context: ForkContext | ForkServerContext) -> RunOutcome:
         """One coordinator, from its start until it and all of its workers are gone."""
         (ours, its), (lifeline, held) = pipe(), pipe()
         with tempfile.TemporaryDirectory(prefix="headrace-") as folder, ours, lifeline:  # which is for this user alone
-            order = CoordinatorOrder(job, settings, Path(folder) / "coordinator", version("headrace"))
-            process = context.Process(target=coordinate, args=(order, its, held), name=f"{PROCESS_NAME}coordinator")
+            socket = Path(folder) / "coordinator"
+            process = context.Process(target=coordinate, args=(order, socket, its, held), name=f"{PROCESS_NAME}coordinator")
             process.start()
             its.close()
             held.close()

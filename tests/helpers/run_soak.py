@@ -106,7 +106,7 @@ class Soak:
             self._look(f"{phase}", deadline_s)
         self.processes += len(json.loads(done.read_text()))
         done.unlink()
-        self.killed[f"{owner}.{method} {when}: {victims}"] += 1
+        self.killed[_name(phase, victims)] += 1
         if victims == "everything":
             self._run.wait(PATIENCE_S)
             self._run = self._started()
@@ -191,8 +191,8 @@ def kafka(kind: str) -> Iterator[str]:
         yield bootstrap
 
 
-def soaked(kind: str, kills: int, seed: int, bug: str | None, known: Counter[str]) -> dict[str, Any]:
-    """Kill so many times, those phases first that `known` has the fewest of, and judge."""
+def soaked(kind: str, kills: int, seed: int, bug: str | None, only: str, known: Counter[str]) -> dict[str, Any]:
+    """Kill so many times, in phases whose names hold `only`, those first that `known` has the fewest of, and judge."""
     generator, begun_s = random.Random(seed), time.monotonic()
     with kafka(kind) as bootstrap, tempfile.TemporaryDirectory() as folder, Progress() as progress:
         soak = Soak(bootstrap, Path(folder), generator, bug)
@@ -200,7 +200,8 @@ def soaked(kind: str, kills: int, seed: int, bug: str | None, known: Counter[str
         try:
             soak.produce()
             for _ in range(kills):
-                soak.kill(*min(_all(), key=lambda pair: (_count(pair, known + soak.killed), generator.random())))
+                counted = known + soak.killed
+                soak.kill(*min(_all(only), key=lambda pair: (counted[_name(*pair)], generator.random())))
                 progress.advance(bar)
             found = soak.stop()
         finally:
@@ -214,13 +215,13 @@ def soaked(kind: str, kills: int, seed: int, bug: str | None, known: Counter[str
     }
 
 
-def _all() -> list[tuple[tuple[str, str, str], str]]:
-    return [(phase, victims) for phase in PHASES for victims in VICTIMS]
+def _all(only: str) -> list[tuple[tuple[str, str, str], str]]:
+    return [(phase, victims) for phase in PHASES for victims in VICTIMS if only in _name(phase, victims)]
 
 
-def _count(pair: tuple[tuple[str, str, str], str], killed: Counter[str]) -> int:
-    (owner, method, when), victims = pair
-    return killed[f"{owner}.{method} {when}: {victims}"]
+def _name(phase: tuple[str, str, str], victims: str) -> str:
+    owner, method, when = phase
+    return f"{owner}.{method} {when}: {victims}"
 
 
 def added(before: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
@@ -243,13 +244,15 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--broker", choices=["fake", "local"], default="fake")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--bug", help="a bug of tests/helpers/worlds/run.py, planted: the soak has to find it")
+    parser.add_argument("--bug", help="one of run_soak_job, planted: the soak has to find it")
+    parser.add_argument("--only", default="", help="kill in phases alone whose names hold this")
     parser.add_argument("--result", type=Path)
     chosen = parser.parse_args()
     results = json.loads(chosen.result.read_text()) if chosen.result is not None and chosen.result.exists() else {}
     name = "fake" if chosen.broker == "fake" else f"kafka {KAFKA_VERSION}"
     before = results.get(name, {})
-    found = soaked(chosen.broker, chosen.kills, chosen.seed, chosen.bug, Counter(before.get("kills_by_phase", {})))
+    known = Counter(before.get("kills_by_phase", {}))
+    found = soaked(chosen.broker, chosen.kills, chosen.seed, chosen.bug, chosen.only, known)
     results[name] = added(before, found)
     text = json.dumps(results, indent=2)
     sys.stdout.write(text + "\n")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from headrace import Pipeline
 from headrace.connectors.kafka.write.sink import KafkaCommitter, KafkaTransaction
 from headrace.kafka import KafkaSink, KafkaSource
 from headrace.runners.local.checkpoints import CheckpointStore
+from headrace.runners.local.commits import RunCommitter
 from headrace.runners.local.wire.messages import RunMessages
-from tests.helpers.worlds import run as world
 
 TOLD = json.loads(os.environ["HEADRACE_RUN_SOAK"])
 FOLDER = Path(TOLD["folder"])
@@ -69,6 +70,26 @@ def chosen(plan: dict[str, Any]) -> list[int]:
     return sorted(found, key=lambda victim: victim == own)
 
 
+def positions_of_the_checkpoint_before() -> None:
+    """A checkpoint has the right handles, and positions that are one checkpoint old."""
+    write, positions = CheckpointStore.write, []
+
+    def late(self: Any, checkpoint: Any) -> None:
+        number = checkpoint.positions.checkpoint_id
+        positions.append(checkpoint.positions)
+        old = next((each for each in reversed(positions) if each.checkpoint_id < number), checkpoint.positions)
+        write(self, replace(checkpoint, positions=replace(old, checkpoint_id=number)))
+
+    CheckpointStore.write = late  # type: ignore[method-assign]
+
+
+def dead_workers_are_not_swept() -> None:
+    """What they have left open stays so."""
+    RunCommitter.retire = lambda self, number: None  # type: ignore[method-assign]
+
+
+BUGS = {bug.__name__: bug for bug in (positions_of_the_checkpoint_before, dead_workers_are_not_swept)}
+
 for patched, methods in (
     (KafkaTransaction, ("write", "prepare")),
     (KafkaCommitter, ("fence", "check", "record", "end", "sweep")),
@@ -78,7 +99,7 @@ for patched, methods in (
     for name in methods:
         plant(patched, name)
 if TOLD["bug"] is not None:
-    getattr(world, TOLD["bug"])().__enter__()
+    BUGS[TOLD["bug"]]()
 
 pipeline = Pipeline(
     KafkaSource(TOLD["bootstrap"], topics=["in"], columns=["key", "value", "partition"]),

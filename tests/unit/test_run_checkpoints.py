@@ -11,21 +11,23 @@ import pytest
 from headrace.connectors.commit import JobCommitter, StaleEpochError
 from headrace.connectors.sink import Attempt
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
-from headrace.enumerator.errors import FencedError, StateError, UsageError
+from headrace.enumerator.errors import FencedError, RetriableError, StateError, UsageError
 from headrace.enumerator.ledger import SplitState
 from headrace.files import FileSink
-from headrace.run import ExponentialDelay, FixedDelay, Pipeline, RunSettings
+from headrace.run import ExponentialDelay, FixedDelay, Pipeline, Retention, RunSettings
 from headrace.runners.local.checkpoints import (
     CheckpointNotStoredError,
     CheckpointStore,
     RunCheckpoint,
     RunCheckpointSerializer,
     local_folder,
+    sealed,
 )
 from headrace.runners.local.commits import RunCommitter
 from headrace.runners.local.core import WorkerHandle, WorkerSnapshotted
 from headrace.runners.local.pipeline import PipelineFile, flink_settings
 from headrace.runners.local.processes import PROCESS_NAME
+from headrace.runners.local.savepoints import Savepoint, begin_with, read_savepoint, take_savepoint
 from headrace.runners.local.wire import run_pb2 as pb
 from headrace.runners.local.wire.messages import PROTOCOL, RunMessages, check_hello, hello
 from headrace.testing import MemoryHandle, MemoryLog, MemorySink, MemorySource, MemorySplit, MemoryTransactionLog
@@ -231,6 +233,111 @@ def test_a_coordinator_that_was_replaced_commits_nothing(tmp_path):
     copy.close()
 
 
+# --- savepoints -------------------------------------------------------------------------------------------------------
+
+POSITIONS = CheckpointSerializer("memory", MemorySplitSerializer())
+
+
+def test_a_savepoint_has_the_newest_committed_positions_and_another_run_begins_with_it(tmp_path):
+    store = opened(tmp_path / "old")
+    store.write(checkpoint(7, completed=True, epoch=9, before=8))
+    path = take_savepoint(tmp_path / "old", tmp_path / "made" / "savepoints")  # the run is at work
+    assert path == tmp_path / "made" / "savepoints" / f"savepoint-{store.roster.run}-000000000007.json"
+    new = opened(tmp_path / "new")
+    begin_with(read_savepoint(path), new, POSITIONS)
+    positions = Checkpoint(1, checkpoint(7).positions.splits, False)
+    assert new.latest() == RunCheckpoint(positions, (), completed=True)
+    assert new.roster.run != store.roster.run
+    store.close()
+    new.close()
+
+
+def test_a_restart_with_the_same_savepoint_goes_on_from_its_own_checkpoints(tmp_path):
+    savepoint = Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode())
+    store = opened(tmp_path)
+    for written in (None, checkpoint(2)):
+        begin_with(savepoint, store, POSITIONS)
+        if written is not None:
+            store.write(written)
+            begin_with(savepoint, store, POSITIONS)
+            assert store.latest() == written
+    with pytest.raises(UsageError, match="this run began with another savepoint"):
+        begin_with(Savepoint("run-a", 8, savepoint.source), store, POSITIONS)
+    store.close()
+
+
+def test_a_crash_between_the_copy_of_the_savepoint_and_its_checkpoint_is_mended(tmp_path):
+    savepoint = Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode())
+    (tmp_path / "savepoint.json").write_bytes(savepoint.serialize())
+    store = opened(tmp_path)
+    begin_with(savepoint, store, POSITIONS)
+    assert store.latest() is not None
+    store.close()
+
+
+def test_a_folder_with_checkpoints_does_not_begin_with_a_savepoint(tmp_path):
+    store = opened(tmp_path)
+    store.write(checkpoint(1))
+    with pytest.raises(UsageError, match="there are checkpoints already"):
+        begin_with(Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode()), store, POSITIONS)
+    store.close()
+
+
+def test_no_savepoint_is_made_of_what_is_not_committed_or_not_the_newest(tmp_path):
+    with pytest.raises(StateError, match="there is no checkpoint"):
+        take_savepoint(tmp_path / "none", tmp_path)
+    store = opened(tmp_path, retained=2)
+    store.write(checkpoint(1, completed=True))
+    store.write(checkpoint(2, (WorkerHandle(4, MemoryHandle(9)),), epoch=5))
+    with pytest.raises(RetriableError, match="checkpoint 2 is not committed yet"):
+        take_savepoint(tmp_path, tmp_path / "savepoints")
+    (tmp_path / "checkpoint-000000000002.json").write_bytes(b"{")
+    with pytest.raises(StateError, match=r"000000000002\.json is damaged"):
+        take_savepoint(tmp_path, tmp_path / "savepoints")
+    assert not (tmp_path / "savepoints").exists()
+    store.close()
+
+
+def test_the_golden_savepoint_of_version_1_is_read():
+    golden = GOLDEN.with_name("run-savepoint-v1.json")
+    found = read_savepoint(golden)
+    assert (found.run, found.positions(POSITIONS)) == ("run-golden", checkpoint(12).positions)
+    assert found.serialize() == golden.read_bytes().rstrip(b"\n")
+
+
+def test_a_file_that_is_no_savepoint_is_named(tmp_path):
+    with pytest.raises(UsageError, match="there is no such savepoint"):
+        read_savepoint(tmp_path / "none.json")
+    with pytest.raises(UsageError, match="is a folder"):
+        read_savepoint(tmp_path)
+    with pytest.raises(StateError, match="its format is 'headrace-run-checkpoint', not 'headrace-savepoint'"):
+        read_savepoint(GOLDEN)
+    for body in ({}, {"run": "a", "checkpoint_id": True, "source": "x"}):
+        with pytest.raises(StateError, match="here is damaged"):
+            Savepoint.deserialize(sealed("headrace-savepoint", 1, body), "here")
+
+
+def test_a_savepoint_of_another_source_is_refused_and_nothing_is_begun(tmp_path):
+    other = CheckpointSerializer("kafka", MemorySplitSerializer()).serialize(checkpoint(7).positions).decode()
+    store = opened(tmp_path)
+    with pytest.raises(StateError, match="kafka"):
+        begin_with(Savepoint("run-a", 7, other), store, POSITIONS)
+    assert store.last_id == 0
+    assert not (tmp_path / "savepoint.json").exists()
+    store.close()
+
+
+def test_removed_checkpoints_leave_a_folder_that_begins_anew(tmp_path):
+    store = opened(tmp_path)
+    begin_with(Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode()), store, POSITIONS)
+    run = store.roster.run
+    store.remove()
+    store.close()
+    again = opened(tmp_path)
+    assert (again.latest(), again.roster.run != run) == (None, True)
+    again.close()
+
+
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
@@ -250,6 +357,9 @@ def test_settings_have_flinks_names_and_defaults():
             "execution.checkpointing.timeout": "2 min",
             "execution.checkpointing.tolerable-failed-checkpoints": "3",
             "execution.checkpointing.num-retained": "4",
+            "execution.checkpointing.savepoint-dir": "/savepoints",
+            "execution.state-recovery.path": "/savepoints/one.json",
+            "execution.checkpointing.externalized-checkpoint-retention": "DELETE_ON_CANCELLATION",
             "heartbeat.interval": "1000",
             "heartbeat.timeout": "5 s",
             "restart-strategy.type": "fixed-delay",
@@ -261,6 +371,9 @@ def test_settings_have_flinks_names_and_defaults():
         "timeout_s": 120.0,
         "tolerable_failed_checkpoints": 3,
         "retained": 4,
+        "savepoints": "/savepoints",
+        "from_savepoint": "/savepoints/one.json",
+        "retention": Retention.DELETE_ON_CANCELLATION,
         "heartbeat_interval_s": 1.0,
         "heartbeat_timeout_s": 5.0,
         "restart": FixedDelay(7, 1.0),
@@ -271,6 +384,7 @@ def test_settings_have_flinks_names_and_defaults():
     ("settings", "message"),
     [
         ({"execution.checkpointing.mode": "EXACTLY_ONCE"}, "'execution.checkpointing.mode' is no setting of a run"),
+        ({"execution.checkpointing.externalized-checkpoint-retention": "NO"}, "must be one of RETAIN_ON_CANCELLATION, DELETE"),
         ({"execution.checkpointing.num-retained": "few"}, "must be a whole number, not 'few'"),
     ],
 )
@@ -289,6 +403,9 @@ def test_a_setting_that_there_is_not_is_refused(settings, message):
         ({"min_pause_s": -1}, "min_pause_s must be at least 0"),
         ({"heartbeat_timeout_s": 10.0}, "must be more than heartbeat_interval_s"),
         ({"checkpoints": "s3://x"}, "a folder of this machine"),
+        ({"savepoints": "s3://x"}, "a folder of this machine"),
+        ({"from_savepoint": ""}, "must be a folder's path or"),
+        ({"retention": "DELETE_ON_CANCELLATION"}, "must be a Retention"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(arguments, message):

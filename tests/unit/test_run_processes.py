@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from headrace.files import FileSink
 from headrace.harness.waiting import wait_until
 from headrace.kafka import KafkaSink, KafkaSource, Latest
 from headrace.run import FixedDelay, Pipeline
+from headrace.runners.local.savepoints import read_savepoint, take_savepoint
 from headrace.testing import FakeKafka
 from tests.helpers import run_jobs
 from tests.helpers.python_path import python_path
@@ -90,7 +90,7 @@ def check_gone(group):
 class Run:
     """`headrace run` in a process of its own."""
 
-    def __init__(self, kafka, folder, *, workers):
+    def __init__(self, kafka, folder, *options, workers):
         self.folder = folder
         job = folder / "job_of_this_test.py"
         job.write_text(JOB.format(kafka.bootstrap))
@@ -111,7 +111,7 @@ class Run:
             "--workers",
             str(workers),
         ]
-        command += ["--checkpoints", str(folder / "checkpoints")]
+        command += ["--checkpoints", str(folder / "checkpoints"), *options]
         for name, value in settings.items():
             command += ["--config", f"{name}={value}"]
         self.log = folder / "log"
@@ -138,10 +138,6 @@ class Run:
                 raise RetriableError(self.log.read_text())
 
         wait_until(check, what, PATIENCE_S)
-
-    def checkpoint(self):
-        (last,) = sorted((self.folder / "checkpoints").glob("checkpoint-*.json"))[-1:]
-        return json.loads(json.loads(last.read_text())["body"])
 
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
@@ -188,10 +184,14 @@ def test_killed_and_frozen_processes_neither_lose_a_record_nor_write_one_twice(k
         run.process.kill()
         run.process.wait()
         wait_until(lambda: check_gone(following), "the end of what the supervisor had started", PATIENCE_S)
-        run = Run(kafka, tmp_path, workers=1)
+        deleted = "execution.checkpointing.externalized-checkpoint-retention=DELETE_ON_CANCELLATION"
+        run = Run(kafka, tmp_path, "--savepoints", str(tmp_path / "savepoints"), "--config", deleted, workers=1)
         more("what came after everything was killed")
         run.stop()
-        assert run.checkpoint()["completed"]
+        assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["lock"]
+        (savepoint,) = (tmp_path / "savepoints").iterdir()
+        assert read_savepoint(savepoint).checkpoint_id > 1
+        assert str(savepoint) in run.log.read_text()
         assert seen(kafka) == Counter(range(produced))
         log = run.log.read_text()
         assert "its process ended with status -9" in log
@@ -215,8 +215,11 @@ def test_a_bounded_source_is_copied_once_and_a_failing_transform_is_named(kafka,
     ):
         bounded(kafka, sink, run_jobs.fails).run(**settings)
     assert not seen(kafka)
-    bounded(kafka, sink).run(**settings)
+    savepoint = bounded(kafka, sink).run(**settings, savepoints=str(tmp_path / "savepoints"))
     assert seen(kafka) == Counter(range(300))
+    assert savepoint == take_savepoint(tmp_path / "checkpoints", tmp_path / "savepoints")
+    bounded(kafka, sink).run(checkpoints=str(tmp_path / "moved"), from_savepoint=str(savepoint))
+    assert seen(kafka) == Counter(range(300))  # all of it was read before the savepoint
 
 
 def test_what_no_worker_can_do_ends_the_run_without_a_restart(kafka, tmp_path):

@@ -1,0 +1,110 @@
+"""Savepoints: the positions of a run, with everything before them committed, as a file that belongs to the user.
+
+    savepoint-<run>-<checkpoint>.json   {"format": "headrace-savepoint", "version": 1, "crc32": ..., "body": "..."}
+                                        body: {"run", "checkpoint_id", "source": "<what CheckpointSerializer writes>"}
+
+It holds no transactions, so that any number of workers and any sink can begin with it. A run that begins with one has a name of
+its own at the sink, and keeps a copy beside its checkpoints (`savepoint.json`): so a restart is told from another beginning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
+from headrace.enumerator.errors import RetriableError, StateError, UsageError
+from headrace.enumerator.split import SplitT
+from headrace.runners.local.checkpoints import (
+    SAVEPOINT,
+    CheckpointStore,
+    RunCheckpoint,
+    newest_positions,
+    opened,
+    sealed,
+    write_whole,
+)
+
+__all__ = ["Savepoint", "begin_with", "read_savepoint", "take_savepoint"]
+
+FORMAT = "headrace-savepoint"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Savepoint:
+    """`run`: the name, at its sink, of the run that it is of. `source`: the positions, as CheckpointSerializer writes them."""
+
+    run: str
+    checkpoint_id: int
+    source: str
+
+    @property
+    def name(self) -> str:
+        """Of its file."""
+        return f"savepoint-{self.run}-{self.checkpoint_id:012d}.json"
+
+    def serialize(self) -> bytes:
+        """In the newest version."""
+        body = {"run": self.run, "checkpoint_id": self.checkpoint_id, "source": self.source}
+        return sealed(FORMAT, VERSION, body)
+
+    @classmethod
+    def deserialize(cls, data: bytes, where: str) -> Savepoint:
+        """What `serialize` of this or an older version wrote. Raises StateError, naming `where`, for anything else."""
+        body = opened(FORMAT, VERSION, data, where)
+        found = (body.get("run"), body.get("checkpoint_id"), body.get("source"))
+        if [type(value) for value in found] != [str, int, str]:
+            raise StateError(f"{where} is damaged: it holds {sorted(body)}")
+        return cls(*found)  # type: ignore[arg-type]  # looked at above
+
+    def positions(self, serializer: CheckpointSerializer[SplitT]) -> Checkpoint[SplitT]:
+        """For a source of the same kind. Raises StateError for another, or a newer version of it."""
+        return serializer.deserialize(self.source.encode())
+
+
+def take_savepoint(checkpoints: Path, target: Path) -> Path:
+    """Write the run's newest checkpoint whose transactions are committed into the folder `target`; returns the file.
+
+    The run may be at work: then it is at most an interval old. Raises StateError for a folder that has no good checkpoint,
+    RetriableError while the newest one is still being committed, and OSError for what the filesystem refuses.
+    """
+    found = newest_positions(checkpoints)
+    if not found.completed:
+        raise RetriableError(f"{checkpoints}: checkpoint {found.checkpoint_id} is not committed yet; that is for the run to do")
+    savepoint = Savepoint(found.run, found.checkpoint_id, found.source)
+    target.mkdir(parents=True, exist_ok=True)
+    path = target / savepoint.name
+    write_whole(path, savepoint.serialize())
+    return path
+
+
+def read_savepoint(path: Path) -> Savepoint:
+    """Raises UsageError for a file that is not there, StateError for one that is no savepoint or damaged."""
+    try:
+        return Savepoint.deserialize(path.read_bytes(), str(path))
+    except FileNotFoundError as error:
+        raise UsageError(f"{path}: there is no such savepoint") from error
+    except IsADirectoryError as error:
+        raise UsageError(f"{path} is a folder; name the savepoint's file in it") from error
+
+
+def begin_with(savepoint: Savepoint, store: CheckpointStore[SplitT, Any], serializer: CheckpointSerializer[SplitT]) -> None:
+    """Make the savepoint the first checkpoint of a folder that has none; one that has begun with it goes on from its own.
+
+    Raises UsageError for a folder that has begun otherwise, StateError for a savepoint of another source.
+    """
+    kept, data = store.folder / SAVEPOINT, savepoint.serialize()
+    positions = replace(savepoint.positions(serializer), checkpoint_id=1)
+    if kept.exists():
+        if kept.read_bytes() != data:
+            raise UsageError(f"{store.folder}: this run began with another savepoint; give one that begins anew another folder")
+    elif store.last_id:
+        raise UsageError(
+            f"{store.folder}: there are checkpoints already; a run that begins with a savepoint needs a new folder"
+        )
+    else:
+        write_whole(kept, data)
+    if not store.last_id:
+        store.write(RunCheckpoint(positions, (), completed=True))
