@@ -37,10 +37,10 @@ __all__ = [
     "SAVEPOINT",
     "CheckpointNotStoredError",
     "CheckpointStore",
+    "NewestPositions",
     "Roster",
     "RunCheckpoint",
     "RunCheckpointSerializer",
-    "StoredPositions",
     "local_folder",
     "newest_positions",
     "opened",
@@ -144,7 +144,7 @@ class RunCheckpointSerializer(Generic[SplitT, HandleT]):
 
 
 @dataclass(frozen=True, slots=True)
-class StoredPositions:
+class NewestPositions:
     """What a checkpoint says of positions, without its source and sink. `source`: as CheckpointSerializer wrote it."""
 
     run: str
@@ -153,7 +153,7 @@ class StoredPositions:
     source: str
 
 
-def newest_positions(folder: Path) -> StoredPositions:
+def newest_positions(folder: Path) -> NewestPositions:
     """Of the newest checkpoint, whether or not a run is at work: no older one will do, since later rows are committed.
 
     Raises StateError where there is none, or where it is damaged, RetriableError where a newer one has just taken its place.
@@ -166,7 +166,7 @@ def newest_positions(folder: Path) -> StoredPositions:
         body = opened(FORMAT, VERSION, path.read_bytes(), str(path))
     except FileNotFoundError as error:
         raise RetriableError(f"{path} is not there any more") from error
-    return StoredPositions(body["run"], body["checkpoint_id"], body["completed"] is True, body["source"])
+    return NewestPositions(body["run"], body["checkpoint_id"], body["completed"] is True, body["source"])
 
 
 def local_folder(url: str) -> Path:
