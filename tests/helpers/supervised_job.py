@@ -58,7 +58,11 @@ class State:
 
 
 class Query:
-    """At work in batch 7. `when_awaited`: what it does each time somebody waits for it."""
+    """At work in batch 7. `when_awaited`: what it does each time somebody waits for it.
+
+    As Spark's (4.3): whether it is active is its state alone, also for who waits, though a batch is under way; and `stop()`
+    interrupts that.
+    """
 
     id = "the query"
 
@@ -76,6 +80,7 @@ class Query:
         assert to == ("spark.TERMINATED$", "MODULE$")
         tell("told to begin no further batch")
         self.looks_until_the_batch_ends = 3
+        self.isActive = False
 
     def awaitTermination(self, timeout):  # noqa: N802
         self.when_awaited()
@@ -87,8 +92,9 @@ class Query:
         return not self.isActive
 
     def stop(self) -> None:
-        tell("stopped")
+        tell("stopped" if not self.status["isTriggerActive"] else "interrupted")
         self.isActive = False
+        self.status = {"isTriggerActive": False}
 
 
 def fails_twice_and_then_runs(spark: Session) -> Query:

@@ -23,7 +23,7 @@ from headrace.runners.spark.supervision.endings import end_by
 from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, kill_family, members
 from headrace.runners.spark.supervision.jobs import FunctionName, load
 from headrace.runners.spark.supervision.processes import DriverProcess
-from headrace.runners.spark.supervision.queries import ProgressOfQueries, end_after_batch, queries_of
+from headrace.runners.spark.supervision.queries import ProgressOfQueries, WatchedQuery, queries_of
 from headrace.runners.spark.supervision.status import StatusFile
 from headrace.runners.spark.supervision.supervisor import run, supervise
 from tests.helpers import supervised_job
@@ -212,11 +212,36 @@ def test_a_driver_gets_on_when_all_its_queries_do():
     assert progress.batches == {"slow": 7, "the query": 8}
 
 
-def test_a_query_that_cannot_be_ended_after_its_batch_says_so(caplog):
+def test_a_query_that_is_told_to_end_has_not_ended_while_its_batch_is_under_way():
+    query = supervised_job.Query()
+    watched = WatchedQuery(query)
+    assert not watched.has_ended(0.1)
+    watched.tell_to_end()
+    watched.tell_to_end()
+    assert query.awaitTermination(0.1)  # as Spark says
+    assert [watched.has_ended(0.1) for _ in range(2)] == [False, True]
+
+
+def test_a_query_that_fails_in_its_last_batch_has_failed():
+    query = supervised_job.Query()
+    watched = WatchedQuery(query)
+    watched.tell_to_end()
+
+    def fail():
+        raise RuntimeError("in the last batch")
+
+    query.when_awaited = fail
+    with pytest.raises(RuntimeError, match="in the last batch"):
+        watched.has_ended(0.1)
+
+
+def test_a_query_that_cannot_be_ended_after_its_batch_is_interrupted_and_that_is_said(caplog):
     query = supervised_job.Query()
     del query._jsq  # as Spark Connect's
-    assert not end_after_batch(query)
+    watched = WatchedQuery(query)
+    watched.tell_to_end()
     assert "cannot be ended after its batch" in caplog.text
+    assert watched.has_ended(0.1)
 
 
 def test_the_strategy_is_given_once():

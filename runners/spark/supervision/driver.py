@@ -23,7 +23,7 @@ from headrace.runners.spark.session import end_processes, session_builder, warm_
 from headrace.runners.spark.supervision.endings import end_by
 from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, kill_family
 from headrace.runners.spark.supervision.jobs import FunctionName, load
-from headrace.runners.spark.supervision.queries import ProgressOfQueries, RunningQuery, end_after_batch, queries_of
+from headrace.runners.spark.supervision.queries import ProgressOfQueries, RunningQuery, WatchedQuery, queries_of
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -92,28 +92,21 @@ class _Driver:
     def _watch(self, queries: list[RunningQuery]) -> bool:
         """Wait for the end of all; whether it was a stop. Raises what a query fails with."""
         progress = ProgressOfQueries()
-        told: set[str] = set()
-        while active := [query for query in queries if not query.awaitTermination(POLL_S / len(queries))]:
+        watched = [WatchedQuery(query) for query in queries]
+        active = watched
+        while active := [one for one in active if not one.has_ended(POLL_S / len(watched))]:
             if self._is_to_stop:
-                _end(active, told)
-            if progress.look(active):
+                for one in active:
+                    one.tell_to_end()
+            if progress.look([one.query for one in active]):
                 self._report(batches=progress.batches)
-        return bool(told)
+        return any(one.is_told for one in watched)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         self._is_to_stop = True
 
     def _report(self, **what: object) -> None:
         os.write(self._reports, json.dumps(what).encode() + b"\n")
-
-
-def _end(active: list[RunningQuery], told: set[str]) -> None:
-    """One look at queries that are to end: they are told so once, and stopped when they are between batches."""
-    for query in active:
-        is_interruptible = not query.status["isTriggerActive"] if query.id in told else not end_after_batch(query)
-        told.add(query.id)
-        if is_interruptible:
-            query.stop()
 
 
 def _session(conf: Mapping[str, str]) -> SparkSession:

@@ -10,7 +10,7 @@ from headrace.enumerator.errors import UsageError
 
 log = logging.getLogger(__name__)
 
-__all__ = ["ProgressOfQueries", "RunningQuery", "end_after_batch", "queries_of"]
+__all__ = ["ProgressOfQueries", "RunningQuery", "WatchedQuery", "queries_of"]
 
 
 @runtime_checkable
@@ -79,18 +79,46 @@ class ProgressOfQueries:
         return is_new or not query.status["isTriggerActive"]
 
 
-def end_after_batch(query: RunningQuery) -> bool:
-    """Have it begin no further batch. False where that is not possible, which is logged: then it can only be interrupted.
+class WatchedQuery:
+    """One query until its end. Called by the driver's main thread."""
 
-    `stop()` interrupts the batch under way, and is all that Spark offers. Its own loop asks before each batch whether the query
-    is terminated, so that is what it is told; `stop()` follows when the batch has ended (it may wait for its next trigger).
-    """
-    try:
-        state = query._jsq.streamingQuery().state()  # type: ignore[attr-defined]  # of the classic query: Connect's has none
-        current = state.get().getClass()
-        terminated = current.getClassLoader().loadClass(f"{current.getPackageName()}.TERMINATED$")
-        state.set(terminated.getField("MODULE$").get(None))
-    except Exception as error:  # noqa: BLE001 - py4j's errors are many, and Spark's insides are its own
-        log.warning("query %s cannot be ended after its batch, so it is interrupted: %s", query.id, error)
-        return False
-    return True
+    def __init__(self, query: RunningQuery) -> None:
+        self.query = query
+        self.is_told = False
+
+    def tell_to_end(self) -> None:
+        """Have it begin no further batch; once. Where that is not possible the batch under way is interrupted, and logged.
+
+        `stop()` interrupts the batch under way, and is all that Spark offers. Its own loop asks before each batch whether the
+        query is terminated, so that is what it is told. A batch that is still being planned is not run.
+        """
+        if self.is_told:
+            return
+        self.is_told = True
+        try:
+            _terminate(self.query)
+        except Exception as error:  # noqa: BLE001 - py4j's errors are many, and Spark's insides are its own
+            log.warning("query %s cannot be ended after its batch, so it is interrupted: %s", self.query.id, error)
+            self.query.stop()
+
+    def has_ended(self, wait_s: float) -> bool:
+        """Whether it has, within so many seconds. Raises what it has failed with.
+
+        Once it is told to end, Spark says that it is no longer active though a batch is under way; what is true then is whether
+        a trigger is. `stop()` follows between batches (it may wait for its next trigger), and returns when its thread is gone.
+        """
+        is_inactive = bool(self.query.awaitTermination(wait_s))
+        if not self.is_told:
+            return is_inactive
+        if self.query.status["isTriggerActive"]:
+            return False
+        self.query.stop()
+        return True
+
+
+def _terminate(query: RunningQuery) -> None:
+    """Set the state that Spark's loop looks at. Of the classic query: Connect's has none."""
+    state = query._jsq.streamingQuery().state()  # type: ignore[attr-defined]
+    current = state.get().getClass()
+    terminated = current.getClassLoader().loadClass(f"{current.getPackageName()}.TERMINATED$")
+    state.set(terminated.getField("MODULE$").get(None))
