@@ -150,6 +150,7 @@ class _Worker:
 
     def _written(self) -> Transaction[Any]:
         if self._transaction is None:
+            self._pipeline.sink.reached()  # by the coordinator, which has recovered before there was a split to read
             # The number makes the job one that no other worker has, so its epochs count its transactions.
             self._transaction = self._pipeline.sink.begin(Attempt(self._order.job, self._begun, 0, 0))
             self._begun += 1

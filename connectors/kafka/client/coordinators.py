@@ -7,7 +7,7 @@ from enum import Enum
 
 from headrace.connectors.kafka.client.calls import Calls
 from headrace.connectors.kafka.client.error_codes import ErrorCode
-from headrace.connectors.kafka.client.errors import broker_error
+from headrace.connectors.kafka.client.errors import NoCoordinatorError, broker_error
 from headrace.connectors.kafka.client.topology import Broker
 from headrace.connectors.kafka.client.wire.protocol import FindCoordinatorRequest
 
@@ -21,6 +21,12 @@ class CoordinatorKind(Enum):
     TRANSACTION = 1
 
 
+_HINTS = {
+    CoordinatorKind.GROUP: "if it stays so: are there as many brokers as offsets.topic.replication.factor says?",
+    CoordinatorKind.TRANSACTION: "if it stays so: are there as many brokers as transaction.state.log.replication.factor says?",
+}
+
+
 class Coordinators:
     """Coordinators by what they coordinate, cached until they are forgotten. Thread-safe."""
 
@@ -28,6 +34,7 @@ class Coordinators:
         """Contacts nothing."""
         self._calls = calls
         self._known: dict[tuple[CoordinatorKind, str], Broker] = {}
+        self._found: set[CoordinatorKind] = set()
         self._lock = threading.Lock()
 
     def start_afresh(self) -> None:
@@ -42,8 +49,12 @@ class Coordinators:
             return cached
         response = self._calls.call_any(FindCoordinatorRequest(key=key, key_type=kind.value, coordinator_keys=[key]))
         found = response.coordinators[0] if response.API_VERSION >= 4 else response
+        where = f"looking for the coordinator of {kind.name.lower()} {key!r}"
+        if found.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE and kind not in self._found:
+            raise NoCoordinatorError(found.error_code, where, _HINTS[kind])
         if found.error_code != ErrorCode.NONE:
-            raise broker_error(found.error_code, f"looking for the coordinator of {kind.name.lower()} {key!r}")
+            raise broker_error(found.error_code, where)
+        self._found.add(kind)
         broker = Broker(found.node_id, found.host, found.port)
         with self._lock:
             self._known[kind, key] = broker

@@ -24,6 +24,7 @@ __all__ = [
     "GroupInUseError",
     "InvalidForBrokerError",
     "LogTruncatedError",
+    "NoCoordinatorError",
     "OffsetOutOfRangeError",
     "RefusedByBrokerError",
     "RetriableBrokerError",
@@ -52,6 +53,13 @@ class BrokerError(PeerError):
 
 class RetriableBrokerError(BrokerError, RetriableError):
     """A passing condition at the broker: refresh the metadata, back off, ask again."""
+
+
+class NoCoordinatorError(RetriableBrokerError):
+    """Brokers answer and know no coordinator, and this process has never found one of the kind: perhaps there never is one.
+
+    Theirs is an internal topic, which is not created where it is to have more replicas than there are brokers.
+    """
 
 
 class RefusedByBrokerError(BrokerError, AuthenticationError):

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import tenacity
 
-from headrace.connectors.kafka.client.errors import UnknownTopicError
+from headrace.connectors.kafka.client.errors import NoCoordinatorError, UnknownTopicError
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.enumerator.errors import DeadlineExceededError, OutageError, PeerError, is_retriable
 
@@ -169,7 +169,8 @@ class Retries:
 
     def _is_over(self, state: tenacity.RetryCallState) -> bool:
         limit_ms = self._config.default_api_timeout_ms
-        if limit_ms is None and self._rides_out():
+        error = None if state.outcome is None else state.outcome.exception()
+        if limit_ms is None and self._rides_out() and not isinstance(error, NoCoordinatorError):
             return False
         return tenacity.stop_before_delay(_LONGEST_CALL_S if limit_ms is None else limit_ms / 1000)(state)
 
