@@ -5,6 +5,9 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 from pyspark.errors import PySparkException, StreamingQueryException
 
+from headrace.enumerator.supervision import Ending
+from headrace.runners.spark.supervision.endings import end_by
+
 
 def numbers(*spans):
     return [str(number) for span in spans for number in span]
@@ -31,8 +34,9 @@ class TestStreaming:
         return topic
 
     def test_the_query_fails_and_names_the_lost_range(self, query, topics, aged):
-        with pytest.raises(StreamingQueryException, match="offset 5 is out of range, available are 10 to 15"):
+        with pytest.raises(StreamingQueryException, match="offset 5 is out of range, available are 10 to 15") as failed:
             query.run_available(topics.options(aged))
+        assert end_by(failed.value).ending is Ending.DATA_LOSS  # as a supervisor takes it
         assert query.values == numbers(range(5))
 
     def test_or_goes_on_after_it(self, query, topics, aged):
@@ -44,8 +48,9 @@ class TestStreaming:
         topics.send(topic, range(5))
         query.run_available(topics.options(topic, startingOffsets="earliest"))
         topics.delete(topic)
-        with pytest.raises(StreamingQueryException, match="partitions are gone"):
+        with pytest.raises(StreamingQueryException, match="partitions are gone") as failed:
             query.run_available(topics.options(topic))
+        assert end_by(failed.value).ending is Ending.DATA_LOSS
 
     def test_a_topic_that_was_created_again_fails_the_query_though_it_has_as_many_records(self, query, topics):
         topic = topics.create()

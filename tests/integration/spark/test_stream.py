@@ -12,6 +12,8 @@ from pyspark.errors import StreamingQueryException
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.groups import CommittedOffset
 from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.enumerator.supervision import Ending
+from headrace.runners.spark.supervision.endings import end_by
 
 LONG_AGO = 1_600_000_000_000
 
@@ -117,8 +119,9 @@ def test_a_timestamp_without_match_fails_the_query(query, topics):
 
 
 def test_ending_offsets_are_refused(query, topics):
-    with pytest.raises(StreamingQueryException, match="ending offset not valid in streaming queries"):
+    with pytest.raises(StreamingQueryException, match="ending offset not valid in streaming queries") as failed:
         query.run_available(topics.options(topics.create(), endingOffsets="latest"))
+    assert end_by(failed.value).ending is Ending.WRONG_USE  # as a supervisor takes it
 
 
 def test_max_offsets_per_trigger_are_shared_out(query, topics):
