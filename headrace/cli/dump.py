@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.options import Bootstrap, Properties, PropertiesFile, client_config, connect
-from headrace.cli.output import Listing, console, escaped, instant, note, plain_line, show
+from headrace.cli.options import Bootstrap, Properties, PropertiesFile, client_config, connect, registry_properties
+from headrace.cli.output import Listing, console, escaped, instant, note, one_line, plain_line, show
 from headrace.enumerator.errors import UsageError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headrace.connectors.formats.registry.client import SchemaRegistry
+    from headrace.connectors.formats.registry.framing import Framed
+    from headrace.connectors.formats.value_format import DecodedValues
     from headrace.connectors.kafka.write.log_dump import DumpedBatch
 
 MOST_BATCHES = 100
@@ -54,18 +61,86 @@ def batch_row(partition: int, batch: DumpedBatch) -> Sequence[object]:
     )
 
 
-def record_rows(topic: str, partition: int, batch: DumpedBatch) -> Iterator[Sequence[object]]:
-    """The cells of RECORD_COLUMNS for each record; none for a marker."""
+class RegistryValues:
+    """Keys or values as JSON, each by the schema that it names in a registry."""
+
+    def __init__(self, registry: SchemaRegistry, field: str) -> None:
+        """`field`: key or value. Contacts nobody."""
+        self._registry, self._field = registry, field
+
+    def shown(self, values: pa.Array, headers: pa.Array) -> list[str]:
+        """Each on one line; what cannot be decoded as its bytes, with the reason.
+
+        Raises DeadlineExceededError where the registry does not answer, and AuthenticationError.
+        """
+        from headrace.connectors.formats.registry.framing import Framed, framing
+
+        texts = [escaped(value) for value in values.to_pylist()]
+        for group in framing(values, headers, self._field):
+            rows = group.rows.to_pylist()
+            found = self._decoded(group, values.take(group.rows)) if isinstance(group, Framed) else group.reason
+            if isinstance(found, str):
+                for row in rows:
+                    texts[row] = f"{texts[row]} ({found})"
+                continue
+            reasons = {each.row: each.reason for each in found.bad}
+            for index, (row, value) in enumerate(zip(rows, found.values.to_pylist(), strict=True)):
+                told = one_line(json.dumps(value, default=str, ensure_ascii=False))
+                texts[row] = f"{texts[row]} ({reasons[index]})" if index in reasons else told
+        return texts
+
+    def _decoded(self, group: Framed, values: pa.Array) -> DecodedValues | str:
+        from headrace.connectors.formats.avro.avro_format import AvroFormat
+        from headrace.errors import UnknownSchemaError
+
+        try:
+            schema = self._registry.by_id(group.schema_id)
+            avro = AvroFormat(schema.text, references=dict(schema.references), header_bytes=group.skipped)
+        except (UnknownSchemaError, UsageError) as error:
+            return str(error)
+        return avro.decode(values)
+
+
+class Encoding(StrEnum):
+    """How keys or values are encoded, for those that are no text."""
+
+    AVRO = "avro"
+
+
+def record_rows(
+    topic: str, partition: int, batch: DumpedBatch, typed: Mapping[str, RegistryValues]
+) -> Iterator[Sequence[object]]:
+    """The cells of RECORD_COLUMNS for each record; none for a marker. `typed`: what shows key and value, if not as bytes."""
     from headrace.connectors.kafka.write.log_dump import records_of
 
     if batch.marker is not None:
         return
     records = records_of(topic, partition, batch.stored)
     times = records.column("timestamp").cast("int64").to_pylist()
-    columns = (records.column(name).to_pylist() for name in ("offset", "key", "value"))
-    for offset, key, value, microseconds in zip(*columns, times, strict=True):
+    offsets = records.column("offset").to_pylist()
+    cells = [
+        typed[name].shown(records.column(name), records.column("headers"))
+        if name in typed
+        else [escaped(each) for each in records.column(name).to_pylist()]
+        for name in ("key", "value")
+    ]
+    for offset, key, value, microseconds in zip(offsets, *cells, times, strict=True):
         moment = None if microseconds is None else instant(microseconds // 1000)
-        yield partition, offset, moment, escaped(key), escaped(value), _transaction(batch)
+        yield partition, offset, moment, key, value, _transaction(batch)
+
+
+def _typed(
+    registry: str | None, encodings: Mapping[str, Encoding | None], properties: Mapping[str, str]
+) -> dict[str, RegistryValues]:
+    wanted = [name for name, encoding in encodings.items() if encoding is not None]
+    if bool(wanted) != (registry is not None):
+        raise UsageError("--key-format and --value-format need --schema-registry, and it needs one of them")
+    if registry is None:
+        return {}
+    from headrace.connectors.formats.registry.client import SchemaRegistry
+
+    client = SchemaRegistry(registry, properties)
+    return {name: RegistryValues(client, name) for name in wanted}
 
 
 def _transaction(batch: DumpedBatch) -> str | None:
@@ -83,6 +158,11 @@ def dump_command(
     ] = None,
     limit: Annotated[int, typer.Option(help="Maximum number of batches per partition.", min=1)] = MOST_BATCHES,
     records: Annotated[bool, typer.Option("--records", help="Print the records of each batch as well.")] = False,
+    value_format: Annotated[Encoding | None, typer.Option(help="Print values as JSON, by a schema registry.")] = None,
+    key_format: Annotated[Encoding | None, typer.Option(help="The same for keys.")] = None,
+    schema_registry: Annotated[
+        str | None, typer.Option(help="Where it is; its properties are --property schema.registry.NAME=VALUE.", metavar="URL")
+    ] = None,
     bootstrap: Bootstrap = None,
     properties: Properties = None,
     properties_file: PropertiesFile = None,
@@ -97,23 +177,25 @@ def dump_command(
 
     if start is not None and partition is None:
         raise UsageError("--from needs --partition: offsets are per partition")
+    encodings = {"key": key_format, "value": value_format}
+    typed = _typed(schema_registry, encodings, registry_properties(properties, properties_file))
     cluster = connect(client_config(bootstrap, properties, properties_file))
     there = sorted(cluster.topics([topic])[topic].partitions)
     if partition is not None and partition not in there:
         raise UsageError(f"topic {topic!r} has the partitions 0 to {there[-1]}, not {partition}")
     for number in there if partition is None else [partition]:
         batches = dump(cluster, topic, number, start)
-        _print(topic, number, islice(batches, limit), records=records)
+        _print(topic, number, islice(batches, limit), typed if records or typed else None)
         if (more := next(batches, None)) is not None:
             note(f"{topic}-{number} has more: use --partition {number} --from {more.stored.base_offset}, or a higher --limit")
 
 
-def _print(topic: str, partition: int, batches: Iterator[DumpedBatch], *, records: bool) -> None:
-    """For scripts one line per item, streamed; on a terminal two tables."""
+def _print(topic: str, partition: int, batches: Iterator[DumpedBatch], typed: Mapping[str, RegistryValues] | None) -> None:
+    """For scripts one line per item, streamed; on a terminal two tables. `typed` None: without records."""
     out = console()
     rows, lines = [], []
     for batch in batches:
-        found = list(record_rows(topic, partition, batch)) if records else []
+        found = [] if typed is None else list(record_rows(topic, partition, batch, typed))
         if out.is_terminal:
             rows.append(batch_row(partition, batch))
             lines += found

@@ -64,11 +64,21 @@ def client_properties(
     return properties
 
 
+REGISTRY = "schema.registry."
+
+
+def registry_properties(pairs: Sequence[str] | None, file: Path | None) -> dict[str, str]:
+    """Of the properties those of a schema registry, by lower-case name without what stands before it. Raises UsageError."""
+    given = client_properties("unused", pairs, file)
+    return {name.removeprefix(REGISTRY): value for name, value in given.items() if name.startswith(REGISTRY)}
+
+
 def client_config(bootstrap: str | None, pairs: Sequence[str] | None, file: Path | None) -> ClientConfig:
     """The client configuration from the three options. Raises UsageError."""
     from headrace.connectors.kafka.client.properties import ClientConfig
 
-    return ClientConfig.from_properties(client_properties(bootstrap, pairs, file))
+    given = client_properties(bootstrap, pairs, file)
+    return ClientConfig.from_properties({name: value for name, value in given.items() if not name.startswith(REGISTRY)})
 
 
 def connect(config: ClientConfig) -> KafkaCluster:

@@ -124,6 +124,11 @@ def escaped(value: bytes | None, longest: int = 60) -> str:
     return f"{shown[:longest]}... ({len(value)} bytes)"
 
 
+def one_line(text: str) -> str:
+    """Text without letters that a terminal or a script would take for something else."""
+    return "".join(letter if letter == "\\" else _printable(letter) for letter in text)
+
+
 def _printable(letter: str) -> str:
     if letter == "\\":
         return "\\\\"

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from headrace import cli
 from headrace.cli.dump import batch_row, record_rows
+from headrace.connectors.formats.registry import client
 from headrace.connectors.kafka.client.offsets import OffsetAnswer
 from headrace.connectors.kafka.client.positions import Earliest
 from headrace.connectors.kafka.client.properties import Isolation
@@ -15,7 +18,9 @@ from headrace.connectors.kafka.format.record_batch import stored_batches
 from headrace.connectors.kafka.write import log_dump
 from headrace.connectors.kafka.write.log_dump import DumpedBatch, Fate, Marker, MarkerKind, control_marker, dump
 from headrace.enumerator.errors import CorruptDataError, DataLossError, UsageError
+from headrace.testing.fake_kafka import FakeKafka, NewRecord
 from tests.helpers.record_batches import CONTROL, TRANSACTIONAL, Record, batch, emptied, marker, numbered, seal
+from tests.helpers.schema_registry import FakeRegistry
 
 ABORT, COMMIT = 0, 1
 
@@ -195,12 +200,39 @@ def test_rows_of_batches_and_records():
     lost = DumpedBatch(stored, Fate.ABORTED, None)
     moment = "2023-11-14T22:13:20.000Z"
     assert batch_row(3, lost) == (3, 10, 12, 2, 7, None, None, "aborted", None, "zstd", len(stored.data), moment)
-    assert list(record_rows("t", 3, lost)) == [
+    assert list(record_rows("t", 3, lost, {})) == [
         (3, 10, moment, "k", "\\xff\\n", "aborted"),
         (3, 12, moment, "null", "null", "aborted"),
     ]
     end = DumpedBatch(ended, None, control_marker(ended))
     assert batch_row(3, end)[7:9] == ("ABORT", 0)
-    assert list(record_rows("t", 3, end)) == []
+    assert list(record_rows("t", 3, end, {})) == []
     (empty,) = walked(emptied(base=0, last=4))
-    assert list(record_rows("t", 3, DumpedBatch(empty, None, None))) == []
+    assert list(record_rows("t", 3, DumpedBatch(empty, None, None), {})) == []
+
+
+def test_values_are_shown_as_json_by_the_schema_that_each_names_in_a_registry():
+    client._known.clear()
+    schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}, {"name": "b", "type": "string"}]}
+    with FakeKafka() as kafka, FakeRegistry(user="me:secret") as registry:
+        kafka.create_topic("t", partitions=1)
+        text, number = registry.register("other-subject", '"string"'), registry.register("t-value", schema)
+        header = ("__value_schema_id", b"\1" + registry.guid(text).bytes)
+        good = b"\0" + number.to_bytes(4, "big") + b"\2\4\xc2\x9b"
+        records = [good, NewRecord(b"\2x", headers=[header]), b"plain", b"\0\0\0\0\x63\0", good[:6], NewRecord(None)]
+        kafka.append("t", *records)
+        options = ["--bootstrap", kafka.bootstrap, "--property", "schema.registry.basic.auth.user.info=me:secret"]
+        result = CliRunner().invoke(
+            cli.app, ["dump", "t", *options, "--value-format", "avro", "--schema-registry", registry.url]
+        )
+        assert result.exit_code == 0, result.output
+        shown = [line.split("\t")[5] for line in result.output.splitlines() if line.startswith("record")]
+        assert shown[:2] == ['{"a": 1, "b": "\\x9b"}', '"x"']
+        assert shown[2].startswith("plain (the value begins with byte 112")
+        assert "(the schema registry" in shown[3]
+        assert shown[3].endswith("Schema not found)")
+        assert shown[4].endswith("(field 'b': a length is negative, or runs past the end of the value)")
+        assert shown[5] == "null"
+        refused = CliRunner().invoke(cli.app, ["dump", "t", *options, "--value-format", "avro"])
+        assert isinstance(refused.exception, UsageError)
+        assert "need --schema-registry" in str(refused.exception)

@@ -103,13 +103,13 @@ def dump(cluster: KafkaCluster, topic: str, partition: int, start: int | None = 
 
 
 def records_of(topic: str, partition: int, batch: StoredBatch) -> pa.RecordBatch:
-    """The records of a batch that is no control batch: offset, timestamp, key and value. Raises CorruptDataError."""
+    """The records of a batch that is no control batch: offset, timestamp, key, value and headers. Raises CorruptDataError."""
     decoded = decode(
         batch.data,
         topic=topic,
         partition=partition,
         start=batch.base_offset,
-        columns=("key", "value", "offset", "timestamp"),
+        columns=("key", "value", "offset", "timestamp", "headers"),
         max_batch_bytes=0x7FFFFFFF,
     )
     return next(iter(decoded)).records
