@@ -9,7 +9,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-beam test lowest lint docs bench bench-beam bench-growth bench-restore bench-outage soak soak-beam soak-run chaos fuzz mutants requirements clean
+.PHONY: help demo demo-beam test lowest lint docs bench bench-beam bench-growth bench-restore bench-outage soak soak-tables soak-beam soak-run chaos fuzz mutants requirements clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -58,6 +58,10 @@ soak: $(INSTALLED) ## 100,000 new histories of each simulated world, and 340 SIG
 	$(BIN)/python -m tests.helpers.worlds.soak --histories 100000
 	$(BIN)/python -m tests.helpers.kill_soak --kills 300 --result benchmarks/results/kill-soak.json
 	$(BIN)/python -m tests.helpers.kill_soak --engine spark --kills 40 --result benchmarks/results/kill-soak-spark.json
+
+soak-tables: $(INSTALLED) ## 300 SIGKILLs of jobs that write to Delta and Iceberg tables, and of the libraries' own ways (30 minutes; goes on where it was)
+	$(BIN)/pip install --quiet --requirement requirements/tables-soak.txt
+	$(BIN)/python -m benchmarks.tables_soak
 
 soak-beam: $(INSTALLED) ## 50 SIGKILLs of Flink's task manager under a Beam pipeline (15 minutes)
 	$(BIN)/python -m tests.helpers.beam_soak --kills 50 --result benchmarks/results/beam-kill-soak.json

@@ -25,7 +25,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 from headrace.connectors.sink import CommitList, Committer, Outcome, content_number, is_one_off, numbered_content
 from headrace.connectors.tables.handles import TableHandle
 from headrace.connectors.tables.log import JobMarker, LoadedTable, TableLog
-from headrace.connectors.tables.work import WorkFolder, refused_by_store
+from headrace.connectors.tables.work import LeftOver, WorkFolder, refused_by_store
 from headrace.enumerator.errors import (
     DataLossError,
     FencedError,
@@ -56,6 +56,7 @@ class TableCommitter(Committer[TableHandle]):
         self._driver: int | None = None
         self._table_id: str | None = None
         self._commits: CommitList[TableHandle] | None = None
+        self._list: tuple[int, int] | None = None  # epoch and driver of the list that counts
 
     def fence(self) -> CommitList[TableHandle] | None:
         """Become the marker's driver. Raises UsageError for a table that cannot be written, StateError for a damaged list."""
@@ -68,6 +69,7 @@ class TableCommitter(Committer[TableHandle]):
         recorded = before.following - 1
         with refused_by_store(self._where):
             commits = self._work().read_list(recorded, before.recorded_by)
+        self._list = (recorded, before.recorded_by)
         self._commits = commits or CommitList(recorded, (), completed=True, content=numbered_content(before.content))
         return self._commits
 
@@ -106,20 +108,39 @@ class TableCommitter(Committer[TableHandle]):
 
     def sweep(self, keep: Collection[TableHandle]) -> None:
         """Remove the files of the job's other transactions, but not committed ones. Raises FencedError for an older driver."""
-        committed = {handle.place for handle in (self._commits.handles if self._commits else ())}
         kept = {handle.place for handle in keep}
         with refused_by_store(self._where):
-            work = self._work()
-            found = work.look()
-            doomed = found.opened - kept - committed
-            for place in sorted(doomed):
-                work.mark_swept(place)
-            if doomed:
-                self._check_removable(work, doomed)
-            for place in sorted(doomed):
-                work.remove_data(place)
-            for place in sorted((found.opened | found.swept) - kept):
-                work.close(place)
+            self._sweep(self._work().look(), kept)
+
+    def give_up(self, places: Collection[str]) -> frozenset[str]:
+        """Remove the files of these transactions, whoever wants them; those that are committed stay. Gives what it removed.
+
+        Called after `fence`, for who looks after a table and is no driver: what is recorded stays to be completed.
+        """
+        with refused_by_store(self._where):
+            found = self._work().look()
+            doomed = (found.opened | found.swept) & frozenset(places) - self._committed
+            self._sweep(found, (found.opened | found.swept) - doomed)
+        return doomed
+
+    @property
+    def _committed(self) -> frozenset[str]:
+        return frozenset(handle.place for handle in (self._commits.handles if self._commits else ()))
+
+    def _sweep(self, found: LeftOver, kept: Collection[str]) -> None:
+        work = self._work()
+        doomed = found.opened - frozenset(kept) - self._committed
+        for place in sorted(doomed):
+            work.mark_swept(place)
+        if doomed:
+            self._check_removable(work, doomed)
+        for place in sorted(doomed):
+            work.remove_data(place)
+        for place in sorted((found.opened | found.swept) - frozenset(kept)):
+            work.close(place)
+        for epoch, driver in sorted(found.lists - {self._list}):
+            if self._driver is not None and driver <= self._driver:  # a younger one may be about to commit what it lists
+                work.remove_list(epoch, driver)
 
     def forget(self) -> None:
         """Remove the job's folder, and set its marker back; that of a name that nobody uses again is removed, if it can be."""
@@ -153,6 +174,7 @@ class TableCommitter(Committer[TableHandle]):
         for handle in commits.handles:
             self._check_fits(loaded, handle)
         if commits.handles:
+            self._list = (commits.epoch, marker.driver)
             self._work().write_list(marker.driver, commits)
         recorded = JobMarker(marker.driver, commits.epoch + 1, marker.driver, content_number(commits.content))
         self._commit(loaded, recorded, commits.handles)

@@ -29,7 +29,7 @@ from headrace.connectors.sink import Attempt, TwoPhaseSink, check_job
 from headrace.connectors.tables.committer import TableCommitter
 from headrace.connectors.tables.handles import DataFile, TableHandle, TableHandleSerializer
 from headrace.connectors.tables.log import FileLayout, JobMarker, LoadedTable, OutdatedError, TableLog
-from headrace.connectors.tables.rows import can_partition, check_partition_columns, fitting_schema
+from headrace.connectors.tables.rows import can_partition, check_columns, check_partition_columns, fitting_schema
 from headrace.connectors.tables.statistics import delta_statistics
 from headrace.connectors.tables.work import jobs_in, refused_by_store
 from headrace.connectors.tables.writing import Layout, TableTransaction
@@ -112,11 +112,11 @@ class DeltaSink(TwoPhaseSink[TableHandle]):
                     storage_options=dict(self.storage_options),
                 )
         except OutdatedError:  # somebody has made one in the same moment: then there is one
-            self._log().load()
+            self.log().load()
 
     def check_rows(self, schema: pa.Schema) -> None:
         """Load the table, and raise UsageError unless rows of this schema could be written; every task finds out, too."""
-        loaded = self._log().load()
+        loaded = self.log().load()
         loaded.check_writable()
         fitting_schema(schema, loaded.schema, loaded.partitioning, self.uri)
 
@@ -124,23 +124,24 @@ class DeltaSink(TwoPhaseSink[TableHandle]):
         """A new transaction; nothing is written before its first row. What an earlier attempt left is swept at the commit."""
         check_job(attempt.job)
         layout = Layout(self.target_file_bytes, self.compression)
-        return TableTransaction(self._log(), layout, attempt, self.uri)
+        return TableTransaction(self.log(), layout, attempt, self.uri)
 
     def committer(self, job: str) -> TableCommitter:
         """The one that commits this job's files."""
-        return TableCommitter(self._log(), check_job(job), self.uri)
+        return TableCommitter(self.log(), check_job(job), self.uri)
+
+    def log(self) -> TableLog:
+        """The table's log, and the store of its files."""
+        return _DeltaLog(self.uri, self.storage_options)
 
     def recorded_epochs(self) -> dict[str, int]:
         """What the table says of each job."""
-        log = self._log()
+        log = self.log()
         loaded = log.load()
         with refused_by_store(self.uri):
             jobs = jobs_in(log.store())
         markers = {job: loaded.marker(job) for job in jobs}
         return {job: marker.following - 1 for job, marker in markers.items() if marker is not None and marker.following}
-
-    def _log(self) -> _DeltaLog:
-        return _DeltaLog(self.uri, self.storage_options)
 
 
 class _DeltaLog(TableLog):
@@ -211,6 +212,11 @@ class _LoadedDelta(LoadedTable):
 
     def drop_marker(self, job: str) -> None:
         """Delta has no action that does."""
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        with _translated(self._uri):
+            check_columns(self._schema, columns, self._uri)
+            yield from self._table.to_pyarrow_dataset().to_batches(columns=list(columns))
 
     def refers_to(self, paths: Collection[str]) -> bool:
         added = pa.table(self._table.get_add_actions(flatten=True)).column("path")

@@ -52,7 +52,7 @@ from headrace.connectors.sink import Attempt, TwoPhaseSink, check_job
 from headrace.connectors.tables.committer import TableCommitter
 from headrace.connectors.tables.handles import DataFile, TableHandle, TableHandleSerializer
 from headrace.connectors.tables.log import FileLayout, JobMarker, LoadedTable, OutdatedError, TableLog
-from headrace.connectors.tables.rows import check_partition_columns, fitting_schema
+from headrace.connectors.tables.rows import check_columns, check_partition_columns, fitting_schema
 from headrace.connectors.tables.writing import Layout, TableTransaction
 from headrace.enumerator.errors import HeadraceError, PeerError, RetriableError, UsageError
 
@@ -114,7 +114,7 @@ class IcebergSink(TwoPhaseSink[TableHandle]):
             with _translated(self.table):
                 self._create(_catalog(self.catalog), schema, partition_by)
         except OutdatedError:  # somebody has made one in the same moment: then there is one
-            self._log().load()
+            self.log().load()
 
     def _create(self, catalog: Catalog, schema: pa.Schema, partition_by: Sequence[str]) -> None:
         with suppress(NamespaceAlreadyExistsError):
@@ -130,27 +130,28 @@ class IcebergSink(TwoPhaseSink[TableHandle]):
 
     def check_rows(self, schema: pa.Schema) -> None:
         """Load the table, and raise UsageError unless rows of this schema could be written; every task finds out, too."""
-        loaded = self._log().load()
+        loaded = self.log().load()
         loaded.check_writable()
         fitting_schema(schema, loaded.schema, loaded.partitioning, self.table)
 
     def begin(self, attempt: Attempt) -> TableTransaction:
         """A new transaction; nothing is written before its first row. What an earlier attempt left is swept at the commit."""
         check_job(attempt.job)
-        return TableTransaction(self._log(), Layout(self.target_file_bytes, self.compression), attempt, self.table)
+        return TableTransaction(self.log(), Layout(self.target_file_bytes, self.compression), attempt, self.table)
 
     def committer(self, job: str) -> TableCommitter:
         """The one that commits this job's files."""
-        return TableCommitter(self._log(), check_job(job), self.table)
+        return TableCommitter(self.log(), check_job(job), self.table)
+
+    def log(self) -> TableLog:
+        """The table's log, and the store of its files."""
+        return _IcebergLog(self.table, self.catalog)
 
     def recorded_epochs(self) -> dict[str, int]:
         """What the table says of each job."""
-        loaded = self._log().load()
+        loaded = _IcebergLog(self.table, self.catalog).load()
         markers = {job: loaded.marker(job) for job in loaded.jobs()}
         return {job: marker.following - 1 for job, marker in markers.items() if marker is not None and marker.following}
-
-    def _log(self) -> _IcebergLog:
-        return _IcebergLog(self.table, self.catalog)
 
 
 class _IcebergLog(TableLog):
@@ -240,6 +241,11 @@ class _LoadedIceberg(LoadedTable):
         with _translated(self._name):
             kept = [name for name in _names(job) if name in self._properties]
             self._table.transaction().remove_properties(*kept).commit_transaction()
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        with _translated(self._name):
+            check_columns(self._schema, columns, self._name)
+            yield from self._table.scan(selected_fields=tuple(columns)).to_arrow_batch_reader()
 
     def refers_to(self, paths: Collection[str]) -> bool:
         wanted = {f"{self._table.location()}/{path}" for path in paths}

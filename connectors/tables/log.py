@@ -6,7 +6,7 @@ The commit of a table is atomic, and one that is made from an outdated version i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -95,6 +95,10 @@ class LoadedTable(ABC):
     @abstractmethod
     def drop_marker(self, job: str) -> None:
         """Remove the marker of a name that nobody uses again, where the format can: tables must not grow with every write."""
+
+    @abstractmethod
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows of this version, of these columns. Raises UsageError for a column that it has not."""
 
     @abstractmethod
     def refers_to(self, paths: Collection[str]) -> bool:

@@ -10,7 +10,7 @@ from pyarrow import types
 
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["can_partition", "check_partition_columns", "fitted", "fitting_schema", "partitions_of"]
+__all__ = ["can_partition", "check_columns", "check_partition_columns", "fitted", "fitting_schema", "partitions_of"]
 
 _INTEGERS = (types.is_int8, types.is_int16, types.is_int32, types.is_int64)
 _ROW = "__headrace_row"
@@ -21,9 +21,7 @@ def fitting_schema(rows: pa.Schema, table: pa.Schema, partitioning: Collection[s
 
     Raises UsageError naming the column that the table has not, has in another type that cannot hold every value, or needs.
     """
-    unknown = [name for name in rows.names if name not in table.names]
-    if unknown:
-        raise UsageError(f"{where}: the table has no column {unknown[0]!r}; its columns are {', '.join(table.names)}")
+    check_columns(table, rows.names, where)
     if len(set(rows.names)) != len(rows.names):
         raise UsageError(f"{where}: a column comes twice; the columns are {', '.join(rows.names)}")
     for name in partitioning:
@@ -37,6 +35,13 @@ def fitting_schema(rows: pa.Schema, table: pa.Schema, partitioning: Collection[s
             found = rows.field(field.name).type
             raise UsageError(f"{where}: column {field.name!r} is {field.type} in the table, and {found} in the rows: cast it")
     return pa.schema([field for field in table if field.name in rows.names])
+
+
+def check_columns(schema: pa.Schema, columns: Collection[str], where: str) -> None:
+    """Raise UsageError naming the first of these columns that the table has not."""
+    for name in columns:
+        if name not in schema.names:
+            raise UsageError(f"{where}: the table has no column {name!r}; its columns are {', '.join(schema.names)}")
 
 
 def can_partition(kind: pa.DataType) -> bool:

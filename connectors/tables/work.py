@@ -13,7 +13,7 @@ The mark tells it: it is there before the first file, and is removed after the t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ from headrace.connectors.sink import CommitList, CommitListSerializer
 from headrace.connectors.tables.handles import TableHandle, TableHandleSerializer
 from headrace.enumerator.errors import PeerError
 
-__all__ = ["LeftOver", "WorkFolder", "jobs_in", "refused_by_store"]
+__all__ = ["LeftOver", "WorkFolder", "jobs_in", "jobs_with_marks", "refused_by_store"]
 
 WORK = "_headrace"
 _OPEN, _SWEPT, _JOB = ".open", ".swept", ".job"
@@ -33,11 +33,15 @@ _LIST = re.compile(r"(\d+)\.(\d+)\.json")
 
 @dataclass(frozen=True, slots=True)
 class LeftOver:
-    """What is in a job's folder: transactions that are open, and that are about to be removed; (epoch, driver) of each list."""
+    """What is in a job's folder: transactions that are open, and that are about to be removed; (epoch, driver) of each list.
+
+    `since`: when each transaction's mark was made, in seconds since 1970 by the store's clock, where the store says it.
+    """
 
     opened: frozenset[str]
     swept: frozenset[str]
     lists: frozenset[tuple[int, int]]
+    since: Mapping[str, float]
 
 
 class WorkFolder:
@@ -100,11 +104,13 @@ class WorkFolder:
 
     def look(self) -> LeftOver:
         """What is in the folder now."""
-        names = [info.base_name for info in _files(self._store, self._folder)]
+        found = _files(self._store, self._folder)
+        names = [info.base_name for info in found]
         return LeftOver(
             frozenset(name.removesuffix(_OPEN) for name in names if name.endswith(_OPEN)),
             frozenset(name.removesuffix(_SWEPT) for name in names if name.endswith(_SWEPT)),
             frozenset((int(match[1]), int(match[2])) for name in names if (match := _LIST.fullmatch(name))),
+            {info.base_name.removesuffix(_OPEN): info.mtime.timestamp() for info in found if info.mtime is not None},
         )
 
     def write_list(self, driver: int, commits: CommitList[TableHandle]) -> None:
@@ -145,9 +151,16 @@ class WorkFolder:
 
 
 def jobs_in(store: fs.FileSystem) -> list[str]:
-    """The jobs of which the table has a marker, sorted."""
+    """The jobs of which the table may have a marker, sorted."""
     names = (info.base_name for info in store.get_file_info(fs.FileSelector(WORK, allow_not_found=True)))
     return sorted(name.removesuffix(_JOB) for name in names if name.endswith(_JOB))
+
+
+def jobs_with_marks(store: fs.FileSystem) -> list[str]:
+    """The jobs that have something open, sorted; also those that never had a driver here, and so have no marker."""
+    depth = WORK.count("/") + 2
+    paths = (info.path.strip("/").split("/") for info in _files(store, WORK))
+    return sorted({parts[-2] for parts in paths if len(parts) >= depth and parts[-1].endswith((_OPEN, _SWEPT))})
 
 
 def _files(store: fs.FileSystem, folder: str) -> list[fs.FileInfo]:

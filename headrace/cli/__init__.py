@@ -8,6 +8,7 @@ import typer
 
 from headrace.cli.beam import beam_command
 from headrace.cli.broker import broker_command
+from headrace.cli.compare.verify import verify_command
 from headrace.cli.dump import dump_command
 from headrace.cli.lag import lag_command
 from headrace.cli.losses import accept_loss, forget
@@ -15,8 +16,8 @@ from headrace.cli.run import run_command, savepoint_command
 from headrace.cli.spark.checkpoint import checkpoint_app
 from headrace.cli.spark.supervise import supervise_command
 from headrace.cli.spark.warm_up import warm_up_command
+from headrace.cli.tables import tables_app
 from headrace.cli.transactions import transactions_app
-from headrace.cli.verify import verify_command
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command(name="broker")(broker_command)
@@ -29,6 +30,7 @@ app.command(name="warm-up")(warm_up_command)
 transactions_app.command(name="accept-loss")(accept_loss)
 transactions_app.command(name="forget")(forget)
 app.add_typer(transactions_app, name="transactions")
+app.add_typer(tables_app, name="tables")
 app.command(name="lag")(lag_command)
 app.command(name="verify")(verify_command)
 app.command(name="dump")(dump_command)

@@ -22,6 +22,15 @@ from headrace.cli.options import (
     connect,
 )
 from headrace.cli.output import Listing, confirm, instant, note, progress, show
+from headrace.cli.tables import (
+    Delta,
+    Iceberg,
+    TableProperties,
+    abort_in_table,
+    commit_to_table,
+    list_of_table,
+    named_table,
+)
 from headrace.connectors.kafka.write.names import (
     DEFAULT_COMMIT_TOPIC,
     DEFAULT_PREFIX,
@@ -107,6 +116,7 @@ def list_rows(lists: DurableLists) -> list[Sequence[object]]:
 
 @transactions_app.command(name="list")
 def list_command(
+    context: typer.Context,
     *,
     prefix: Prefix = DEFAULT_PREFIX,
     state: Annotated[
@@ -116,12 +126,20 @@ def list_command(
     bootstrap: Bootstrap = None,
     properties: Properties = None,
     properties_file: PropertiesFile = None,
+    delta: Delta = None,
+    iceberg: Iceberg = None,
+    table_properties: TableProperties = None,
 ) -> None:
     """List transactional ids and the stored lists of committables. `--prefix ""` lists every id of the cluster.
 
     Plain lines are `transaction` (id, job, slot, task, attempt, state, producer id, producer epoch, age in s, timeout in s) and
     `list` (job, epoch, completed or recorded, number of transactions to commit, prefix, destination).
+    With `--delta` or `--iceberg`: `transaction` (id, job, epoch, task, attempt, state, files, bytes, age in s) and `list` (job,
+    epoch, completed or recorded, number of transactions to complete, number of drivers so far).
     """
+    if (table := named_table(context)) is not None:
+        list_of_table(table)
+        return
     from headrace.connectors.kafka.write.transactions import Transactions
 
     states = [parse_state(text) for text in state or ()]
@@ -256,6 +274,7 @@ def abort_one(transactions: Transactions, found: TransactionDescription) -> Plan
 
 @transactions_app.command()
 def abort(
+    context: typer.Context,
     transactional_ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...")] = None,
     *,
     job: Annotated[str | None, typer.Option(help="All open transactions of this job, instead of ids.")] = None,
@@ -265,15 +284,22 @@ def abort(
     bootstrap: Bootstrap = None,
     properties: Properties = None,
     properties_file: PropertiesFile = None,
+    delta: Delta = None,
+    iceberg: Iceberg = None,
+    table_properties: TableProperties = None,
 ) -> None:
     """Abort open transactions; their records never become visible. Stop the job's driver first, or it writes them again.
 
-    A transaction on a list of committables is refused: it must be committed. Exit status 1 unless every id ends up aborted.
+    Of a table (`--delta`, `--iceberg`) their files are removed, and a driver of the job is fenced. A transaction on a list of
+    committables is refused: it must be committed. Exit status 1 unless every id ends up aborted.
     """
     from headrace.connectors.kafka.write.transactions import Transactions
 
     if bool(transactional_ids) == bool(job):
         raise UsageError("give transactional ids, or --job, and not both")
+    if (table := named_table(context, "transactional_ids", "job", "yes")) is not None:
+        abort_in_table(table, transactional_ids or (), job, yes=yes)
+        return
     cluster = connect(client_config(bootstrap, properties, properties_file))
     transactions = Transactions(cluster)
     names = transactional_ids or _open_of(transactions, prefix, job or "")
@@ -397,6 +423,7 @@ def complete(completion: Completion, sinks_committer: Committer[KafkaHandle]) ->
 
 @transactions_app.command()
 def commit(
+    context: typer.Context,
     *,
     job: Annotated[list[str] | None, typer.Option(help="The job whose list to complete. May be repeated.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every job of the prefix with an incomplete list.")] = False,
@@ -405,6 +432,9 @@ def commit(
     bootstrap: Bootstrap = None,
     properties: Properties = None,
     properties_file: PropertiesFile = None,
+    delta: Delta = None,
+    iceberg: Iceberg = None,
+    table_properties: TableProperties = None,
 ) -> None:
     """Complete lists of committables, as the job's next start would: for a write whose driver died during its commit.
 
@@ -413,6 +443,9 @@ def commit(
     """
     if bool(job) == every:
         raise UsageError("give --job or --all")
+    if (table := named_table(context, "job", "every")) is not None:
+        commit_to_table(table, job or None)
+        return
     sink = kafka_sink(client_properties(bootstrap, properties, properties_file), prefix, commit_topic)
     lists = read_lists(connect(sink.config), commit_topic)
     completions = plan_commit(lists, job or None, prefix)

@@ -104,6 +104,9 @@ class WatchedTable(LoadedTable):
     def drop_marker(self, job: str) -> None:
         self._inner.drop_marker(job)
 
+    def batches(self, columns: Any) -> Any:
+        return self._inner.batches(columns)
+
     def refers_to(self, paths: Any) -> bool:
         return self._inner.refers_to(paths)
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.cli.tally import Identity, OrderCheck, RecordFault, RecordField, Tally, identity_hash, parse_origin
-from headrace.cli.verify import EpochState
+from headrace.cli.compare.tally import Identity, OrderCheck, RecordFault, RecordField, Tally, identity_hash, parse_origin
+from headrace.cli.compare.verify import EpochState
 from headrace.connectors.kafka.format.decode import HEADERS_TYPE
 from headrace.connectors.kafka.write.log_dump import Fate
 from headrace.enumerator.errors import UsageError
@@ -79,7 +79,7 @@ def test_identities():
     assert list(Identity(headers=("part", "id", "none")).parts(both)) == [(b"2", b"1", None)]
     twice = batch([b"v"], headers=[[*header(id=b"old"), *header(id=b"new")]])
     assert list(Identity(headers=("id",)).parts(twice)) == [(b"new",)]
-    assert (Identity(RecordField.KEY).column, Identity(headers=("id",)).column) == ("key", "headers")
+    assert (Identity(RecordField.KEY).columns, Identity(headers=("id",)).columns) == (("key",), ("headers",))
 
 
 def test_different_identities_have_different_hashes():

@@ -34,7 +34,7 @@ def sink(folder) -> IcebergSink:
 
 
 def watched(sink, around) -> JobCommitter:
-    return JobCommitter(JOB, TableCommitter(WatchedLog(sink._log(), around), JOB, sink.table))
+    return JobCommitter(JOB, TableCommitter(WatchedLog(sink.log(), around), JOB, sink.table))
 
 
 def append(folder: str, value: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime
 from pathlib import Path
 from unittest.mock import patch
@@ -46,11 +46,15 @@ def sink(tmp_path) -> DeltaSink:
 
 
 def watched(sink: DeltaSink, around: Callable[[int, Callable[[], None]], None], calling=lambda: None) -> JobCommitter:
-    return JobCommitter(JOB, TableCommitter(WatchedLog(sink._log(), around, calling), JOB, sink.uri))
+    return JobCommitter(JOB, TableCommitter(WatchedLog(sink.log(), around, calling), JOB, sink.uri))
 
 
 def left_over(sink: DeltaSink) -> set[str]:
-    return open_marks(sink.uri) | unadded_transactions(sink.uri, JOB)
+    return open_marks(sink.uri) | unadded_transactions(sink.uri, JOB) | lists(sink)
+
+
+def lists(sink: DeltaSink) -> set[str]:
+    return {path.name for path in (Path(sink.uri) / "_headrace" / JOB).glob("*.json")}
 
 
 def data_commits(sink: DeltaSink) -> list[int]:
@@ -258,7 +262,7 @@ def test_a_compaction_and_a_vacuum_before_the_epoch_is_completed(sink):
     """Files that are gone by the table's own means are not lost."""
     driver(sink).commit(0, (prepared(sink, 0, 0, ["a"]),))
     handles = (prepared(sink, 1, 0, ["b"]), prepared(sink, 1, 1, ["c"]))
-    first = TableCommitter(sink._log(), JOB, sink.uri)
+    first = TableCommitter(sink.log(), JOB, sink.uri)
     first.fence()
     first.check(handles)
     first.record(CommitList(1, handles))
@@ -275,7 +279,7 @@ def test_a_compaction_and_a_vacuum_before_the_epoch_is_completed(sink):
 
 def test_files_that_somebody_removes_after_the_commit_are_said_to_be_lost(sink):
     handle = prepared(sink, 0, 0, ["a"])
-    first = TableCommitter(sink._log(), JOB, sink.uri)
+    first = TableCommitter(sink.log(), JOB, sink.uri)
     first.fence()
     first.record(CommitList(0, (handle,)))
     (Path(sink.uri) / handle.files[0].path).unlink()
@@ -361,6 +365,31 @@ def test_a_job_whose_name_another_begins_with_is_apart(sink):
     assert sink.recorded_epochs() == {JOB: 0, f"{JOB}-2": 0}
 
 
+def test_the_list_of_a_younger_driver_is_left_alone(sink):
+    """It is about to commit what it lists: without its list nobody could complete that."""
+    older, younger = (TableCommitter(sink.log(), JOB, sink.uri) for _ in range(2))
+    older.fence()
+    younger.fence()
+    handle = prepared(sink, 0, 0, ["a"])
+
+    def older_sweeps() -> None:
+        with suppress(FencedError):
+            older.sweep((handle,))
+
+    real = WorkFolder.write_list
+
+    def written(self, driver, commits):
+        real(self, driver, commits)
+        older_sweeps()
+
+    with patch.object(WorkFolder, "write_list", written):
+        younger.record(CommitList(0, (handle,)))
+    assert lists(sink) == {"0.2.json"}
+    driver(sink).recover()
+    assert delta_values(sink.uri) == ["a"]
+    assert left_over(sink) == set()
+
+
 # --- two drivers --------------------------------------------------------------------------------------------------------
 
 
@@ -398,7 +427,7 @@ def before(method: str, act: Callable[[], None]):
 
 def older_sweeps_while_a_newer_commits(sink: DeltaSink, place: str) -> None:
     """Whenever the newer one comes: the table has all files that it names, and the epoch is whole or not there."""
-    older = TableCommitter(sink._log(), JOB, sink.uri)
+    older = TableCommitter(sink.log(), JOB, sink.uri)
     older.fence()
     handles = (prepared(sink, 0, 0, ["a"]), prepared(sink, 0, 1, ["b"]))
     outcome: list[str] = []

@@ -1,4 +1,4 @@
-"""Comparing two topics, record by record, in bounded memory. Sans-IO.
+"""Comparing a topic with another, or with a table, record by record, in bounded memory. Sans-IO.
 
 **How.** Each record's identity (its value, its key, or some headers) becomes a hash of 128 bits. The input's are counted up,
 then the output's counted down. A count that stays above zero is a loss, one that falls below zero is a duplicate, an
@@ -15,7 +15,7 @@ offsets of an input partition must not decrease within an output partition. Orde
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
@@ -36,6 +36,7 @@ class RecordField(StrEnum):
 
     VALUE = "value"
     KEY = "key"
+    POSITION = "position"  # partition and offset, which a table may have as columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +47,60 @@ class Identity:
     headers: tuple[str, ...] = ()
 
     @property
-    def column(self) -> str:
-        """The column that holds the identity."""
-        return "headers" if self.headers else self.field.value
+    def columns(self) -> tuple[str, ...]:
+        """The columns that hold the identity."""
+        if self.headers:
+            return ("headers",)
+        return ("partition", "offset") if self.field is RecordField.POSITION else (self.field.value,)
 
     def parts(self, batch: pa.RecordBatch) -> Iterator[tuple[bytes | None, ...]]:
         """Each record's identity, not hashed."""
-        for item in batch.column(self.column).to_pylist():
-            if self.headers:
-                named = header_values(item)
-                yield tuple(named.get(name) for name in self.headers)
-            else:
-                yield (item,)
+        if not self.headers:
+            yield from cells_of(batch, self.columns)
+            return
+        for item in batch.column("headers").to_pylist():
+            named = header_values(item)
+            yield tuple(named.get(name) for name in self.headers)
 
     def hashes(self, batch: pa.RecordBatch) -> Iterator[bytes]:
         """Each record's identity as a hash."""
         return map(identity_hash, self.parts(batch))
+
+
+@dataclass(frozen=True, slots=True)
+class RowIdentity:
+    """What identifies a row of a table: the columns that hold what identifies the record, in that order."""
+
+    columns: tuple[str, ...]
+
+    def parts(self, batch: pa.RecordBatch) -> Iterator[tuple[bytes | None, ...]]:
+        """Each row's identity, not hashed."""
+        return cells_of(batch, self.columns)
+
+    def hashes(self, batch: pa.RecordBatch) -> Iterator[bytes]:
+        """Each row's identity as a hash."""
+        return map(identity_hash, self.parts(batch))
+
+
+def cells_of(batch: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[bytes | None, ...]]:
+    """The cells of these columns as bytes: texts as UTF-8, whole numbers as digits. Raises UsageError for other types."""
+    for name in columns:
+        kind = batch.schema.field(name).type
+        if not any(is_kind(kind) for is_kind in _comparable()):
+            raise UsageError(f"column {name!r} is {kind}: what identifies a record is bytes, a text or a whole number")
+    cells = [map(_as_bytes, batch.column(name).to_pylist()) for name in columns]
+    return zip(*cells, strict=True)
+
+
+def _comparable() -> Sequence[Callable[[pa.DataType], bool]]:
+    from pyarrow import types
+
+    texts = (types.is_string, types.is_large_string, types.is_string_view)
+    return (*texts, types.is_binary, types.is_large_binary, types.is_binary_view, types.is_integer)
+
+
+def _as_bytes(value: bytes | str | int | None) -> bytes | None:
+    return value if value is None or isinstance(value, bytes) else str(value).encode()
 
 
 def identity_hash(parts: tuple[bytes | None, ...]) -> bytes:

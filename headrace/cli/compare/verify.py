@@ -1,7 +1,8 @@
-"""`headrace verify`: whether every record of the input topic is in the output topic exactly once.
+"""`headrace verify`: whether every record of the input topic is in the output, a topic or a table, exactly once.
 
-Both topics are read under read_committed, up to where they end now; `tally.py` explains the comparison and its limits.
-Compare when the job has caught up or stopped: records that a running job has not written yet count as lost.
+Topics are read under read_committed up to where they end now, a Delta or Iceberg table in its newest version; `tally.py`
+explains the comparison and its limits. Compare when the job has caught up or stopped: records that it has not written yet
+count as lost.
 
 **Epochs.** The log does not record which transactions made up an epoch. A job's list of committables does, for its last epoch,
 until that is completed. For that epoch `verify` reports how many transactions are committed, aborted and open. An epoch with
@@ -11,18 +12,20 @@ committed and aborted ones is torn until the job (or `headrace transactions comm
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.cli.compare.tally import Identity, OrderCheck, RecordFault, RecordField, RowIdentity, Tally, parse_origin
 from headrace.cli.durable_lists import DurableLists, read_lists
 from headrace.cli.options import Bootstrap, Properties, PropertiesFile, client_config, client_properties, connect
 from headrace.cli.output import Listing, escaped, note, progress, show
-from headrace.cli.tally import Identity, OrderCheck, RecordFault, RecordField, Tally, parse_origin
+from headrace.cli.tables import Delta, Iceberg, TableProperties, named_table
 from headrace.connectors.kafka.write.names import parse_key
+from headrace.enumerator.errors import UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from headrace.connectors.kafka.write.log_dump import Fate
 
 EXAMPLES = 10
+_FOR_BOTH = ("before", "columns", "identity", "id_header", "examples", "bootstrap", "properties", "properties_file")
 _ORIGIN = ("topic", "partition", "offset")
 
 
@@ -111,7 +115,10 @@ class TopicReader:
 
 @dataclass(slots=True)
 class Comparison:
-    """Input and output, compared. `examples`: finding to the first records found: topic, partition, offset, identity."""
+    """Input and output, compared. `examples`: finding to the first records found: topic, partition, offset, identity.
+
+    A row of a table has no place: its examples have the identity alone.
+    """
 
     identity: Identity
     order: OrderCheck | None
@@ -122,22 +129,36 @@ class Comparison:
 
     def read(self, topics: TopicReader, before: str, after: str) -> None:
         """Read both topics; and the input again, as far as needed, to name lost records."""
-        columns = [self.identity.column, "topic", "partition", "offset"]
-        for batch in topics.batches(before, [self.identity.column]):
-            self.tally.add_input(self.identity.hashes(batch))
+        columns = [*self.identity.columns, *_ORIGIN]
+        self._count_input(topics, before)
         for batch in topics.batches(after, [*columns, "headers"] if self.order else columns):
             for index, finding in self.tally.add_output(self.identity.hashes(batch)):
-                self._note(finding, batch, index)
+                self._note(finding, self.identity, batch, index)
             self._check_order(batch)
+        self._find_lost(topics, before)
+
+    def read_table(self, topics: TopicReader, before: str, rows: Iterable[pa.RecordBatch], identity: RowIdentity) -> None:
+        """Read the topic and the table's rows; and the topic again, as far as needed, to name lost records."""
+        self._count_input(topics, before)
+        for batch in rows:
+            for index, finding in self.tally.add_output(identity.hashes(batch)):
+                self._note(finding, identity, batch, index)
+        self._find_lost(topics, before)
+
+    def _count_input(self, topics: TopicReader, before: str) -> None:
+        for batch in topics.batches(before, self.identity.columns):
+            self.tally.add_input(self.identity.hashes(batch))
+
+    def _find_lost(self, topics: TopicReader, before: str) -> None:
         self.lost = self.tally.lost
         if self.lost and self.most_examples:
-            with closing(topics.batches(before, columns)) as again:
+            with closing(topics.batches(before, [*self.identity.columns, *_ORIGIN])) as again:
                 self._name_lost(again)
 
     def _name_lost(self, batches: Iterator[pa.RecordBatch]) -> None:
         for batch in batches:
             for index in self.tally.lost_among(self.identity.hashes(batch)):
-                self._note(RecordFault.LOST, batch, index)
+                self._note(RecordFault.LOST, self.identity, batch, index)
             if len(self.examples.get(RecordFault.LOST, ())) >= min(self.lost, self.most_examples):
                 return
 
@@ -147,13 +168,14 @@ class Comparison:
         partitions = batch.column("partition").to_pylist()
         for index, headers in enumerate(batch.column("headers").to_pylist()):
             if self.order.add(partitions[index], headers):
-                self._note("disorder", batch, index)
+                self._note("disorder", self.identity, batch, index)
 
-    def _note(self, finding: str, batch: pa.RecordBatch, index: int) -> None:
+    def _note(self, finding: str, identity: Identity | RowIdentity, batch: pa.RecordBatch, index: int) -> None:
         examples = self.examples.setdefault(finding, [])
         if len(examples) < self.most_examples:
-            (parts,) = self.identity.parts(batch.slice(index, 1))
-            place = [batch.column(name)[index].as_py() for name in _ORIGIN]
+            (parts,) = identity.parts(batch.slice(index, 1))
+            is_record = isinstance(identity, Identity)
+            place = [batch.column(name)[index].as_py() if is_record else None for name in _ORIGIN]
             examples.append((*place, " ".join(map(escaped, parts))))
 
 
@@ -161,9 +183,17 @@ class Comparison:
 
 
 def verify_command(
+    context: typer.Context,
     *,
     before: Annotated[str, typer.Option("--input", help="The topic that was read.", metavar="TOPIC")],
-    after: Annotated[str, typer.Option("--output", help="The topic that was written.", metavar="TOPIC")],
+    after: Annotated[str | None, typer.Option("--output", help="The topic that was written.", metavar="TOPIC")] = None,
+    delta: Delta = None,
+    iceberg: Iceberg = None,
+    table_properties: TableProperties = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(help="Columns of the table that hold the identity. Default: its own name(s).", metavar="COLUMN,..."),
+    ] = None,
     identity: Annotated[
         RecordField, typer.Option("--identity", "--by", help="The part of a record that identifies it.")
     ] = RecordField.VALUE,
@@ -184,7 +214,10 @@ def verify_command(
     properties: Properties = None,
     properties_file: PropertiesFile = None,
 ) -> None:
-    """Check that every record of one topic is in another exactly once, under read_committed. Exit status 1 if not.
+    """Check that every record of one topic is in another, or in a table, exactly once. Exit status 1 if not.
+
+    Topics are read under read_committed. A table (`--delta`, `--iceberg`, in place of `--output`) is compared by its
+    `--columns`: bytes, texts (as UTF-8) or whole numbers (as digits). `--by position` compares partition and offset.
 
     Plain lines are `duplicate`, `lost`, `foreign` and `disorder` (topic, partition, offset, identity; the first of each) and
     `epoch` (job, epoch, committed, aborted, open, unknown, torn or not). The last line is
@@ -194,15 +227,42 @@ def verify_command(
     epochs (some transactions committed, others aborted) can be detected for a job's last epoch only, while its list is
     incomplete.
     """
-    comparison = Comparison(Identity(identity, tuple(id_header or ())), parse_origin(origin_headers), examples)
+    table = named_table(context, *_FOR_BOTH)
+    if table is None and after is None:
+        raise UsageError("give --output, --delta or --iceberg")
+    by = Identity(identity, tuple(id_header or ()))
+    rows_by = _row_identity(by, columns, is_table=table is not None)
+    comparison = Comparison(by, parse_origin(origin_headers), examples)
     given = client_properties(bootstrap, properties, properties_file)
     cluster = connect(client_config(bootstrap, properties, properties_file))
     topics = TopicReader(cluster, given)
-    comparison.read(topics, before, after)
+    torn = 0
+    if table is not None:
+        comparison.read_table(topics, before, table.sink.log().load().batches(rows_by.columns), rows_by)
+    elif after is not None:
+        comparison.read(topics, before, after)
+        topics.note_hidden(after)
+        torn = _report_epochs(cluster, commit_topic, after)
+    _report(comparison, torn)
+
+
+def _row_identity(by: Identity, columns: str | None, *, is_table: bool) -> RowIdentity:
+    """The columns of the rows that stand for a record's identity. Raises UsageError for what cannot be compared."""
+    if not is_table and (columns is not None or by.field is RecordField.POSITION):
+        raise UsageError("--columns and --by position are for a table: give --delta or --iceberg")
+    if columns is None and by.headers:
+        raise UsageError("name the columns of the table that hold the headers by --columns")
+    names = by.columns if columns is None else tuple(name.strip() for name in columns.split(","))
+    wanted = len(by.headers) or len(by.columns)
+    if len(names) != wanted or not all(names):
+        raise UsageError(f"--columns names {len(names)} column(s), and a record is identified by {wanted}")
+    return RowIdentity(names)
+
+
+def _report(comparison: Comparison, torn: int) -> None:
+    """Print what was found. Raises typer.Exit if anything is wrong."""
     for finding, rows in comparison.examples.items():
         show(Listing(finding, finding.capitalize(), ("topic", "partition", "offset", "identity"), rows))
-    topics.note_hidden(after)
-    torn = _report_epochs(cluster, commit_topic, after)
     disorder = _report_order(comparison.order)
     tally = comparison.tally
     if tally.repeated:
