@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import apache_beam as beam
@@ -12,12 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.beam.kafka_records import KafkaRecord, as_kafka_records, as_pairs
+from headrace.connectors.formats.value_format import ValueFormat
 from headrace.connectors.kafka.client.login.sasl import SaslConfig
 from headrace.connectors.kafka.client.positions import Committed, Earliest, Latest, Position, Timestamp
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.format.decode import ALL_COLUMNS, MAX_UNCOMPRESSED_BYTES, BadTimestamps
 from headrace.connectors.kafka.read.discovery import NoMatch, Positions
 from headrace.connectors.kafka.read.source import DISCOVERY_INTERVAL_S, KafkaSource
+from headrace.connectors.kafka.read.typed import BadRecords
 from headrace.enumerator.errors import UsageError
 from headrace.runners.beam.event_time import ColumnTime, EventTime, ProcessingTime
 from headrace.runners.beam.limited import Limit
@@ -76,6 +78,8 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
       is -1 in a `KafkaRecord`, and such a record happens at the beginning of time.
     - `max_uncompressed_batch_bytes`: as for `KafkaSource`.
     - `fetch_budget_bytes`: default 32 MiB, as a process has a reader for each slot.
+    - `value_format`, `key_format`, `on_bad_record`: `value`, `key` and `on_bad_record` of `KafkaSource`, for typed columns.
+      They need `output="arrow"`. With "keep" the columns that tell of bad records are there by default.
 
     And of our own: `output="arrow"` for record batches with `columns`; `read_s`, how long one call reads, in seconds;
     `num_readers`, how many readers share the partitions (default: the pipeline's option --parallelism, else 4).
@@ -122,6 +126,9 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
         no_match: NoMatch = "latest",
         bad_timestamps: BadTimestamps = "error",
         max_uncompressed_batch_bytes: int = MAX_UNCOMPRESSED_BYTES,
+        value_format: ValueFormat | None = None,
+        key_format: ValueFormat | None = None,
+        on_bad_record: BadRecords = "fail",
         output: Literal["records", "arrow"] = "records",
         read_s: float = READ_S,
         num_readers: int | None = None,
@@ -130,9 +137,9 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
         super().__init__()
         _warn_of_java(expansion_service)
         _refuse_java(key_deserializer, value_deserializer, consumer_factory_fn_class, consumer_factory_fn_params)
-        _refuse_contradictions(output, with_metadata, columns)
+        _refuse_contradictions(output, with_metadata, columns, (value_format, key_format))
         config = _Config.of(consumer_config, commit=commit_offset_in_finalize)
-        self._event_time = event_time = _event_time(timestamp_policy)
+        self._event_time, limit = _event_time(timestamp_policy), _limit(max_num_records, max_read_time)
         source = KafkaSource(
             config.bootstrap,
             topics=topics,
@@ -141,21 +148,18 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
             start=config.start(start_read_time) if start is None else start,
             start_of_new_partitions=start_of_new_partitions,
             stop=stop,
-            group=config.group,
-            isolation_level=config.isolation_level if isolation_level is None else isolation_level,
-            properties=config.properties,
+            **config.arguments(isolation_level),
             sasl=sasl,
             fail_on_data_loss=fail_on_data_loss,
-            columns=columns if columns is not None else _columns(output, with_metadata, event_time),
             discovery_interval_s=dynamic_read_poll_interval_seconds or DISCOVERY_INTERVAL_S,
             fetch_budget_bytes=fetch_budget_bytes,
             no_match=no_match,
             bad_timestamps=bad_timestamps,
             max_uncompressed_batch_bytes=max_uncompressed_batch_bytes,
         )
-        _check_columns(source, event_time)
-        limit = _limit(max_num_records, max_read_time)
-        self._read = _read(source, event_time, limit, publish=config.commit, read_s=read_s, num_readers=num_readers)
+        source = replace(source, value=value_format, key=key_format, on_bad_record=on_bad_record)
+        source = _with_columns(source, columns, _columns(output, with_metadata, self._event_time), self._event_time)
+        self._read = _read(source, self._event_time, limit, publish=config.commit, read_s=read_s, num_readers=num_readers)
         self._redistribution = beam.Reshuffle(int(redistribute_num_keys) or None) if redistribute else None
         self._output, self._with_metadata = output, with_metadata
 
@@ -216,6 +220,11 @@ class _Config:
             given,
         )
 
+    def arguments(self, isolation_level: str | None) -> dict[str, Any]:
+        """What of it are arguments of the source; `isolation_level`: the one that is said otherwise."""
+        level = self.isolation_level if isolation_level is None else isolation_level
+        return {"group": self.group, "isolation_level": level, "properties": self.properties}
+
     def start(self, start_read_time: int | None) -> Position:
         """KafkaIO's order: the time, the group's committed offsets, auto.offset.reset."""
         if start_read_time is not None:
@@ -269,13 +278,20 @@ def _refuse_java(
         )
 
 
-def _refuse_contradictions(output: str, with_metadata: bool, columns: Sequence[str] | None) -> None:  # noqa: FBT001 - passed on
+def _refuse_contradictions(
+    output: str,
+    with_metadata: bool,  # noqa: FBT001 - passed on
+    columns: Sequence[str] | None,
+    formats: Sequence[ValueFormat | None],
+) -> None:
     if output not in ("records", "arrow"):
         raise UsageError(f'output must be "records" or "arrow", not {output!r}')
     if with_metadata and output == "arrow":
         raise UsageError('with_metadata is for output="records"; with output="arrow" name the columns')
     if columns is not None and output != "arrow":
         raise UsageError('columns is for output="arrow"')
+    if output != "arrow" and any(each is not None for each in formats):
+        raise UsageError('value_format and key_format are for output="arrow", whose batches have typed columns')
 
 
 def _limit(records: int | None, seconds: float | None) -> Limit | None:
@@ -306,7 +322,12 @@ def _columns(output: str, with_metadata: bool, event_time: EventTime) -> Sequenc
     return ("key", "value")
 
 
-def _check_columns(source: KafkaSource, event_time: EventTime) -> None:
+def _with_columns(
+    source: KafkaSource, asked: Sequence[str] | None, default: Sequence[str], event_time: EventTime
+) -> KafkaSource:
+    """The source with the columns that are asked for, or the default ones and those that tell of bad records."""
+    source = source.with_columns([*default, *source.typed.bad_columns()] if asked is None else asked)
     needed = set(_columns("records", with_metadata=False, event_time=event_time)) - {"key", "value"}
     if missing := sorted(needed - set(source.schema.names)):
         raise UsageError(f"timestamp_policy needs the columns {', '.join(missing)}: add them to columns")
+    return source

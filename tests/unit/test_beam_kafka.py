@@ -20,7 +20,9 @@ from headrace.beam.kafka_read import LogAppendTime
 from headrace.beam.kafka_records import as_kafka_records, as_pairs
 from headrace.connectors.kafka.format.decode import ALL_COLUMNS, arrow_schema
 from headrace.enumerator.errors import UsageError
+from headrace.formats import JsonFormat
 from headrace.kafka import At, Committed, Earliest, Latest, Timestamp
+from headrace.testing.fake_kafka import FakeKafka
 
 CONFIG = {"bootstrap.servers": "localhost:9092"}
 
@@ -147,6 +149,30 @@ def test_offsets_are_committed_when_asked_for_and_auto_commit_is_taken_as_that(c
 )
 def test_only_the_columns_that_are_needed_are_built(arguments, columns):
     assert source_of(**arguments).schema.names == columns
+
+
+def test_formats_make_typed_batches_and_bad_records_can_be_kept():
+    value = JsonFormat(pa.struct([("a", pa.int64())]))
+    with FakeKafka() as kafka:
+        kafka.create_topic("t", partitions=1)
+        kafka.append("t", b'{"a": 1}', b"bad")
+        read = ReadFromKafka(
+            {"bootstrap.servers": kafka.bootstrap},
+            topics=["t"],
+            start=Earliest(),
+            stop=Latest(),
+            value_format=value,
+            on_bad_record="keep",
+            output="arrow",
+        )
+        source = pickle.loads(pickle.dumps(read._read._source))
+        assert source.schema.names == [*ALL_COLUMNS, "badValue", "badReason"]
+        rows = [row for batch in source.batches() for row in batch.to_pylist()]
+    assert [(row["value"], row["badValue"]) for row in rows] == [({"a": 1}, None), (None, b"bad")]
+    asked = {"value_format": value, "on_bad_record": "keep", "output": "arrow", "columns": ["offset", "badValue"]}
+    assert source_of(**asked).schema.names == ["offset", "badValue"]
+    with pytest.raises(UsageError, match='value_format and key_format are for output="arrow"'):
+        source_of(value_format=value)
 
 
 def test_discovery_goes_on_and_its_interval_can_be_chosen():
