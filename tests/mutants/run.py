@@ -156,7 +156,7 @@ def survivors(copy: Path) -> dict[str, str]:
 def change_of(copy: Path, mutant: str) -> Change:
     """What the mutant changes."""
     lines = [line for line in mutmut(copy, "show", mutant).splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
-    function = mutant.rpartition("__mutmut_")[0].replace("x\u01c1", "").replace("\u01c1", ".").replace(".x_", ".")
+    function = mutant.rpartition("__mutmut_")[0].replace(".x\u01c1", ".").replace("\u01c1", ".").replace(".x_", ".")
     was = " ".join(line[1:].strip() for line in lines if line[0] == "-")
     return Change(function, was, " ".join(line[1:].strip() for line in lines if line[0] == "+"))
 

@@ -764,6 +764,8 @@ class TestTakingOver:
         monkeypatch.setattr(MemoryOffsets, "begins", watched)
         query = Query(WatchedSource(log))
         query.trigger()
+        log.append("a", ["a10"])
+        query.trigger()
         assert asked == []
         query.offset_log, query.committed = [json.dumps({"a": 10}), json.dumps({"a": 10, "b": 2})], 1
         query.run()
