@@ -1,6 +1,6 @@
 """`headrace run` under many SIGKILLs, in every phase of a checkpoint and its commit; a consumer of another make counts.
 
-    python -m tests.helpers.run_soak [--kills 300] [--broker fake|local] [--workers 4] [--seed 1] [--result FILE]
+    python -m tests.helpers.run_soak [--kills 300] [--seconds S] [--broker fake|local] [--workers 4] [--seed 1] [--result FILE]
 
 A topic is copied while records come in. A plan names a phase (before or after a call of the sink or of the store) and who is
 killed there: a worker, the coordinator, or everything, which is then started again with another number of workers. Kills are
@@ -119,7 +119,8 @@ class Soak:
 
     def _look(self, waiting_for: str, deadline_s: float) -> None:
         self.produce()
-        if self._run.poll() is not None or time.monotonic() > deadline_s:
+        has_ended = self._run.poll() is not None
+        if (has_ended and not (self.folder / "done").exists()) or time.monotonic() > deadline_s:
             raise RuntimeError(f"waiting for {waiting_for}, status {self._run.poll()}: {self.tail()}")
         time.sleep(LOOK_S)
 
@@ -191,15 +192,15 @@ def kafka(kind: str) -> Iterator[str]:
         yield bootstrap
 
 
-def soaked(kind: str, kills: int, seed: int, bug: str | None, only: str, known: Counter[str]) -> dict[str, Any]:
-    """Kill so many times, in phases whose names hold `only`, those first that `known` has the fewest of, and judge."""
+def soaked(kind: str, kills: int, seconds: float, seed: int, bug: str | None, only: str, known: Counter[str]) -> dict[str, Any]:
+    """Kill so many times, or for so long, in phases whose names hold `only`, of which `known` has the fewest first; judge."""
     generator, begun_s = random.Random(seed), time.monotonic()
     with kafka(kind) as bootstrap, tempfile.TemporaryDirectory() as folder, Progress() as progress:
         soak = Soak(bootstrap, Path(folder), generator, bug)
         bar = progress.add_task("kills", total=kills)
         try:
             soak.produce()
-            for _ in range(kills):
+            while soak.killed.total() < kills and time.monotonic() - begun_s < seconds:
                 counted = known + soak.killed
                 soak.kill(*min(_all(only), key=lambda pair: (counted[_name(*pair)], generator.random())))
                 progress.advance(bar)
@@ -242,6 +243,7 @@ def main() -> None:
     """Soak, write the result, and say by the exit status whether all is well."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=300)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="kill no more after so long")
     parser.add_argument("--broker", choices=["fake", "local"], default="fake")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--bug", help="one of run_soak_job, planted: the soak has to find it")
@@ -252,7 +254,8 @@ def main() -> None:
     name = "fake" if chosen.broker == "fake" else f"kafka {KAFKA_VERSION}"
     before = results.get(name, {})
     known = Counter(before.get("kills_by_phase", {}))
-    found = soaked(chosen.broker, chosen.kills, chosen.seed, chosen.bug, chosen.only, known)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left of it
+    found = soaked(chosen.broker, chosen.kills, chosen.seconds, chosen.seed, chosen.bug, chosen.only, known)
     results[name] = added(before, found)
     text = json.dumps(results, indent=2)
     sys.stdout.write(text + "\n")
