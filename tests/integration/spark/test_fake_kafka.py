@@ -6,6 +6,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from headrace.testing.fake_kafka import CutAfter, ErrorCode, FakeKafka, Refuse
+from tests.helpers.schema_registry import FakeRegistry
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -145,3 +146,37 @@ def test_seatunnel_10574_a_prepare_that_fails_persists_no_position_of_the_source
     refused.stop()
     kafka.append("in", b"c")
     assert copy() == [b"a", b"b", b"c"]
+
+
+def test_typed_values_of_a_registry_are_rows_in_a_batch_and_in_a_stream_that_goes_on(spark, kafka, query):
+    symbols = {"type": "enum", "name": "E", "symbols": ["x", "y"]}
+    decimal = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
+    kinds = {
+        "number": "long",
+        "symbol": symbols,
+        "at": {"type": "long", "logicalType": "timestamp-millis"},
+        "day": {"type": "int", "logicalType": "date"},
+        "price": decimal,
+        "raw": {"type": "fixed", "name": "F", "size": 2},
+        "many": {"type": "array", "items": ["null", "string"]},
+        "named": {"type": "map", "values": "double"},
+    }
+    schema = {"type": "record", "name": "R", "fields": [{"name": name, "type": kind} for name, kind in kinds.items()]}
+    later = {**schema, "fields": [*schema["fields"], {"name": "more", "type": "string", "default": "?"}]}
+    value = b"\2" + b"\2" + b"\xd0\x0f" + b"\4" + b"\4\x04\xd2" + b"ab" + b"\4\2\2z\0\0" + b"\2\2k" + b"\0" * 8 + b"\0"
+    with FakeRegistry() as registry:
+        registry.register("in-value", schema)
+        kafka.append("in", b"\0\0\0\0\1" + value, b"bad", partition=1)
+        typed = {"valueFormat": "avro", "schemaRegistryUrl": registry.url, "onBadRecord": "keep"}
+        options = {"kafka.bootstrap.servers": kafka.bootstrap, "subscribe": "in", "startingOffsets": "earliest", **typed}
+        frame = spark.read.format("headrace").options(**options).load()
+        rows = frame.where("partition = 1").selectExpr("CAST(value AS STRING) AS shown", "value.*", "badValue").collect()
+        (good,) = (row for row in rows if row.badValue is None)
+        shown = (good.number, good.symbol, good.day.isoformat(), str(good.price), bytes(good.raw), good.many, good.named)
+        assert shown == (1, "y", "1970-01-03", "12.34", b"ab", ["z", None], {"k": 0.0})
+        assert [bytes(row.badValue) for row in rows if row.badValue is not None] == [b"bad"]
+        query.run_available(options)
+        registry.register("in-value", later)
+        kafka.append("in", b"\0\0\0\0\2" + value + b"\2m")
+        query.run_available(options)
+        assert [row.value.more for row in query.rows if row.value is not None and "more" in row.value] == ["m"]
