@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from concurrent.futures import Future
 from contextlib import contextmanager
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pytest
 from headrace.connectors.commit import JobCommitter
 from headrace.connectors.kafka.client import retries
 from headrace.connectors.kafka.client.cluster import KafkaCluster
+from headrace.connectors.kafka.client.coordinators import CoordinatorKind
 from headrace.connectors.kafka.client.errors import BrokerError, UnknownTopicError
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.retries import Outage as Waiting
@@ -27,6 +29,7 @@ from headrace.enumerator.errors import DeadlineExceededError, FencedError, Outag
 from headrace.runners.spark.writers import BatchWriter, PreparedMessage, StreamWriter
 from headrace.testing import FakeKafka
 from headrace.testing.fake_kafka import Before, CutAfter, Refuse, Rewrite
+from headrace.testing.fake_kafka.state.brokers import coordinator_partition
 from tests.helpers.sink_rig import ongoing, prepared, rows
 
 JOB = "job"
@@ -81,6 +84,20 @@ def wait_for(holds, what):
     while not holds():
         assert time.monotonic() < deadline, what
         threading.Event().wait(0.01)
+
+
+def ended(call):
+    """What the call returns or raises; it may not wait for ever."""
+    outcome = Future()
+    threading.Thread(target=lambda: settle(outcome, call), daemon=True).start()
+    return outcome.result(LONGEST_S)
+
+
+def settle(outcome, call):
+    try:
+        outcome.set_result(call())
+    except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+        outcome.set_exception(error)
 
 
 class Outage:
@@ -153,6 +170,24 @@ class TestRidingOut:
         outage.at("handle")
         handle = transaction.prepare()
         outage.over()
+        JobCommitter(JOB, sink.committer(JOB)).commit(0, [handle])
+        assert values(kafka) == ["a"]
+
+    def test_seen_here_a_coordinator_that_has_moved_is_looked_up_again_while_partitions_are_added(self, kafka, sink):
+        """findings: an attacker's coord. The old one is there, and answers NOT_COORDINATOR as long as it is asked."""
+        transaction = sink.begin(Attempt(JOB, 0, 0, 0))
+        transaction.write(rows(["a"]))
+        name = transaction._producer.transactional_id
+        partition = ("__transaction_state", coordinator_partition(name))
+        old, _ = kafka.leader(*partition)
+        kafka.move_leader(*partition, to=next(broker for broker in kafka.brokers if broker != old))
+        api = "AddPartitionsToTxn" if kafka_version(sink) == 1 else "DescribeTransactions"
+        asked = kafka.fault(api, Before(lambda: None), broker=old, times=None)
+        if kafka_version(sink) == 2:
+            sink.cluster().coordinator(CoordinatorKind.TRANSACTION, name)
+            Transactions(sink.cluster()).describe([name])
+        handle = ended(transaction.prepare)
+        assert asked.fired == 1
         JobCommitter(JOB, sink.committer(JOB)).commit(0, [handle])
         assert values(kafka) == ["a"]
 

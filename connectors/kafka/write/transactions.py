@@ -358,7 +358,7 @@ class Transactions:
         except RetriableError:
             self._cluster.forget_coordinator(CoordinatorKind.TRANSACTION, transactional_id)
             raise
-        if _first_code(response) in _ELSEWHERE:
+        if not _codes(response).isdisjoint(_ELSEWHERE):
             self._cluster.forget_coordinator(CoordinatorKind.TRANSACTION, transactional_id)
         return response
 
@@ -394,15 +394,19 @@ def _rank(error: BrokerError) -> int:
     return 1 if isinstance(error, RetriableError) else 0
 
 
-def _first_code(response: Message) -> int:
-    """The error code of a response that has one, wherever it has it."""
-    for holder in (response, *getattr(response, "transaction_states", ())):
-        if hasattr(holder, "error_code"):
-            return int(holder.error_code)
-    for topic in getattr(response, "results_by_topic_v3_and_below", ()) or ():
-        for item in topic.results_by_partition:
-            return int(item.partition_error_code)
-    return ErrorCode.NONE
+def _codes(response: Message) -> set[int]:
+    """All error codes of a response, wherever they are.
+
+    A message has the fields of all its versions, with their defaults: that the one for the whole is 0 says nothing of the
+    parts. AddPartitionsToTxn has it from version 4 on, and codes of partitions only before.
+    """
+    codes = {int(holder.error_code) for holder in (response, *_states(response)) if hasattr(holder, "error_code")}
+    topics = getattr(response, "results_by_topic_v3_and_below", ()) or ()
+    return codes | {int(item.partition_error_code) for topic in topics for item in topic.results_by_partition}
+
+
+def _states(response: Message) -> Sequence[Message]:
+    return getattr(response, "transaction_states", ()) or ()
 
 
 def _description(found: Message) -> TransactionDescription:
