@@ -66,18 +66,15 @@ class TableCommitter(Committer[TableHandle]):
         before = loaded.marker(self._job)
         if before is None or not before.following:
             return None
-        recorded = before.following - 1
-        with refused_by_store(self._where):
-            commits = self._work().read_list(recorded, before.recorded_by)
+        recorded, recorded_by = before.following - 1, before.recorded_by
+        commits = self._retrying(lambda: self._work().read_list(recorded, recorded_by))
         self._list = (recorded, before.recorded_by)
         self._commits = commits or CommitList(recorded, (), completed=True, content=numbered_content(before.content))
         return self._commits
 
     def check(self, handles: Sequence[TableHandle]) -> None:
         """Raise PeerError naming the transactions that have not all their files any more, or are about to be removed."""
-        with refused_by_store(self._where):
-            for handle in handles:
-                self._check_files(handle)
+        self._retrying(lambda: self._check_files(handles))
 
     def record(self, commits: CommitList[TableHandle]) -> None:
         """Commit these files to the table, unless it says that the epoch is recorded. Raises FencedError for an older driver.
@@ -91,8 +88,7 @@ class TableCommitter(Committer[TableHandle]):
         """COMMITTED: `record` has done it. ABORTED if a reader would look for a file of it that is gone."""
         if self._commits is None or handle not in self._commits.handles:
             raise ProtocolViolationError(f"{self._where}: transaction {handle.place} is to be ended, and is not recorded")
-        with refused_by_store(self._where):
-            there = self._work().data_files(handle.place)
+        there = self._retrying(lambda: self._work().data_files(handle.place))
         gone = {file.path for file in handle.files} - there.keys()
         # a compaction may have taken their place, and a vacuum may have removed them then
         is_lost = bool(gone) and self._retrying(lambda: self._log.load().refers_to(gone))
@@ -109,18 +105,16 @@ class TableCommitter(Committer[TableHandle]):
     def sweep(self, keep: Collection[TableHandle]) -> None:
         """Remove the files of the job's other transactions, but not committed ones. Raises FencedError for an older driver."""
         kept = {handle.place for handle in keep}
-        with refused_by_store(self._where):
-            self._sweep(self._work().look(), kept)
+        self._retrying(lambda: self._sweep(self._work().look(), kept))
 
     def give_up(self, places: Collection[str]) -> frozenset[str]:
         """Remove the files of these transactions, whoever wants them; those that are committed stay. Gives what it removed.
 
         Called after `fence`, for who looks after a table and is no driver: what is recorded stays to be completed.
         """
-        with refused_by_store(self._where):
-            found = self._work().look()
-            doomed = (found.opened | found.swept) & frozenset(places) - self._committed
-            self._sweep(found, (found.opened | found.swept) - doomed)
+        found = self._retrying(self._work().look)
+        doomed = (found.opened | found.swept) & frozenset(places) - self._committed
+        self._retrying(lambda: self._sweep(found, (found.opened | found.swept) - doomed))
         return doomed
 
     @property
@@ -145,8 +139,7 @@ class TableCommitter(Committer[TableHandle]):
     def forget(self) -> None:
         """Remove the job's folder, and set its marker back; that of a name that nobody uses again is removed, if it can be."""
         self._retrying(self._drop if is_one_off(self._job) else self._reset)
-        with refused_by_store(self._where):
-            self._work().leave()
+        self._retrying(lambda: self._work().leave())
 
     def close(self) -> None:
         """The table's library keeps its connections."""
@@ -216,14 +209,15 @@ class TableCommitter(Committer[TableHandle]):
             raise FencedError(f"{self._where}: another driver of job {self._job!r} has taken over; this one must stop")
         return loaded, marker
 
-    def _check_files(self, handle: TableHandle) -> None:
+    def _check_files(self, handles: Sequence[TableHandle]) -> None:
         work = self._work()
-        there = work.data_files(handle.place)
-        if not work.is_open(handle.place) or any(there.get(file.path) != file.size for file in handle.files):
-            raise PeerError(
-                f"{self._where}: the files of transaction {handle.place} of job {self._job!r} are not there any more as they "
-                "were written: write the epoch again"
-            )
+        for handle in handles:
+            there = work.data_files(handle.place)
+            if not work.is_open(handle.place) or any(there.get(file.path) != file.size for file in handle.files):
+                raise PeerError(
+                    f"{self._where}: the files of transaction {handle.place} of job {self._job!r} are not there any more as "
+                    "they were written: write the epoch again"
+                )
 
     def _check_fits(self, loaded: LoadedTable, handle: TableHandle) -> None:
         """Somebody may have changed the table since the task has looked at it."""
@@ -238,7 +232,7 @@ class TableCommitter(Committer[TableHandle]):
 
     def _check_removable(self, work: WorkFolder, doomed: Collection[str]) -> None:
         """Raise FencedError for an older driver, StateError if a reader needs any of these: then the marks tell an untruth."""
-        loaded, _ = self._retrying(self._own)
+        loaded, _ = self._own()
         paths = {path for place in doomed for path in work.data_files(place)}
         if paths and loaded.refers_to(paths):
             raise StateError(
@@ -250,11 +244,16 @@ class TableCommitter(Committer[TableHandle]):
         return WorkFolder(self._log.store(), self._job)
 
     def _retrying(self, step: Callable[[], AnswerT]) -> AnswerT:
-        """The answer of a step that asks the table first, whatever became of it the last time."""
+        """The answer of a step that asks the table or the store first, whatever became of it the last time."""
         attempts = Retrying(
             retry=retry_if_exception_type(RetriableError),
             wait=wait_random_exponential(multiplier=0.02, max=LONGEST_PAUSE_S),
             stop=stop_after_delay(PATIENCE_S),
             reraise=True,
         )
-        return attempts(step)
+        answer: AnswerT = attempts(self._translated, step)
+        return answer
+
+    def _translated(self, step: Callable[[], AnswerT]) -> AnswerT:
+        with refused_by_store(self._where):
+            return step()

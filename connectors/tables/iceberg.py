@@ -14,6 +14,7 @@ import base64
 import functools
 import json
 import os
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, field
@@ -345,4 +346,11 @@ def _translated(name: str) -> Iterator[None]:
     except (OSError, ServerError, ServiceUnavailableError) as error:
         raise RetriableError(f"{name}: {error}") from error
     except Exception as error:
-        raise PeerError(f"{name}: {type(error).__name__}: {error}") from error
+        kind = RetriableError if _has_lost_its_database(error) else PeerError
+        raise kind(f"{name}: {type(error).__name__}: {error}") from error
+
+
+def _has_lost_its_database(error: Exception) -> bool:
+    """Whether a SQL catalog could not be reached, or was busy for too long."""
+    library = sys.modules.get("sqlalchemy.exc")
+    return library is not None and isinstance(error, (library.OperationalError, library.InterfaceError))

@@ -12,6 +12,7 @@ The mark tells it: it is there before the first file, and is removed after the t
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,7 +23,7 @@ from pyarrow import fs
 
 from headrace.connectors.sink import CommitList, CommitListSerializer
 from headrace.connectors.tables.handles import TableHandle, TableHandleSerializer
-from headrace.enumerator.errors import PeerError
+from headrace.enumerator.errors import PeerError, RetriableError
 
 __all__ = ["LeftOver", "WorkFolder", "jobs_in", "jobs_with_marks", "refused_by_store"]
 
@@ -168,10 +169,17 @@ def _files(store: fs.FileSystem, folder: str) -> list[fs.FileInfo]:
     return [info for info in found if info.type is fs.FileType.File]
 
 
+_LASTING = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+_LASTING_NUMBERS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG})
+
+
 @contextmanager
 def refused_by_store(where: str) -> Iterator[None]:
-    """What the store refuses, as a PeerError that names the table."""
+    """What the store refuses, as a PeerError that names the table; a RetriableError for what may pass, as a lost connection."""
     try:
         yield
-    except (OSError, pa.ArrowException) as error:
+    except OSError as error:
+        is_lasting = isinstance(error, _LASTING) or error.errno in _LASTING_NUMBERS
+        raise (PeerError if is_lasting else RetriableError)(f"{where}: {error}") from error
+    except pa.ArrowException as error:
         raise PeerError(f"{where}: {error}") from error
