@@ -343,6 +343,8 @@ def _translated(name: str) -> Iterator[None]:
         raise
     except (CommitFailedException, CommitStateUnknownException) as error:
         raise OutdatedError(f"{name}: somebody else has committed meanwhile: {error}") from error
+    except FileNotFoundError as error:  # somebody has removed a file of the table
+        raise PeerError(f"{name}: {error}") from error
     except (OSError, ServerError, ServiceUnavailableError) as error:
         raise RetriableError(f"{name}: {error}") from error
     except Exception as error:
