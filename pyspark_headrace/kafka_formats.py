@@ -18,7 +18,7 @@ from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from headrace.connectors.formats.plain import StringFormat
-from headrace.connectors.formats.registry.schemas import RegisteredSchema, SubjectStrategy, subject_name
+from headrace.connectors.formats.registry.schemas import RegisteredSchema, SubjectStrategy, UnknownSchemaError, subject_name
 from headrace.connectors.formats.value_format import BadValue, DecodedValues, ValueFormat
 from headrace.connectors.kafka.read.typed import BadRecords
 from headrace.enumerator.errors import StateError, UsageError
@@ -379,12 +379,13 @@ def check_pinned(pinned: Mapping[str, Mapping[str, Any]], formats: Mapping[Field
     """That a query goes on as its checkpoint says it began: `pinned` as in `TypedFormat`, by key and value.
 
     A format that is new to the checkpoint is taken, and a schema with more fields than before. Raises StateError for another
-    format or none, for a field that is gone or has another type, and for another schema under the same id.
+    format or none, for a field that is gone or has another type, and for a registry that has another schema, or none, under the
+    id of before. That is asked of the registry, once, when the newest schema has another id: DeadlineExceededError if in vain.
     """
     for field in FIELDS:
         if (was := pinned.get(field)) is None:
             continue
-        problem = _difference(was, formats[field].pinned) if field in formats else f"there is no {field}Format now"
+        problem = _difference(was, formats[field]) if field in formats else f"there is no {field}Format now"
         if problem is not None:
             raise StateError(
                 f"this query's checkpoint was written with {field}Format={was.get('format')}, and {problem}. Go on with the "
@@ -392,14 +393,34 @@ def check_pinned(pinned: Mapping[str, Mapping[str, Any]], formats: Mapping[Field
             )
 
 
-def _difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+def _difference(was: Mapping[str, Any], typed: TypedFormat) -> str | None:
+    now = typed.pinned
     if was.get("format") != now["format"]:
         return f"it is {now['format']} now"
-    if "id" in was and was["id"] == now.get("id") and was.get("fingerprint") != now.get("fingerprint"):
-        return f"schema {was['id']} of the registry was another one then: it is another registry, or it was set up anew"
+    if "id" in was and "id" in now and (problem := _other_registry(was, typed)) is not None:
+        return f"{problem}: it is another registry, or it was set up anew"
     if "type" in was and "type" in now:
         return _narrower(was["type"], now["type"], "")
     return None if was.get("fingerprint") == now.get("fingerprint") else "it has another schema now"
+
+
+def _other_registry(was: Mapping[str, Any], typed: TypedFormat) -> str | None:
+    """What the registry says otherwise of the schema that was the newest then. That there are newer ones proves nothing."""
+    from headrace.connectors.formats.registry.registered import RegisteredAvroFormat
+
+    fingerprint = typed.pinned.get("fingerprint")
+    if was["id"] != typed.pinned["id"] and isinstance(typed.inner, RegisteredAvroFormat):
+        try:
+            fingerprint = typed.inner.pinned(_schema_id(was["id"])).fingerprint
+        except UnknownSchemaError:
+            return f"the registry has no schema {was['id']}, which was read then"
+    return None if was.get("fingerprint") == fingerprint else f"schema {was['id']} of the registry was another one then"
+
+
+def _schema_id(text: object) -> int:
+    if not isinstance(text, str) or not text.isascii() or not text.isdigit():
+        raise StateError("this query's checkpoint names a schema by something else than a registry's number; it is damaged")
+    return int(text)
 
 
 def _narrower(was: Any, now: Any, path: str) -> str | None:  # noqa: ANN401 - JSON

@@ -9,13 +9,20 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.enumerator.errors import UsageError
+from headrace.enumerator.errors import HeadraceError, UsageError
 
-__all__ = ["BadValue", "DecodedValues", "ValueFormat", "as_binary", "without"]
+__all__ = ["BadValue", "ColumnFullError", "DecodedValues", "ValueFormat", "as_binary", "without"]
+
+
+class ColumnFullError(HeadraceError):
+    """Decoded, these values are more than one Arrow column can hold, and each alone is not. Fewer at once can be decoded."""
 
 
 class BadValue(NamedTuple):
-    """A value that could not be decoded: its row, and why. The reason quotes nothing of the value."""
+    """A value that could not be decoded: its row, and why. The reason quotes nothing of the value.
+
+    That is so of the value alone, whichever others are decoded with it and however much memory there is.
+    """
 
     row: int
     reason: str
@@ -41,7 +48,10 @@ class ValueFormat(ABC):
 
     @abstractmethod
     def decode(self, values: pa.Array) -> DecodedValues:
-        """A binary or string column as one of `arrow_type`. Raises UsageError for a column of another type."""
+        """A binary or string column as one of `arrow_type`.
+
+        Raises UsageError for a column of another type, ColumnFullError, and MemoryError.
+        """
 
     @property
     def reads_headers(self) -> bool:

@@ -21,6 +21,10 @@ from urllib.parse import unquote, urlsplit
 
 from headrace.harness.kafka.security import Certificates
 
+JAVAS_INT = 2**31 - 1
+NO_SUCH_PATH = {"error_code": 404, "message": "HTTP 404 Not Found"}
+"""What JAX-RS says of a path that there is not, and of one with a number that is no `int` of Java's."""
+
 NOT_FOUND = {40401: "Subject not found.", 40402: "Version not found.", 40403: "Schema not found"}
 
 
@@ -68,6 +72,11 @@ class FakeRegistry(AbstractContextManager["FakeRegistry"]):
             versions[max(versions, default=0) + 1] = schema_id
         return schema_id
 
+    def begin_anew(self) -> None:
+        """Lose everything: ids begin at 1 again."""
+        self._schemas.clear()
+        self._subjects.clear()
+
     def guid(self, schema_id: int) -> uuid.UUID:
         return uuid.UUID(self._schemas[schema_id]["guid"])
 
@@ -95,9 +104,13 @@ class FakeRegistry(AbstractContextManager["FakeRegistry"]):
         ]
         for verb, pattern, answer in routes:
             match = re.fullmatch(pattern, path)
-            if verb == method and match is not None:
+            if (
+                verb == method
+                and match is not None
+                and not any(each.isdigit() and int(each) > JAVAS_INT for each in match.groups())
+            ):
                 return answer(*map(unquote, match.groups()))
-        return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}
+        return 404, NO_SUCH_PATH
 
     def _by_id(self, number: int) -> tuple[int, Any]:
         return (200, self._shown(self._schemas[number])) if number in self._schemas else self._missing(40403)

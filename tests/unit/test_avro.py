@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from headrace.connectors.formats.avro import decode as compiled_decode
 from headrace.connectors.formats.avro import encode as compiled_encode
+from headrace.connectors.formats.value_format import ColumnFullError
 from headrace.enumerator.errors import UsageError
 from headrace.formats import AvroFormat
 from tests.helpers.avro_cases import RefusedError, StrictReader, expected, plain, raw, read, said, schemas, values, written
@@ -202,6 +203,36 @@ def _by(decode: Any, encode: Any, schema: Any, batch: list[bytes | None]) -> Any
         avro = AvroFormat(json.dumps(schema))
         column, bad = avro.decode(binary(batch))
         return [said(each) for each in plain(column)], bad, avro.encode(column).to_pylist()
+
+
+# --- room ---
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A column holds 10 bytes of text: 2 GiB are more than a test can fill. The kernel is uncompiled."""
+    monkeypatch.setattr(DECODE_TWIN, "_INT32_MAX", 10)
+    monkeypatch.setattr("headrace.connectors.formats.avro.program.kernel", DECODE_TWIN)
+    monkeypatch.setattr("headrace.connectors.formats.avro.avro_format.kernel", DECODE_TWIN)
+
+
+@pytest.mark.usefixtures("small")
+def test_seen_here_a_good_value_that_its_neighbours_leave_no_room_for_is_not_a_bad_one():
+    avro = AvroFormat('"string"')
+    with pytest.raises(ColumnFullError, match="decode fewer values at once"):
+        avro.decode(binary([b"\x0cabcdef", b"\x0cabcdef"]))
+    assert avro.decode(binary([b"\x0cabcdef", b"\x08abcd"])).values.to_pylist() == ["abcdef", "abcd"]
+    column, bad = avro.decode(binary([b"\x18abcdefghijkl", b"\x08abcd"]))
+    assert (column.to_pylist(), bad[0].row) == ([None, "abcd"], 0)
+    assert "larger than 2 GiB" in bad[0].reason
+
+
+@pytest.mark.usefixtures("small")
+def test_seen_here_a_good_value_is_not_bad_where_memory_is_short(monkeypatch):
+    avro = AvroFormat('"string"')
+    monkeypatch.setattr(DECODE_TWIN._Room, "grow", lambda room, size: False)
+    with pytest.raises(MemoryError):
+        avro.decode(binary([b"\x08abcd"]))
 
 
 # --- what is built ---

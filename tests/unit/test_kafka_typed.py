@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.connectors.formats.registry import client
+from headrace.connectors.formats.value_format import ColumnFullError, DecodedValues
 from headrace.enumerator.errors import CorruptDataError, UsageError
 from headrace.formats import JsonFormat, RegisteredAvroFormat, SchemaRegistry, StringFormat
 from headrace.kafka import KafkaSource, Latest
@@ -73,6 +74,44 @@ def test_a_reader_that_met_a_bad_record_never_reads_on_behind_it(kafka):
         for _ in range(3):
             with pytest.raises(CorruptDataError, match="t-0, offset 1: the value cannot be decoded"):
                 assert all(batch is None or batch.split.next_offset <= 1 for batch in iter(lambda: reader.poll(5.0), "no end"))
+
+
+class OfTwoAtMost(StringFormat):
+    """A column of it holds two values, or so many as `room` says."""
+
+    room = 2
+
+    def decode(self, values: pa.Array) -> DecodedValues:
+        if len(values) > self.room:
+            raise ColumnFullError("too many")
+        return super().decode(values)
+
+
+@pytest.mark.parametrize("on_bad_record", ["fail", "skip", "keep"])
+def test_seen_here_a_batch_that_one_column_cannot_hold_comes_in_parts_and_loses_nothing(kafka, on_bad_record):
+    kafka.append("t", *(b"%d" % number for number in range(7)))
+    reading = source(kafka, value=OfTwoAtMost(), on_bad_record=on_bad_record, columns=["value", "offset"])
+    with reading.create_reader() as reader:
+        reader.add_splits(reading.create_discovery().initial().added)
+        seen: list[str] = []
+        while not (batch := reader.poll(5.0)) or not batch.finished:
+            if batch is not None:
+                seen += batch.records.column("value").to_pylist()
+                assert batch.split.next_offset == len(seen)
+        seen += batch.records.column("value").to_pylist()
+    assert seen == [str(number) for number in range(7)]
+
+
+def test_a_value_that_no_column_can_hold_ends_the_reading(kafka):
+    kafka.append("t", b"0", b"1")
+    value = OfTwoAtMost()
+    value.room = 0
+    reading = source(kafka, value=value, on_bad_record="skip")
+    with reading.create_reader() as reader:
+        reader.add_splits(reading.create_discovery().initial().added)
+        for _ in range(2):
+            with pytest.raises(ColumnFullError):
+                assert all(batch is None for batch in iter(lambda: reader.poll(5.0), "no end"))
 
 
 def test_what_is_not_asked_for_is_not_decoded_unless_bad_records_are_left_out(kafka):

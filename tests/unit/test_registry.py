@@ -22,7 +22,7 @@ from headrace.enumerator.errors import AuthenticationError, DeadlineExceededErro
 from headrace.errors import UnknownSchemaError
 from headrace.formats import RegisteredAvroFormat, SchemaRegistry, SubjectStrategy, subject_name
 from headrace.harness.kafka.security import make_certificates
-from tests.helpers.schema_registry import FakeRegistry
+from tests.helpers.schema_registry import NO_SUCH_PATH, FakeRegistry
 
 FLIGHT = {
     "type": "record",
@@ -44,9 +44,10 @@ def with_headers(*rows: list[tuple[str, bytes]]) -> pa.Array:
 
 
 @pytest.fixture(autouse=True)
-def nothing_known() -> None:
-    """A port may be that of an earlier test's registry."""
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port may be that of an earlier test's registry. That a follower lags is a test's own matter."""
     client._known.clear()
+    monkeypatch.setattr(client, "_PAUSES_S", ())
 
 
 @pytest.fixture
@@ -243,8 +244,77 @@ def test_an_unknown_id_is_not_asked_for_by_every_batch_and_is_asked_for_again_la
             registry.by_id(1)
     assert served.asked == ["GET /schemas/ids/1"]
     served.register("flights-value", FLIGHT)
-    registry._known.unknown.clear()  # as after 30 s
+    monkeypatch.setattr(client, "_UNKNOWN_KEPT_S", 0.0)
     assert registry.by_id(1).id == 1
+
+
+def test_seen_here_a_followers_no_to_a_new_id_is_asked_again_and_costs_no_record(served, monkeypatch):
+    served.register("flights-value", FLIGHT)
+    format_ = reading(served)
+    served.register("flights-value", LATER)
+    monkeypatch.setattr(client, "_PAUSES_S", (0.0, 0.0))
+    served.answers = [(404, {}, b'{"error_code": 40403, "message": "Schema 2 not found"}')] * 2
+    column, bad = format_.decode(binary([b"\0\0\0\0\2\4AA\0\2B"]))
+    assert (served.answers, bad, column.field("carrier").to_pylist()) == ([], [], ["AA"])
+
+
+def test_ids_that_stay_unknown_are_asked_for_again_together_and_then_once_in_a_while(served, monkeypatch):
+    pauses: list[float] = []
+    monkeypatch.setattr(client, "_PAUSES_S", (0.001, 0.002))
+    monkeypatch.setattr(client.time, "sleep", pauses.append)
+    garbage = binary([b"\0\0\0\0" + bytes([each]) for each in range(100, 150)])
+    served.register("flights-value", FLIGHT)
+    format_ = reading(served)
+    asked = len(served.asked)
+    assert len(format_.decode(garbage).bad) == 50
+    assert (pauses, len(served.asked) - asked) == ([0.001, 0.002], 150)
+    assert len(format_.decode(garbage).bad) == 50
+    assert len(served.asked) - asked == 150
+    monkeypatch.setattr(client, "_UNKNOWN_KEPT_S", 0.0)
+    assert len(format_.decode(garbage).bad) == 50
+    assert (len(pauses), len(served.asked) - asked) == (2, 200)
+
+
+@pytest.mark.parametrize("value", [b"\0\xff\xff\xff\xff abc", b"\0\x80\0\0\0x"])
+def test_seen_here_a_number_that_no_registry_can_have_is_a_bad_value_and_asked_of_nobody(served, value):
+    served.register("flights-value", FLIGHT)
+    format_ = reading(served)
+    asked = len(served.asked)
+    column, bad = format_.decode(binary([value, b"\0\0\0\0\1\4UA\0"]))
+    assert column.is_valid().to_pylist() == [False, True]
+    assert "a schema registry has no ids above 2147483647" in bad[0].reason
+    assert served.asked[asked:] == ["GET /schemas/ids/1"] * (len(served.asked) - asked)
+
+
+def test_seen_here_a_guid_of_a_registry_that_knows_none_is_a_bad_value_if_the_registry_itself_says_so(served):
+    served.register("flights-value", FLIGHT)
+    format_ = reading(served)
+    served.answers = [(404, {}, json.dumps(NO_SUCH_PATH).encode())]
+    assert "has no schema 78787878-" in format_.decode(binary([b"\1" + b"x" * 20])).bad[0].reason
+    assert served.asked[-1].startswith("GET /schemas/guids/78787878-")
+    for not_the_registry in (b"<html>404</html>", b"{}", b'{"error_code": []}', b'{"error_code": 1e999}'):
+        served.answers = [(404, {}, not_the_registry)]
+        with pytest.raises(PeerError, match="answered 404"):
+            format_.decode(binary([b"\1" + b"y" * 20]))
+    served.answers = [(404, {}, json.dumps(NO_SUCH_PATH).encode())]
+    with pytest.raises(PeerError, match="answered 404"):  # for a number, it is the wrong path
+        format_.decode(binary([b"\0\0\0\0\7"]))
+
+
+def test_seen_here_a_registry_that_was_set_up_anew_is_believed_and_what_was_known_of_it_forgotten(served):
+    registry = SchemaRegistry(served.url)
+    for schema in (FLIGHT, LATER):
+        served.register("flights-value", schema)
+    assert [registry.by_id(number).text for number in (1, 2)] == [json.dumps(FLIGHT), json.dumps(LATER)]
+    served.begin_anew()
+    for schema in (LATER, FLIGHT):
+        served.register("flights-value", schema)
+    format_ = RegisteredAvroFormat.of_subject(registry, "flights-value", version=1)
+    assert format_.reader.text == json.dumps(LATER)
+    assert format_.decode(binary([b"\0\0\0\0\1\4AA\0\2B"])).values.to_pylist() == [
+        {"carrier": "AA", "delay": None, "gate": "B"}
+    ]
+    assert registry.by_id(2).text == json.dumps(FLIGHT)
 
 
 def test_a_registry_that_is_away_stops_only_what_needs_an_unknown_id_and_says_so_after_the_deadline():

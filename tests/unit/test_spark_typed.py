@@ -57,9 +57,10 @@ def kafka() -> Iterator[FakeKafka]:
 
 
 @pytest.fixture
-def registry() -> Iterator[FakeRegistry]:
+def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRegistry]:
     client._known.clear()
     kafka_formats._registered.cache_clear()
+    monkeypatch.setattr(client, "_PAUSES_S", ())
     with FakeRegistry() as registry:
         yield registry
 
@@ -296,6 +297,37 @@ def test_another_registry_with_another_schema_under_the_same_id_is_refused(kafka
         query.run(schemaRegistryUrl=other.url)
         with pytest.raises(StateError, match="schema 1 of the registry was another one then: it is another registry"):
             query.trigger()
+
+
+def test_seen_here_another_registry_whose_newest_schema_has_another_id_is_refused(kafka, query):
+    with FakeRegistry() as other:
+        other.register("other-value", {"type": "record", "name": "Other", "fields": []})
+        other.register("flights-value", FLIGHT)
+        query.run(schemaRegistryUrl=other.url)
+        with pytest.raises(StateError, match="schema 1 of the registry was another one then: it is another registry"):
+            query.trigger()
+
+
+def test_seen_here_a_registry_that_does_not_have_the_schema_of_before_is_refused(kafka, registry, query):
+    registry.register("flights-value", LATER)
+    query.run()
+    kafka.append("flights", avro(FLIGHT, ROW, 1))
+    assert query.trigger()
+    assert pinned(query)["id"] == "2"
+    registry.begin_anew()
+    registry.register("flights-value", LATER)
+    query.run()
+    with pytest.raises(StateError, match="the registry has no schema 2, which was read then: it is another registry"):
+        query.trigger()
+
+
+def test_what_a_checkpoint_pins_is_asked_of_the_registry_once(registry, query):
+    registry.register("flights-value", LATER)
+    query.run()
+    asked = len(registry.asked)
+    assert not query.trigger()
+    assert not query.trigger()
+    assert len(registry.asked) - asked <= 1
 
 
 def test_a_replayed_batch_is_compared_too(registry, query):

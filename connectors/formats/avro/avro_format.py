@@ -13,9 +13,12 @@ from headrace.connectors.formats.avro import decode as kernel
 from headrace.connectors.formats.avro.program import Program, arrow_type, compile_program
 from headrace.connectors.formats.avro.schema import only, parse
 from headrace.connectors.formats.avro.writing import encode
-from headrace.connectors.formats.value_format import BadValue, DecodedValues, ValueFormat, as_binary
+from headrace.connectors.formats.value_format import BadValue, ColumnFullError, DecodedValues, ValueFormat, as_binary
 
 __all__ = ["AvroFormat"]
+
+_FULL, _NO_MEMORY = 12, 13
+"""Codes of the kernel's that tell nothing of the value, but of those before it and of the machine."""
 
 
 class AvroFormat(ValueFormat):
@@ -68,13 +71,14 @@ class AvroFormat(ValueFormat):
         return arrow_type(self._reader)
 
     def decode(self, values: pa.Array) -> DecodedValues:
-        """As `ValueFormat` says. Raises MemoryError if there is not enough for a column."""
+        """As `ValueFormat` says. A value that alone is more than a column can hold is bad."""
         binary = as_binary(values)
         try:
             program = self._spare.pop()
         except IndexError:  # another thread has it, or it failed half-way and is not used again
             program = compile_program(self._writer, self._reader)
         bad = kernel.run(program.step, program.spent, program.column, binary, self._header_bytes)
+        _check_whole(bad)
         decoded = kernel.finished(program.column, program.kind)
         self._spare.append(program)
         return DecodedValues(decoded, [_bad(program, *each) for each in bad])
@@ -85,6 +89,14 @@ class AvroFormat(ValueFormat):
         A struct's fields are found by name, and all of the writer's have to be there. Raises MemoryError, too.
         """
         return encode(self._writer, values)
+
+
+def _check_whole(bad: list[tuple[int, int, int]]) -> None:
+    """That those which could not be decoded are bad themselves."""
+    if any(code == _NO_MEMORY for _, _, code in bad):
+        raise MemoryError("there is not enough memory to decode a column of Avro values")
+    if any(code == _FULL and row > 0 for row, _, code in bad):
+        raise ColumnFullError("a column of decoded values would be larger than 2 GiB; decode fewer values at once")
 
 
 def _bad(program: Program, row: int, place: int, code: int) -> BadValue:

@@ -2,8 +2,9 @@
 
 https://docs.confluent.io/platform/current/schema-registry/develop/api.html
 
-What stands under an id never changes; so answers by id are kept in the process for as long as it lives, and are asked for
-again by nobody. What is newest in a subject is never kept.
+What stands under an id does not change; so answers by id are kept in the process, and are not asked for again. What is newest
+in a subject is never kept. A registry that was set up anew does have other schemas under its ids: when any answer shows that,
+all that was kept of it is forgotten.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -43,10 +44,18 @@ DEADLINE_S = 30.0
 _MOST_REFERENCES = 1000
 _LONGEST_ANSWER = 64 << 20
 _ONE_TRY_S = 10.0
-_UNKNOWN_KEPT_S = 30.0
+_UNKNOWN_KEPT_S = 1.5
 _MOST_UNKNOWN = 10_000
+_PAUSES_S = (0.2, 0.4, 0.8, 1.6)
+"""Before an id that is new here is believed to be unknown, it is asked for again after each of these: a registry's follower may
+lag behind the leader, where the writer has registered it."""
+
+_FORGOTTEN_S = 60.0
+"""After so long without a question, an unknown id is as new."""
+
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 _MEDIA = "application/vnd.schemaregistry.v1+json"
+_GUIDS = "/schemas/guids/"
 
 
 class _Known:
@@ -55,7 +64,28 @@ class _Known:
     def __init__(self) -> None:
         self.schemas: dict[SchemaId, RegisteredSchema] = {}
         self.unknown: dict[SchemaId, float] = {}
+        """When it was last said that there is none."""
         self.pool: urllib3.PoolManager | None = None
+
+    def keep(self, schema: RegisteredSchema) -> None:
+        """Take a fresh answer for what is true. One that contradicts what is kept shows that nothing kept is."""
+        kept = self.schemas.get(schema.id)
+        if kept is not None and kept.fingerprint != schema.fingerprint:
+            self.schemas.clear()
+            self.unknown.clear()
+        self.schemas[schema.id] = schema
+        self.unknown.pop(schema.id, None)
+
+    def keep_unknown(self, schema_id: SchemaId) -> None:
+        """That the registry has said so, now."""
+        if len(self.unknown) >= _MOST_UNKNOWN:
+            self.unknown.clear()
+        self.unknown[schema_id] = time.monotonic()
+
+    def unknown_since(self, schema_id: SchemaId, seconds: float) -> bool:
+        """Whether the registry has said within so many seconds that there is none."""
+        said = self.unknown.get(schema_id)
+        return said is not None and time.monotonic() - said < seconds
 
 
 _known: dict[RegistryConfig, _Known] = {}
@@ -105,24 +135,36 @@ class SchemaRegistry:
     # --- look-ups
 
     def by_id(self, schema_id: SchemaId) -> RegisteredSchema:
-        """The schema of a record that names it so. Kept; an id that is unknown is asked for again after 30 s.
+        """The schema of a record that names it so, as `by_ids`. Raises UnknownSchemaError, too."""
+        found = self.by_ids([schema_id])
+        if schema_id not in found:
+            raise UnknownSchemaError(f"{self.config.shown} has no schema {schema_id}")
+        return found[schema_id]
 
-        Raises UnknownSchemaError; AuthenticationError; DeadlineExceededError where the registry does not answer; PeerError.
+    def by_ids(self, schema_ids: Collection[SchemaId]) -> dict[SchemaId, RegisteredSchema]:
+        """Those of these schemas that there are. They are kept.
+
+        An id that is new here, and unknown, is asked for again for 3 s, all such ids together; then it is believed, for 1.5 s
+        without a question. Raises AuthenticationError; DeadlineExceededError where the registry does not answer; PeerError.
         """
         known = self._known
-        if schema_id in known.schemas:
-            return known.schemas[schema_id]
-        if time.monotonic() < known.unknown.get(schema_id, 0.0):
-            raise UnknownSchemaError(f"{self.config.shown} has no schema {schema_id}")
-        path = f"/schemas/guids/{schema_id}" if isinstance(schema_id, UUID) else f"/schemas/ids/{schema_id}"
-        try:
-            answer = self._get(path, f"schema {schema_id}")
-        except UnknownSchemaError:
-            if len(known.unknown) >= _MOST_UNKNOWN:
-                known.unknown.clear()
-            known.unknown[schema_id] = time.monotonic() + _UNKNOWN_KEPT_S
-            raise
-        known.schemas[schema_id] = found = self._schema(schema_id, answer)
+        found = {each: known.schemas[each] for each in schema_ids if each in known.schemas}
+        due = [each for each in schema_ids if each not in found and not known.unknown_since(each, _UNKNOWN_KEPT_S)]
+        new = [each for each in due if not known.unknown_since(each, _FORGOTTEN_S)]
+        found |= self._fetched(due)
+        for pause in _PAUSES_S:
+            missing = [each for each in new if each not in found]
+            if not missing:
+                break
+            time.sleep(pause)
+            found |= self._fetched(missing)
+        return found
+
+    def fetch(self, schema_id: SchemaId) -> RegisteredSchema:
+        """The schema of this id as the registry has it now, whatever is kept. Raises as `by_id`, at once."""
+        path = f"{_GUIDS}{schema_id}" if isinstance(schema_id, UUID) else f"/schemas/ids/{schema_id}"
+        found = self._schema(schema_id, self._get(path, f"schema {schema_id}"))
+        self._known.keep(found)
         return found
 
     def version(self, subject: str, version: int | None = None) -> RegisteredSchema:
@@ -154,6 +196,15 @@ class SchemaRegistry:
 
     # --- answers
 
+    def _fetched(self, schema_ids: Collection[SchemaId]) -> dict[SchemaId, RegisteredSchema]:
+        found = {}
+        for each in schema_ids:
+            try:
+                found[each] = self.fetch(each)
+            except UnknownSchemaError:
+                self._known.keep_unknown(each)
+        return found
+
     @property
     def _known(self) -> _Known:
         return _known.setdefault(self.config, _Known())
@@ -168,7 +219,8 @@ class SchemaRegistry:
 
     def _of_subject(self, answer: Mapping[str, Any]) -> RegisteredSchema:
         found = self._schema(self._number(answer, "the subject"), answer)
-        return self._known.schemas.setdefault(found.id, found)
+        self._known.keep(found)
+        return found
 
     def _schema(self, schema_id: SchemaId, answer: Any) -> RegisteredSchema:  # noqa: ANN401 - JSON
         if not isinstance(answer, dict) or not isinstance(answer.get("schema"), str):
@@ -251,7 +303,7 @@ class SchemaRegistry:
         except urllib3.exceptions.HTTPError as error:
             raise RetriableError(f"the schema registry {url} cannot be reached: {_brief(error)}") from None
         if response.status >= 300:
-            raise _refusal(url, what, response.status, response.data)
+            raise _refusal(url, path, what, response.status, response.data)
         try:
             if len(response.data) > _LONGEST_ANSWER:
                 raise ValueError("too long")
@@ -291,13 +343,16 @@ def _body(schema: RegisteredSchema) -> bytes:
     return json.dumps({"schema": schema.text, **kind}).encode()
 
 
-def _refusal(url: str, what: str, status: int, data: bytes) -> Exception:
-    """An answer that is none."""
+def _refusal(url: str, path: str, what: str, status: int, data: bytes) -> Exception:
+    """An answer that is none.
+
+    A registry that knows no GUIDs has no such path, and says so in JSON: then it has no schema of that name either.
+    """
     try:
         said = json.loads(data)
-        code, reason = int(said.get("error_code", status)), str(said.get("message", ""))[:300]
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        code, reason = status, ""
+        code, reason = int(said.get("error_code", 0)), str(said.get("message", ""))[:300]
+    except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
+        code, reason = 0, ""
     story = f"the schema registry {url} answered {status} to a question for {what}" + (f": {reason}" if reason else "")
     if status in (401, 403):
         return AuthenticationError(f"{story}; it refused the user, the password or the token")
@@ -305,6 +360,6 @@ def _refusal(url: str, what: str, status: int, data: bytes) -> Exception:
         return PeerError(f"{story}: it sends elsewhere, which is not followed; give the url that answers")
     if status in _PASSING:
         return RetriableError(story)
-    if status == 404 and code in (40401, 40402, 40403):
+    if status == 404 and (code in (40401, 40402, 40403) or (code == 404 and path.startswith(_GUIDS))):
         return UnknownSchemaError(story)
     return PeerError(story)

@@ -20,6 +20,7 @@ from headrace.connectors.formats.registry.schemas import SchemaId
 __all__ = ["Framed", "Unframed", "framing", "header_name", "prefix"]
 
 _NUMBER, _GUID = 5, 17  # bytes, with the one before the id
+_LARGEST_ID = 2**31 - 1  # a registry's ids are Java's int
 
 
 class Framed(NamedTuple):
@@ -106,7 +107,10 @@ def _read(found: _Frame) -> Framed | Unframed:
     frame = found.frame
     skipped = 0 if found.in_header else len(frame)
     if len(frame) == _NUMBER and frame[0] == 0:
-        return Framed(found.rows, int.from_bytes(frame[1:], "big"), skipped)
+        number = int.from_bytes(frame[1:], "big")
+        if number > _LARGEST_ID:
+            return Unframed(found.rows, f"it names schema {number}, and a schema registry has no ids above {_LARGEST_ID}")
+        return Framed(found.rows, number, skipped)
     if len(frame) == _GUID and frame[0] == 1:
         return Framed(found.rows, UUID(bytes=frame[1:]), skipped)
     where = "the header that names its schema" if found.in_header else "the value"

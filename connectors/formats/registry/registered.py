@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from headrace.connectors.formats.avro.avro_format import AvroFormat
 from headrace.connectors.formats.registry.client import SchemaRegistry
 from headrace.connectors.formats.registry.framing import Framed, framing, prefix
-from headrace.connectors.formats.registry.schemas import RegisteredSchema, SchemaId, UnknownSchemaError
-from headrace.connectors.formats.value_format import BadValue, DecodedValues, ValueFormat, as_binary
+from headrace.connectors.formats.registry.schemas import RegisteredSchema, SchemaId
+from headrace.connectors.formats.value_format import BadValue, ColumnFullError, DecodedValues, ValueFormat, as_binary
 from headrace.enumerator.errors import UsageError
 
 __all__ = ["RegisteredAvroFormat"]
@@ -98,8 +98,10 @@ class RegisteredAvroFormat(ValueFormat):
         binary = as_binary(values)
         bad: list[BadValue] = []
         parts: list[_Part] = [self._nothing(pc.indices_nonzero(binary.is_null()))] if binary.null_count else []
-        for group in framing(binary, headers, self._field):
-            avro = self._format_of(group) if isinstance(group, Framed) else group.reason
+        groups = list(framing(binary, headers, self._field))
+        writers = self._writers(group for group in groups if isinstance(group, Framed))
+        for group in groups:
+            avro = self._format_of(group, writers) if isinstance(group, Framed) else group.reason
             if isinstance(avro, str):
                 bad += [BadValue(row, avro) for row in group.rows.to_pylist()]
                 parts.append(self._nothing(group.rows))
@@ -124,17 +126,33 @@ class RegisteredAvroFormat(ValueFormat):
         """One column. Every row is in one part."""
         if len(parts) <= 1:
             return parts[0].values if parts else self._nothing(pa.array([], pa.uint64())).values
-        together = pa.concat_arrays([part.values for part in parts])
+        try:
+            together = pa.concat_arrays([part.values for part in parts])
+        except pa.ArrowInvalid as error:  # offsets overflow
+            raise ColumnFullError(
+                "values of several schemas are more than one column can hold; decode fewer at once"
+            ) from error
         return together.take(pc.sort_indices(pa.concat_arrays([part.rows for part in parts])))
 
-    def _format_of(self, group: Framed) -> AvroFormat | str:
+    def pinned(self, schema_id: SchemaId) -> RegisteredSchema:
+        """The schema of this id as the registry has had it since this format was made. Raises as `SchemaRegistry.by_id`."""
+        if schema_id not in self._known:
+            self._known[schema_id] = self.registry.fetch(schema_id)
+        return self._known[schema_id]
+
+    def _writers(self, groups: Iterable[Framed]) -> dict[SchemaId, RegisteredSchema]:
+        """The schemas that there are. What is not known is asked for together."""
+        wanted = {group.schema_id for group in groups}
+        known = {each: self._known[each] for each in wanted if each in self._known}
+        return known | self.registry.by_ids(wanted - known.keys())
+
+    def _format_of(self, group: Framed, writers: Mapping[SchemaId, RegisteredSchema]) -> AvroFormat | str:
         """What decodes these values, or why nothing does."""
         key = (group.schema_id, group.skipped)
         if key in self._formats:
             return self._formats[key]
-        try:
-            writer = self._writer(group.schema_id)
-        except UnknownSchemaError:  # it may be known later, so this is not kept here
+        writer = writers.get(group.schema_id)
+        if writer is None:  # it may be known later, so this is not kept here
             return f"the schema registry has no schema {group.schema_id}"
         if writer.kind != "AVRO":
             made: AvroFormat | str = f"schema {group.schema_id} of the registry is {writer.kind}, and not AVRO"
@@ -147,10 +165,6 @@ class RegisteredAvroFormat(ValueFormat):
             self._formats.clear()
         self._formats[key] = made
         return made
-
-    def _writer(self, schema_id: SchemaId) -> RegisteredSchema:
-        known = self._known.get(schema_id)
-        return self.registry.by_id(schema_id) if known is None else known
 
     def _format(self, writer: RegisteredSchema, skipped: int) -> AvroFormat:
         return AvroFormat(

@@ -6,6 +6,7 @@ What is not asked for is not decoded, and so is never bad.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -13,7 +14,7 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.connectors.formats.value_format import ValueFormat
+from headrace.connectors.formats.value_format import ColumnFullError, ValueFormat
 from headrace.connectors.kafka.format.decode import arrow_schema
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import CorruptDataError, HeadraceError, UsageError
@@ -124,14 +125,22 @@ def _error(records: pa.RecordBatch, split: KafkaSplit, name: str, row: int, reas
     )
 
 
+def _halves(batch: SplitBatch[KafkaSplit]) -> tuple[SplitBatch[KafkaSplit], SplitBatch[KafkaSplit]]:
+    """Two batches, the split after the first at the first record of the second."""
+    half = batch.records.num_rows // 2
+    between = batch.split.between(batch.records.column("offset")[half].as_py(), batch.split.stop_offset)
+    return SplitBatch(between, batch.records.slice(0, half)), replace(batch, records=batch.records.slice(half))
+
+
 class TypedReader(SourceReader[KafkaSplit]):
     """A reader of Kafka splits whose batches have typed columns."""
 
     def __init__(self, reader: SourceReader[KafkaSplit], columns: TypedColumns) -> None:
         """`reader` gives the columns of `columns.raw`, and is closed with this one."""
         self._reader, self._columns = reader, columns
-        self._failure: HeadraceError | None = None
+        self._failure: HeadraceError | MemoryError | None = None
         self._left_out = 0
+        self._rest: deque[SplitBatch[KafkaSplit]] = deque()  # parts of a batch that is too large, decoded
 
     def add_splits(self, splits: Sequence[KafkaSplit]) -> None:
         """As `SourceReader` says."""
@@ -141,16 +150,28 @@ class TypedReader(SourceReader[KafkaSplit]):
         """As `SourceReader` says. Raises what the reader raises, and as `TypedColumns.decoded`; then for ever, as it does."""
         if self._failure is not None:
             raise self._failure
-        batch = self._reader.poll(timeout)
+        batch = self._rest.popleft() if self._rest else self._reader.poll(timeout)
         if batch is None:
             return None
         try:
-            records, bad = self._columns.decoded(batch.records, batch.split)
-        except HeadraceError as error:
+            return self._decoded(batch)
+        except (HeadraceError, MemoryError) as error:
             self._failure = error
             raise
-        self._note(bad)
-        return replace(batch, records=records)
+
+    def _decoded(self, batch: SplitBatch[KafkaSplit]) -> SplitBatch[KafkaSplit]:
+        """The batch, or so much of it as a column can hold; the rest comes with the next polls."""
+        while True:
+            try:
+                records, bad = self._columns.decoded(batch.records, batch.split)
+            except ColumnFullError:
+                if batch.records.num_rows == 1:
+                    raise
+                batch, behind = _halves(batch)
+                self._rest.appendleft(behind)
+            else:
+                self._note(bad)
+                return replace(batch, records=records)
 
     def close(self) -> None:
         """As `SourceReader` says."""
