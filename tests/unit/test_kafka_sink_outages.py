@@ -191,6 +191,42 @@ class TestRidingOut:
         JobCommitter(JOB, sink.committer(JOB)).commit(0, [handle])
         assert values(kafka) == ["a"]
 
+    def test_seen_here_a_partition_without_a_leader_ends_the_write_when_its_transaction_has_timed_out(self, kafka):
+        """findings: an attacker's nl1 and nl2. Its only replica is gone; nothing is answered that would tell of the timeout."""
+        sink = KafkaSink(kafka.bootstrap, topic="out", properties=QUICK, commit_topic="commits", transaction_timeout_ms=100)
+        transaction = sink.begin(Attempt(JOB, 0, 0, 0))
+        transaction.write(rows(["a"]))
+        transaction._rows.flush(transaction._sender)
+        transaction.write(rows(["b"]))
+        leaderless = kafka.fault("Metadata", Rewrite(without_leader), times=None)
+        sink.cluster().invalidate("out")
+        threading.Event().wait(0.05)  # what was just looked up is not looked up again
+        kafka.clock.advance(3600)
+        with pytest.raises(DeadlineExceededError, match=r"timed out, after 0\.1 s \(transaction\.timeout\.ms\)"):
+            ended(transaction.prepare)
+        assert leaderless.fired
+
+    def test_one_that_its_coordinator_still_has_open_goes_on(self, kafka, sink):
+        transaction = sink.begin(Attempt(JOB, 0, 0, 0))
+        transaction.write(rows(["a"]))
+        transaction._rows.flush(transaction._sender)
+        transaction.write(rows(["b"]))
+        transaction._sender._lifetime._ends = time.monotonic()  # by our clock, which is fast
+        busy = kafka.fault("Produce", Refuse(NOT_ENOUGH_REPLICAS, "out"), times=3)
+        asked = kafka.fault("DescribeTransactions", Before(lambda: None), times=None)
+        assert ended(transaction.prepare) is not None
+        assert (busy.fired, asked.fired) == (3, 3)
+
+    @pytest.mark.parametrize("api", ["Produce", "InitProducerId"])
+    def test_seen_here_an_answer_that_is_no_outage_is_not_waited_on_for_ever(self, kafka, sink, api):
+        """findings: an attacker's unknown. The broker is there, and answers UNKNOWN_SERVER_ERROR each time."""
+        sink.cluster().brokers()
+        sink.reached()
+        refused = kafka.fault(api, Refuse(UNKNOWN_SERVER_ERROR), times=None)
+        with pytest.raises(DeadlineExceededError, match="UNKNOWN_SERVER_ERROR"):
+            ended(lambda: prepared(sink, JOB, 0, ["a"]))
+        assert refused.fired > 1
+
     def test_a_limit_for_calls_is_one_for_deliveries_and_no_request_is_cut_short_by_it(self):
         def longest_ms(**properties):
             return ClientConfig.from_properties({"bootstrap.servers": "a:1", **properties}).longest_delivery_ms
@@ -238,6 +274,14 @@ class TestRidingOut:
             JobCommitter(JOB, sink.committer(JOB)).commit(0, [handle])
 
 
+def without_leader(response):
+    for topic in response.topics:
+        if topic.name == "out":
+            for partition in topic.partitions:
+                partition.leader_id, partition.error_code = -1, LEADER_NOT_AVAILABLE
+
+
+UNKNOWN_SERVER_ERROR, LEADER_NOT_AVAILABLE = -1, 5
 NOT_ENOUGH_REPLICAS, COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE, UNKNOWN_TOPIC_OR_PARTITION = 19, 14, 15, 3
 
 
@@ -268,6 +312,20 @@ class TestDeletedTopic:
         assert unknown.fired == 6
         assert flaps[0].fired
         assert values(kafka) == ["a"]
+
+    def test_seen_here_a_commit_topic_that_is_deleted_before_its_settings_are_looked_at_is_not_waited_for(self, kafka, sink):
+        """findings: an attacker's policy."""
+        deleted = []
+
+        def delete():
+            if not deleted:
+                kafka.delete_topic("commits")
+                deleted.append(None)
+
+        asked = kafka.fault("DescribeConfigs", Before(delete), times=None)
+        with pytest.raises(UnknownTopicError, match="'commits'"):
+            ended(sink.committer(JOB).fence)
+        assert asked.fired
 
 
 def kafka_version(sink):
@@ -535,6 +593,23 @@ class TestInterruption:
         with pytest.raises(ValueError, match="1"):
             in_parallel(ask, range(40))
         assert sorted(done) == [0, *range(2, 40)]
+
+    def test_seen_here_an_error_that_waiting_does_not_mend_is_told_though_others_wait(self):
+        """It was raised when the outage of the others was over."""
+        runner, waits = Retries(ClientConfig(bootstrap="nobody:1", retry_backoff_ms=0), lambda: True), threading.Event()
+
+        def away():
+            waits.set()
+            raise RetriableError("not now")
+
+        def ask(item):
+            if item == 0:
+                return runner.run("trying", away)
+            assert waits.wait(LONGEST_S)
+            raise StateError("never")
+
+        with pytest.raises(StateError, match="never"):
+            ended(lambda: in_parallel(ask, [0, 1]))
 
     def test_nothing_is_tried_again_once_it_is_enough(self):
         runner, tries = Retries(ClientConfig(bootstrap="nobody:1", retry_backoff_ms=0), lambda: True), []

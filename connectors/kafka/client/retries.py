@@ -18,11 +18,12 @@ from typing import TypeVar
 
 import tenacity
 
+from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.errors import NoCoordinatorError, UnknownTopicError
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.enumerator.errors import DeadlineExceededError, OutageError, PeerError, is_retriable
 
-__all__ = ["Outage", "Retries", "giving_up_when"]
+__all__ = ["Outage", "Refusals", "Retries", "giving_up_when"]
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ T = TypeVar("T")
 _LONGEST_CALL_S = 60.0
 _SILENCE_S = 10.0  # what waits longer is told
 _UNKNOWN_TOPIC_GRACE_S = 3.0  # a topic just created is not known to every broker at once
+_NO_OUTAGE = (ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.LISTENER_NOT_FOUND)
 
 _is_enough: ContextVar[Callable[[], bool] | None] = ContextVar("headrace_is_enough", default=None)
 
@@ -58,6 +60,23 @@ class _Grace:
         now = time.monotonic()
         self._since = now if self._since is None else self._since
         return now - self._since > _UNKNOWN_TOPIC_GRACE_S
+
+
+class Refusals:
+    """How long a broker has answered, without a break, what is no outage: it is there, and a wait may have no end."""
+
+    def __init__(self) -> None:
+        """Nothing was answered yet."""
+        self._since: float | None = None
+
+    def ends_with(self, error: BaseException | None) -> bool:
+        """Whether this answer is one of 60 s of such answers, and nothing else in between."""
+        if getattr(error, "code", None) not in _NO_OUTAGE:
+            self._since = None
+            return False
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        return now - self._since > _LONGEST_CALL_S
 
 
 class Outage:
@@ -128,7 +147,7 @@ class Retries:
 
     def run(self, what: str, operation: Callable[[], T]) -> T:
         """See `KafkaCluster.retrying`."""
-        started, waiter, grace = time.monotonic(), object(), _Grace()
+        started, waiter, grace, refusals = time.monotonic(), object(), _Grace(), Refusals()
 
         def worth_another_try(error: BaseException) -> bool:
             return not grace.ends_with(error) and is_retriable(error) and not self._is_stopped()
@@ -146,7 +165,7 @@ class Retries:
 
         tries = tenacity.Retrying(
             retry=tenacity.retry_if_exception(worth_another_try),
-            stop=self._is_over,
+            stop=lambda state: self._is_over(state, refusals),
             wait=lambda state: self._backoff_s(state.attempt_number),
             sleep=self._pause,
             before_sleep=tell,
@@ -167,11 +186,12 @@ class Retries:
     def _rides_out(self) -> bool:
         return self._is_established is not None and self._is_established()
 
-    def _is_over(self, state: tenacity.RetryCallState) -> bool:
+    def _is_over(self, state: tenacity.RetryCallState, refusals: Refusals) -> bool:
         limit_ms = self._config.default_api_timeout_ms
         error = None if state.outcome is None else state.outcome.exception()
+        is_enough = refusals.ends_with(error)
         if limit_ms is None and self._rides_out() and not isinstance(error, NoCoordinatorError):
-            return False
+            return is_enough
         return tenacity.stop_before_delay(_LONGEST_CALL_S if limit_ms is None else limit_ms / 1000)(state)
 
     def _kind(self) -> type[PeerError]:

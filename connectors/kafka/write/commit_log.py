@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.error_codes import ErrorCode
-from headrace.connectors.kafka.client.errors import BrokerError, broker_error
+from headrace.connectors.kafka.client.errors import BrokerError, UnknownTopicError, broker_error
 from headrace.connectors.kafka.client.fetch import fetch_once
 from headrace.connectors.kafka.client.positions import Earliest, Latest
 from headrace.connectors.kafka.client.properties import Isolation
@@ -112,6 +112,8 @@ class CommitLog:
         if answer.error_code in (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.CLUSTER_AUTHORIZATION_FAILED):
             log.info("whether topic %r is compacted is not known: that needs the right to DescribeConfigs", self.topic)
             return
+        if answer.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            raise UnknownTopicError(frozenset({self.topic}))  # it has a grace; what is deleted is not waited for
         if answer.error_code != ErrorCode.NONE:
             raise broker_error(answer.error_code, f"looking at the settings of topic {self.topic!r}")
         policy = _policy(answer)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.errors import BrokerError, UnknownTopicError, broker_error
-from headrace.connectors.kafka.client.retries import giving_up_when
+from headrace.connectors.kafka.client.retries import Refusals, giving_up_when
 from headrace.connectors.kafka.client.topology import Broker, TopicPartition
 from headrace.connectors.kafka.client.wire.connection import Connection
 from headrace.connectors.kafka.client.wire.protocol import Message, ProduceRequest
@@ -90,13 +90,14 @@ class BatchSender:
         transactional_id: str | None,
         max_version: int | None,
         before_first: Callable[[list[TopicPartition]], None],
+        lifetime: _Lifetime | None = None,
     ) -> None:
         """`before_first` is told of partitions about to be written for the first time (KIP-98's AddPartitionsToTxn).
 
         `max_version` bounds the version of the Produce request. A request has up to `max.request.size` bytes of batches (by
         default 4 MiB), or one batch that is larger; `delivery.timeout.ms` is how long to wait for any acknowledgement (not set:
         `default.api.timeout.ms`, and else as long as it takes), and only waiting counts: not the time in which there is nothing
-        to send, or the caller makes rows.
+        to send, or the caller makes rows. `lifetime` is that of the transaction, where it ends a wait, too.
         """
         self._cluster = cluster
         self._transactional_id = transactional_id
@@ -104,6 +105,7 @@ class BatchSender:
         self._longest_ms = cluster.config.longest_delivery_ms
         self._request_bytes = cluster.config.max_request_size or _REQUEST_BYTES
         self._before_first = before_first
+        self._lifetime = lifetime
         self._lanes: dict[TopicPartition, _Lane] = {}
         self._channels: dict[Broker, _Channel] = {}
         self._waiting_bytes = 0
@@ -112,6 +114,7 @@ class BatchSender:
         self._waited_s = 0.0  # in calls of `_pump` that are over, without an acknowledgement
         self._waiting_since = 0.0
         self._failing_since: float | None = None
+        self._refusals = Refusals()
         self._tries = 0
 
     @property
@@ -147,8 +150,9 @@ class BatchSender:
         """Return when everything is acknowledged by all in-sync replicas.
 
         Raises `BrokerError` for a batch that was refused for good, `UnknownTopicError` for a topic that was deleted meanwhile,
-        DeadlineExceededError when nothing was acknowledged for `delivery.timeout.ms`, where that is set. Then nothing more may
-        be sent: the transaction is to be aborted.
+        DeadlineExceededError when nothing was acknowledged for `delivery.timeout.ms`, where that is set; when the transaction
+        has timed out; and after 60 s of answers that are no outage. Then nothing more may be sent: the transaction is to be
+        aborted.
         """
         while any(lane.waiting or lane.sent for lane in self._lanes.values()):
             self._pump(0)
@@ -166,7 +170,7 @@ class BatchSender:
         """Send all that waits, then receive until no broker has more than `most_in_flight` requests of ours."""
         self._waiting_since = time.monotonic()
         try:
-            with giving_up_when(self._is_overdue):
+            with giving_up_when(self._is_to_be_judged):
                 self._announce()
             while self._dispatch():
                 pass
@@ -183,6 +187,9 @@ class BatchSender:
 
     def _is_overdue(self) -> bool:
         return self._longest_ms is not None and self._waited() > self._longest_ms / 1000
+
+    def _is_to_be_judged(self) -> bool:
+        return self._is_overdue() or (self._lifetime is not None and self._lifetime.may_be_over())
 
     def _announce(self) -> None:
         fresh = [key for key in self._lanes if key not in self._written and not self._lanes[key].sent]
@@ -286,7 +293,7 @@ class BatchSender:
         lane.sent.remove(batch)
         self._waited_s, self._waiting_since, self._tries = 0.0, time.monotonic(), 0
         if self._failing_since is not None:
-            self._failing_since = None
+            self._failing_since, self._refusals = None, Refusals()
             self._cluster.outage.over(self)
         last = base_offset + batch.records - 1
         written = self._written.setdefault(lane.key, Written(base_offset, last, 0))
@@ -305,12 +312,15 @@ class BatchSender:
         for lane in self._lanes.values():
             lane.back_to_start()
             self._cluster.invalidate(lane.key[0])
-        if self._is_overdue():
+        if self._is_overdue() or (self._longest_ms is None and self._refusals.ends_with(error)):
             raise DeadlineExceededError(
                 f"no record was acknowledged for {self._waited():.1f} s; the last error was: {error}"
             ) from error
         if isinstance(error, _TooLargeError):
             return
+        if self._lifetime is not None:
+            with giving_up_when(self._is_overdue):
+                self._lifetime.refuse_ended(error)
         if isinstance(error, UnknownTopicError) or getattr(error, "code", None) in _UNKNOWN_TOPIC:
             with giving_up_when(self._is_overdue):
                 refuse_deleted(self._cluster, [lane.key for lane in self._lanes.values() if lane.waiting])
@@ -318,6 +328,32 @@ class BatchSender:
         self._cluster.outage.goes_on(self, "writing", self._failing_since, error)
         self._tries += 1
         self._cluster.back_off(self._tries)
+
+
+class _Lifetime:
+    """Until when a transaction is open for certain; after that, its coordinator knows whether it is."""
+
+    def __init__(self, transactions: Transactions, producer: Producer, timeout_ms: int) -> None:
+        """From now on: the coordinator counts from the first partition that is added, which is later."""
+        self._transactions, self._producer, self._timeout_s = transactions, producer, timeout_ms / 1000
+        self._ends = time.monotonic() + self._timeout_s
+
+    def may_be_over(self) -> bool:
+        """By the clock of this process."""
+        return time.monotonic() > self._ends
+
+    def refuse_ended(self, error: RetriableError) -> None:
+        """Raise DeadlineExceededError if it may be over, and its coordinator does not have it open."""
+        if not self.may_be_over():
+            return
+        name = str(self._producer.transactional_id)
+        found = self._transactions.describe([name])[name]
+        if found is None or not found.is_ongoing or found.producer != self._producer:
+            raise DeadlineExceededError(
+                f"the transaction of {name!r} timed out, after {self._timeout_s:g} s (transaction.timeout.ms), before all of "
+                f"its records were acknowledged: nothing of it is visible, and they have to be written again. What they "
+                f"waited for was: {error}"
+            ) from error
 
 
 class _BehindError(BrokerError, RetriableError):
@@ -341,21 +377,32 @@ def _within(lanes: list[_Lane], most_bytes: int) -> list[_Lane]:
 
 
 def transactional_sender(
-    cluster: KafkaCluster, transactions: Transactions, producer: Producer, protocol: TransactionProtocol
+    cluster: KafkaCluster,
+    transactions: Transactions,
+    producer: Producer,
+    protocol: TransactionProtocol,
+    timeout_ms: int | None = None,
 ) -> BatchSender:
-    """A sender that writes within the producer's transaction, in this version of the protocol."""
+    """A sender that writes within the producer's transaction, in this version of the protocol.
+
+    `timeout_ms`: the transaction's, after which waiting ends when its coordinator has it open no more. None: it is waited on,
+    by who writes again what such an end has aborted.
+    """
+    lifetime = None if timeout_ms is None else _Lifetime(transactions, producer, timeout_ms)
     if protocol is TransactionProtocol.V1:
         return BatchSender(
             cluster,
             transactional_id=producer.transactional_id,
             max_version=_LAST_OF_V1,
             before_first=lambda partitions: transactions.add_partitions(producer, partitions),
+            lifetime=lifetime,
         )
     return BatchSender(
         cluster,
         transactional_id=producer.transactional_id,
         max_version=None,
         before_first=lambda _: None,  # Produce adds the partitions itself (KIP-890)
+        lifetime=lifetime,
     )
 
 

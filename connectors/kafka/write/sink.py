@@ -417,7 +417,8 @@ class KafkaTransaction(Transaction[KafkaHandle]):
             self._protocol = self._transactions.protocol()
             producer = self._producer = self._transactions.init(self._free_id(), self._sink.config.transaction_timeout_ms)
             self._started_ms = time.time_ns() // 1_000_000
-            self._sender = transactional_sender(cluster, self._transactions, producer, self._protocol)
+            timeout_ms = self._sink.config.transaction_timeout_ms
+            self._sender = transactional_sender(cluster, self._transactions, producer, self._protocol, timeout_ms)
             self._rows = _Rows(
                 cluster,
                 self._sink.topic,
@@ -670,7 +671,7 @@ class KafkaCommitter(Committer[KafkaHandle]):
         producer = self._transactions.init(self._names.repair, timeout_ms)
         started_ms = time.time_ns() // 1_000_000
         copier = BatchCopier(self._cluster, producer)
-        sender = transactional_sender(self._cluster, self._transactions, producer, protocol)
+        sender = transactional_sender(self._cluster, self._transactions, producer, protocol, timeout_ms)
         try:
             for handle in handles:
                 for topic, batch in copier.copies(handle):

@@ -33,7 +33,7 @@ from headrace.connectors.kafka.client.wire.protocol import (
     Message,
 )
 from headrace.connectors.kafka.write.existence import refuse_deleted
-from headrace.enumerator.errors import RetriableError
+from headrace.enumerator.errors import RetriableError, is_retriable
 
 __all__ = [
     "ENDED_BY_OTHERS",
@@ -140,30 +140,42 @@ class ListedTransaction:
 def in_parallel(ask: Callable[[ItemT], AnswerT], items: Sequence[ItemT]) -> list[AnswerT]:
     """The answers for all items, in their order, 16 requests at a time at most: a coordinator's log takes some ms for each.
 
-    Raises the error of the first item that has one, when all are done. Interrupted by an exception (Ctrl-C), it ends at once;
-    a request that is under way is not repeated.
+    Every item is asked for once at least. After an error that is not retriable nobody waits and tries again, and that error is
+    raised; else that of the first item that has one. Interrupted by an exception (Ctrl-C), it ends at once; a request that is
+    under way is not repeated.
     """
     if len(items) < 2:
         return [ask(item) for item in items]
     answers: list[Future[AnswerT]] = [Future() for _ in items]
-    left, is_over = deque(zip(items, answers, strict=True)), threading.Event()
+    left, is_over, has_failed = deque(zip(items, answers, strict=True)), threading.Event(), threading.Event()
     for _ in range(min(_MOST_AT_ONCE, len(items))):
         # Daemons, and no executor, whose threads are waited for also by a process that was told to end.
-        threading.Thread(target=_answer_all, args=(ask, left, is_over), name="headrace-transactions", daemon=True).start()
+        asking = (ask, left, is_over, has_failed)
+        threading.Thread(target=_answer_all, args=asking, name="headrace-transactions", daemon=True).start()
     try:
         wait(answers)
     finally:
         is_over.set()  # this thread may have been interrupted
+    errors = [error for answer in answers if (error := answer.exception()) is not None]
+    for error in sorted(errors, key=is_retriable)[:1]:  # that of a wait which was cut short is none
+        raise error
     return [answer.result() for answer in answers]
 
 
-def _answer_all(ask: Callable[[ItemT], AnswerT], left: deque[tuple[ItemT, Future[AnswerT]]], is_over: threading.Event) -> None:
-    with giving_up_when(is_over.is_set), suppress(IndexError):
+def _answer_all(
+    ask: Callable[[ItemT], AnswerT],
+    left: deque[tuple[ItemT, Future[AnswerT]]],
+    is_over: threading.Event,
+    has_failed: threading.Event,
+) -> None:
+    with giving_up_when(lambda: is_over.is_set() or has_failed.is_set()), suppress(IndexError):
         while not is_over.is_set():
             item, answer = left.popleft()
             try:
                 answer.set_result(ask(item))
             except BaseException as error:  # noqa: BLE001 - raised where the answers are waited for
+                if not is_retriable(error):
+                    has_failed.set()
                 answer.set_exception(error)
 
 
