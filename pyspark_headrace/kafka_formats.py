@@ -110,9 +110,34 @@ class TypedFormat(ValueFormat):
 def _spark_type(kind: pa.DataType) -> pa.DataType:
     """The Arrow type in which Spark takes values of this one."""
     try:
-        return to_arrow_type(from_arrow_type(_plain(kind)), timezone="UTC")
-    except (PySparkException, TypeError) as error:
-        raise UsageError(f"Spark has no type for {kind}; with .schema(...) ask only for fields of other types") from error
+        return _as_spark_has(kind)
+    except (PySparkException, TypeError, ValueError) as error:  # ValueError: a decimal of more than 38 digits
+        path, unfit = _unfit(kind, "")
+        where = f", which field '{path}' has" if path else ""
+        raise UsageError(
+            f"Spark has no type for {unfit}{where}; with .schema(...) ask only for fields of other types"
+        ) from error
+
+
+def _as_spark_has(kind: pa.DataType) -> pa.DataType:
+    return to_arrow_type(from_arrow_type(_plain(kind)), timezone="UTC")
+
+
+def _unfit(kind: pa.DataType, path: str) -> tuple[str, pa.DataType]:
+    """The innermost type that Spark does not have, and the dotted name of its field."""
+    inner: list[tuple[str, pa.DataType]] = []
+    if pa.types.is_struct(kind):
+        inner = [(f"{path}.{each.name}" if path else each.name, each.type) for each in kind]
+    elif pa.types.is_list(kind):
+        inner = [(path, kind.value_type)]
+    elif pa.types.is_map(kind):
+        inner = [(path, kind.item_type)]
+    for name, each in inner:
+        try:
+            _as_spark_has(each)
+        except (PySparkException, TypeError, ValueError):
+            return _unfit(each, name)
+    return path, kind
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
@@ -258,11 +283,11 @@ def _subject(field: Field, given: Mapping[str, Any], topics: Sequence[str] | Non
     if f"{field}Subject" in given:
         subject: str = given[f"{field}Subject"]
         return subject
-    if topics is None or len(topics) != 1:
+    if len(names := set(topics or ())) != 1:
         raise UsageError(
             f"option '{field}Subject' is missing: with a pattern or several topics it cannot be told from the topic's name"
         )
-    return subject_name(SubjectStrategy.TOPIC_NAME, topics[0], field=field, record=None)
+    return subject_name(SubjectStrategy.TOPIC_NAME, names.pop(), field=field, record=None)
 
 
 def _json(field: Field, given: Mapping[str, Any], column: DataType | None) -> ValueFormat:

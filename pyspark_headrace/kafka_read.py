@@ -61,6 +61,28 @@ def kafka_read(options: Mapping[str, str], mode: Mode, wanted: StructType | None
 
     Contacts nobody but a schema registry that the options name. Raises UsageError naming the option at fault.
     """
+    given, properties = _parsed(options)
+    if mode is Mode.STREAM:
+        _check_stream(given)
+    else:
+        _check_batch(given)
+    return _read(given, properties, mode, wanted)
+
+
+def any_read(options: Mapping[str, str]) -> LogRead[KafkaSplit]:
+    """What these options mean in whatever kind of query they fit. Raises UsageError if they fit none."""
+    given, properties = _parsed(options)
+    mode = Mode.STREAM
+    try:
+        _check_stream(given)
+    except UsageError:
+        _check_batch(given)
+        mode = Mode.BATCH
+    return _read(given, properties, mode, None)
+
+
+def _parsed(options: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """What holds for both kinds of queries: options by name, and the client's properties."""
     given, properties = SOURCE_OPTIONS.parse(options)
     chosen = [name for name in _STRATEGIES if name in given]
     if len(chosen) != 1:
@@ -72,10 +94,10 @@ def kafka_read(options: Mapping[str, str], mode: Mode, wanted: StructType | None
         )
     check_properties(properties, "consumer")
     _check_what_depends(given)
-    if mode is Mode.STREAM:
-        _check_stream(given)
-    else:
-        _check_batch(given)
+    return given, properties
+
+
+def _read(given: Mapping[str, Any], properties: dict[str, str], mode: Mode, wanted: StructType | None) -> LogRead[KafkaSplit]:
     typed = read_formats(given, _topics(given), wanted, given.get(REGISTRY_PREFIX, {}))
     source = KafkaSource(
         properties.pop("bootstrap.servers"),
@@ -116,14 +138,6 @@ def kafka_read(options: Mapping[str, str], mode: Mode, wanted: StructType | None
 def _topics(given: Mapping[str, Any]) -> tuple[str, ...] | None:
     """Those that are read, where that is known."""
     return None if "subscribePattern" in given else tuple(given["subscribe"] if "subscribe" in given else given["assign"])
-
-
-def any_read(options: Mapping[str, str]) -> LogRead[KafkaSplit]:
-    """What these options mean in whatever kind of query they fit. Raises UsageError if they fit none."""
-    try:
-        return kafka_read(options, Mode.STREAM)
-    except UsageError:
-        return kafka_read(options, Mode.BATCH)
 
 
 def _check_what_depends(given: Mapping[str, Any]) -> None:

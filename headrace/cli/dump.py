@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from headrace.connectors.formats.registry.client import SchemaRegistry
     from headrace.connectors.formats.registry.framing import Framed
+    from headrace.connectors.formats.registry.schemas import RegisteredSchema, SchemaId
     from headrace.connectors.formats.value_format import DecodedValues
     from headrace.connectors.kafka.write.log_dump import DumpedBatch
 
@@ -76,9 +77,11 @@ class RegistryValues:
         from headrace.connectors.formats.registry.framing import Framed, framing
 
         texts = [escaped(value) for value in values.to_pylist()]
-        for group in framing(values, headers, self._field):
+        groups = list(framing(values, headers, self._field))
+        schemas = self._registry.by_ids({group.schema_id for group in groups if isinstance(group, Framed)})
+        for group in groups:
             rows = group.rows.to_pylist()
-            found = self._decoded(group, values.take(group.rows)) if isinstance(group, Framed) else group.reason
+            found = _decoded(group, schemas, values.take(group.rows)) if isinstance(group, Framed) else group.reason
             if isinstance(found, str):
                 for row in rows:
                     texts[row] = f"{texts[row]} ({found})"
@@ -89,16 +92,18 @@ class RegistryValues:
                 texts[row] = f"{texts[row]} ({reasons[index]})" if index in reasons else told
         return texts
 
-    def _decoded(self, group: Framed, values: pa.Array) -> DecodedValues | str:
-        from headrace.connectors.formats.avro.avro_format import AvroFormat
-        from headrace.errors import UnknownSchemaError
 
-        try:
-            schema = self._registry.by_id(group.schema_id)
-            avro = AvroFormat(schema.text, references=dict(schema.references), header_bytes=group.skipped)
-        except (UnknownSchemaError, UsageError) as error:
-            return str(error)
-        return avro.decode(values)
+def _decoded(group: Framed, schemas: Mapping[SchemaId, RegisteredSchema], values: pa.Array) -> DecodedValues | str:
+    from headrace.connectors.formats.avro.avro_format import AvroFormat
+
+    if group.schema_id not in schemas:
+        return f"the schema registry has no schema {group.schema_id}"
+    schema = schemas[group.schema_id]
+    try:
+        avro = AvroFormat(schema.text, references=dict(schema.references), header_bytes=group.skipped)
+    except UsageError as error:
+        return str(error)
+    return avro.decode(values)
 
 
 class Encoding(StrEnum):

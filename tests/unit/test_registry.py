@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +20,14 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerialize
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from headrace.connectors.formats.registry import client
-from headrace.enumerator.errors import AuthenticationError, DeadlineExceededError, PeerError, UsageError
+from headrace.enumerator.errors import (
+    AuthenticationError,
+    CorruptDataError,
+    DeadlineExceededError,
+    PeerError,
+    RetriableError,
+    UsageError,
+)
 from headrace.errors import UnknownSchemaError
 from headrace.formats import RegisteredAvroFormat, SchemaRegistry, SubjectStrategy, subject_name
 from headrace.harness.kafka.security import make_certificates
@@ -331,6 +340,36 @@ def test_a_registry_that_is_away_stops_only_what_needs_an_unknown_id_and_says_so
     assert "very-secret" not in str(raised.value) + repr(registry) + repr(registry.config)
 
 
+def test_seen_here_an_answer_that_trickles_is_held_to_the_deadline():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def trickle() -> None:
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.recv(9999)
+                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                while not over.wait(0.02):
+                    connection.sendall(b" ")
+
+        over = threading.Event()
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        try:
+            with pytest.raises(RetriableError, match=r"did not end its answer within 0\.1 s"):
+                SchemaRegistry(url := f"http://127.0.0.1:{server.getsockname()[1]}")._ask(url, "GET", "/", "it", None, 0.1)
+        finally:
+            over.set()
+            thread.join()
+
+
+def test_seen_here_an_answer_that_is_too_long_is_not_read_to_its_end(served, monkeypatch):
+    served.register("flights-value", FLIGHT)
+    monkeypatch.setattr(client, "_LONGEST_ANSWER", 100)
+    monkeypatch.setattr(client, "_CHUNK", 64)
+    with pytest.raises(CorruptDataError, match="answered with more than 100 bytes"):
+        SchemaRegistry(served.url).by_id(1)
+
+
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_a_passing_failure_is_tried_again(served, status):
     served.register("flights-value", FLIGHT)
@@ -408,7 +447,11 @@ def test_a_token_is_sent(served):
     [
         ("", {}, "url is empty"),
         ("registry:8081", {}, "must be like https://host:8081"),
-        ("ftp://me:hidden@host", {}, "must be like https://host:8081, not 'host'"),
+        ("ftp://me:hidden@host", {}, "must be like https://host:8081"),
+        ("https://me:hid,hidden@host:8081", {}, "',' must be written %2C"),
+        ("https://me:hidden,x@host:8081", {}, "',' must be written %2C"),
+        ("https://me:12/hidden@host:8081", {}, "'/' %2F"),
+        ("https://me:12?hidden@host:8081", {}, "'\\?' %3F"),
         ("http://a", {"basic.auth.user.infos": "x"}, "'basic.auth.user.infos' is not known"),
         ("http://a", {"basic.auth.user.info": "hidden"}, "must be like user:password"),
         ("http://u:hidden@a", {"basic.auth.user.info": "u:hidden"}, "not in both"),

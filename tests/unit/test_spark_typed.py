@@ -29,7 +29,7 @@ from headrace.runners.spark.stream import StreamPlanner
 from headrace.testing.fake_kafka import FakeKafka, NewRecord, ReadRecord
 from pyspark_headrace import DefaultSource, kafka_formats
 from pyspark_headrace.connectors import planned_stream_write
-from pyspark_headrace.kafka_read import Mode, kafka_read
+from pyspark_headrace.kafka_read import Mode, any_read, kafka_read
 from tests.helpers.schema_registry import FakeRegistry
 
 FIELDS: list[dict[str, Any]] = [
@@ -170,6 +170,27 @@ def test_a_type_that_spark_does_not_have_is_refused_and_its_neighbours_are_read(
         Frame(kafka, **options)
     only = StructType([StructField("value", StructType([StructField("a", IntegerType())]))])
     assert Frame(kafka, only, **options).column("value") == [{"a": 1}]
+
+
+def test_seen_here_a_decimal_that_spark_cannot_hold_is_refused_and_the_field_named():
+    money = {"type": "bytes", "logicalType": "decimal", "precision": 50, "scale": 2}
+    inner = {"type": "record", "name": "I", "fields": [{"name": "sums", "type": {"type": "array", "items": money}}]}
+    schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}, {"name": "of", "type": inner}]}
+    options = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t", "valueFormat": "avro"}
+    with pytest.raises(UsageError, match=r"Spark has no type for decimal256\(50, 2\), which field 'of.sums' has"):
+        kafka_read({**options, "valueSchema": json.dumps(schema)}, Mode.STREAM)
+
+
+def test_seen_here_where_formats_are_wrong_their_reason_is_told_whatever_the_kind_of_query():
+    options = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t", "startingOffsets": "latest"}
+    with pytest.raises(UsageError, match="valueFormat=json needs the type of the value"):
+        any_read({**options, "valueFormat": "json"})
+
+
+def test_seen_here_a_topic_that_is_named_twice_has_one_subject(registry):
+    registry.register("t-value", FLIGHT)
+    options = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t,t"}
+    assert "value" in kafka_read({**options, **typed(registry)}, Mode.STREAM).source.typed.formats
 
 
 def test_a_time_beyond_sparks_range_is_a_bad_value_and_costs_no_neighbour(kafka):

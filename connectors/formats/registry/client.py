@@ -43,6 +43,7 @@ DEADLINE_S = 30.0
 
 _MOST_REFERENCES = 1000
 _LONGEST_ANSWER = 64 << 20
+_CHUNK = 64 << 10
 _ONE_TRY_S = 10.0
 _UNKNOWN_KEPT_S = 1.5
 _MOST_UNKNOWN = 10_000
@@ -297,19 +298,45 @@ class SchemaRegistry:
         if body is not None:
             headers["Content-Type"] = _MEDIA
         try:
-            response = self._pool().request(
-                method, url + path, body=body, headers=headers, timeout=timeout_s, retries=False, redirect=False
-            )
+            status, data = self._exchange(method, url, path, body, headers, timeout_s)
         except urllib3.exceptions.HTTPError as error:
             raise RetriableError(f"the schema registry {url} cannot be reached: {_brief(error)}") from None
-        if response.status >= 300:
-            raise _refusal(url, path, what, response.status, response.data)
+        if status >= 300:
+            raise _refusal(url, path, what, status, data)
         try:
-            if len(response.data) > _LONGEST_ANSWER:
-                raise ValueError("too long")
-            return json.loads(response.data)
+            return json.loads(data)
         except (ValueError, RecursionError):
             raise self._strange(what) from None
+
+    def _exchange(
+        self, method: str, url: str, path: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float
+    ) -> tuple[int, bytes]:
+        """Status and body. urllib3's timeout is for each read, so an answer that trickles is held to it here."""
+        ends, data = time.monotonic() + timeout_s, bytearray()
+        response = self._pool().request(
+            method,
+            url + path,
+            body=body,
+            headers=headers,
+            timeout=timeout_s,
+            retries=False,
+            redirect=False,
+            preload_content=False,
+        )
+        try:
+            while part := response.read1(_CHUNK):
+                data += part
+                if len(data) > _LONGEST_ANSWER:
+                    raise CorruptDataError(
+                        f"the schema registry {url} answered with more than {_LONGEST_ANSWER} bytes; is it one?"
+                    )
+                if time.monotonic() > ends:
+                    raise RetriableError(f"the schema registry {url} did not end its answer within {timeout_s:.1f} s")
+        except BaseException:
+            response.close()
+            raise
+        response.release_conn()
+        return response.status, bytes(data)
 
     def _pool(self) -> urllib3.PoolManager:
         known = self._known

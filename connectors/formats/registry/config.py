@@ -98,9 +98,13 @@ def _address(url: str) -> SplitResult:
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # brackets without an IPv6 address, a port that is none
         usable = False
-    if not usable or parts.query or parts.fragment:
-        shown = url.rpartition("@")[2]
-        raise UsageError(f"a schema registry's url must be like https://host:8081, not {shown!r}")
+    if (
+        not usable or parts.query or parts.fragment or "@" in parts.path
+    ):  # what it says is not shown: it may be a password's end
+        raise UsageError(
+            "a schema registry's url must be like https://host:8081, several with commas between them, and one is not; in a "
+            "user name or a password ',' must be written %2C, '/' %2F, '?' %3F, '#' %23 and '@' %40"
+        )
     return parts
 
 
