@@ -516,6 +516,7 @@ class TestCommitLog:
         waiting = threading.Thread(target=sink.recorded)
         waiting.start()
         wait_for(lambda: "trying on" in caplog.text, "nobody waits")
+        assert "abort --topic commits --partition 0 --start-offset 0` ends it" in caplog.text
         assert sink.commit_log().parts_of("any") == frozenset()  # it takes the lock
         sink.cluster().brokers()
         threading.Event().wait(0.1)

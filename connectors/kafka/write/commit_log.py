@@ -203,7 +203,13 @@ class CommitLog:
         key = (self.topic, _PARTITION)
         stable = self.cluster.list_offsets({key: Latest()}, Isolation.READ_COMMITTED)[key].offset or 0
         if stable < end:
-            raise RetriableError(f"a transaction at offset {stable} of {self.topic}-{_PARTITION} is still open")
+            command = f"kafka-transactions.sh --bootstrap-server {self.cluster.config.bootstrap}"
+            where = f"--topic {self.topic} --partition {_PARTITION}"
+            raise RetriableError(
+                f"a transaction that begins at offset {stable} of {self.topic}-{_PARTITION} is still open. It ends by its own "
+                f"timeout, or it hangs: `{command} describe-producers {where}` says whose it is, and `{command} abort {where} "
+                f"--start-offset {stable}` ends it"
+            )
 
     def _read_from(self, position: int, end: int) -> int:
         """Take in what one Fetch brings; the position after it."""
