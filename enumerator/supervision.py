@@ -176,9 +176,9 @@ class SupervisionCore:
 
     def __init__(self, strategy: RestartStrategy, limits: SupervisionLimits) -> None:
         """Nothing has started."""
-        self.phase = SupervisionPhase.CREATED
+        self.phase: SupervisionPhase = SupervisionPhase.CREATED
         self.wake_at_s: float | None = None
-        self.drivers_started = 0
+        self.drivers_started: int = 0
         self.last_failure: str | None = None
         self._restarts = Restarts(strategy)
         self._limits = limits

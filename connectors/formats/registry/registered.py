@@ -46,7 +46,8 @@ class RegisteredAvroFormat(ValueFormat):
     ) -> None:
         if reader.kind != "AVRO":
             raise UsageError(f"schema {reader.id} of {registry.config.shown} is {reader.kind}, and not AVRO")
-        self.registry, self.reader = registry, reader
+        self.registry: SchemaRegistry = registry
+        self.reader: RegisteredSchema = reader
         self._known: dict[SchemaId, RegisteredSchema] = {schema.id: schema for schema in known}
         self._fields, self._field = fields, field
         self._own = self._format(reader, 0)
