@@ -231,13 +231,15 @@ def verify_command(
     if table is None and after is None:
         raise UsageError("give --output, --delta or --iceberg")
     by = Identity(identity, tuple(id_header or ()))
-    rows_by = _row_identity(by, columns, is_table=table is not None)
+    rows_by = None if table is None else _row_identity(by, columns)
+    if table is None:
+        _refuse_rows(by, columns)
     comparison = Comparison(by, parse_origin(origin_headers), examples)
     given = client_properties(bootstrap, properties, properties_file)
     cluster = connect(client_config(bootstrap, properties, properties_file))
     topics = TopicReader(cluster, given)
     torn = 0
-    if table is not None:
+    if table is not None and rows_by is not None:
         comparison.read_table(topics, before, table.sink.log().load().batches(rows_by.columns), rows_by)
     elif after is not None:
         comparison.read(topics, before, after)
@@ -246,10 +248,14 @@ def verify_command(
     _report(comparison, torn)
 
 
-def _row_identity(by: Identity, columns: str | None, *, is_table: bool) -> RowIdentity:
-    """The columns of the rows that stand for a record's identity. Raises UsageError for what cannot be compared."""
-    if not is_table and (columns is not None or by.field is RecordField.POSITION):
+def _refuse_rows(by: Identity, columns: str | None) -> None:
+    """Two topics are compared. Raises UsageError for what only a table can be asked."""
+    if columns is not None or by.field is RecordField.POSITION:
         raise UsageError("--columns and --by position are for a table: give --delta or --iceberg")
+
+
+def _row_identity(by: Identity, columns: str | None) -> RowIdentity:
+    """The columns of the rows that stand for a record's identity. Raises UsageError for what cannot be compared."""
     if columns is None and by.headers:
         raise UsageError("name the columns of the table that hold the headers by --columns")
     names = by.columns if columns is None else tuple(name.strip() for name in columns.split(","))
