@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 import time
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -19,16 +21,19 @@ from headrace.connectors.kafka.client.errors import BrokerError, UnknownTopicErr
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.retries import Outage as Waiting
 from headrace.connectors.kafka.client.retries import Retries, giving_up_when
+from headrace.connectors.kafka.client.topology import Contact
 from headrace.connectors.kafka.format.encode import RecordEncoder
+from headrace.connectors.kafka.write import produce
 from headrace.connectors.kafka.write import sink as sink_module
 from headrace.connectors.kafka.write.produce import OutBatch, transactional_sender
 from headrace.connectors.kafka.write.sink import KafkaSink
+from headrace.connectors.kafka.write.transaction_log import outcome_of
 from headrace.connectors.kafka.write.transactions import Transactions, in_parallel
-from headrace.connectors.sink import Attempt
-from headrace.enumerator.errors import DeadlineExceededError, FencedError, OutageError, RetriableError, StateError
+from headrace.connectors.sink import Attempt, Outcome
+from headrace.enumerator.errors import DeadlineExceededError, FencedError, OutageError, RetriableError, StateError, UsageError
 from headrace.runners.spark.writers import BatchWriter, PreparedMessage, StreamWriter
 from headrace.testing import FakeKafka
-from headrace.testing.fake_kafka import Before, CutAfter, Refuse, Rewrite
+from headrace.testing.fake_kafka import Before, CutAfter, CutBefore, Refuse, Rewrite
 from headrace.testing.fake_kafka.state.brokers import coordinator_partition
 from tests.helpers.sink_rig import ongoing, prepared, rows
 
@@ -247,6 +252,45 @@ class TestRidingOut:
         with pytest.raises(DeadlineExceededError, match="NOT_ENOUGH_REPLICAS"):
             transaction.prepare()
 
+    @pytest.mark.parametrize("may_ask", [True, False])
+    def test_seen_here_who_waits_for_replicas_is_told_how_many_there_are_and_have_to_be(
+        self, kafka, monkeypatch, caplog, may_ask
+    ):
+        """It said NOT_ENOUGH_REPLICAS and nothing else, for as long as it took."""
+        monkeypatch.setattr(produce, "_SHORT_GRACE_S", 0.05)
+        kafka.create_topic("three", replicas=3, configs={"min.insync.replicas": "3"})
+        sink = replace(sink_of(kafka), topic="three")
+        transaction = sink.begin(Attempt(JOB, 0, 0, 0))
+        transaction.write(rows(["a"]))
+        if not may_ask:
+            kafka.fault("DescribeConfigs", Refuse(TOPIC_AUTHORIZATION_FAILED), times=None)
+        asked = kafka.fault("DescribeConfigs", Before(lambda: None), times=None)
+        leader, _ = kafka.leader("three", 0)
+        name = transaction._producer.transactional_id
+        spared = {leader, kafka.leader("__transaction_state", coordinator_partition(name))[0]}
+        away = next(broker for broker in kafka.brokers if broker not in spared)
+        kafka.stop_broker(away)
+        found = Future()
+        threading.Thread(target=lambda: settle(found, transaction.prepare)).start()
+        wait_for(lambda: "trying on" in caplog.text, "nobody waits")
+        kafka.start_broker(away)
+        assert found.result(LONGEST_S) is not None
+        (told,) = [record.message for record in caplog.records if "trying on" in record.message]
+        assert ("three-0 has 3 replicas, 2 of them in sync, and min.insync.replicas=3" in told) is may_ask
+        assert asked.fired == 1
+
+    def test_seen_here_more_replicas_in_sync_than_there_are_replicas_is_no_outage(self, kafka, monkeypatch):
+        """Brokers before Kafka 3.7 refuse such a write for ever; later ones go by the number of replicas."""
+        monkeypatch.setattr(produce, "_SHORT_GRACE_S", 0.05)
+        kafka.create_topic("one", replicas=1, configs={"min.insync.replicas": "2"})
+        kafka.fault("Produce", Refuse(NOT_ENOUGH_REPLICAS, "one"), times=None)
+        sink = replace(sink_of(kafka), topic="one")
+        with pytest.raises(
+            UsageError, match=r"one-0 has 1 replicas, .* min\.insync\.replicas=2: no write is ever acknowledged"
+        ):
+            ended(lambda: prepared(sink, JOB, 0, ["a"]))
+        assert ongoing(sink, JOB) == []
+
     def test_the_limit_of_a_delivery_holds_while_partitions_are_added_too(self, kafka):
         kafka.set_transaction_version(1)
         sink = sink_of(kafka, **{"delivery.timeout.ms": "600", "request.timeout.ms": "500"})
@@ -376,10 +420,41 @@ class TestFirstContact:
         JobCommitter(JOB, sink.committer(JOB)).commit(0, [transaction.prepare()])
         assert values(kafka) == ["a"]
 
+    @pytest.mark.parametrize("reachable", ["nothing", "the bootstrap address"])
+    def test_seen_here_but_not_for_ever_where_it_is_itself_never_answered(self, kafka, sink, monkeypatch, caplog, reachable):
+        """findings: an attacker's vouched. Executors behind a firewall waited without limit, as their driver had reached it."""
+        monkeypatch.setattr(retries, "_LEAST_VOUCHED_S", 1.0)
+        sink = replace(sink, transaction_timeout_ms=1)
+        sink.reached()
+        if reachable == "nothing":
+            away = [kafka.fault(None, CutBefore(), times=None)]
+        else:
+            away = [kafka.fault(api, Rewrite(lead_nowhere), times=None) for api in ("FindCoordinator", "Metadata")]
+            away[1].optional()
+        why = r"answered the process that started this one, a driver as a rule, and never this one: .*advertised\.listeners"
+        with pytest.raises(DeadlineExceededError, match=why) as refused:
+            ended(lambda: prepared(sink, JOB, 0, ["a"]))
+        assert kafka.bootstrap in str(refused.value)
+        assert away[0].fired > 1
+        (told,) = [record.message for record in caplog.records if "trying on" in record.message]
+        assert re.search(why, told)
+
+    def test_and_longer_where_a_transaction_may_be(self, monkeypatch):
+        monkeypatch.setattr(retries, "_LEAST_VOUCHED_S", 0.0)
+        config = ClientConfig(bootstrap="nobody:1", retry_backoff_ms=10, retry_backoff_max_ms=20, transaction_timeout_ms=500)
+        began = time.monotonic()
+        with pytest.raises(DeadlineExceededError, match="firewall"):
+            Retries(config, lambda: Contact.VOUCHED).run("trying", never)
+        assert time.monotonic() - began > 0.3  # it ends before a pause that would be too long
+
     def test_a_call_that_can_be_made_again_ends_with_an_outage_error_as_before(self):
         config = ClientConfig.from_properties({"bootstrap.servers": "127.0.0.1:1", **QUICK})
         with KafkaCluster(config) as cluster, pytest.raises(OutageError):
             cluster.brokers()
+
+
+def never():
+    raise RetriableError("not now")
 
 
 def lead_nowhere(response):
@@ -517,6 +592,7 @@ class TestCommitLog:
         waiting.start()
         wait_for(lambda: "trying on" in caplog.text, "nobody waits")
         assert "abort --topic commits --partition 0 --start-offset 0` ends it" in caplog.text
+        assert f"producer {producer.producer_id}, epoch {producer.epoch}, transactional id 'foreign'" in caplog.text
         assert sink.commit_log().parts_of("any") == frozenset()  # it takes the lock
         sink.cluster().brokers()
         threading.Event().wait(0.1)
@@ -526,6 +602,34 @@ class TestCommitLog:
         sender.close()
         assert caplog.text.count("trying on") == 1
         assert caplog.text.count("answer again") == 1
+
+
+class TestOutcome:
+    @pytest.mark.parametrize("known", ["known", "forgotten", "not to be asked for"])
+    def test_seen_here_who_waits_behind_anothers_transaction_is_told_whose_it_is_and_what_ends_it(
+        self, kafka, sink, caplog, known
+    ):
+        """findings: an attacker's hang. It said that our own transaction was still open, which had been committed."""
+        transactions, producer, sender = hanging_write(sink, "out")
+        (handle,) = prepared(sink, JOB, 0, ["a"])
+        assert sink.committer(JOB).end(handle) is Outcome.COMMITTED
+        if known == "forgotten":
+            kafka.fault("ListTransactions", Rewrite(lambda answer: answer.transaction_states.clear()), times=None)
+        elif known == "not to be asked for":
+            kafka.fault("ListTransactions", Refuse(CLUSTER_AUTHORIZATION_FAILED), times=None)
+        found = Future()
+        threading.Thread(target=lambda: settle(found, lambda: outcome_of(sink.cluster(), handle))).start()
+        wait_for(lambda: "trying on" in caplog.text, "nobody waits")
+        transactions.abort(producer, transactions.protocol(), 60_000)
+        sender.close()
+        assert found.result(LONGEST_S) is Outcome.COMMITTED
+        assert "abort --topic out --partition 0 --start-offset 0` ends it" in caplog.text
+        whose = f"of producer {producer.producer_id}, epoch {producer.epoch}, "
+        by_name = {"known": "transactional id 'foreign'", "forgotten": "which no coordinator knows"}
+        assert (whose + by_name[known] in caplog.text) if known in by_name else (whose not in caplog.text)
+
+
+TOPIC_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED = 29, 31
 
 
 def hanging_write(sink, topic, transactional_id="foreign"):
@@ -597,7 +701,10 @@ class TestInterruption:
 
     def test_seen_here_an_error_that_waiting_does_not_mend_is_told_though_others_wait(self):
         """It was raised when the outage of the others was over."""
-        runner, waits = Retries(ClientConfig(bootstrap="nobody:1", retry_backoff_ms=0), lambda: True), threading.Event()
+        runner, waits = (
+            Retries(ClientConfig(bootstrap="nobody:1", retry_backoff_ms=0), lambda: Contact.ANSWERED),
+            threading.Event(),
+        )
 
         def away():
             waits.set()
@@ -613,7 +720,7 @@ class TestInterruption:
             ended(lambda: in_parallel(ask, [0, 1]))
 
     def test_nothing_is_tried_again_once_it_is_enough(self):
-        runner, tries = Retries(ClientConfig(bootstrap="nobody:1", retry_backoff_ms=0), lambda: True), []
+        runner, tries = Retries(ClientConfig(bootstrap="nobody:1", retry_backoff_ms=0), lambda: Contact.ANSWERED), []
 
         def fail():
             tries.append(None)

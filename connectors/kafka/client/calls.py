@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from headrace.connectors.kafka.client.properties import ClientConfig
-from headrace.connectors.kafka.client.topology import Broker
+from headrace.connectors.kafka.client.topology import Broker, Contact
 from headrace.connectors.kafka.client.wire.addresses import bootstrap_addresses
 from headrace.connectors.kafka.client.wire.connection import Connection
 from headrace.connectors.kafka.client.wire.pool import ConnectionPool
@@ -27,7 +27,7 @@ class Calls:
         self._config = config
         self._pool = pool
         self._brokers: dict[int, Broker] = {}  # replaced as a whole, never changed: no lock is needed to read it
-        self._is_established = False
+        self._has_answered = self._is_vouched_for = False
 
     @property
     def brokers(self) -> tuple[Broker, ...]:
@@ -38,16 +38,15 @@ class Calls:
         """A broker by its id, as last learned."""
         return self._brokers.get(node_id)
 
-    def is_established(self) -> bool:
-        """Whether a broker has answered at an address that the cluster itself has named, or somebody has vouched for it.
+    def contact(self) -> Contact:
+        """So far."""
+        if self._has_answered:
+            return Contact.ANSWERED
+        return Contact.VOUCHED if self._is_vouched_for else Contact.NONE
 
-        A bootstrap address alone proves little: what it names may be addresses that cannot be reached from here.
-        """
-        return self._is_established
-
-    def establish(self) -> None:
-        """See `EnduringCluster.establish`."""
-        self._is_established = True
+    def vouch(self) -> None:
+        """See `EnduringCluster.vouch`."""
+        self._is_vouched_for = True
 
     def learn(self, brokers: Iterable[Broker]) -> None:
         """These are the live brokers now."""
@@ -60,7 +59,7 @@ class Calls:
             answer = connection.request(message, timeout_s)
         finally:
             self.give_back(connection)
-        self._is_established = True
+        self._has_answered = True
         return answer
 
     def call_any(self, message: Message) -> Message:
@@ -93,7 +92,8 @@ class Calls:
                     answer = ask(connection)
                 finally:
                     self.give_back(connection)
-                self._is_established = self._is_established or address in known
+                if address in known:
+                    self._has_answered = True
                 return answer
             except RetriableError as error:
                 last = error

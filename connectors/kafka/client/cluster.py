@@ -48,7 +48,7 @@ class KafkaCluster:
         self.config = config
         self._pool = ConnectionPool(config)
         self._calls = Calls(config, self._pool)
-        self._retries = Retries(config, self._calls.is_established if self._endures else None)
+        self._retries = Retries(config, self._calls.contact if self._endures else None)
         self._metadata = Metadata(config, self._calls, self._retries)
         self._offsets = Offsets(config, self._calls, self._retries, self._metadata)
         self._epochs = EpochEnds(self._calls, self._retries, self._metadata)
@@ -249,14 +249,14 @@ class EnduringCluster(KafkaCluster):
 
     For work that cannot be put off and taken up again later: an engine would end the job for it. The first contact is bounded,
     so that a wrong address is an error: until a broker has answered in this process, calls raise `DeadlineExceededError`
-    after 60 s, unless somebody vouches for the address (`establish`).
+    after 60 s; after `transaction.timeout.ms`, and 15 minutes at least, if somebody vouches for the address (`vouch`).
     """
 
     _endures = True
 
-    def establish(self) -> None:
-        """The cluster was reached by another process of this run: it is there, and at worst away."""
-        self._calls.establish()
+    def vouch(self) -> None:
+        """The cluster was reached by another process of this run: it is there, and away, or out of reach from here."""
+        self._calls.vouch()
 
 
 @functools.lru_cache(maxsize=32)

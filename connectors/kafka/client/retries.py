@@ -1,7 +1,7 @@
 """The retry policy, that of the Java client: exponential backoff with jitter, up to `default.api.timeout.ms`.
 
 Its default, 60 s, bounds a call and not a job: `OutageError` is retriable, and whoever can goes on. Where nobody could
-(`EnduringCluster`), a call rides out an outage of any length, if the cluster was ever reached; a first contact is bounded. A
+(`EnduringCluster`), a call rides out an outage of any length, if the cluster has ever answered; a first contact is bounded. A
 limit that somebody set is one everywhere: `DeadlineExceededError`.
 """
 
@@ -21,6 +21,7 @@ import tenacity
 from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.errors import NoCoordinatorError, UnknownTopicError
 from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.kafka.client.topology import Contact
 from headrace.enumerator.errors import DeadlineExceededError, OutageError, PeerError, is_retriable
 
 __all__ = ["Outage", "Refusals", "Retries", "giving_up_when"]
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LONGEST_CALL_S = 60.0
+_LEAST_VOUCHED_S = 900.0  # a first contact that somebody has vouched for; an outage may begin before a process does
 _SILENCE_S = 10.0  # what waits longer is told
 _UNKNOWN_TOPIC_GRACE_S = 3.0  # a topic just created is not known to every broker at once
 _NO_OUTAGE = (ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.LISTENER_NOT_FOUND)
@@ -95,8 +97,8 @@ class Outage:
         self._since: dict[object, float] = {}
         self._began = 0.0
 
-    def goes_on(self, waiter: object, what: str, since: float, error: BaseException | None) -> None:
-        """It waits since then, by `time.monotonic`, and has failed once more."""
+    def goes_on(self, waiter: object, what: str, since: float, error: BaseException | None, hint: str = "") -> None:
+        """It waits since then, by `time.monotonic`, and has failed once more. `hint`: why it may be no outage."""
         waited = time.monotonic() - since
         if waited < _SILENCE_S:
             return
@@ -105,7 +107,7 @@ class Outage:
             self._since.setdefault(waiter, since)
             self._began = since if is_first else min(self._began, since)
         if is_first:
-            log.warning("%s: waiting for %.0f s, and trying on. The last error was: %s", what, waited, error)
+            log.warning("%s: waiting for %.0f s, and trying on%s. The last error was: %s", what, waited, hint, error)
 
     def over(self, waiter: object) -> None:
         """It waits no more: it was answered."""
@@ -125,14 +127,15 @@ class Outage:
 class Retries:
     """Runs operations until they raise no retriable error. Thread-safe; after `close` nothing is tried again."""
 
-    def __init__(self, config: ClientConfig, is_established: Callable[[], bool] | None) -> None:
+    def __init__(self, config: ClientConfig, contact: Callable[[], Contact] | None) -> None:
         """`retry.backoff.ms`, `retry.backoff.max.ms` and `default.api.timeout.ms` are taken from the configuration.
 
-        Where the last is not set, a call is tried for 60 s; for as long as it takes if `is_established` is given, and answers
-        True: it is asked at each try.
+        Where the last is not set, a call is tried for 60 s. If `contact` is given, it is asked at each try: once the cluster
+        has answered, a call is tried for as long as it takes; while it is vouched for, for `transaction.timeout.ms`, and 15
+        minutes at least.
         """
         self._config = config
-        self._is_established = is_established
+        self._contact = contact
         self._closed = threading.Event()
         self.outage = Outage()
 
@@ -153,8 +156,8 @@ class Retries:
             return not grace.ends_with(error) and is_retriable(error) and not self._is_stopped()
 
         def tell(state: tenacity.RetryCallState) -> None:
-            if self._rides_out() and state.outcome is not None:
-                self.outage.goes_on(waiter, what, started, state.outcome.exception())
+            if self._contact is not None and self._contact() is not Contact.NONE and state.outcome is not None:
+                self.outage.goes_on(waiter, what, started, state.outcome.exception(), self._hint())
 
         def give_up(state: tenacity.RetryCallState) -> T:
             assert state.outcome is not None
@@ -183,25 +186,41 @@ class Retries:
         is_enough = _is_enough.get()
         return self._closed.is_set() or (is_enough is not None and is_enough())
 
-    def _rides_out(self) -> bool:
-        return self._is_established is not None and self._is_established()
-
     def _is_over(self, state: tenacity.RetryCallState, refusals: Refusals) -> bool:
         limit_ms = self._config.default_api_timeout_ms
         error = None if state.outcome is None else state.outcome.exception()
-        is_enough = refusals.ends_with(error)
-        if limit_ms is None and self._rides_out() and not isinstance(error, NoCoordinatorError):
-            return is_enough
-        return tenacity.stop_before_delay(_LONGEST_CALL_S if limit_ms is None else limit_ms / 1000)(state)
+        is_enough = refusals.ends_with(error) and limit_ms is None
+        longest_s = self._longest_s(error) if limit_ms is None else limit_ms / 1000
+        return is_enough or (longest_s is not None and tenacity.stop_before_delay(longest_s)(state))
+
+    def _longest_s(self, error: BaseException | None) -> float | None:
+        """How long a call is tried where nobody has set a limit, after this error; None: as long as it takes."""
+        if self._contact is None or isinstance(error, NoCoordinatorError):
+            return _LONGEST_CALL_S
+        match self._contact():
+            case Contact.NONE:
+                return _LONGEST_CALL_S
+            case Contact.VOUCHED:
+                return max(_LEAST_VOUCHED_S, self._config.transaction_timeout_ms / 1000)
+            case Contact.ANSWERED:
+                return None
 
     def _kind(self) -> type[PeerError]:
         is_limited = self._config.default_api_timeout_ms is not None
-        return DeadlineExceededError if is_limited or self._is_established is not None else OutageError
+        return DeadlineExceededError if is_limited or self._contact is not None else OutageError
 
     def _hint(self) -> str:
-        if self._is_established is None or self._is_established():
-            return ""
-        return f", and has not reached the cluster once: is {self._config.bootstrap} its address, and does it run?"
+        contact, address = Contact.ANSWERED if self._contact is None else self._contact(), self._config.bootstrap
+        match contact:
+            case Contact.NONE:
+                return f"; this process has not reached the cluster once: is {address} its address, and does it run?"
+            case Contact.VOUCHED:
+                return (
+                    f"; the brokers of {address} have answered the process that started this one, a driver as a rule, and "
+                    "never this one: is there a firewall between, or do advertised.listeners name what only that one can reach?"
+                )
+            case Contact.ANSWERED:
+                return ""
 
     def back_off(self, attempt: int) -> None:
         """See `KafkaCluster.back_off`."""

@@ -1,11 +1,12 @@
-"""What a cluster consists of: brokers, topics, partitions and their leaders, as plain values."""
+"""What a cluster consists of: brokers, topics, partitions and their leaders, as plain values; and whether it was ever there."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, auto
 from uuid import UUID
 
-__all__ = ["Broker", "Leader", "PartitionMetadata", "TopicIdPartition", "TopicMetadata", "TopicPartition"]
+__all__ = ["Broker", "Contact", "Leader", "PartitionMetadata", "TopicIdPartition", "TopicMetadata", "TopicPartition"]
 
 TopicPartition = tuple[str, int]
 """(topic, partition number)."""
@@ -54,3 +55,17 @@ class TopicMetadata:
     topic_id: UUID | None
     partitions: dict[int, PartitionMetadata]
     internal: bool = False
+
+
+class Contact(Enum):
+    """What this process knows of the cluster's being there."""
+
+    NONE = auto()
+    """Nothing: what is taken for an outage may be a wrong address."""
+    VOUCHED = auto()
+    """Another process of the run has reached it; from here it may be out of reach for ever."""
+    ANSWERED = auto()
+    """A broker has answered this process, at an address that the cluster itself has named.
+
+    A bootstrap address alone proves little: what it names may be addresses that cannot be reached from here.
+    """

@@ -20,17 +20,19 @@ import pyarrow as pa
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.error_codes import ErrorCode
-from headrace.connectors.kafka.client.errors import BrokerError, UnknownTopicError, broker_error
+from headrace.connectors.kafka.client.errors import BrokerError, broker_error
 from headrace.connectors.kafka.client.fetch import fetch_once
 from headrace.connectors.kafka.client.positions import Earliest, Latest
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.client.topology import TopicMetadata
-from headrace.connectors.kafka.client.wire.protocol import CreateTopicsRequest, DescribeConfigsRequest, Message
+from headrace.connectors.kafka.client.wire.protocol import CreateTopicsRequest
 from headrace.connectors.kafka.format.decode import decode
 from headrace.connectors.kafka.format.encode import Codec, RecordEncoder
 from headrace.connectors.kafka.write.existence import find_topic
 from headrace.connectors.kafka.write.names import JobNames
 from headrace.connectors.kafka.write.produce import OutBatch, transactional_sender
+from headrace.connectors.kafka.write.settings import topic_setting
+from headrace.connectors.kafka.write.transaction_log import open_transactions
 from headrace.connectors.kafka.write.transactions import (
     ENDED_BY_OTHERS,
     Answer,
@@ -50,7 +52,6 @@ _PARTITION = 0
 _DRIVER_TIMEOUT_MS = 10_000  # a driver that dies in the middle of a write holds others up no longer than this
 _REPLICAS = 3  # as Kafka's own topics of transactions and offsets have; brokers' default for others is 1
 _CLEANUP_POLICY = "cleanup.policy"
-_TOPIC_RESOURCE = 2
 _HAS_WRITTEN = ("PrepareCommit", "CompleteCommit")
 _MOST_QUICK_FAILURES = 3  # before its timeout a write is aborted by no outage
 _ROW = pa.schema([("key", pa.binary()), ("value", pa.binary())])
@@ -104,19 +105,11 @@ class CommitLog:
 
     def _check_policy(self) -> None:
         """Raise UsageError for a topic whose records go by time or size, and with them what is to be committed."""
-        resource = DescribeConfigsRequest.DescribeConfigsResource(
-            resource_type=_TOPIC_RESOURCE, resource_name=self.topic, configuration_keys=[_CLEANUP_POLICY]
-        )
-        response = self.cluster.call_any(DescribeConfigsRequest(resources=[resource]))
-        (answer,) = response.results
-        if answer.error_code in (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.CLUSTER_AUTHORIZATION_FAILED):
+        setting = topic_setting(self.cluster, self.topic, _CLEANUP_POLICY)
+        if setting is None:
             log.info("whether topic %r is compacted is not known: that needs the right to DescribeConfigs", self.topic)
             return
-        if answer.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            raise UnknownTopicError(frozenset({self.topic}))  # it has a grace; what is deleted is not waited for
-        if answer.error_code != ErrorCode.NONE:
-            raise broker_error(answer.error_code, f"looking at the settings of topic {self.topic!r}")
-        policy = _policy(answer)
+        policy = {part.strip() for part in setting.split(",")}
         if policy != {"compact"}:
             raise UsageError(
                 f"the topic {self.topic!r} for the lists of transactions has {_CLEANUP_POLICY}={','.join(sorted(policy))}, so "
@@ -189,7 +182,14 @@ class CommitLog:
         """Where the topic ends now, when every transaction before it is over. Nobody else waits for whose: no lock is held."""
         key = (self.topic, _PARTITION)
         end = self.cluster.list_offsets({key: Latest()}, Isolation.READ_UNCOMMITTED)[key].offset or 0
-        self.cluster.retrying(f"waiting for open transactions in {self.topic!r}", lambda: self._wait_for(end))
+        why_open = open_transactions(self.cluster, key)
+
+        def wait() -> None:
+            stable = self.cluster.list_offsets({key: Latest()}, Isolation.READ_COMMITTED)[key].offset or 0
+            if stable < end:
+                raise RetriableError(why_open(stable))
+
+        self.cluster.retrying(f"waiting for open transactions in {self.topic!r}", wait)
         return end
 
     def _catch_up(self, end: int) -> None:
@@ -198,18 +198,6 @@ class CommitLog:
             self._position = self.cluster.list_offsets({key: Earliest()})[key].offset or 0
         while self._position < end:
             self._position = self._read_from(self._position, end)
-
-    def _wait_for(self, end: int) -> None:
-        key = (self.topic, _PARTITION)
-        stable = self.cluster.list_offsets({key: Latest()}, Isolation.READ_COMMITTED)[key].offset or 0
-        if stable < end:
-            command = f"kafka-transactions.sh --bootstrap-server {self.cluster.config.bootstrap}"
-            where = f"--topic {self.topic} --partition {_PARTITION}"
-            raise RetriableError(
-                f"a transaction that begins at offset {stable} of {self.topic}-{_PARTITION} is still open. It ends by its own "
-                f"timeout, or it hangs: `{command} describe-producers {where}` says whose it is, and `{command} abort {where} "
-                f"--start-offset {stable}` ends it"
-            )
 
     def _read_from(self, position: int, end: int) -> int:
         """Take in what one Fetch brings; the position after it."""
@@ -236,10 +224,6 @@ class CommitLog:
             self._lists.pop(key, None)
         else:
             self._lists[key] = value
-
-
-def _policy(answer: Message) -> set[str]:
-    return {part.strip() for config in answer.configs if config.name == _CLEANUP_POLICY for part in config.value.split(",")}
 
 
 _logs: weakref.WeakSet[CommitLog] = weakref.WeakSet()

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.error_codes import ErrorCode
-from headrace.connectors.kafka.client.errors import BrokerError, UnknownTopicError, broker_error
+from headrace.connectors.kafka.client.errors import BrokerError, RetriableBrokerError, UnknownTopicError, broker_error
 from headrace.connectors.kafka.client.retries import Refusals, giving_up_when
 from headrace.connectors.kafka.client.topology import Broker, TopicPartition
 from headrace.connectors.kafka.client.wire.connection import Connection
 from headrace.connectors.kafka.client.wire.protocol import Message, ProduceRequest
 from headrace.connectors.kafka.write.existence import refuse_deleted
 from headrace.connectors.kafka.write.rebatch import halved
+from headrace.connectors.kafka.write.settings import replicas_in_sync
 from headrace.connectors.kafka.write.transactions import Producer, TransactionProtocol, Transactions
 from headrace.enumerator.errors import DeadlineExceededError, RetriableError
 
@@ -31,6 +32,8 @@ _REQUEST_BYTES = 4 * 1024 * 1024
 _ALL_REPLICAS = -1
 _TOO_LARGE = (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIST_TOO_LARGE)
 _UNKNOWN_TOPIC = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID)
+_SHORT_OF_REPLICAS = (ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
+_SHORT_GRACE_S = 3.0  # a broker that restarts is no news
 _TOPIC_IDS_FROM = 13
 _LAST_OF_V1 = 11
 
@@ -115,6 +118,7 @@ class BatchSender:
         self._waiting_since = 0.0
         self._failing_since: float | None = None
         self._refusals = Refusals()
+        self._shortages: dict[TopicPartition, str] = {}
         self._tries = 0
 
     @property
@@ -287,6 +291,10 @@ class BatchSender:
         if not isinstance(error, RetriableError):
             raise error
         self._cluster.invalidate(topic)
+        if item.error_code in _SHORT_OF_REPLICAS:
+            short = _ShortOfReplicasError(item.error_code, where, self._shortages.get(lane.key, ""))
+            short.key = lane.key
+            return short
         return error
 
     def _acknowledged(self, lane: _Lane, batch: OutBatch, base_offset: int) -> None:
@@ -318,6 +326,8 @@ class BatchSender:
             ) from error
         if isinstance(error, _TooLargeError):
             return
+        if isinstance(error, _ShortOfReplicasError):
+            self._look_at_replicas(error.key)
         if self._lifetime is not None:
             with giving_up_when(self._is_overdue):
                 self._lifetime.refuse_ended(error)
@@ -328,6 +338,19 @@ class BatchSender:
         self._cluster.outage.goes_on(self, "writing", self._failing_since, error)
         self._tries += 1
         self._cluster.back_off(self._tries)
+
+    def _look_at_replicas(self, key: TopicPartition) -> None:
+        """Once, for the log and for errors, when there are too few in sync for longer. Raises UsageError if that has no end."""
+        is_new = self._failing_since is None or time.monotonic() - self._failing_since < _SHORT_GRACE_S
+        if is_new or key in self._shortages:
+            return
+        try:
+            with giving_up_when(lambda: True):
+                self._shortages[key] = replicas_in_sync(self._cluster, key)
+        except RetriableError:  # it is asked again after the next try
+            return
+        except BrokerError:
+            self._shortages[key] = ""
 
 
 class _Lifetime:
@@ -354,6 +377,12 @@ class _Lifetime:
                 f"its records were acknowledged: nothing of it is visible, and they have to be written again. What they "
                 f"waited for was: {error}"
             ) from error
+
+
+class _ShortOfReplicasError(RetriableBrokerError):
+    """Too few replicas of the partition `key` are in sync; or its leader could not ask the transaction's coordinator yet."""
+
+    key: TopicPartition
 
 
 class _BehindError(BrokerError, RetriableError):

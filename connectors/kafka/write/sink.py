@@ -236,8 +236,8 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
         return replace(self, properties={**{name.lower(): value for name, value in self.properties.items()}, **limits})
 
     def reached(self) -> None:
-        """Calls of this process ride out an outage from the first one on."""
-        enduring_cluster(self.config).establish()
+        """Calls of this process wait from the first one on: a minute is no limit to them."""
+        enduring_cluster(self.config).vouch()
 
     def commit_log(self) -> CommitLog:
         """Where the durable lists are."""

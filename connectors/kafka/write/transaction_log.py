@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from uuid import UUID
 
 from crc32c import crc32c
@@ -18,16 +18,17 @@ from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.fetch import fetch_once
 from headrace.connectors.kafka.client.properties import Isolation
+from headrace.connectors.kafka.client.retries import giving_up_when
 from headrace.connectors.kafka.client.topology import TopicMetadata, TopicPartition
 from headrace.connectors.kafka.format.record_batch import CRC_AT, CRC_FROM, HEADER, LOG_APPEND_TIME, StoredBatch, stored_batches
 from headrace.connectors.kafka.write.existence import find_topic
 from headrace.connectors.kafka.write.handles import KafkaHandle, WrittenRange
 from headrace.connectors.kafka.write.produce import OutBatch
-from headrace.connectors.kafka.write.transactions import Producer
+from headrace.connectors.kafka.write.transactions import Producer, Transactions
 from headrace.connectors.sink import Outcome
-from headrace.enumerator.errors import DataLossError, RetriableError
+from headrace.enumerator.errors import DataLossError, HeadraceError, RetriableError, is_retriable
 
-__all__ = ["BatchCopier", "outcome_of", "why_lost"]
+__all__ = ["BatchCopier", "open_transactions", "outcome_of", "why_lost"]
 
 _WAY_OUT = "to go on without it, see headrace transactions accept-loss"
 
@@ -41,7 +42,8 @@ def outcome_of(cluster: KafkaCluster, handle: KafkaHandle) -> Outcome:
     """
     for written in handle.ranges:
         if _is_there(cluster, written):
-            ask = functools.partial(_ask, cluster, handle, written)
+            why_open = open_transactions(cluster, (written.topic, written.partition))
+            ask = functools.partial(_ask, cluster, handle, written, why_open)
             verdict = cluster.retrying(f"asking {written} for the outcome of a transaction", ask)
             if verdict is not None:
                 return verdict
@@ -65,18 +67,56 @@ def _same(expected: UUID | None, found: UUID | None) -> bool:
     return expected is None or found is None or expected == found
 
 
-def _ask(cluster: KafkaCluster, handle: KafkaHandle, written: WrittenRange) -> Outcome | None:
+def _ask(cluster: KafkaCluster, handle: KafkaHandle, written: WrittenRange, why_open: Callable[[int], str]) -> Outcome | None:
     answer = fetch_once(cluster, written.topic, written.partition, written.first, Isolation.READ_COMMITTED)
     if answer.error == ErrorCode.OFFSET_OUT_OF_RANGE:
         return None
     if answer.last_stable_offset is not None and answer.last_stable_offset <= written.first:
-        raise RetriableError(f"the transaction at offset {written.first} of {written.topic}-{written.partition} is still open")
+        raise RetriableError(why_open(answer.last_stable_offset))
     if (handle.producer.producer_id, written.first) in (answer.aborted or ()):
         return Outcome.ABORTED
     first = next(stored_batches(answer.records), None)
     if first is not None and first.base_offset <= written.first <= first.last_offset and _belongs_to(first, handle.producer):
         return Outcome.COMMITTED
     return None
+
+
+def open_transactions(cluster: KafkaCluster, key: TopicPartition) -> Callable[[int], str]:
+    """For who waits for a partition's last stable offset: says whose transaction begins at such an offset, and what ends it.
+
+    Another application's may hang: its coordinator does not know it (any more), so that no timeout ends it (KIP-664). Each
+    offset is looked up once; what it says raises RetriableError when that cannot be done now.
+    """
+    command = f"kafka-transactions.sh --bootstrap-server {cluster.config.bootstrap}"
+    where = f"--topic {key[0]} --partition {key[1]}"
+
+    @functools.cache
+    def tell(first: int) -> str:
+        return (
+            f"a transaction that begins at offset {first} of {key[0]}-{key[1]} is still open{_whose(cluster, key, first)}. It "
+            f"ends by its own timeout, or it hangs: `{command} describe-producers {where}` says whose it is, and `{command} "
+            f"abort {where} --start-offset {first}` ends it"
+        )
+
+    return tell
+
+
+def _whose(cluster: KafkaCluster, key: TopicPartition, first: int) -> str:
+    """In words, and nothing where one may not ask. Raises RetriableError for what cannot be asked now."""
+    try:
+        with giving_up_when(lambda: True):
+            answer = fetch_once(cluster, *key, first, Isolation.READ_UNCOMMITTED)
+            batch = next(stored_batches(answer.records), None)
+            if batch is None:
+                return ""
+            listed = Transactions(cluster).listing("", producer_ids=[batch.producer_id])
+    except HeadraceError as error:
+        if is_retriable(error):
+            raise
+        return ""
+    ids = ", ".join(repr(each.transactional_id) for each in listed)
+    known = f"transactional id {ids}" if ids else "which no coordinator knows a transactional id of"
+    return f": of producer {batch.producer_id}, epoch {batch.producer_epoch}, {known}"
 
 
 # --- copying ----------------------------------------------------------------------------------------------------------

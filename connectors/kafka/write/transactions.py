@@ -338,8 +338,9 @@ class Transactions:
         """The transactional ids that begin with `prefix` and have a transaction open, sorted. See `listing`."""
         return [found.transactional_id for found in self.listing(prefix, [_ONGOING])]
 
-    def listing(self, prefix: str, states: Collection[str] = ()) -> list[ListedTransaction]:
-        """The transactional ids that begin with `prefix` and are in one of `states` (default: any), sorted (KIP-664, KIP-1152).
+    def listing(self, prefix: str, states: Collection[str] = (), producer_ids: Collection[int] = ()) -> list[ListedTransaction]:
+        """The transactional ids that begin with `prefix`, are in one of `states` and have one of `producer_ids` (default: any),
+        sorted (KIP-664, KIP-1152).
 
         Ids that one may not describe are left out by the broker.
         """
@@ -349,7 +350,7 @@ class Transactions:
             for broker in self._cluster.brokers():
                 request = ListTransactionsRequest(
                     state_filters=list(states),
-                    producer_id_filters=[],
+                    producer_id_filters=list(producer_ids),
                     duration_filter=-1,
                     transactional_id_pattern=re.escape(prefix) + ".*",
                 )
