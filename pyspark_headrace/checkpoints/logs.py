@@ -29,7 +29,6 @@ NAMED = 2
 """The version of the offset log in which sources have names."""
 
 _OFFSET_VERSIONS, _COMMIT_VERSIONS = (1, NAMED), (1, 2, 3)
-_HEAD_LINES = 2
 _CRC_HEAD = b"crc\0"
 _HADOOP_SCHEMES = {"s3a:": "s3:", "s3n:": "s3:"}
 
