@@ -7,6 +7,8 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from pyspark.errors import PySparkException, StreamingQueryException
 
+from headrace.enumerator.supervision import Ending
+from headrace.runners.spark.supervision.endings import end_by
 from tests.helpers.sink_drivers import finish_driver, kill_driver
 from tests.helpers.sink_rig import eventually, read_all, set_transaction_version
 
@@ -151,8 +153,9 @@ class TestStream:
             path.unlink()
         for path in [path for number in range(2, 9) for path in (tmp_path / "offsets").glob(f"*{number}*")]:
             path.unlink()
-        with pytest.raises(StreamingQueryException, match="older copy"):
+        with pytest.raises(StreamingQueryException, match="older copy") as failed:
             self.copy(spark, topics, filled, written, tmp_path)
+        assert end_by(failed.value).ending is Ending.BAD_CHECKPOINT  # as a supervisor takes it
         assert read_all(topics.bootstrap, written["topic"]) == sorted(map(str, range(100)))
 
     def test_the_checkpoint_may_be_the_sessions(self, spark, topics, filled, written, tmp_path):
