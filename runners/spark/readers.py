@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Generic, cast
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -26,6 +27,7 @@ from headrace.enumerator.split import OffsetSplitT
 from headrace.runners.spark.filters import predicate
 from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.planning import OffsetRange, told_parallelism
+from headrace.runners.spark.reports import QUERY_ID, report
 from headrace.runners.spark.schema import wanted_columns
 from headrace.runners.spark.stream import StreamPlanner
 from headrace.runners.spark.tasks import read_splits
@@ -50,7 +52,15 @@ def _planned_here(read: LogRead[OffsetSplitT], schema: StructType) -> LogRead[Of
 def _read(read: LogRead[Any], partition: InputPartition) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, SplitsPartition):
         return  # Spark's stand-in for an empty list of partitions
-    yield from read_splits(read.source, partition.splits, list(read.columns), read.poll_timeout_s)
+    try:
+        yield from read_splits(read.source, partition.splits, list(read.columns), read.poll_timeout_s)
+    finally:
+        report(_query_of_task())
+
+
+def _query_of_task() -> str | None:
+    context = TaskContext.get()
+    return None if context is None else context.getLocalProperty(QUERY_ID)
 
 
 class _PushFilters:
@@ -137,7 +147,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow, Generic[
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Where the batch from `start` ends. Driver, at every trigger."""
         most, least = _bounds(limit, self._job.limits.min_offsets)
-        return _offset(self._planner.next_offsets(_text(start), most, least))
+        end = self._planner.next_offsets(_text(start), most, least)
+        report(None)  # of which query, is not known here
+        return _offset(end)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Read only what is there now, then end. Driver, once per run, before the first batch."""

@@ -31,6 +31,7 @@ from headrace.enumerator.errors import UsageError
 from headrace.harness.jars import cache_directory
 from headrace.runners.spark.class_archive import SUBMIT_OPTIONS, archive_file, use_archive
 from headrace.runners.spark.planning import PARALLELISM_VARIABLE
+from headrace.runners.spark.reports import REPORTS_VARIABLE, own_address
 from headrace.runners.spark_daemon import ZYGOTE_VARIABLE
 from headrace.runners.spark_zygote import HASH_SEED, SEED
 
@@ -75,6 +76,7 @@ class HeadraceBuilder(SparkSession.Builder):
         if master is not None:
             self._check(master)
             _tell_parallelism(os.environ, _local_cores(master))
+        os.environ[REPORTS_VARIABLE] = own_address()
         with nullcontext() if self._launcher is None else _launched_by(self._launcher):
             session = super().getOrCreate()
         context = SparkContext._active_spark_context
@@ -194,6 +196,7 @@ if sys.argv == ["-c"] and importlib.util.find_spec("headrace") and importlib.uti
 def _register(session: SparkSession, context: SparkContext, parallelism: int) -> None:
     """A data source that is registered has an environment of its own, and not that of the JVM."""
     _tell_parallelism(context.environment, parallelism)
+    context.environment[REPORTS_VARIABLE] = own_address()
     session.dataSource.register(importlib.import_module(HOOK).DefaultSource)
 
 

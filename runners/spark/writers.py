@@ -20,15 +20,16 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from headrace.connectors.commit import JobCommitter, refuse_stale
+from headrace.connectors.counters import COUNTERS, Counted
 from headrace.connectors.sink import Attempt, HandleT, RecordedEpoch, TwoPhaseSink, another_write, one_off_job
 from headrace.enumerator.errors import FencedError, HeadraceError, UsageError
 from headrace.runners.spark.offset_log import OffsetLog
+from headrace.runners.spark.reports import QUERY_ID, report
 
 log = logging.getLogger(__name__)
 
 __all__ = ["BatchWriter", "PreparedMessage", "StreamWriter", "check_columns"]
 
-_QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
 
 _NAMELESS = (
@@ -136,10 +137,13 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PreparedMessage[HandleT]:
         """In a task. Raises StaleEpochError for a batch below the last one recorded, and what the sink raises."""
         context = _context()
-        job, epoch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
+        job, epoch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(_BATCH_ID)
         if job is None or epoch is None:
             raise UsageError("Spark does not say which query and batch this task is of: headrace needs PySpark 4.2 or later")
-        return _prepare(self._sink, self._recorded, _attempt(context, job, int(epoch)), self._columns, iterator)
+        try:
+            return _prepare(self._sink, self._recorded, _attempt(context, job, int(epoch)), self._columns, iterator)
+        finally:
+            report(job)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """On the driver. The first of a query recovers: it fences an older driver, and completes what that has left.
@@ -150,6 +154,7 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         if not prepared:
             return
         job, handles, content = prepared[0].job, _handles(prepared), _content(self._offsets, batchId)
+        began_s = time.monotonic()
         self._sink.reached()
         try:
             _commit(self._sink, job, batchId, handles, content)
@@ -159,6 +164,7 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
             if _is_recorded(self._sink, job, batchId):
                 raise
             _commit(self._sink, job, batchId, handles, content)
+        _count_commit(job, len(handles), time.monotonic() - began_s)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """On the driver. What the query has prepared is aborted, unless this batch is recorded: the next start completes it."""
@@ -194,7 +200,7 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
         """In a task."""
         context = _context()
         prepared = _prepare(self._sink, self._recorded, _attempt(context, self._job, self._epoch), self._columns, iterator)
-        return prepared if self._is_repeatable else replace(prepared, query=context.getLocalProperty(_QUERY_ID))
+        return prepared if self._is_repeatable else replace(prepared, query=context.getLocalProperty(QUERY_ID))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver. If it dies in here, `headrace transactions commit` finishes the write."""
@@ -252,6 +258,14 @@ def _commit(sink: TwoPhaseSink[HandleT], job: str, epoch: int, handles: tuple[Ha
     except BaseException:
         _committer.cache_clear()  # whatever comes next recovers
         raise
+
+
+def _count_commit(job: str, transactions: int, took_s: float) -> None:
+    """For metrics. Of commits that have succeeded alone: what has failed is repeated."""
+    COUNTERS.add(Counted.COMMITS)
+    COUNTERS.add(Counted.COMMITTED_TRANSACTIONS, transactions)
+    COUNTERS.add(Counted.COMMIT_SECONDS, took_s)
+    report(job)
 
 
 @functools.lru_cache(maxsize=16)

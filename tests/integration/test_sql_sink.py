@@ -467,7 +467,7 @@ class Context:
     """What Spark tells a task of a streaming query."""
 
     def __init__(self, job: str, epoch: int, task: int, attempt: int) -> None:
-        self._properties = {writers._QUERY_ID: job, writers._BATCH_ID: str(epoch)}
+        self._properties = {writers.QUERY_ID: job, writers._BATCH_ID: str(epoch)}
         self.partitionId = lambda: task
         self.taskAttemptId = lambda: attempt
         self.attemptNumber = lambda: 0

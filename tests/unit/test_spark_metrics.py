@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +16,12 @@ from prometheus_client.core import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from headrace.connectors.counters import Counted
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.supervision import Ending
 from headrace.runners.spark.metrics.exporter import QueryListener, metrics
-from headrace.runners.spark.metrics.prometheus import QueryCollector
+from headrace.runners.spark.metrics.families import METRICS, MetricSource
+from headrace.runners.spark.metrics.prometheus import SessionCollector
 from headrace.runners.spark.metrics.queries import MOST_ENDED, KnownQueries
 
 MONITORING = Path(__file__).parents[2] / "docs" / "monitoring"
@@ -62,15 +66,17 @@ def progress(batch=0, position=5, end=9, **changes):
 
 def page(queries):
     registry = CollectorRegistry()
-    registry.register(QueryCollector(queries))
+    registry.register(SessionCollector(MetricSource(queries)))
     return generate_latest(registry).decode()
 
 
 def samples(queries):
-    """By name and the labels beside the query's, as Prometheus' own parser reads them."""
+    """Of queries. By name and the labels beside the query's, as Prometheus' own parser reads them."""
     found = {}
     for family in text_string_to_metric_families(page(queries)):
         for sample in family.samples:
+            if sample.name == "headrace_throttled_seconds_total":
+                continue  # the session's
             labels = tuple(sample.labels[name] for name in ORDER if name in sample.labels)
             assert {name: sample.labels[name] for name in QUERY} == QUERY
             found[sample.name, *labels] = sample.value
@@ -223,11 +229,7 @@ def test_the_page_shows_what_the_listener_was_told_until_it_is_closed():
 
 
 def known_names():
-    queries = KnownQueries(Clock())
-    queries.progressed(progress())
-    queries.terminated("q", Ending.FAILED)
-    queries.progressed(progress())
-    return {name for name, *_ in samples(queries)}
+    return {f"{kind.name}_total" if kind.is_counter else kind.name for kind in METRICS}
 
 
 def named(expression):
@@ -249,3 +251,16 @@ def test_the_dashboard_is_about_metrics_that_there_are():
     expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     shown = set().union(*map(named, expressions))
     assert shown == known_names() - {"headrace_source_end", "headrace_source_position", "headrace_query_batch_id"}
+
+
+PROMTOOL = shutil.which("promtool")
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="Prometheus' promtool is not on the path (Debian: the package prometheus)")
+def test_promtool_accepts_the_page_and_the_rules(queries):
+    queries.progressed(progress())
+    queries.counted("q", {each.value: 1.0 for each in Counted})
+    of_page = subprocess.run([PROMTOOL, "check", "metrics"], input=page(queries), text=True, capture_output=True, check=False)
+    assert (of_page.returncode, of_page.stderr) == (0, "")
+    rules = subprocess.run([PROMTOOL, "check", "rules", MONITORING / "alerts.yml"], capture_output=True, text=True, check=False)
+    assert rules.returncode == 0, rules.stdout + rules.stderr

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from headrace.connectors.counters import COUNTERS, Counted
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.errors import LogTruncatedError, OffsetOutOfRangeError, TopicRecreatedError
 from headrace.connectors.kafka.client.topology import TopicPartition
@@ -195,10 +196,12 @@ class KafkaReader(SourceReader[KafkaSplit]):
         if resume is None:
             log.warning("%s; going on without the rest of it", failure.error)
             at = split.next_offset if split.stop_offset is None else split.stop_offset
+            COUNTERS.add(Counted.OFFSETS_LOST, at - split.next_offset)
             self._ended.append(replace(split, next_offset=at))
             self._leave((failure.topic, failure.partition))
             return
         log.warning("%s; going on at offset %d", failure.error, resume)
+        COUNTERS.add(Counted.OFFSETS_LOST, max(0, resume - split.next_offset))
         self._read_from(replace(split, next_offset=resume, last_epoch=None))
 
     def _no_rows(self) -> pa.RecordBatch:

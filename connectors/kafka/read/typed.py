@@ -14,6 +14,7 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.connectors.counters import COUNTERS, Counted
 from headrace.connectors.formats.value_format import ColumnFullError, ValueFormat
 from headrace.connectors.kafka.format.decode import arrow_schema
 from headrace.connectors.kafka.read.split import KafkaSplit
@@ -179,7 +180,9 @@ class TypedReader(SourceReader[KafkaSplit]):
 
     def _note(self, bad: int) -> None:
         """Said the first time, and whenever their number has doubled, so that the log does not grow."""
+        skips = self._columns.on_bad == "skip"
+        COUNTERS.add(Counted.RECORDS_SKIPPED if skips else Counted.RECORDS_KEPT_BAD, bad)
         before, self._left_out = self._left_out, self._left_out + bad
         if self._left_out.bit_length() != before.bit_length():
-            what = "left out" if self._columns.on_bad == "skip" else "kept with a null"
+            what = "left out" if skips else "kept with a null"
             log.warning("%d records so far cannot be decoded, and are %s", self._left_out, what)

@@ -194,6 +194,23 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
                 older[name.job] = RecordedEpoch(commits.epoch)
         return {**older, **own}
 
+    def open_transactions(self) -> Mapping[str, Sequence[float]]:
+        """Job to the ages, in seconds, of its open transactions at this destination. Asks every broker, for a minute at most.
+
+        An age is the time on this machine's clock since the start on that of the coordinator.
+        """
+        transactions = Transactions(self.bounded().cluster())
+        found = transactions.describe(transactions.ongoing(f"{self.transactional_id_prefix}."))
+        now_ms = time.time() * 1000
+        ages: dict[str, list[float]] = {}
+        for transactional_id, described in found.items():
+            name = parse_name(transactional_id)
+            if name is None or described is None or described.started_ms is None:
+                continue
+            if name.digest in (None, digest_of(self.destination)):  # earlier versions' names have none
+                ages.setdefault(name.job, []).append(max(0.0, now_ms - described.started_ms) / 1000)
+        return ages
+
     def read_list(self, key: str, data: bytes) -> CommitList[KafkaHandle]:
         """A record of the commit topic. Raises StateError for a damaged one, or one of another destination."""
         where = f"{self.commit_topic}, key {key!r}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from headrace.connectors.counters import Counted
 from headrace.enumerator.supervision import Ending
 
 __all__ = ["KnownQueries", "PartitionProgress", "QueryFacts"]
@@ -62,6 +63,7 @@ class QueryFacts:
     endings: Counter[str] = field(default_factory=Counter)
     partitions: dict[Partition, PartitionProgress] = field(default_factory=dict)
     ends_seen: dict[Partition, deque[tuple[float, int]]] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
 
 
 class KnownQueries:
@@ -72,11 +74,13 @@ class KnownQueries:
         self._clock = clock
         self._lock = threading.Lock()
         self._queries: dict[str, QueryFacts] = {}
+        self._early: dict[str, Counter[str]] = {}
+        self.throttled_s = 0.0
 
     def started(self, query_id: str, name: str | None) -> None:
         """A run of the query has started."""
         with self._lock:
-            query = self._queries.setdefault(query_id, QueryFacts(query_id, name or ""))
+            query = self._known(query_id, name, starts=0)
             query.is_active = True
             query.starts += 1
 
@@ -84,7 +88,7 @@ class KnownQueries:
         """A batch has ended, as Spark's progress JSON says. A query that was running before is known from now on."""
         with self._lock:
             query_id = str(progress["id"])
-            query = self._queries.setdefault(query_id, QueryFacts(query_id, progress.get("name") or "", starts=1))
+            query = self._known(query_id, progress.get("name"), starts=1)
             _take(query, progress)
             _take_offsets(query, progress.get("sources") or (), self._clock())
 
@@ -106,6 +110,25 @@ class KnownQueries:
             ended = [known.query_id for known in self._queries.values() if not known.is_active]
             for forgotten in ended[: max(0, len(ended) - MOST_ENDED)]:
                 del self._queries[forgotten]
+
+    def counted(self, query_id: str | None, counts: Mapping[str, float]) -> None:
+        """What a process of the session has counted (`headrace.connectors.counters`). Of a query that nobody has told of yet,
+        it is kept until somebody does."""
+        with self._lock:
+            self.throttled_s += counts.get(Counted.THROTTLED_SECONDS.value, 0.0)
+            if query_id is None:
+                return
+            known = self._queries.get(query_id)
+            sums = self._early.setdefault(query_id, Counter()) if known is None else known.counts
+            sums.update(counts)
+            for forgotten in list(self._early)[: max(0, len(self._early) - MOST_ENDED)]:
+                del self._early[forgotten]
+
+    def _known(self, query_id: str, name: str | None, starts: int) -> QueryFacts:
+        if query_id not in self._queries:
+            counts = self._early.pop(query_id, Counter())
+            self._queries[query_id] = QueryFacts(query_id, name or "", starts=starts, counts=counts)
+        return self._queries[query_id]
 
     def read(self, each: Callable[[QueryFacts], None]) -> None:
         """Call `each` for every query, while nothing changes."""

@@ -7,6 +7,8 @@ import os
 import threading
 from collections.abc import Mapping
 
+from headrace.connectors.counters import COUNTERS, Counted
+
 __all__ = ["Throttles"]
 
 log = logging.getLogger(__name__)
@@ -36,5 +38,6 @@ class Throttles:
         with self._lock:
             before = self._milliseconds.get(address, 0)
             total = self._milliseconds[address] = before + milliseconds
+        COUNTERS.add(Counted.THROTTLED_SECONDS, milliseconds / 1000)
         if (before // 1000).bit_length() != (total // 1000).bit_length() or not before:
             log.warning("%s throttles this client because of a quota: %.1f s of waiting so far", address, total / 1000)

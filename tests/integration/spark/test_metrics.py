@@ -1,0 +1,43 @@
+"""Metrics of a query on a real Spark: what its listener and its Python processes tell is on the page."""
+
+from __future__ import annotations
+
+import urllib.request
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from headrace.spark import metrics
+from tests.helpers.sink_rig import eventually
+
+
+def test_a_query_its_commits_and_its_bad_records_are_on_the_page(spark, topics, tmp_path):
+    source, target = topics.create(), topics.create()
+    topics.send(source, range(5))
+    with topics.transaction() as producer:
+        producer.produce(source, b"\xff", partition=0)
+        producer.commit_transaction(60)
+    served = metrics(spark, port=0)
+
+    def of_query(name):
+        with urllib.request.urlopen(f"http://127.0.0.1:{served.port}/metrics", timeout=30) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+        return sum(sample.value for family in families for sample in family.samples if sample.name == name)
+
+    try:
+        options = topics.options(source, startingOffsets="earliest", valueFormat="string", onBadRecord="skip")
+        rows = spark.readStream.format("headrace").options(**options).load().select("value")
+        sink = {"kafka.bootstrap.servers": topics.bootstrap, "topic": target, "commitTopic": f"{target}-commits"}
+        writer = rows.writeStream.format("headrace").options(**sink).option("checkpointLocation", str(tmp_path))
+        writer.trigger(availableNow=True).start().awaitTermination()
+        for name, wanted in (
+            ("headrace_query_endings_total", 1),
+            ("headrace_query_starts_total", 1),
+            ("headrace_query_input_rows_total", 5),
+            ("headrace_source_skipped_records_total", 1),
+            ("headrace_sink_commits_total", 1),
+            ("headrace_sink_transactions_total", 1),
+        ):
+            eventually(lambda name=name: of_query(name), wanted)
+        assert of_query("headrace_query_phase_seconds_total") > of_query("headrace_sink_commit_seconds_total") > 0
+    finally:
+        served.close()
