@@ -197,6 +197,13 @@ class Committer(ABC, Generic[HandleT]):
     def sweep(self, keep: Collection[HandleT]) -> None:
         """Abort every open transaction of this job but these."""
 
+    def sweep_tasks(self, tasks: Collection[int], keep: Collection[HandleT]) -> None:
+        """Abort every open transaction of these tasks of this job, in any epoch, but these. The others' writers may be at work.
+
+        Only of sinks that commit by list: see `TwoPhaseSink.commits_by_list`.
+        """
+        raise NotImplementedError
+
     def confirm(self, handles: Sequence[HandleT]) -> None:
         """After a commit: raise StateError if these are of another write than the one that is recorded as this epoch.
 
@@ -216,7 +223,11 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
     """Where a job writes. Picklable, since it travels to tasks; contacts nobody before a method is called."""
 
     commits_by_list: ClassVar[bool] = False
-    """True where `Committer.record` of an epoch's list is the commit (tables), and not the end of each transaction."""
+    """True where `Committer.record` of an epoch's list is the commit (tables), and not the end of each transaction.
+
+    A runner whose workers begin transactions at any time has them write under one job then, each as a task of its own: such a
+    sink's `Committer` has `sweep_tasks`, and `end` leaves nothing of a committed transaction to be swept.
+    """
 
     @property
     @abstractmethod

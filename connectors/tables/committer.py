@@ -91,8 +91,10 @@ class TableCommitter(Committer[TableHandle]):
         there = self._retrying(lambda: self._work().data_files(handle.place))
         gone = {file.path for file in handle.files} - there.keys()
         # a compaction may have taken their place, and a vacuum may have removed them then
-        is_lost = bool(gone) and self._retrying(lambda: self._log.load().refers_to(gone))
-        return Outcome.ABORTED if is_lost else Outcome.COMMITTED
+        if gone and self._retrying(lambda: self._log.load().refers_to(gone)):
+            return Outcome.ABORTED
+        self._retrying(lambda: self._work().close(handle.place))
+        return Outcome.COMMITTED
 
     def copy(self, handles: Sequence[TableHandle]) -> TableHandle:
         """Raise DataLossError naming the files: they are nowhere."""
@@ -106,6 +108,11 @@ class TableCommitter(Committer[TableHandle]):
         """Remove the files of the job's other transactions, but not committed ones. Raises FencedError for an older driver."""
         kept = {handle.place for handle in keep}
         self._retrying(lambda: self._sweep(self._work().look(), kept))
+
+    def sweep_tasks(self, tasks: Collection[int], keep: Collection[TableHandle]) -> None:
+        """`sweep` of these tasks' transactions alone; lists stay."""
+        kept = {handle.place for handle in keep}
+        self._retrying(lambda: self._sweep(self._work().look().of_tasks(tasks), kept))
 
     def give_up(self, places: Collection[str]) -> frozenset[str]:
         """Remove the files of these transactions, whoever wants them; those that are committed stay. Gives what it removed.

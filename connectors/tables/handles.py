@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.connectors.sink import Attempt, HandleSerializer, check_job, stored_number, stored_text
 
-__all__ = ["DataFile", "TableHandle", "TableHandleSerializer", "place_of"]
+__all__ = ["DataFile", "TableHandle", "TableHandleSerializer", "place_of", "task_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,11 @@ class TableHandle:
 def place_of(attempt: Attempt, token: str) -> str:
     """The name of an attempt's transaction: of the folder of its files, and of the mark that it is open."""
     return f"{attempt.epoch}-{attempt.task}-{attempt.number}-{token}"
+
+
+def task_of(place: str) -> int:
+    """The task that has begun the transaction of this name."""
+    return int(place.split("-")[1])
 
 
 class TableHandleSerializer(HandleSerializer[TableHandle]):

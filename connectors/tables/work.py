@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from headrace.connectors.sink import CommitList, CommitListSerializer
-from headrace.connectors.tables.handles import TableHandle, TableHandleSerializer
+from headrace.connectors.tables.handles import TableHandle, TableHandleSerializer, task_of
 from headrace.enumerator.errors import PeerError, RetriableError
 
 __all__ = ["LeftOver", "WorkFolder", "jobs_in", "jobs_with_marks", "refused_by_store"]
@@ -43,6 +43,12 @@ class LeftOver:
     swept: frozenset[str]
     lists: frozenset[tuple[int, int]]
     since: Mapping[str, float]
+
+    def of_tasks(self, tasks: Collection[int]) -> LeftOver:
+        """The transactions of these tasks alone."""
+        both = (self.opened, self.swept)
+        opened, swept = (frozenset(place for place in places if task_of(place) in tasks) for places in both)
+        return LeftOver(opened, swept, frozenset(), self.since)
 
 
 class WorkFolder:

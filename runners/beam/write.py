@@ -136,6 +136,8 @@ class WriteExactlyOnce(beam.PTransform):
         super().__init__()
         if shards < 1:
             raise UsageError(f"at least 1 shard is needed, not {shards}")
+        if sink.commits_by_list:
+            raise UsageError(f"{type(sink).__name__} commits an epoch as a whole, and shards under Beam commit one by one")
         self._sink = sink
         self._shards = shards
         self._run = uuid.uuid4().hex

@@ -8,26 +8,29 @@ is the checkpoint's number and some random bits, so that two copies of a folder 
 the epoch that the sink has recorded last is behind, or of another branch, and is refused.
 
 Each worker writes under a sink job of its own (`Roster.job`), so a sweep aborts a dead worker's transactions and nobody else's.
+To a sink that commits by list (tables) all write under the run's job, each as a task of its own: the sink records the
+checkpoint's epoch and commits all of it in one step, and sweeps by task.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Generic
 
 from headrace.connectors.commit import StaleEpochError
-from headrace.connectors.sink import CommitList, Committer, HandleT, Outcome, TwoPhaseSink
+from headrace.connectors.sink import Attempt, CommitList, Committer, HandleT, Outcome, TwoPhaseSink
 from headrace.enumerator.checkpoint import Checkpoint
-from headrace.enumerator.errors import DeadlineExceededError, RetriableError, StateError
+from headrace.enumerator.errors import DataLossError, DeadlineExceededError, PeerError, RetriableError, StateError
 from headrace.enumerator.split import SplitT
-from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpoint
+from headrace.runners.local.checkpoints import CheckpointStore, Roster, RunCheckpoint
 from headrace.runners.local.core import WorkerHandle
 
-__all__ = ["RunCommitter"]
+__all__ = ["RunCommitter", "first_attempt"]
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +39,118 @@ EPOCH_BITS = 20
 SETTLE_S = 60.0
 """A dead worker's transactions are looked for once more so many seconds after they were first swept: a request that was under
 way when its process died may come to the sink later."""
+
+
+def first_attempt(sink: TwoPhaseSink[HandleT], roster: Roster, number: int) -> Attempt:
+    """A worker's first transaction; its epochs count on from it. No other worker of any life of the run has its name."""
+    return Attempt(roster.run, 0, number, 0) if sink.commits_by_list else Attempt(roster.job(number), 0, 0, 0)
+
+
+class _Ends(ABC, Generic[SplitT, HandleT]):
+    """How what workers have prepared is ended."""
+
+    @abstractmethod
+    def listed(self, epoch: int, handles: Sequence[WorkerHandle[HandleT]]) -> CommitList[HandleT]:
+        """What the sink records of a checkpoint."""
+
+    @abstractmethod
+    def check(self, handles: Sequence[WorkerHandle[HandleT]]) -> None:
+        """Raise unless all are still prepared."""
+
+    @abstractmethod
+    def end_all(self, handles: Sequence[WorkerHandle[HandleT]]) -> Sequence[Outcome]:
+        """The outcomes, in their order."""
+
+    @abstractmethod
+    def copy(self, handles: Sequence[HandleT]) -> HandleT:
+        """As the coordinator's own."""
+
+    @abstractmethod
+    def sweep(self, number: int, keep: Collection[HandleT]) -> None:
+        """Abort what this worker, which is dead, has left open, but these."""
+
+    @abstractmethod
+    def taken_over(self, stored: RunCheckpoint[SplitT, HandleT] | None) -> None:
+        """This coordinator is the sink's driver, and this is the last checkpoint, which is recorded. No worker writes yet."""
+
+    @abstractmethod
+    def completed(self, epoch: int) -> None:
+        """The checkpoint of this epoch is stored as committed."""
+
+
+class _EndsByWorker(_Ends[SplitT, HandleT]):
+    """Each worker has a job of its own, and a committer."""
+
+    def __init__(self, sink: TwoPhaseSink[HandleT], store: CheckpointStore[SplitT, HandleT], number: int) -> None:
+        self._sink, self._store, self._number = sink, store, number
+
+    def listed(self, epoch: int, handles: Sequence[WorkerHandle[HandleT]]) -> CommitList[HandleT]:
+        """The epoch alone: it shuts older coordinators out."""
+        return CommitList(epoch, (), completed=True)
+
+    def check(self, handles: Sequence[WorkerHandle[HandleT]]) -> None:
+        for number, own in _by_number(handles).items():
+            with closing(self._of(number)) as committer:
+                committer.check(own)
+
+    def end_all(self, handles: Sequence[WorkerHandle[HandleT]]) -> Sequence[Outcome]:
+        """Worker by worker, several transactions of one at once where the sink does so."""
+        outcomes: dict[int, Outcome] = {}
+        for number in dict.fromkeys(handle.number for handle in handles):
+            own = [(place, listed.handle) for place, listed in enumerate(handles) if listed.number == number]
+            with closing(self._of(number)) as committer:
+                ended = committer.end_all([handle for _, handle in own])
+            outcomes |= {place: outcome for (place, _), outcome in zip(own, ended, strict=True)}
+        return [outcomes[place] for place in range(len(handles))]
+
+    def copy(self, handles: Sequence[HandleT]) -> HandleT:
+        with closing(self._of(self._number)) as committer:
+            return committer.copy(handles)
+
+    def sweep(self, number: int, keep: Collection[HandleT]) -> None:
+        with closing(self._of(number)) as committer:
+            committer.sweep(keep)
+
+    def taken_over(self, stored: RunCheckpoint[SplitT, HandleT] | None) -> None:
+        """Nothing is left under the coordinator's own job."""
+
+    def completed(self, epoch: int) -> None:
+        """The epoch was recorded as completed."""
+
+    def _of(self, number: int) -> Committer[HandleT]:
+        return self._sink.committer(self._store.roster.job(number))
+
+
+class _EndsByList(_Ends[SplitT, HandleT]):
+    """All workers have the run's job: what the sink records is committed."""
+
+    def __init__(self, driver: Committer[HandleT]) -> None:
+        self._driver = driver
+
+    def listed(self, epoch: int, handles: Sequence[WorkerHandle[HandleT]]) -> CommitList[HandleT]:
+        return CommitList(epoch, tuple(listed.handle for listed in handles), completed=not handles)
+
+    def check(self, handles: Sequence[WorkerHandle[HandleT]]) -> None:
+        self._driver.check([listed.handle for listed in handles])
+
+    def end_all(self, handles: Sequence[WorkerHandle[HandleT]]) -> Sequence[Outcome]:
+        return self._driver.end_all([listed.handle for listed in handles])
+
+    def copy(self, handles: Sequence[HandleT]) -> HandleT:
+        return self._driver.copy(handles)
+
+    def sweep(self, number: int, keep: Collection[HandleT]) -> None:
+        self._driver.sweep_tasks((number,), keep)
+
+    def taken_over(self, stored: RunCheckpoint[SplitT, HandleT] | None) -> None:
+        """Lists of coordinators that have died while they committed are removed, and so is what nobody has listed."""
+        if stored is not None and stored.completed and stored.epoch:
+            self.completed(stored.epoch)
+        self._driver.sweep(() if stored is None else [listed.handle for listed in stored.handles])
+
+    def completed(self, epoch: int) -> None:
+        """The sink's own list is of no more use."""
+        self._driver.record(CommitList(epoch, (), completed=True))
 
 
 class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
@@ -56,9 +171,12 @@ class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
         `is_stored` is told the number of each new checkpoint once it is durable. `clock` gives monotonic seconds, `draw`
         EPOCH_BITS random bits.
         """
-        self._store, self._sink, self._stored, self._number = store, sink, stored, number
+        self._store, self._stored, self._number = store, stored, number
         self._clock, self._draw, self._is_stored = clock, draw, is_stored
         self._driver = sink.committer(store.roster.run)
+        self._ends: _Ends[SplitT, HandleT] = (
+            _EndsByList(self._driver) if sink.commits_by_list else _EndsByWorker(sink, store, number)
+        )
         self._fenced = False
         self._proposed: Checkpoint[SplitT] | None = None
         self._lock = threading.Lock()
@@ -79,13 +197,29 @@ class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
         if not self._fenced:
             seen = self._driver.fence()
             self._refuse_stale(0 if seen is None else seen.epoch)
-            if self._epoch and (seen is None or seen.epoch != self._epoch):
+            if self._stored is not None and self._epoch and (seen is None or seen.epoch != self._epoch):
                 # The last coordinator died after it had stored its checkpoint, before the sink knew.
-                self._driver.record(CommitList(self._epoch, (), completed=True))
+                self._check_stored(self._stored)
+                self._driver.record(self._ends.listed(self._epoch, self._stored.handles))
+            self._ends.taken_over(self._stored)
             self._fenced = True
         if self._stored is None:
             return None
         return CommitList(self._stored.positions.checkpoint_id, self._stored.handles, self._stored.completed)
+
+    def _check_stored(self, stored: RunCheckpoint[SplitT, HandleT]) -> None:
+        """What is recorded by list is committed by it: so it has to be there."""
+        listed = self._ends.listed(stored.epoch, stored.handles).handles
+        try:
+            if listed:
+                self._driver.check(listed)
+        except RetriableError:
+            raise
+        except PeerError as error:
+            raise DataLossError(
+                f"{self._store.folder}: checkpoint {stored.positions.checkpoint_id} is stored and not committed, and cannot be "
+                f"committed any more: {error}. Begin anew with another folder, from positions of your choice"
+            ) from error
 
     def _refuse_stale(self, seen: int) -> None:
         known = {0, self._epoch, 0 if self._stored is None else self._stored.epoch_before}
@@ -104,13 +238,11 @@ class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
 
     def check(self, handles: Sequence[WorkerHandle[HandleT]]) -> None:
         """Raise RetriableError for a transaction that is not prepared any more, or has little time left."""
-        for number, own in _by_number(handles).items():
-            try:
-                with closing(self._of(number)) as committer:
-                    committer.check(own)
-            except (StateError, DeadlineExceededError) as error:
-                # Nothing of it is durable or visible, so what was read since the last checkpoint is read again.
-                raise RetriableError(f"a transaction of worker {number} cannot be committed any more: {error}") from error
+        try:
+            self._ends.check(handles)
+        except (StateError, DeadlineExceededError) as error:
+            # Nothing of it is durable or visible, so what was read since the last checkpoint is read again.
+            raise RetriableError(f"a worker's transaction cannot be committed any more: {error}") from error
 
     def record(self, commits: CommitList[WorkerHandle[HandleT]]) -> None:
         """Store the checkpoint; before anything of it is committed, have the sink refuse it if another has taken over."""
@@ -118,12 +250,14 @@ class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
         if positions is None or positions.checkpoint_id != commits.epoch:
             assert stored is not None
             self._write(replace(stored, handles=commits.handles, completed=commits.completed))
+            if commits.completed and self._epoch:
+                self._ends.completed(self._epoch)
             return
         epoch = (commits.epoch << EPOCH_BITS) + self._draw() if commits.handles else self._epoch
         before, self._proposed = self._epoch, None
         self._write(RunCheckpoint(positions, commits.handles, commits.completed, epoch, before))
         if epoch != before:
-            self._driver.record(CommitList(epoch, (), completed=True))
+            self._driver.record(self._ends.listed(epoch, commits.handles))
         self._is_stored(commits.epoch)
 
     def _write(self, checkpoint: RunCheckpoint[SplitT, HandleT]) -> None:
@@ -131,24 +265,16 @@ class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
         self._stored = checkpoint
 
     def end(self, handle: WorkerHandle[HandleT]) -> Outcome:
-        """By the committer of the worker that wrote it."""
-        with closing(self._of(handle.number)) as committer:
-            return committer.end(handle.handle)
+        """As `end_all` does."""
+        return self._ends.end_all([handle])[0]
 
     def end_all(self, handles: Sequence[WorkerHandle[HandleT]]) -> Sequence[Outcome]:
-        """Worker by worker, several transactions of one at once where the sink does so."""
-        outcomes: dict[int, Outcome] = {}
-        for number in dict.fromkeys(handle.number for handle in handles):
-            own = [(place, listed.handle) for place, listed in enumerate(handles) if listed.number == number]
-            with closing(self._of(number)) as committer:
-                ended = committer.end_all([handle for _, handle in own])
-            outcomes |= {place: outcome for (place, _), outcome in zip(own, ended, strict=True)}
-        return [outcomes[place] for place in range(len(handles))]
+        """Several at once where the sink does so."""
+        return self._ends.end_all(handles)
 
     def copy(self, handles: Sequence[WorkerHandle[HandleT]]) -> WorkerHandle[HandleT]:
         """As the coordinator's own."""
-        with closing(self._of(self._number)) as committer:
-            return WorkerHandle(self._number, committer.copy([handle.handle for handle in handles]))
+        return WorkerHandle(self._number, self._ends.copy([handle.handle for handle in handles]))
 
     def sweep(self, keep: Collection[WorkerHandle[HandleT]]) -> None:
         """Abort what dead workers have left open. Those that live write on: what they have open is the next checkpoint's."""
@@ -158,8 +284,7 @@ class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
         for number, swept_s in retired.items():
             if swept_s is not None and now_s - swept_s < SETTLE_S:
                 continue
-            with closing(self._of(number)) as committer:
-                committer.sweep([listed.handle for listed in keep if listed.number == number])
+            self._ends.sweep(number, [listed.handle for listed in keep if listed.number == number])
             if swept_s is None:
                 with self._lock:
                     self._retired[number] = now_s
@@ -178,9 +303,6 @@ class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
     def close(self) -> None:
         """Give connections back."""
         self._driver.close()
-
-    def _of(self, number: int) -> Committer[HandleT]:
-        return self._sink.committer(self._store.roster.job(number))
 
 
 def _by_number(handles: Sequence[WorkerHandle[HandleT]]) -> dict[int, list[HandleT]]:

@@ -58,7 +58,7 @@ from headrace.runners.local.checkpoints import (
     RunCheckpoint,
     RunCheckpointSerializer,
 )
-from headrace.runners.local.commits import EPOCH_BITS, RunCommitter
+from headrace.runners.local.commits import EPOCH_BITS, RunCommitter, first_attempt
 from headrace.runners.local.core import (
     After,
     AssignSplits,
@@ -387,7 +387,7 @@ class _Coordination:
             self._order.pipeline,
             self._socket,
             number,
-            self._store.roster.job(number),
+            first_attempt(self._pipeline.sink, self._store.roster, number),
             self._order.version,
             self._order.settings.heartbeat_interval_s,
         )

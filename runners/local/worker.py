@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,12 @@ CLOSE_S = 5.0
 
 @dataclass(frozen=True)
 class WorkerOrder:
-    """What a worker's process is started with. `job`: its name at the sink."""
+    """What a worker's process is started with. `first`: its first transaction; the next ones are of the next epochs."""
 
     pipeline: Pipeline | PipelineFile
     socket: Path
     number: int
-    job: str
+    first: Attempt
     version: str
     heartbeat_s: float
 
@@ -151,8 +151,8 @@ class _Worker:
     def _written(self) -> Transaction[Any]:
         if self._transaction is None:
             self._pipeline.sink.reached()  # by the coordinator, which has recovered before there was a split to read
-            # The number makes the job one that no other worker has, so its epochs count its transactions.
-            self._transaction = self._pipeline.sink.begin(Attempt(self._order.job, self._begun, 0, 0))
+            # No other worker has its job and task, so its epochs count its transactions.
+            self._transaction = self._pipeline.sink.begin(replace(self._order.first, epoch=self._begun))
             self._begun += 1
         return self._transaction
 

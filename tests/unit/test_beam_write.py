@@ -129,6 +129,14 @@ def exactly_once(options: list[str], runner: str | None = None) -> None:
     _ = batches | WriteExactlyOnce(MemorySink(MemoryTransactionLog()))
 
 
+def test_a_sink_that_commits_an_epoch_as_a_whole_is_refused() -> None:
+    class Listed(MemorySink):
+        commits_by_list = True
+
+    with pytest.raises(UsageError, match="Listed commits an epoch as a whole, and shards under Beam commit one by one"):
+        WriteExactlyOnce(Listed(MemoryTransactionLog()))
+
+
 FLINK = ["--runner=FlinkRunner", "--streaming"]
 CHECKPOINTS = "--checkpointing_interval=1000"
 FINISH = "--finish_bundle_before_checkpointing"

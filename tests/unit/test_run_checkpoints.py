@@ -13,7 +13,6 @@ from headrace.connectors.sink import Attempt
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import FencedError, RetriableError, StateError, UsageError
 from headrace.enumerator.ledger import SplitState
-from headrace.files import FileSink
 from headrace.run import ExponentialDelay, FixedDelay, Pipeline, Retention, RunSettings
 from headrace.runners.local.checkpoints import (
     CheckpointNotStoredError,
@@ -422,15 +421,6 @@ def test_a_pipeline_of_what_cannot_be_its_part_is_refused():
     ):
         with pytest.raises(UsageError, match=message):
             Pipeline(*arguments)
-
-
-def test_a_sink_whose_lists_commit_is_refused(tmp_path):
-    pytest.importorskip("deltalake")
-    from headrace.delta import DeltaSink
-
-    with pytest.raises(UsageError, match="DeltaSink commits an epoch as a whole"):
-        Pipeline(MemorySource(MemoryLog()), DeltaSink(str(tmp_path)))
-    Pipeline(MemorySource(MemoryLog()), FileSink(str(tmp_path)))
 
 
 def test_a_pipeline_that_cannot_travel_is_refused_before_anything_starts(tmp_path):

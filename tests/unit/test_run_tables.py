@@ -1,0 +1,302 @@
+"""Tables as sinks of `headrace run`: a checkpoint of all workers is one commit of the table, whoever dies where."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headrace.connectors.commit import JobCommitter
+from headrace.connectors.sink import Attempt
+from headrace.connectors.tables.committer import TableCommitter
+from headrace.connectors.tables.handles import TableHandleSerializer
+from headrace.connectors.tables.upkeep import MarkState, TableUpkeep
+from headrace.delta import DeltaSink
+from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
+from headrace.enumerator.errors import DataLossError, FencedError, PeerError
+from headrace.enumerator.ledger import SplitState
+from headrace.iceberg import IcebergSink
+from headrace.kafka import KafkaSource, Latest
+from headrace.run import Pipeline
+from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpointSerializer
+from headrace.runners.local.commits import SETTLE_S, RunCommitter, first_attempt
+from headrace.runners.local.core import WorkerHandle
+from headrace.sinks import TwoPhaseSink
+from headrace.testing import FakeKafka, MemorySplit
+from headrace.testing.memory import MemorySplitSerializer
+from tests.helpers.iceberg_rig import TABLE, catalog_of, iceberg_values
+from tests.helpers.table_rig import (
+    VALUES,
+    KilledError,
+    WatchedLog,
+    batch_of,
+    delta_actions,
+    delta_values,
+    open_marks,
+    unadded_transactions,
+)
+
+SERIALIZER = RunCheckpointSerializer(CheckpointSerializer("memory", MemorySplitSerializer()), TableHandleSerializer())
+
+
+STEP = 4
+"""Deaths that are tried: at each fourth thing that is done. All of them (1) take half a minute."""
+
+
+class Folder:
+    """A run's folder and its table. `around` and `calling` are told of what its coordinators do, as `WatchedLog` has it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.sink = DeltaSink(str(root / "table"))
+        self.sink.create_table(VALUES)
+        self.now_s = 0.0
+        self.drawn = 0
+        self.store = self.opened("checkpoints")
+        self.store.enlist(0)
+
+    def opened(self, name: str) -> CheckpointStore[Any, Any]:
+        return CheckpointStore(self.root / name, SERIALIZER, 1)
+
+    def coordinator(
+        self,
+        store: CheckpointStore[Any, Any] | None = None,
+        around: Callable[[int, Callable[[], None]], None] = lambda number, commit: commit(),
+        calling: Callable[[], None] = lambda: None,
+    ) -> tuple[RunCommitter[Any, Any], JobCommitter[Any]]:
+        """A new life, which has recovered nothing yet."""
+        store = store or self.store
+        sink = Watched(self.sink, around, calling)
+        run = RunCommitter(store, sink, store.latest(), 0, lambda: self.now_s, self.draw, lambda number: None)
+        return run, JobCommitter("x", run)
+
+    def draw(self) -> int:
+        self.drawn += 1
+        return self.drawn
+
+    def prepared(self, number: int, epoch: int, value: str) -> WorkerHandle[Any]:
+        transaction = self.begun(number, epoch, value)
+        return WorkerHandle(number, transaction.prepare())
+
+    def enlisted(self, number: int, value: str) -> WorkerHandle[Any]:
+        """What a new worker has prepared."""
+        self.store.enlist(number)
+        return self.prepared(number, 0, value)
+
+    def begun(self, number: int, epoch: int, value: str) -> Any:
+        first = first_attempt(self.sink, self.store.roster, number)
+        transaction = self.sink.begin(Attempt(first.job, epoch, first.task, first.number))
+        transaction.write(batch_of([value]))
+        return transaction
+
+    def left_open(self) -> set[str]:
+        run = self.store.roster.run
+        lists = {path.name for path in (Path(self.sink.uri) / "_headrace" / run).glob("*.json")}
+        return open_marks(self.sink.uri, run) | unadded_transactions(self.sink.uri, run) | lists
+
+    def values(self) -> list[str]:
+        return delta_values(self.sink.uri)
+
+    def adding_commits(self) -> int:
+        """Versions that have added anything."""
+        logs = (Path(self.sink.uri) / "_delta_log").glob("*.json")
+        return sum(any("add" in json.loads(line) for line in log.read_text().splitlines()) for log in logs)
+
+
+class Watched(TwoPhaseSink[Any]):
+    """A table sink whose committers are watched."""
+
+    commits_by_list = True
+
+    def __init__(self, inner: DeltaSink, around: Any, calling: Any) -> None:
+        self.inner, self.around, self.calling = inner, around, calling
+
+    @property
+    def handles(self) -> Any:
+        return self.inner.handles
+
+    def begin(self, attempt: Attempt) -> Any:
+        return self.inner.begin(attempt)
+
+    def committer(self, job: str) -> TableCommitter:
+        return TableCommitter(WatchedLog(self.inner.log(), self.around, self.calling), job, self.inner.uri)
+
+    def recorded_epochs(self) -> Any:
+        return self.inner.recorded_epochs()
+
+
+def positions(number: int) -> Checkpoint[MemorySplit]:
+    return Checkpoint(number, (SplitState(MemorySplit("a", number), False),), False)
+
+
+def commit(run: RunCommitter[Any, Any], job: JobCommitter[Any], number: int, *handles: WorkerHandle[Any]) -> None:
+    run.propose(positions(number))
+    job.commit(number, handles)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Folder:
+    return Folder(tmp_path)
+
+
+def test_a_checkpoint_of_all_workers_is_one_version_of_the_table(folder):
+    run, job = folder.coordinator()
+    job.recover()
+    commit(run, job, 1, folder.prepared(1, 0, "a"), folder.prepared(2, 0, "b"))
+    commit(run, job, 2, folder.prepared(2, 1, "c"))
+    assert folder.values() == ["a", "b", "c"]
+    assert folder.adding_commits() == 2
+    assert folder.left_open() == set()
+
+
+def test_a_commit_leaves_alone_what_living_workers_write_and_removes_what_dead_ones_have_left(folder):
+    run, job = folder.coordinator()
+    job.recover()
+    for number in (1, 2, 21):
+        folder.store.enlist(number)
+    living, dead = folder.begun(21, 0, "later"), folder.begun(2, 0, "lost")
+    run.retire(2)
+    commit(run, job, 1, folder.prepared(1, 0, "a"))
+    with pytest.raises(PeerError, match="given up by a driver"):
+        dead.prepare()
+    commit(run, job, 2, WorkerHandle(21, living.prepare()))
+    assert folder.values() == ["a", "later"]
+    assert folder.left_open() == set()
+    late = folder.begun(2, 1, "a request that was under way")
+    folder.now_s = SETTLE_S
+    commit(run, job, 3)
+    with pytest.raises(PeerError, match="given up by a driver"):
+        late.prepare()
+    assert 2 not in folder.store.roster.unswept
+
+
+class Death:
+    """Kills at the nth thing that is done: calls of the table's store, both sides of commits, and of checkpoints stored."""
+
+    def __init__(self, nth: int) -> None:
+        self.left = nth
+
+    def step(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KilledError
+
+    def storing(self, write: Any) -> Any:
+        """In place of `CheckpointStore.write`."""
+
+        def dying(store: Any, checkpoint: Any) -> None:
+            self.step()
+            write(store, checkpoint)
+            self.step()
+
+        return dying
+
+    def around(self, _: int, commit: Callable[[], None]) -> None:
+        self.step()
+        commit()
+        self.step()
+
+
+def test_a_coordinator_that_dies_before_anything_that_it_does(tmp_path, monkeypatch):
+    """Its successor writes again what no stored checkpoint has, and nothing else; nothing is left."""
+    deaths, write = 0, CheckpointStore.write
+    for nth in range(1, 200, STEP):
+        folder = Folder(tmp_path / str(nth))
+        run, job = folder.coordinator()
+        job.recover()
+        commit(run, job, 1, folder.prepared(1, 0, "a"))
+        folder.store.enlist(2)
+        folder.prepared(2, 0, "loser")
+        death = Death(nth)
+        with monkeypatch.context() as patched:
+            patched.setattr(CheckpointStore, "write", death.storing(write))
+            run, job = folder.coordinator(None, death.around, death.step)
+            try:
+                job.recover()
+                commit(run, job, 2, folder.enlisted(3, "b"), folder.enlisted(4, "c"))
+            except KilledError:
+                deaths += 1
+        is_stored = folder.store.last_id == 2
+        run, job = folder.coordinator()
+        job.recover()
+        assert folder.values() == (["a", "b", "c"] if is_stored else ["a"]), nth
+        if not is_stored:
+            commit(run, job, 2, folder.enlisted(5, "b"), folder.enlisted(6, "c"))
+        commit(run, job, 3, folder.enlisted(7, "d"))
+        assert folder.values() == ["a", "b", "c", "d"], nth
+        assert folder.left_open() == set(), nth
+        folder.store.close()
+        if death.left > 0:
+            break
+    assert deaths > 5
+
+
+def test_a_coordinator_that_was_replaced_commits_nothing(folder):
+    run, job = folder.coordinator()
+    job.recover()
+    (folder.root / "copy").mkdir()
+    (folder.root / "copy" / "run.json").write_bytes((folder.root / "checkpoints" / "run.json").read_bytes())
+    copy = folder.opened("copy")
+    _, newer = folder.coordinator(copy)
+    newer.recover()
+    with pytest.raises(FencedError):
+        commit(run, job, 1, folder.prepared(1, 0, "a"))
+    assert folder.values() == []
+    copy.close()
+
+
+def test_files_that_somebody_removes_before_a_stored_checkpoint_is_committed_are_said_to_be_lost(folder):
+    def refused(number: int, commit: Callable[[], None]) -> None:
+        if number == 2:
+            raise PeerError("planted: no rights")
+        commit()
+
+    run, job = folder.coordinator(None, refused)
+    job.recover()
+    handle = folder.prepared(1, 0, "a")
+    with pytest.raises(PeerError, match="no rights"):
+        commit(run, job, 1, handle)
+    (Path(folder.sink.uri) / handle.handle.files[0].path).unlink()
+    with pytest.raises(DataLossError, match="checkpoint 1 is stored and not committed, and cannot be committed any more"):
+        folder.coordinator()[1].recover()
+    assert not any("add" in action for action in delta_actions(folder.sink.uri))
+
+
+def test_upkeep_shows_what_a_run_has_open_and_removing_it_fences_the_coordinator(folder):
+    run, job = folder.coordinator()
+    job.recover()
+    commit(run, job, 1, folder.prepared(1, 0, "a"))
+    handle = folder.prepared(1, 1, "b")
+    upkeep = TableUpkeep(folder.sink.log(), folder.sink.uri)
+    (found,) = upkeep.transactions()
+    assert (found.job, found.place, found.state) == (folder.store.roster.run, handle.handle.place, MarkState.OPEN)
+    assert upkeep.remove(found.job, {found.place}) == {found.place}
+    with pytest.raises(PeerError, match="not there any more"):
+        commit(run, job, 2, handle)
+    assert folder.values() == ["a"]
+
+
+# --- in processes -------------------------------------------------------------------------------------------------------
+
+
+def topic_of(kafka: FakeKafka, rows: int) -> KafkaSource:
+    kafka.create_topic("in", partitions=2)
+    for number in range(rows):
+        kafka.append("in", b"%d" % number, partition=number % 2)
+    return KafkaSource(kafka.bootstrap, topics=["in"], stop=Latest(), columns=["value"])
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_a_topic_becomes_a_table(tmp_path, kind):
+    rows = pa.schema([("value", pa.binary())])
+    sink = DeltaSink(str(tmp_path / "table")) if kind == "delta" else IcebergSink(TABLE, catalog_of(str(tmp_path)))
+    sink.create_table(rows)
+    with FakeKafka() as kafka:
+        Pipeline(topic_of(kafka, 300), sink).run(checkpoints=str(tmp_path / "checkpoints"), workers=2, interval_s=0.2)
+    found = delta_values(sink.uri) if isinstance(sink, DeltaSink) else iceberg_values(str(tmp_path))
+    assert Counter(map(int, found)) == Counter(range(300))
