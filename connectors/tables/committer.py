@@ -91,7 +91,8 @@ class TableCommitter(Committer[TableHandle]):
         there = self._retrying(lambda: self._work().data_files(handle.place))
         gone = {file.path for file in handle.files} - there.keys()
         # a compaction may have taken their place, and a vacuum may have removed them then
-        if gone and self._retrying(lambda: self._log.load().refers_to(gone)):
+        is_lost = bool(gone) and self._retrying(lambda: self._log.load().refers_to(gone))
+        if is_lost:
             return Outcome.ABORTED
         self._retrying(lambda: self._work().close(handle.place))
         return Outcome.COMMITTED
