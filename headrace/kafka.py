@@ -5,6 +5,7 @@
 yours, drives them as `headrace.connectors.sink` says.
 """
 
+from headrace.connectors.dead_letters import DeadLetters
 from headrace.connectors.kafka.client.login.sasl import SaslConfig
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Position, Timestamp
 from headrace.connectors.kafka.read.source import KafkaBatches, KafkaSource
@@ -15,6 +16,7 @@ __all__ = [
     "At",
     "AtLeastOnceKafkaSink",
     "Committed",
+    "DeadLetters",
     "Earliest",
     "KafkaBatches",
     "KafkaSink",

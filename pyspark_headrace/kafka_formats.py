@@ -86,6 +86,10 @@ class TypedFormat(ValueFormat):
         more = [BadValue(row, "a time or a number in it is beyond the range of Spark's type") for row in unfit]
         return DecodedValues(pa.concat_arrays(parts), sorted([*bad, *more]))
 
+    def schema_ids(self, values: pa.Array, headers: pa.Array | None) -> list[str | None]:
+        """As of the format within."""
+        return self.inner.schema_ids(values, headers)
+
     def encode(self, values: pa.Array) -> pa.Array:
         """As of the format within."""
         return self.inner.encode(values)

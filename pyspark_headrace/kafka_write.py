@@ -11,6 +11,7 @@ from typing import Any
 
 from pyspark.sql.types import StructType
 
+from headrace.connectors.dead_letters import DEAD_LETTER
 from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC, DEFAULT_PREFIX
 from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink, KafkaSink
 from headrace.enumerator.errors import UsageError
@@ -28,6 +29,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "value": ("string", "binary"),
     "partition": ("int",),
     "headers": ("array<struct<key:string,value:binary>>",),
+    DEAD_LETTER: ("struct<topic:string,key:binary,value:binary,headers:array<struct<key:string,value:binary>>>",),
 }
 """What is written of a row, and the types it may have; a frame's other columns are left out, as Spark's sink does."""
 
@@ -35,6 +37,12 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 def kafka_columns(schema: StructType, sink: KafkaSink | AtLeastOnceKafkaSink) -> list[str]:
     """The columns of a frame that are written. Raises UsageError for a missing one, or one of another type."""
     encoded = {"key": sink.key, "value": sink.value}
+    for field in schema:
+        if field.name == DEAD_LETTER and "topic" not in getattr(field.dataType, "names", ()):
+            raise UsageError(
+                f"the column {DEAD_LETTER} does not say where dead letters go: headrace.spark.with_dead_letters(frame, topic) "
+                f"does; or drop it, and bad records are written with a null value"
+            )
     of_any_type = {each.name: [each.dataType.simpleString()] for each in schema if encoded.get(each.name) is not None}
     return check_columns(schema, {**COLUMNS, **of_any_type}, ["value"])
 

@@ -63,6 +63,11 @@ class ValueFormat(ABC):
         del headers
         return self.decode(values)
 
+    def schema_ids(self, values: pa.Array, headers: pa.Array | None) -> list[str | None]:
+        """For each record the id of the schema that it names. None, as by default for all, where it names none."""
+        del headers
+        return [None] * len(values)
+
     @abstractmethod
     def encode(self, values: pa.Array) -> pa.Array:
         """A column of `arrow_type`, or one that Arrow casts to it, as a binary one. Nulls stay null.

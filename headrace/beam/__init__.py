@@ -7,6 +7,7 @@ or your own process. Needs `pip install 'headrace[beam]'`.
 from headrace._extras import needs_extra as _needs_extra
 
 with _needs_extra("beam", "apache_beam"):
+    from headrace.beam.dead_letters import SplitDeadLetters
     from headrace.beam.kafka_read import ReadFromKafka
     from headrace.beam.kafka_records import KafkaHeader, KafkaRecord
     from headrace.beam.kafka_write import WriteToKafka
@@ -25,6 +26,7 @@ __all__ = [
     "ProcessingTime",
     "ReadFromKafka",
     "ReadFromSource",
+    "SplitDeadLetters",
     "WriteToKafka",
     "schema_of",
 ]

@@ -13,16 +13,17 @@ import pyarrow as pa
 import pytest
 from apache_beam.coders import RowCoder
 from apache_beam.portability.api import schema_pb2
+from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.typehints.schemas import typing_to_runner_api
 
-from headrace.beam import KafkaHeader, KafkaRecord, ProcessingTime, ReadFromKafka
+from headrace.beam import KafkaHeader, KafkaRecord, ProcessingTime, ReadFromKafka, SplitDeadLetters, WriteToKafka
 from headrace.beam.kafka_read import LogAppendTime
 from headrace.beam.kafka_records import as_kafka_records, as_pairs
 from headrace.connectors.kafka.format.decode import ALL_COLUMNS, arrow_schema
 from headrace.enumerator.errors import UsageError
 from headrace.formats import JsonFormat
 from headrace.kafka import At, Committed, Earliest, Latest, Timestamp
-from headrace.testing.fake_kafka import FakeKafka
+from headrace.testing.fake_kafka import FakeKafka, NewRecord
 
 CONFIG = {"bootstrap.servers": "localhost:9092"}
 
@@ -166,13 +167,38 @@ def test_formats_make_typed_batches_and_bad_records_can_be_kept():
             output="arrow",
         )
         source = pickle.loads(pickle.dumps(read._read._source))
-        assert source.schema.names == [*ALL_COLUMNS, "badValue", "badReason"]
+        assert source.schema.names == [*ALL_COLUMNS, "badValue", "badReason", "deadLetter"]
         rows = [row for batch in source.batches() for row in batch.to_pylist()]
     assert [(row["value"], row["badValue"]) for row in rows] == [({"a": 1}, None), (None, b"bad")]
     asked = {"value_format": value, "on_bad_record": "keep", "output": "arrow", "columns": ["offset", "badValue"]}
     assert source_of(**asked).schema.names == ["offset", "badValue"]
     with pytest.raises(UsageError, match='value_format and key_format are for output="arrow"'):
         source_of(value_format=value)
+
+
+def test_dead_letters_are_an_output_of_their_own_that_can_be_written():
+    value = JsonFormat(pa.struct([("a", pa.int64())]))
+    with FakeKafka() as kafka:
+        for topic in ("t", "letters"):
+            kafka.create_topic(topic, partitions=1)
+        kafka.append("t", b'{"a": 1}', NewRecord(b"bad", key=b"k", headers=[("h", b"v")]), b'{"a": 2}')
+        config = {"bootstrap.servers": kafka.bootstrap}
+        with beam.Pipeline() as pipeline:
+            read = ReadFromKafka(
+                config, ["t"], start=Earliest(), stop=Latest(), value_format=value, on_bad_record="keep", output="arrow"
+            )
+            records, letters = pipeline | read | SplitDeadLetters()
+            _ = letters | WriteToKafka(config, "letters")
+            rows = records | beam.FlatMap(lambda batch: batch.select(["value", "offset"]).to_pylist())
+            assert_that(rows, equal_to([{"value": {"a": 1}, "offset": 0}, {"value": {"a": 2}, "offset": 2}]))
+            _ = records | beam.Map(lambda batch: _without_bad(batch.schema.names))
+        (letter,) = kafka.records("letters")
+    assert (letter.key, letter.value, letter.headers[0]) == (b"k", b"bad", ("h", b"v"))
+    assert dict(letter.headers)["__connect.errors.offset"] == b"1"
+
+
+def _without_bad(names):
+    assert not {"badValue", "badReason", "deadLetter"} & set(names)
 
 
 def test_discovery_goes_on_and_its_interval_can_be_chosen():

@@ -21,6 +21,7 @@ from confluent_kafka.serialization import SerializationContext
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
 
+from headrace.connectors.dead_letters import ADDRESSED_TYPE, LETTER_TYPE
 from headrace.connectors.formats.registry import client
 from headrace.connectors.sink import Attempt
 from headrace.enumerator.errors import CorruptDataError, StateError, UsageError
@@ -224,10 +225,34 @@ def test_a_bad_record_fails_the_task_by_default_and_is_named(kafka, with_bad):
 
 def test_bad_records_are_kept_with_their_bytes_and_the_reason(kafka, with_bad):
     frame = Frame(kafka, onBadRecord="keep", **with_bad)
-    assert frame.schema.names[-2:] == ["badValue", "badReason"]
+    assert frame.schema.names[-3:] == ["badValue", "badReason", "deadLetter"]
     assert [row is not None for row in frame.column("value")] == [True, False, False, False, True]
     assert frame.column("badValue") == [None, b"not avro", None, b"\0\0\0\0\1", None]
     assert [reason and reason[:6] for reason in frame.column("badReason")] == [None, "value:", None, "value:", None]
+
+
+def test_a_dead_letter_is_whole_though_the_users_schema_leaves_out_all_else(kafka, with_bad):
+    letter = from_arrow_schema(pa.schema([("deadLetter", LETTER_TYPE)]))["deadLetter"]
+    delay = StructField("value", StructType([StructField("delay", IntegerType())]))
+    frame = Frame(kafka, StructType([delay, letter]), onBadRecord="keep", **with_bad)
+    assert [row and (row["key"], row["value"]) for row in frame.column("deadLetter")] == [
+        None,
+        (None, b"not avro"),
+        None,
+        (None, b"\0\0\0\0\1"),
+        None,
+    ]
+
+
+def test_a_sink_takes_dead_letters_that_say_where_they_go_and_refuses_others(kafka):
+    options = {"kafka.bootstrap.servers": kafka.bootstrap, "topic": "out"}
+    value, as_read, as_sent = (
+        from_arrow_schema(pa.schema([each]))[0]
+        for each in [("value", pa.binary()), ("deadLetter", LETTER_TYPE), ("deadLetter", ADDRESSED_TYPE)]
+    )
+    assert planned_stream_write(options, StructType([as_sent, value]), complete=False)[1] == ["deadLetter", "value"]
+    with pytest.raises(UsageError, match=r"does not say where dead letters go: headrace\.spark\.with_dead_letters"):
+        planned_stream_write(options, StructType([value, as_read]), complete=False)
 
 
 def test_bad_records_are_skipped_and_counted_in_the_log(kafka, with_bad, caplog):

@@ -113,6 +113,14 @@ class RegisteredAvroFormat(ValueFormat):
             parts.append(_Part(group.rows, decoded.values))
         return DecodedValues(self._in_order(parts), sorted(bad))
 
+    def schema_ids(self, values: pa.Array, headers: pa.Array | None) -> list[str | None]:
+        """Of each value the number or GUID that stands before it, or in a header, whether or not the registry knows it."""
+        ids: dict[int, str] = {}
+        for group in framing(as_binary(values), headers, self._field):
+            if isinstance(group, Framed):
+                ids |= dict.fromkeys(group.rows.to_pylist(), str(group.schema_id))
+        return [ids.get(row) for row in range(len(values))]
+
     def encode(self, values: pa.Array) -> pa.Array:
         """Values by the reader's schema, with its id before each, as `ValueFormat` says."""
         if not isinstance(self.reader.id, int):

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.connectors.counters import COUNTERS, Counted
+from headrace.connectors.dead_letters import DEAD_LETTER, LETTER_TYPE, BadParts, letter_column
 from headrace.connectors.formats.value_format import ColumnFullError, ValueFormat
 from headrace.connectors.kafka.format.decode import arrow_schema
 from headrace.connectors.kafka.read.split import KafkaSplit
@@ -30,12 +31,15 @@ BadRecords = Literal["fail", "keep", "skip"]
 
 _BAD_NAMES = {"key": "badKey", "value": "badValue"}
 _REASON = "badReason"
+_BAD_TYPES = {"badKey": pa.binary(), "badValue": pa.binary(), _REASON: pa.string(), DEAD_LETTER: LETTER_TYPE}
+_OF_A_LETTER = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
 _SHOWN_BYTES = 16
 
 
 @dataclass(frozen=True)
 class TypedColumns:
-    """The `columns` that are asked for, some of them decoded. With on_bad "keep" there are badKey, badValue and badReason, too.
+    """The `columns` that are asked for, some of them decoded. With on_bad "keep" there are badKey, badValue, badReason and
+    deadLetter, too.
 
     Raises UsageError for a column that there is not.
     """
@@ -56,7 +60,7 @@ class TypedColumns:
         """The names of those that tell of bad records, in their order."""
         if self.on_bad != "keep" or not self.formats:
             return ()
-        return (*(bad for name, bad in _BAD_NAMES.items() if name in self.formats), _REASON)
+        return (*(bad for name, bad in _BAD_NAMES.items() if name in self.formats), _REASON, DEAD_LETTER)
 
     @property
     def schema(self) -> pa.Schema:
@@ -64,7 +68,7 @@ class TypedColumns:
         raw = arrow_schema([name for name in self.columns if name not in self.bad_columns()])
         typed = [each.with_type(self.formats[each.name].arrow_type) if each.name in self.formats else each for each in raw]
         bad = [name for name in self.bad_columns() if name in self.columns]
-        return pa.schema([*typed, *(pa.field(name, pa.string() if name == _REASON else pa.binary()) for name in bad)])
+        return pa.schema([*typed, *(pa.field(name, _BAD_TYPES[name]) for name in bad)])
 
     @property
     def wanted(self) -> Mapping[str, ValueFormat]:
@@ -74,10 +78,11 @@ class TypedColumns:
 
     @property
     def raw(self) -> tuple[str, ...]:
-        """The columns that are needed of the records."""
+        """The columns that are needed of the records: of a dead letter all that the record is, whatever is asked for."""
         headers = ["headers"] if any(each.reads_headers for each in self.wanted.values()) else []
         asked = [name for name in self.columns if name not in self.bad_columns()]
-        return tuple(dict.fromkeys([*asked, *self.wanted, "offset", *headers]))
+        letter = _OF_A_LETTER if DEAD_LETTER in self.columns else ()
+        return tuple(dict.fromkeys([*asked, *self.wanted, "offset", *headers, *letter]))
 
     def decoded(self, records: pa.RecordBatch, split: KafkaSplit) -> tuple[pa.RecordBatch, int]:
         """The batch with typed columns, and how many records were left out as they are bad.
@@ -87,7 +92,7 @@ class TypedColumns:
         """
         headers = records.column("headers") if "headers" in records.schema.names else None
         columns = {name: records.column(name) for name in records.schema.names}
-        reasons: dict[int, list[str]] = {}
+        reasons: dict[int, list[tuple[str, str]]] = {}
         for name, each in self.wanted.items():
             values, bad = each.decode_records(records.column(name), headers)
             if bad and self.on_bad == "fail":
@@ -95,19 +100,33 @@ class TypedColumns:
             columns[name] = values
             columns[_BAD_NAMES[name]] = _only(records.column(name), {row for row, _ in bad})
             for row, reason in bad:
-                reasons.setdefault(row, []).append(f"{name}: {reason}")
+                reasons.setdefault(row, []).append((name, reason))
         columns[_REASON] = _texts(records.num_rows, reasons)
+        if DEAD_LETTER in self.columns:
+            columns[DEAD_LETTER] = letter_column(records, self._bad_parts(records, headers, reasons))
         schema = self.schema
         batch = pa.record_batch([columns[field.name] for field in schema], schema=schema)
         if self.on_bad == "skip" and reasons:
             batch = batch.filter(pa.array([row not in reasons for row in range(records.num_rows)]))
         return batch, len(reasons)
 
+    def _bad_parts(
+        self, records: pa.RecordBatch, headers: pa.Array | None, reasons: Mapping[int, Sequence[tuple[str, str]]]
+    ) -> dict[int, BadParts]:
+        """What a dead letter says of each bad record."""
+        parts = {part for told in reasons.values() for part, _ in told[:1]}
+        ids = {part: self.formats[part].schema_ids(records.column(part), headers) for part in parts}
+        return {row: BadParts(_told(told), told[0][0], ids[told[0][0]][row]) for row, told in reasons.items()}
 
-def _texts(rows: int, reasons: Mapping[int, Sequence[str]]) -> pa.Array:
+
+def _told(reasons: Sequence[tuple[str, str]]) -> str:
+    return "; ".join(f"{name}: {reason}" for name, reason in reasons)
+
+
+def _texts(rows: int, reasons: Mapping[int, Sequence[tuple[str, str]]]) -> pa.Array:
     if not reasons:
         return pa.nulls(rows, pa.string())
-    return pa.array(["; ".join(reasons[row]) if row in reasons else None for row in range(rows)], pa.string())
+    return pa.array([_told(reasons[row]) if row in reasons else None for row in range(rows)], pa.string())
 
 
 def _only(values: pa.Array, rows: set[int]) -> pa.Array:

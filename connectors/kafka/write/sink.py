@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.connectors.dead_letters import parted
 from headrace.connectors.formats.value_format import ValueFormat
 from headrace.connectors.kafka.client.arguments import client_config
 from headrace.connectors.kafka.client.cluster import KafkaCluster, enduring_cluster
@@ -103,6 +104,9 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
     - `sasl`: who logs in, in place of the properties; needed for OAUTHBEARER, whose tokens a Python object provides.
     - `value`, `key`: formats of `headrace.formats` that encode these columns (default None: they are bytes or strings). A row
       that its format cannot hold is an error of the write.
+
+    A row whose column `deadLetter` is not null is written to the topic that stands there, as it stands there, and its other
+    columns are not; see `headrace.connectors.dead_letters`.
 
     A value that is checked when made, hashable and picklable; contacts nobody. Raises UsageError for anything that contradicts
     itself.
@@ -232,9 +236,10 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
 
     def targets_of(self, rows: pa.RecordBatch) -> frozenset[str]:
         """The topics that rows name; nothing where the sink has a topic for all."""
-        if self.topic is not None or _TOPIC_COLUMN not in rows.schema.names:
+        if self.topic is not None:
             return frozenset()
-        return frozenset(str(name) for name in rows.column(_TOPIC_COLUMN).unique().to_pylist())
+        named = [part for part in parted(rows) if part is not None and _TOPIC_COLUMN in part.schema.names]
+        return frozenset(str(name) for part in named for name in part.column(_TOPIC_COLUMN).unique().to_pylist())
 
     def names(self, job: str) -> JobNames:
         """The transactional ids of a job at this destination."""
@@ -306,10 +311,11 @@ class _Rows:
         self._cluster, self._topic, self._encoder, self._commit_topic = cluster, topic, encoder, commit_topic
         self._encoders: dict[str, RecordEncoder] = {}
 
-    def write(self, rows: pa.RecordBatch, sender: BatchSender) -> None:
-        """Encode, and send what is full."""
+    def write(self, rows: pa.RecordBatch, letters: pa.RecordBatch | None, sender: BatchSender) -> None:
+        """Make batches, and send what is full. Of `letters` each names its topic, also where all other rows have one."""
         now_ms = time.time_ns() // 1_000_000
-        for topic, part in self._by_topic(rows):
+        others = [] if letters is None else _each_to_its_own(letters)
+        for topic, part in [*(self._by_topic(rows) if rows.num_rows else ()), *others]:
             if topic == self._commit_topic:
                 raise UsageError(f"a row names the topic {topic!r}, which holds the lists of transactions: choose another one")
             if topic not in self._encoders:
@@ -340,11 +346,16 @@ class _Rows:
             return [(self._topic, rows.drop_columns([_TOPIC_COLUMN]) if has_column else rows)]
         if not has_column:
             raise UsageError(f"no topic: give the option 'topic', or a column {_TOPIC_COLUMN!r}; there are {rows.schema.names}")
-        names = rows.column(_TOPIC_COLUMN)
-        if names.null_count:
-            raise UsageError(f"null topic present in the data: {names.null_count} of {rows.num_rows} rows have none")
-        rest = rows.drop_columns([_TOPIC_COLUMN])
-        return [(name, rest.filter(pc.equal(names, name))) for name in names.unique().to_pylist()]
+        return _each_to_its_own(rows)
+
+
+def _each_to_its_own(rows: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:
+    """The rows by the topic that they name."""
+    names = rows.column(_TOPIC_COLUMN)
+    if names.null_count:
+        raise UsageError(f"null topic present in the data: {names.null_count} of {rows.num_rows} rows have none")
+    rest = rows.drop_columns([_TOPIC_COLUMN])
+    return [(name, rest.filter(pc.equal(names, name))) for name in names.unique().to_pylist()]
 
 
 class KafkaTransaction(Transaction[KafkaHandle]):
@@ -365,10 +376,11 @@ class KafkaTransaction(Transaction[KafkaHandle]):
         transaction timeout if it is longer than brokers allow."""
         if batch.num_rows == 0:
             return
-        encoded = _encoded(batch, self._sink)
+        rest, letters = parted(batch)
+        encoded = _encoded(rest, self._sink)
         sender, rows = self._begun()
         with self._explaining():
-            rows.write(encoded, sender)
+            rows.write(encoded, letters, sender)
 
     def prepare(self) -> KafkaHandle | None:
         """All acknowledged by all in-sync replicas."""
@@ -527,13 +539,14 @@ class _AtLeastOnceTransaction(Transaction[Any]):
     def write(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows == 0:
             return
-        encoded = _encoded(batch, self._sink)
+        rest, letters = parted(batch)
+        encoded = _encoded(rest, self._sink)
         if self._sender is None or self._rows is None:
             config, cluster = self._sink.config, enduring_cluster(self._sink.config)
             producer = Transactions(cluster).init_idempotent()
             self._sender = idempotent_sender(cluster)
             self._rows = _Rows(cluster, self._sink.topic, lambda partitions: _encoder(config, partitions, producer))
-        self._rows.write(encoded, self._sender)
+        self._rows.write(encoded, letters, self._sender)
 
     def prepare(self) -> None:
         try:

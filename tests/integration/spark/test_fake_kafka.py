@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from pyspark.errors import StreamingQueryException
 
+from headrace.spark import with_dead_letters
 from headrace.testing.fake_kafka import CutAfter, ErrorCode, FakeKafka, Refuse
 from tests.helpers.schema_registry import FakeRegistry
 
@@ -175,6 +178,15 @@ def test_typed_values_of_a_registry_are_rows_in_a_batch_and_in_a_stream_that_goe
         shown = (good.number, good.symbol, good.day.isoformat(), str(good.price), bytes(good.raw), good.many, good.named)
         assert shown == (1, "y", "1970-01-03", "12.34", b"ab", ["z", None], {"k": 0.0})
         assert [bytes(row.badValue) for row in rows if row.badValue is not None] == [b"bad"]
+        for topic in ("good", "letters"):
+            kafka.create_topic(topic, partitions=1)
+        sink = {"kafka.bootstrap.servers": kafka.bootstrap, "topic": "good", "valueFormat": "json"}
+        rows = frame.where("partition = 1").select("value.number", "deadLetter")
+        rows = rows.selectExpr("CASE WHEN deadLetter IS NULL THEN STRUCT(number) END AS value", "deadLetter")
+        with_dead_letters(rows, "letters").write.format("headrace").mode("append").options(**sink).save()
+        assert [json.loads(record.value) for record in kafka.records("good")] == [{"number": 1}]
+        ((letter, told),) = [(record.value, dict(record.headers)) for record in kafka.records("letters")]
+        assert (letter, told["__connect.errors.topic"], told["__connect.errors.partition"]) == (b"bad", b"in", b"1")
         query.run_available(options)
         registry.register("in-value", later)
         kafka.append("in", b"\0\0\0\0\2" + value + b"\2m")
