@@ -7,8 +7,8 @@ Needs `pip install 'headrace[spark]'`. `spark.read.format("headrace")` needs no 
 from headrace._extras import needs_extra as _needs_extra
 
 with _needs_extra("spark", "pyspark"):
-    from headrace.runners.spark.bounded import read_source
-    from headrace.runners.spark.dead_letters import with_dead_letters
+    from headrace.runners.spark.frames.bounded import read_source
+    from headrace.runners.spark.frames.dead_letters import with_dead_letters
     from headrace.runners.spark.metrics.exporter import MetricsServer, metrics
     from headrace.runners.spark.session import session_builder, warm_session_builder
     from headrace.runners.spark.supervision.supervisor import run
