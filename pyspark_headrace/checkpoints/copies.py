@@ -27,7 +27,17 @@ from pyspark_headrace.checkpoints.logs import (
 )
 from pyspark_headrace.checkpoints.positions import OffsetForm, StoredPositions, moved, stored_positions
 
-__all__ = ["CopyPlan", "export_to_jvm", "forget_topic", "fork", "rewind", "set_offsets", "write_copy"]
+__all__ = [
+    "CopyPlan",
+    "export_to_jvm",
+    "forget_topic",
+    "fork",
+    "last_committed",
+    "refuse_running",
+    "rewind",
+    "set_offsets",
+    "write_copy",
+]
 
 QUIET_S = 60.0
 
@@ -53,7 +63,7 @@ def rewind(checkpoint: SparkCheckpoint, to_batch: int) -> CopyPlan:
 
     Raises UsageError for a batch that is not there, and StateError for what cannot go back: state, and sources not Kafka's.
     """
-    last = _last_committed(checkpoint)
+    last = last_committed(checkpoint)
     batch = checkpoint.batch(to_batch)
     if to_batch not in checkpoint.committed:
         raise UsageError(f"batch {to_batch} is not among the committed ones, which are {_span(checkpoint)}")
@@ -88,7 +98,7 @@ def forget_topic(checkpoint: SparkCheckpoint, topic: str) -> CopyPlan:
 
 def export_to_jvm(checkpoint: SparkCheckpoint) -> CopyPlan:
     """For Spark's own Kafka connector, in the query of the same id. Raises StateError for what that cannot express."""
-    _last_committed(checkpoint)
+    last_committed(checkpoint)
     written = {}
     for number, batch in checkpoint.planned.items():
         sources = [(source, stored_positions(source.text)) for source in batch.sources]
@@ -121,7 +131,7 @@ def write_copy(checkpoint: SparkCheckpoint, to: str, plan: CopyPlan, *, quiet_s:
     made = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
     made.mkdir()
     try:
-        _refuse_running(Path(source), made.stat().st_mtime, quiet_s)
+        refuse_running(Path(source), made, quiet_s)
         shutil.copytree(source, made, dirs_exist_ok=True, ignore=_left_out(Path(source), plan))
         for name, content in plan.written.items():
             (made / name).write_bytes(content)
@@ -133,8 +143,12 @@ def write_copy(checkpoint: SparkCheckpoint, to: str, plan: CopyPlan, *, quiet_s:
         raise
 
 
-def _refuse_running(source: Path, now: float, quiet_s: float) -> None:
-    """By the store's own clock: when the newest entry of a log was written, and the folder of the copy."""
+def refuse_running(source: Path, made: Path, quiet_s: float) -> None:
+    """By the store's own clock: when the newest entry of a log was written, and `made`, which was made just now.
+
+    Raises StateError where it was less than `quiet_s` seconds ago.
+    """
+    now = made.stat().st_mtime
     newest = max((path.stat().st_mtime for log in (OFFSETS, COMMITS) for path in (source / log).glob("[0-9]*")), default=None)
     if newest is not None and now - newest < quiet_s:
         raise StateError(
@@ -164,7 +178,7 @@ def _new_query() -> dict[str, bytes]:
 
 def _changed(checkpoint: SparkCheckpoint, change: Changed, wanted: list[str]) -> CopyPlan:
     """The last batch with the positions of one source changed. `wanted`: for errors."""
-    number = _last_committed(checkpoint)
+    number = last_committed(checkpoint)
     batch: PlannedBatch = checkpoint.batch(number)
     found = [(at, new) for at, source in enumerate(batch.sources) if (new := change(stored_positions(source.text))) is not None]
     if len(found) != 1:
@@ -191,7 +205,7 @@ def _without(positions: StoredPositions, topic: str) -> StoredPositions | None:
     return None if len(rest) == len(positions.offsets.splits) else positions.changed(rest)
 
 
-def _last_committed(checkpoint: SparkCheckpoint) -> int:
+def last_committed(checkpoint: SparkCheckpoint) -> int:
     """The last batch. Raises StateError where it is not committed, or a file is damaged."""
     if checkpoint.damaged:
         raise StateError(f"{checkpoint.damaged[0].name} is damaged ({checkpoint.damaged[0].why}): no copy is made of that")

@@ -18,13 +18,19 @@ from typer.testing import CliRunner
 
 from headrace.cli import app
 from headrace.cli.spark.checkpoint import parse_positions
-from headrace.enumerator.errors import StateError, UsageError
+from headrace.connectors.kafka.client.cluster import shared_cluster
+from headrace.connectors.kafka.read.split import KafkaSplitSerializer
+from headrace.enumerator.checkpoint import CheckpointSerializer
+from headrace.enumerator.errors import DataLossError, StateError, UsageError
+from headrace.kafka import KafkaSource
+from headrace.runners.local.savepoints import read_savepoint
 from headrace.testing import FakeKafka
 from pyspark_headrace.checkpoints import copies
 from pyspark_headrace.checkpoints.copies import export_to_jvm, forget_topic, fork, rewind, set_offsets, write_copy
 from pyspark_headrace.checkpoints.findings import FindingKind, findings_of
 from pyspark_headrace.checkpoints.logs import read_checkpoint
 from pyspark_headrace.checkpoints.positions import OffsetForm, stored_positions
+from pyspark_headrace.checkpoints.savepoints import savepoint_of
 from tests.helpers.python_path import python_path
 
 GOLDEN = Path(__file__).parent / "golden" / "spark_checkpoint"
@@ -378,6 +384,78 @@ def test_an_export_has_no_key_that_the_jvm_connector_does_not_know(checkpoint, t
     assert positions(copy) == positions(checkpoint)
     with pytest.raises(UsageError, match="nothing to export"):
         export_to_jvm(read_checkpoint(str(copy)))
+
+
+# --- to headrace run --------------------------------------------------------------------------------------------------
+
+SPLITS = CheckpointSerializer("kafka", KafkaSplitSerializer())
+
+
+def exported(path):
+    return read_savepoint(Path(path)).positions(SPLITS)
+
+
+def test_a_querys_positions_become_a_savepoint_of_headrace_run_by_topic_id(checkpoint, tmp_path):
+    (tmp_path / "savepoints").mkdir()
+    os.utime(tmp_path / "savepoints", (LONG_AGO, LONG_AGO))  # a folder of long ago says nothing of the time
+    before = files(checkpoint)
+    done = command("export", "--to", "run", checkpoint, tmp_path / "savepoints")
+    assert done.exit_code == 0, done.output
+    found = exported(done.stdout.strip())
+    splits = [state.split for state in found.splits]
+    offsets = {(split.topic, str(split.topic_id), split.partition): split.next_offset for split in splits}
+    assert offsets == {(TOPIC, TOPIC_ID, 0): 16, (TOPIC, TOPIC_ID, 1): 10, (TOPIC, TOPIC_ID, 2): 6}
+    assert (found.checkpoint_id, found.exhausted, any(state.finished for state in found.splits)) == (5, False, False)
+    assert files(checkpoint) == before
+
+
+def test_a_savepoint_has_no_leader_epochs_of_spark_which_are_not_those_of_the_records_before(checkpoint):
+    """A reader names the epoch of the record before its position; Spark's is of the leader that told the end."""
+    stored = stored_positions(read_checkpoint(str(checkpoint)).batch(None).sources[0].text)
+    assert {split.last_epoch for split in stored} == {0}
+    found = savepoint_of(read_checkpoint(str(checkpoint)), None).positions(SPLITS)
+    assert {state.split.last_epoch for state in found.splits} == {None}
+
+
+def test_the_jvm_connectors_positions_get_the_ids_of_the_topics_that_there_are(checkpoint, tmp_path):
+    for name in ("offsets/5", "commits/5", "offsets/4", "commits/4"):
+        (checkpoint / name).unlink()
+    refused = command("export", "--to", "run", checkpoint, tmp_path / "savepoints")
+    assert "give --bootstrap" in str(refused.exception)
+    with FakeKafka() as kafka:
+        kafka.create_topic(TOPIC, partitions=2)
+        done = command("export", "--to", "run", checkpoint, tmp_path / "savepoints", "--bootstrap", kafka.bootstrap)
+        assert done.exit_code == 0, done.output
+        source = KafkaSource(kafka.bootstrap, topics=[TOPIC])
+        ids = source.create_discovery().topic_ids([(TOPIC, 0), (TOPIC, 1)])
+        splits = [state.split for state in exported(done.stdout.strip()).splits]
+        found = {(split.topic, split.partition): (split.topic_id, split.next_offset) for split in splits}
+        assert found == {tp: (ids[tp], 10) for tp in ids}
+        kafka.delete_topic(TOPIC)
+        kafka.create_topic(TOPIC, partitions=1)
+        with pytest.raises(DataLossError, match=f"partitions that are gone: {TOPIC}-1"):
+            savepoint_of(read_checkpoint(str(checkpoint)), shared_cluster(source.config))
+
+
+def test_no_savepoint_is_made_of_a_query_that_runs_or_keeps_state_or_has_a_batch_not_committed(checkpoint, tmp_path):
+    def refused(message):
+        done = command("export", "--to", "run", checkpoint, tmp_path / "savepoints")
+        assert message in str(done.exception)
+        assert not list(tmp_path.glob("savepoints/*"))
+
+    (checkpoint / "state").mkdir()
+    (checkpoint / "state" / "0").mkdir()
+    refused("keeps state")
+    shutil.rmtree(checkpoint / "state")
+    (checkpoint / "commits" / "5").rename(tmp_path / "5")
+    refused("batch 5 is not committed")
+    (tmp_path / "5").rename(checkpoint / "commits" / "5")
+    os.utime(checkpoint / "commits" / "5")
+    refused("so its query may be running")
+    text = (checkpoint / "offsets" / "5").read_text()
+    (checkpoint / "offsets" / "5").write_text(f"{text}\n{text.splitlines()[2]}")
+    (checkpoint / "offsets" / ".5.crc").unlink(missing_ok=True)
+    refused("a pipeline has one source")
 
 
 def test_a_topic_that_is_stored_twice_is_not_exported(checkpoint):

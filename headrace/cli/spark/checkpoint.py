@@ -186,18 +186,33 @@ def forget_topic_command(
 @checkpoint_app.command(name="export")
 def export_command(
     location: Location,
-    copy: Copy,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A new folder for the copy; for run, one for savepoints.")],
     *,
-    to: Annotated[str, typer.Option(help="jvm: Spark's own Kafka connector.")],
+    to: Annotated[str, typer.Option(help="jvm: Spark's own Kafka connector. run: headrace run.")],
     stopped: Stopped = False,
+    bootstrap: Bootstrap = None,
+    properties: Properties = None,
+    properties_file: PropertiesFile = None,
 ) -> None:
-    """Copy a checkpoint in the form of Spark's own Kafka connector: the query goes on with format("kafka")."""
-    from pyspark_headrace.checkpoints.copies import export_to_jvm
+    """Let a query go on elsewhere: with format("kafka") from a copy of its checkpoint, or in headrace run from a savepoint.
 
-    if to != "jvm":
-        raise UsageError(f"--to must be jvm, not {to!r}")
+    The last batch has to be committed, so that everything before the positions is written. The savepoint's file is printed. A
+    checkpoint of Spark's own Kafka connector becomes a savepoint, too; it has no topic ids, so that needs --bootstrap.
+    """
+    if to not in ("jvm", "run"):
+        raise UsageError(f"--to must be jvm or run, not {to!r}")
     checkpoint = opened(location)
-    _copy(checkpoint, copy, export_to_jvm(checkpoint), stopped=stopped)
+    cluster = _cluster(bootstrap, properties, properties_file)
+    if to == "jvm":
+        from pyspark_headrace.checkpoints.copies import export_to_jvm
+
+        _copy(checkpoint, target, export_to_jvm(checkpoint), stopped=stopped)
+        return
+    from pyspark_headrace.checkpoints.copies import QUIET_S
+    from pyspark_headrace.checkpoints.savepoints import export_to_run
+
+    typer.echo(export_to_run(checkpoint, Path(target), cluster, quiet_s=0.0 if stopped else QUIET_S))
+    note("headrace run begins with it by --from-savepoint; do not start the query again beside it")
 
 
 def parse_positions(texts: Iterable[str]) -> dict[tuple[str, int], int]:
