@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 
 from headrace.connectors.sink import TwoPhaseSink
-from headrace.enumerator.errors import UsageError
+from headrace.enumerator.errors import DeadlineExceededError, UsageError, is_retriable
 from headrace.enumerator.restarts import ExponentialDelay, RestartStrategy, duration_s, restart_strategy
 from headrace.enumerator.source import Source
 from headrace.runners.local.checkpoints import local_folder
@@ -318,7 +318,8 @@ class PipelineFile:
         return cls(file, name)
 
     def load(self) -> Pipeline:
-        """The pipeline. Raises UsageError where the file has none of this name, and for what the file raises."""
+        """The pipeline. Raises UsageError where the file has none of this name, and for what the file raises; but an error that
+        can pass as it is."""
         value = getattr(self._module(), self.name, None)
         if not isinstance(value, Pipeline):
             raise UsageError(f"{self.path}: {self.name} is no Pipeline, but {type(value).__name__}")
@@ -351,6 +352,10 @@ class PipelineFile:
         try:
             spec.loader.exec_module(module)
         except Exception as error:
+            if loaded is None:
+                del sys.modules[stem]
+            if is_retriable(error) or isinstance(error, DeadlineExceededError):
+                raise  # an outage (of a schema registry): another try may do better, which no mistake of the file would
             frame = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{frame.filename}:{frame.lineno}"
             raise UsageError(f"{self.path} cannot be loaded: {type(error).__name__}: {error} ({place})") from error
