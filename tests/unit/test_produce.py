@@ -174,7 +174,7 @@ def sent(config: dict[str, Any], *written: pa.RecordBatch) -> list[OutBatch]:
     producer = Producer(None, 7, 0)
     made = _Rows(cluster, "t", lambda partitions: _encoder(cluster.config, partitions, producer))  # type: ignore[arg-type]
     for batch in written:
-        made.write(batch, None, sender)  # type: ignore[arg-type]
+        made.write(batch, sender)  # type: ignore[arg-type]
     made.flush(sender)  # type: ignore[arg-type]
     return collected
 
