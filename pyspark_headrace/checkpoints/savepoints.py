@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-from headrace.connectors.files.store import is_local, normal_path
+from headrace.connectors.files.store import normal_path, open_store
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.read.split import KafkaSplit, KafkaSplitSerializer
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
@@ -15,7 +15,7 @@ from headrace.enumerator.errors import DataLossError, StateError, UsageError
 from headrace.enumerator.ledger import SplitState
 from headrace.runners.local.savepoints import Savepoint
 from pyspark_headrace.checkpoints.copies import QUIET_S, last_committed, refuse_running
-from pyspark_headrace.checkpoints.logs import SparkCheckpoint, read_checkpoint
+from pyspark_headrace.checkpoints.logs import SparkCheckpoint, fsspec_address, read_checkpoint
 from pyspark_headrace.checkpoints.positions import OffsetForm, StoredPositions, stored_positions
 
 __all__ = ["export_to_run", "savepoint_of"]
@@ -26,17 +26,15 @@ _KAFKA = "kafka"
 def export_to_run(checkpoint: SparkCheckpoint, folder: Path, cluster: KafkaCluster | None, *, quiet_s: float = QUIET_S) -> Path:
     """Write the savepoint into `folder`, made if need be, and return its file.
 
-    `quiet_s`: a checkpoint that was written to within so many seconds is taken for a running query's. Raises StateError then,
-    and as `savepoint_of`; UsageError where the checkpoint is not local.
+    `quiet_s`: a checkpoint that was written to within so many seconds, by the clock of the folder's store, is taken for a
+    running query's. Raises StateError then, and as `savepoint_of`.
     """
-    source = normal_path(checkpoint.location)
-    if not is_local(source):
-        raise UsageError("savepoints are made of local checkpoints: fetch it first")
+    source = open_store(normal_path(fsspec_address(checkpoint.location)), {})
     savepoint = savepoint_of(checkpoint, cluster)
     folder.mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile(dir=folder) as fresh:
-        refuse_running(Path(source), Path(fresh.name), quiet_s)
-    if read_checkpoint(source) != checkpoint:
+        refuse_running(source, checkpoint, Path(fresh.name).stat().st_mtime, quiet_s)
+    if read_checkpoint(checkpoint.location) != checkpoint:
         raise StateError(f"{checkpoint.location} has changed meanwhile: its query runs. Stop it first")
     return savepoint.write(folder)
 
