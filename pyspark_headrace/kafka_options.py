@@ -16,6 +16,7 @@ from headrace.connectors.kafka.client.positions import At, Committed, Earliest, 
 from headrace.connectors.kafka.client.topology import TopicPartition
 from headrace.connectors.kafka.format.decode import BadTimestamps
 from headrace.connectors.kafka.read.discovery import NoMatch, Positions
+from headrace.connectors.kafka.read.passing_over import BadBatches
 from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC, DEFAULT_PREFIX
 from headrace.enumerator.errors import UsageError
 from pyspark_headrace.kafka_formats import FIELDS, REGISTRY_PREFIX, BadRecord, FormatName
@@ -157,6 +158,16 @@ def _bad_timestamps(option: Option, value: str) -> BadTimestamps:
             raise option.refuse(value, "error or null")
 
 
+def _bad_batches(option: Option, value: str) -> BadBatches:
+    match value.strip().lower():
+        case "error":
+            return "error"
+        case "skip":
+            return "skip"
+        case _:
+            raise option.refuse(value, "error or skip")
+
+
 # --- the tables -------------------------------------------------------------------------------------------------------
 
 _SCHEMAS: tuple[Option, ...] = (
@@ -183,11 +194,6 @@ _SOURCE: tuple[Option, ...] = (
     Option("startingOffsetsByTimestampStrategy", _no_match, "no record that late: error (default), or latest"),
     Option("startingOffsetsOfNewPartitions", _end_word, "ours: where partitions that appear later start. Default earliest"),
     Option("startingOffsetsWithoutCommit", _end_word, "ours: start of what the group has not committed. Default earliest"),
-    Option(
-        "startFromSavepoint",
-        text,
-        "ours, streaming: path or URI of a savepoint of `headrace run` to start from, in place of startingOffsets",
-    ),
     Option("endingOffsets", _offsets, "batch: where to end, exclusively. Default latest"),
     Option("endingTimestamp", _timestamp, "batch: end at this time. Overrides endingOffsetsByTimestamp"),
     Option("endingOffsetsByTimestamp", _timestamps, "batch: end at these times. Overrides endingOffsets"),
@@ -200,6 +206,7 @@ _SOURCE: tuple[Option, ...] = (
     Option("minPartitions", integer(1), "about this many Spark tasks: large ranges are split"),
     Option("kafkaConsumer.pollTimeoutMs", integer(1), "a task that receives nothing for this time fails. Default 120000"),
     Option("badTimestamps", _bad_timestamps, "ours: a timestamp beyond 64-bit microseconds: `error` (default), or `null`"),
+    Option("badBatches", _bad_batches, "ours: a batch of records that cannot be decoded at all: `error` (default), or `skip`"),
     Option("maxUncompressedBatchBytes", integer(1), "ours: most bytes that a compressed batch may unpack to. Default 256 MiB"),
     Option("valueFormat", choice(FormatName), "ours: decode `value`: `avro`, `json` or `string`. Default: bytes"),
     Option("keyFormat", choice(FormatName), "ours: the same for `key`"),

@@ -18,6 +18,7 @@ from headrace.connectors.kafka.client.positions import Committed, Earliest, Late
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.format.decode import ALL_COLUMNS, MAX_UNCOMPRESSED_BYTES, BadTimestamps
 from headrace.connectors.kafka.read.discovery import NoMatch, Positions
+from headrace.connectors.kafka.read.passing_over import BadBatches
 from headrace.connectors.kafka.read.source import DISCOVERY_INTERVAL_S, KafkaSource
 from headrace.connectors.kafka.read.typed import BadRecords
 from headrace.enumerator.errors import UsageError
@@ -76,18 +77,15 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
       `KafkaSource` itself has read_committed.
     - `bad_timestamps`: "null" keeps a record whose timestamp does not fit 64-bit microseconds, which is an error by default; it
       is -1 in a `KafkaRecord`, and such a record happens at the beginning of time.
-    - `max_uncompressed_batch_bytes`: as for `KafkaSource`.
+    - `bad_batches`, `max_uncompressed_batch_bytes`: as for `KafkaSource`.
     - `fetch_budget_bytes`: default 32 MiB, as a process has a reader for each slot.
     - `value_format`, `key_format`, `on_bad_record`: `value`, `key` and `on_bad_record` of `KafkaSource`, for typed columns.
       They need `output="arrow"`. With "keep" the columns that tell of bad records are there by default.
 
     And of our own: `output="arrow"` for record batches with `columns`; `read_s`, how long one call reads, in seconds;
-    `num_readers`, how many readers share the partitions (default: the pipeline's option --parallelism, else 4);
-    `start_from_savepoint`, path or URI of a savepoint of `headrace run` that a job without state begins with, in place of all
-    that says where reading starts. It is read when the pipeline is built.
+    `num_readers`, how many readers share the partitions (default: the pipeline's option --parallelism, else 4).
 
-    Raises UsageError for what cannot be honoured, when the pipeline is built, in the caller's thread, and StateError for a
-    savepoint of another source or a damaged one. Contacts nobody then.
+    Raises UsageError for what cannot be honoured, when the pipeline is built, in the caller's thread. Contacts nobody then.
     """
 
     byte_array_deserializer = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
@@ -128,6 +126,7 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
         fetch_budget_bytes: int = FETCH_BUDGET_BYTES,
         no_match: NoMatch = "latest",
         bad_timestamps: BadTimestamps = "error",
+        bad_batches: BadBatches = "error",
         max_uncompressed_batch_bytes: int = MAX_UNCOMPRESSED_BYTES,
         value_format: ValueFormat | None = None,
         key_format: ValueFormat | None = None,
@@ -135,12 +134,10 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
         output: Literal["records", "arrow"] = "records",
         read_s: float = READ_S,
         num_readers: int | None = None,
-        start_from_savepoint: str | None = None,
     ) -> None:
         """See the class."""
         super().__init__()
-        _warn_of_java(expansion_service)
-        _refuse_java(key_deserializer, value_deserializer, consumer_factory_fn_class, consumer_factory_fn_params)
+        _no_java(expansion_service, key_deserializer, value_deserializer, consumer_factory_fn_class, consumer_factory_fn_params)
         _refuse_contradictions(output, with_metadata, columns, (value_format, key_format))
         config = _Config.of(consumer_config, commit=commit_offset_in_finalize)
         self._event_time, limit = _event_time(timestamp_policy), _limit(max_num_records, max_read_time)
@@ -152,7 +149,8 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
             start=config.start(start_read_time) if start is None else start,
             start_of_new_partitions=start_of_new_partitions,
             stop=stop,
-            **config.arguments(isolation_level, sasl),
+            **config.arguments(isolation_level),
+            sasl=sasl,
             fail_on_data_loss=fail_on_data_loss,
             discovery_interval_s=dynamic_read_poll_interval_seconds or DISCOVERY_INTERVAL_S,
             fetch_budget_bytes=fetch_budget_bytes,
@@ -160,9 +158,9 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
             bad_timestamps=bad_timestamps,
             max_uncompressed_batch_bytes=max_uncompressed_batch_bytes,
         )
-        source = replace(source, value=value_format, key=key_format, on_bad_record=on_bad_record)
+        source = replace(source, value=value_format, key=key_format, on_bad_record=on_bad_record, bad_batches=bad_batches)
         source = _with_columns(source, columns, _columns(output, with_metadata, self._event_time), self._event_time)
-        self._read = _read(source, self._event_time, limit, read_s, num_readers, start_from_savepoint, publish=config.commit)
+        self._read = _read(source, self._event_time, limit, publish=config.commit, read_s=read_s, num_readers=num_readers)
         self._redistribution = beam.Reshuffle(int(redistribute_num_keys) or None) if redistribute else None
         self._output, self._with_metadata = output, with_metadata
 
@@ -223,10 +221,10 @@ class _Config:
             given,
         )
 
-    def arguments(self, isolation_level: str | None, sasl: SaslConfig | None) -> dict[str, Any]:
-        """What of it are arguments of the source; `isolation_level`, `sasl`: those that are said otherwise."""
+    def arguments(self, isolation_level: str | None) -> dict[str, Any]:
+        """What of it are arguments of the source; `isolation_level`: the one that is said otherwise."""
         level = self.isolation_level if isolation_level is None else isolation_level
-        return {"group": self.group, "isolation_level": level, "properties": self.properties, "sasl": sasl}
+        return {"group": self.group, "isolation_level": level, "properties": self.properties}
 
     def start(self, start_read_time: int | None) -> Position:
         """KafkaIO's order: the time, the group's committed offsets, auto.offset.reset."""
@@ -240,11 +238,10 @@ def _read(
     source: KafkaSource,
     event_time: EventTime,
     limit: Limit | None,
-    read_s: float,
-    num_readers: int | None,
-    start_from_savepoint: str | None,
     *,
     publish: bool,
+    read_s: float,
+    num_readers: int | None,
 ) -> ReadFromSource:
     return ReadFromSource(
         source,
@@ -255,22 +252,23 @@ def _read(
         limit=limit,
         read_s=read_s,
         num_readers=num_readers,
-        start_from_savepoint=start_from_savepoint,
     )
-
-
-def _warn_of_java(expansion_service: object) -> None:
-    if expansion_service is not None:
-        log.warning("ReadFromKafka ignores expansion_service: no Java is used")
 
 
 def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _refuse_java(
-    key_deserializer: str, value_deserializer: str, factory_class: str | None, factory_params: Mapping[str, Any] | None
+def _no_java(
+    expansion_service: object,
+    key_deserializer: str,
+    value_deserializer: str,
+    factory_class: str | None,
+    factory_params: Mapping[str, Any] | None,
 ) -> None:
+    """Raise UsageError for what only Java could do; an expansion service is ignored, and said to be."""
+    if expansion_service is not None:
+        log.warning("ReadFromKafka ignores expansion_service: no Java is used")
     for name, deserializer in (("key_deserializer", key_deserializer), ("value_deserializer", value_deserializer)):
         if deserializer != ReadFromKafka.byte_array_deserializer:
             raise UsageError(

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 
 import pyarrow as pa
 import pytest
+from crc32c import crc32c
 
 from headrace.beam.kafka_records import as_kafka_records
-from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink
+from headrace.connectors.counters import COUNTERS, Counted
+from headrace.connectors.kafka.format.encode import RecordEncoder
+from headrace.connectors.kafka.format.record_batch import CRC_AT, CRC_FROM, HEADER, stored_batches
+from headrace.connectors.kafka.write.produce import OutBatch, transactional_sender
+from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink, KafkaSink
+from headrace.connectors.kafka.write.transactions import Transactions, Verdict
 from headrace.connectors.sink import Attempt
 from headrace.enumerator.errors import CorruptDataError, UsageError
 from headrace.kafka import KafkaSource, Latest
 from headrace.runners.beam.event_time import ColumnTime
-from headrace.testing.fake_kafka import FakeKafka, NewRecord
+from headrace.testing.fake_kafka import FakeKafka, NewRecord, Rewrite
 from pyspark_headrace.kafka_read import Mode, kafka_read
 
 NANOSECONDS = 1_700_000_000_000_000_000  # of a producer that counts in them
@@ -89,3 +96,177 @@ def test_the_limit_of_what_a_batch_may_unpack_to_can_be_raised(kafka):
         read(limited)
     (batch,) = read(KafkaSource(kafka.bootstrap, topics=["big"], stop=Latest(), max_uncompressed_batch_bytes=1 << 22))
     assert len(batch.column("value")[0].as_py()) == 3_000_000
+
+
+# --- batches of records that cannot be decoded ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def batches():
+    """Offsets 0 to 8 in three batches of three."""
+    with FakeKafka() as cluster:
+        cluster.create_topic("t")
+        for first in (0, 3, 6):
+            cluster.append("t", *(b"%d" % number for number in range(first, first + 3)))
+        yield cluster
+
+
+def spoil(kafka, number, change, *, seal=True):
+    """In every answer, the batch of this number as `change` makes it, by default with a checksum that is right again."""
+
+    def rewrite(response):
+        for part in (part for topic in response.responses for part in topic.partitions if part.records):
+            found = [bytearray(each.data) for each in stored_batches(memoryview(bytes(part.records)))]
+            hit = next((each for each in found if int.from_bytes(each[:8], "big") == 3 * number), None)
+            if hit is not None:
+                change(hit)
+                if seal:
+                    hit[CRC_AT:CRC_FROM] = crc32c(memoryview(hit)[CRC_FROM:]).to_bytes(4, "big")
+            part.records = b"".join(found)
+
+    return kafka.fault("Fetch", Rewrite(rewrite), times=None)
+
+
+def flip(batch):
+    batch[-1] ^= 1
+
+
+def unknown_codec(batch):
+    batch[22] |= 7
+
+
+def bad_length_of_the_second_record(batch):
+    batch[HEADER.size + 1 + (batch[HEADER.size] >> 1)] = 0x7F
+
+
+def no_magic(batch):
+    batch[16] = 1
+
+
+def too_long(batch):
+    batch[26] = 100  # its last offset delta
+
+
+SPOILT = {
+    "checksum": (flip, False, "CRC32C is", 3),
+    "codec": (unknown_codec, True, "compression codec 7 is not known", 3),
+    "lengths": (bad_length_of_the_second_record, True, "the record's length", 2),
+}
+
+
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("kind", SPOILT)
+def test_seen_here_a_batch_that_cannot_be_decoded_is_refused_with_its_offsets_or_passed_over_and_counted(
+    batches, caplog, kind, number, isolation
+):
+    """findings: Source 12. There was no way on but to begin behind it."""
+    change, sealed, why, lost = SPOILT[kind]
+    spoilt = spoil(batches, number, change, seal=sealed)
+    reading = {"topics": ["t"], "stop": Latest(), "columns": ["value", "offset"], "isolation_level": isolation}
+    first = 3 * number
+    refused = rf"topic 't', partition 0, .*offset {first}: {why}.*has offsets {first} to {first + 2}\. .*badBatches=skip"
+    with pytest.raises(CorruptDataError, match=refused):
+        read(KafkaSource(batches.bootstrap, **reading))
+    COUNTERS.take()
+    with caplog.at_level(logging.WARNING):
+        skipping = KafkaSource(batches.bootstrap, **reading, bad_batches="skip")
+        rows = [offset for batch in read(skipping) for offset in batch.column("offset").to_pylist()]
+    missing = range(first + 3 - lost, first + 3)
+    assert rows == [offset for offset in range(9) if offset not in missing]
+    assert COUNTERS.take()[Counted.RECORDS_SKIPPED.value] == lost
+    assert f"Passed over: {lost} offsets from {missing[0]} on; batches passed over so far: 1" in caplog.text
+    assert spoilt.fired > 1
+
+
+def test_seen_here_so_is_one_that_unpacks_to_more_than_is_allowed(kafka):
+    kafka.create_topic("big")
+    sink = AtLeastOnceKafkaSink(kafka.bootstrap, topic="big", properties={"compression.type": "gzip"})
+    for value in (b"a", b"x" * 3_000_000, b"b"):
+        write(sink, value)
+    reading = {"topics": ["big"], "stop": Latest(), "max_uncompressed_batch_bytes": 1 << 20, "bad_batches": "skip"}
+    assert [row["value"] for batch in read(KafkaSource(kafka.bootstrap, **reading)) for row in batch.to_pylist()] == [
+        b"a",
+        b"b",
+    ]
+
+
+def test_a_checkpoint_between_the_good_records_of_a_batch_and_the_bad_ones_goes_on_behind_them(batches):
+    spoil(batches, 1, bad_length_of_the_second_record)
+    source = KafkaSource(batches.bootstrap, topics=["t"], stop=Latest(), columns=["offset"], bad_batches="skip")
+    seen, states = [], []
+    with source.batches() as reading:
+        for batch in reading:
+            seen.append(batch.column("offset").to_pylist())
+            states.append(reading.checkpoint())
+            reading.checkpoint_completed()
+    assert [offset for part in seen for offset in part] == [0, 1, 2, 3, 6, 7, 8]
+    for number, state in enumerate(states):
+        with source.batches(state) as reading:
+            rest = [offset for batch in reading for offset in batch.column("offset").to_pylist()]
+        assert rest == [offset for part in seen[number + 1 :] for offset in part]
+
+
+@pytest.mark.parametrize("change", [no_magic, too_long])
+def test_what_cannot_be_told_apart_from_the_rest_is_never_passed_over(batches, change):
+    spoil(batches, 2, change, seal=False)
+    reading = KafkaSource(batches.bootstrap, topics=["t"], stop=Latest(), bad_batches="skip")
+    with pytest.raises(CorruptDataError, match="cannot be passed over"):
+        read(reading)
+
+
+@pytest.mark.parametrize("spoilt", ["the marker", "what is behind it"])
+def test_what_a_producer_has_committed_after_an_abort_is_read_though_a_batch_between_is_passed_over(kafka, spoilt):
+    """It must not be taken for a part of the transaction that was aborted."""
+    kafka.create_topic("txn")
+    sink = KafkaSink(kafka.bootstrap, topic="txn", commit_topic="commits")
+    transactions = Transactions(sink.cluster())
+    with FakeTransaction(transactions, sink) as producer:
+        producer.write(b"aborted")
+        producer.abort()
+        kafka.append("txn", b"another's")
+        producer.write(b"committed")
+        producer.commit()
+    kafka.append("txn", b"last")
+
+    def unreadable(response):
+        for part in (part for topic in response.responses for part in topic.partitions if part.records):
+            found = [bytearray(each.data) for each in stored_batches(memoryview(bytes(part.records)))]
+            marker = next(number for number, each in enumerate(found) if each[22] & 0x20)
+            flip(found[marker if spoilt == "the marker" else marker + 1])
+            part.records = b"".join(found)
+
+    answers = kafka.fault("Fetch", Rewrite(unreadable), times=None)
+    reading = KafkaSource(kafka.bootstrap, topics=["txn"], stop=Latest(), columns=["value"], bad_batches="skip")
+    kept = [b"another's"] if spoilt == "the marker" else []
+    assert [row["value"] for batch in read(reading) for row in batch.to_pylist()] == [*kept, b"committed", b"last"]
+    assert answers.fired
+
+
+class FakeTransaction:
+    """One producer's transactions, batch by batch."""
+
+    def __init__(self, transactions, sink):
+        self._transactions, self._cluster = transactions, sink.cluster()
+        self._protocol = transactions.protocol()
+        self._producer = transactions.init("writer", 60_000)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+    def write(self, value):
+        producer = self._producer
+        encoder = RecordEncoder(1, producer_id=producer.producer_id, producer_epoch=producer.epoch, transactional=True)
+        encoded = [*encoder.append(pa.RecordBatch.from_pydict({"value": [value]}), 1), *encoder.flush()]
+        with closing(transactional_sender(self._cluster, self._transactions, producer, self._protocol)) as sender:
+            sender.send("txn", [OutBatch(batch.partition, batch.data, batch.records) for batch in encoded])
+            sender.flush()
+
+    def abort(self):
+        _, self._producer = self._transactions.end(self._producer, self._protocol, Verdict.ABORT)
+
+    def commit(self):
+        _, self._producer = self._transactions.end(self._producer, self._protocol, Verdict.COMMIT)

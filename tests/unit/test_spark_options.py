@@ -435,6 +435,8 @@ def parsed(kind, value):
         ("startingOffsetsByTimestampStrategy", "Latest", "latest"),
         ("badTimestamps", " Error ", "error"),
         ("badTimestamps", "NULL", "null"),
+        ("badBatches", " Skip ", "skip"),
+        ("badBatches", "error", "error"),
         ("maxTriggerDelay", " 7 US ", 7e-6),
         ("maxTriggerDelay", "12 min", 720.0),
         ("txnAppId", " job-1 ", "job-1"),
@@ -507,6 +509,7 @@ PARTITIONS_EXAMPLE = '{"topicA":[0,1],"topicB":[2,4]}'
             "option 'startingOffsetsByTimestampStrategy' must be error or latest, not 'x'",
         ),
         ("badTimestamps", "x", "option 'badTimestamps' must be error or null, not 'x'"),
+        ("badBatches", "keep", "option 'badBatches' must be error or skip, not 'keep'"),
         (
             "maxTriggerDelay",
             "1 y",

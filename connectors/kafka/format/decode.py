@@ -28,6 +28,7 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from headrace.connectors.kafka.format import NOT_COMPILED
+from headrace.connectors.kafka.format.record_batch import BadBatchError
 from headrace.enumerator.errors import CorruptDataError, UsageError
 
 try:
@@ -148,6 +149,8 @@ _WHAT: dict[int, str] = {
     9: "bytes are left over after the record's last field",
     10: "bytes are left over after the last record",
 }
+
+_NULL_TIMES = "bad_timestamps='null', as an option badTimestamps=null, keeps such records without it"
 
 # --- the kernel: no Python object is touched below, up to _Binary.finish --------------------------------------------
 
@@ -969,18 +972,18 @@ class _Plan:
             self.position = self.planned
         else:
             self.finished = True
-            self.failure = self.corrupt(self.table[self.current * _WIDTH + _BASE], _WHAT[status])
+            base, what = self.table[self.current * _WIDTH + _BASE], _WHAT[status]
+            if status == _BAD_TIME:  # the batch is sound, and what becomes of such records is said elsewhere
+                self.failure = CorruptDataError(f"{self.place}, record batch at offset {base}: {what} ({_NULL_TIMES})")
+            else:
+                self.failure = BadBatchError(self.place, base, what)
         self.current = self.batches
 
     # Refusing
 
     @cython.cfunc
-    def corrupt(self, base: cython.longlong, what: str) -> CorruptDataError:
-        return CorruptDataError(f"{self.place}, record batch at offset {base}: {what}")
-
-    @cython.cfunc
     def refuse(self, at: cython.Py_ssize_t, what: str) -> cython.void:
-        raise self.corrupt(_signed(self.raw, at, 8), what)
+        raise BadBatchError(self.place, _signed(self.raw, at, 8), what)
 
     def raise_failure(self) -> None:
         """Raise what stopped the planning or the filling, if anything did."""

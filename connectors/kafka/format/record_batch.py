@@ -22,6 +22,7 @@ __all__ = [
     "LOG_APPEND_TIME",
     "MAGIC",
     "TRANSACTIONAL",
+    "BadBatchError",
     "StoredBatch",
     "stored_batches",
 ]
@@ -53,6 +54,20 @@ CODEC_BITS = 0x07
 
 _CONTROL = 0x20
 _MAGIC_AT = 16
+
+
+class BadBatchError(CorruptDataError):
+    """A record batch that cannot be decoded, from some record on or at all, while others behind it may be. Names the place."""
+
+    def __init__(self, place: str, base_offset: int, reason: str) -> None:
+        """`base_offset`: as its header says."""
+        self.base_offset: int = base_offset
+        self._arguments = (place, base_offset, reason)
+        super().__init__(f"{place}, record batch at offset {base_offset}: {reason}")
+
+    def __reduce__(self) -> tuple[type[BadBatchError], tuple[str, int, str]]:
+        """Errors travel from worker processes to the driver."""
+        return type(self), self._arguments
 
 
 @dataclass(frozen=True, slots=True)

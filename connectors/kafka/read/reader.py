@@ -16,13 +16,16 @@ from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.errors import LogTruncatedError, OffsetOutOfRangeError, TopicRecreatedError
 from headrace.connectors.kafka.client.topology import TopicPartition
 from headrace.connectors.kafka.format.decode import MAX_UNCOMPRESSED_BYTES, BadTimestamps, DecodedBatch, arrow_schema, decode
+from headrace.connectors.kafka.format.record_batch import BadBatchError
 from headrace.connectors.kafka.read.fetcher import FetchedData, Fetcher, FetchFailed, FetchFrom
+from headrace.connectors.kafka.read.passing_over import BadBatches, PassedOver, without
 from headrace.connectors.kafka.read.split import KafkaSplit
-from headrace.enumerator.errors import DataLossError, HeadraceError, UsageError
+from headrace.enumerator.errors import CorruptDataError, DataLossError, HeadraceError, UsageError
 from headrace.enumerator.source import SourceReader, SplitBatch
 
 log = logging.getLogger(__name__)
 
+SKIP_BATCH = "To go on without it, set bad_batches='skip' (as an option: badBatches=skip)"
 ALLOW_LOSS = "To go on without these records, set fail_on_data_loss=False (as an option: failOnDataLoss=false)"
 
 
@@ -31,6 +34,8 @@ class _Decoding:
     """Fetched data that is being turned into batches."""
 
     data: FetchedData
+    records: bytes | memoryview
+    aborted: list[tuple[int, int]] | None
     batches: Iterator[DecodedBatch]
 
 
@@ -45,12 +50,15 @@ class KafkaReader(SourceReader[KafkaSplit]):
         fetch_budget_bytes: int,
         fail_on_data_loss: bool,
         bad_timestamps: BadTimestamps = "error",
+        bad_batches: BadBatches = "error",
         max_uncompressed_batch_bytes: int = MAX_UNCOMPRESSED_BYTES,
     ) -> None:
         """Contacts nobody before it is given splits. The arguments are those of `KafkaSource`."""
         self._bad_timestamps = bad_timestamps
         self._max_uncompressed_bytes = max_uncompressed_batch_bytes
         self._nulled = 0
+        self._skips_batches = bad_batches == "skip"
+        self._passed_over = 0
         self._cluster = cluster
         self._columns = tuple(columns)
         self._budget_bytes = fetch_budget_bytes
@@ -116,26 +124,31 @@ class KafkaReader(SourceReader[KafkaSplit]):
             self._failed(item)
         elif item is not None:
             split = self._splits[item.topic, item.partition]
-            batches = decode(
-                item.records,
-                topic=item.topic,
-                partition=item.partition,
-                start=split.next_offset,
-                stop=split.stop_offset,
-                columns=self._columns,
-                aborted=item.aborted,
-                max_uncompressed_bytes=self._max_uncompressed_bytes,
-                bad_timestamps=self._bad_timestamps,
-            )
-            self._decoding = _Decoding(item, batches)
+            batches = self._decoded(split, item.records, item.aborted, split.next_offset)
+            self._decoding = _Decoding(item, item.records, item.aborted, batches)
         return item is not None
+
+    def _decoded(
+        self, split: KafkaSplit, records: bytes | memoryview, aborted: list[tuple[int, int]] | None, start: int
+    ) -> Iterator[DecodedBatch]:
+        return decode(
+            records,
+            topic=split.topic,
+            partition=split.partition,
+            start=start,
+            stop=split.stop_offset,
+            columns=self._columns,
+            aborted=aborted,
+            max_uncompressed_bytes=self._max_uncompressed_bytes,
+            bad_timestamps=self._bad_timestamps,
+        )
 
     def _decode(self) -> SplitBatch[KafkaSplit] | None:
         decoding = self._decoding
         assert decoding is not None
         key = (decoding.data.topic, decoding.data.partition)
         try:
-            batch = next(decoding.batches, None)
+            batch = self._next(decoding, self._splits[key])
         except HeadraceError as error:
             self._failure = error
             raise
@@ -152,6 +165,33 @@ class KafkaReader(SourceReader[KafkaSplit]):
         else:
             self._splits[key] = split
         return SplitBatch(split, batch.records, finished=split.exhausted)
+
+    def _next(self, decoding: _Decoding, split: KafkaSplit) -> DecodedBatch | None:
+        """What could be decoded, or no rows and the offset behind what could not."""
+        try:
+            return next(decoding.batches, None)
+        except BadBatchError as error:
+            found = without(decoding.records, decoding.aborted, error, split.next_offset, decoding.data.high_watermark)
+            if found is None:
+                raise CorruptDataError(f"{error}; where it ends is not known, so that it cannot be passed over") from error
+            where = f"{error}; the batch has offsets {error.base_offset} to {found.last}"
+            if not self._skips_batches:
+                raise CorruptDataError(f"{where}. {SKIP_BATCH}") from error
+        self._note_passed_over(found, where)
+        behind = found.last + 1
+        decoding.records, decoding.aborted = found.rest, found.aborted
+        decoding.batches = self._decoded(split, found.rest, found.aborted, behind) if len(found.rest) else iter(())
+        behind = behind if split.stop_offset is None else min(behind, split.stop_offset)
+        return DecodedBatch(self._no_rows(), max(behind, split.next_offset))
+
+    def _note_passed_over(self, found: PassedOver, where: str) -> None:
+        """Each is told of; as a warning the first, and whenever their number has doubled, so that the log does not grow."""
+        lost = max(0, found.last + 1 - found.first)
+        COUNTERS.add(Counted.RECORDS_SKIPPED, lost)
+        before, self._passed_over = self._passed_over, self._passed_over + 1
+        level = logging.WARNING if self._passed_over.bit_length() != before.bit_length() else logging.INFO
+        told = "%s. Passed over: %d offsets from %d on; batches passed over so far: %d"
+        log.log(level, told, where, lost, found.first, self._passed_over)
 
     def _note_nulls(self, batch: DecodedBatch) -> None:
         """Said the first time, and whenever their number has doubled, so that the log does not grow."""

@@ -36,6 +36,7 @@ from headrace.connectors.kafka.read.discovery import (
     validate,
 )
 from headrace.connectors.kafka.read.identity import is_same
+from headrace.connectors.kafka.read.passing_over import BadBatches
 from headrace.connectors.kafka.read.reader import ALLOW_LOSS, KafkaReader
 from headrace.connectors.kafka.read.split import KafkaSplit, KafkaSplitSerializer
 from headrace.connectors.kafka.read.typed import BadRecords, TypedColumns, TypedReader
@@ -84,6 +85,9 @@ class KafkaSource(LogSource[KafkaSplit]):
     - `fetch_budget_bytes`: bound on what one reader holds fetched but not decoded (default 64 MiB).
     - `bad_timestamps`: what becomes of a record whose timestamp does not fit 64-bit microseconds (producers that count in
       nanoseconds): "error" (default), or "null", which keeps the record without its timestamp, and counts it in the log.
+    - `bad_batches`: what becomes of a batch of records that cannot be decoded, as its checksum, its codec or its lengths are
+      wrong, or it unpacks to too much: "error" (default) raises CorruptDataError, which names its offsets; "skip" goes on
+      behind it, says so in the log and counts its offsets. The records of it before the wrong place are read.
     - `max_uncompressed_batch_bytes`: bound on what one compressed batch of records may unpack to (default 256 MiB, most
       2 GiB - 1), so that no batch takes all memory.
     - `value`, `key`: formats of `headrace.formats` (default None: bytes as they are). The column then has the format's type.
@@ -112,6 +116,7 @@ class KafkaSource(LogSource[KafkaSplit]):
     fetch_budget_bytes: int = field(default=FETCH_BUDGET_BYTES, kw_only=True)
     no_match: NoMatch = field(default="latest", kw_only=True)
     bad_timestamps: BadTimestamps = field(default="error", kw_only=True)
+    bad_batches: BadBatches = field(default="error", kw_only=True)
     max_uncompressed_batch_bytes: int = field(default=MAX_UNCOMPRESSED_BYTES, kw_only=True)
     value: ValueFormat | None = field(default=None, kw_only=True)
     key: ValueFormat | None = field(default=None, kw_only=True)
@@ -160,6 +165,8 @@ class KafkaSource(LogSource[KafkaSplit]):
             raise UsageError(f"on_bad_record must be 'fail', 'keep' or 'skip', not {self.on_bad_record!r}")
         if self.bad_timestamps not in ("error", "null"):
             raise UsageError(f"bad_timestamps must be 'error' or 'null', not {self.bad_timestamps!r}")
+        if self.bad_batches not in ("error", "skip"):
+            raise UsageError(f"bad_batches must be 'error' or 'skip', not {self.bad_batches!r}")
         interval: object = self.discovery_interval_s
         if interval is not None and not _is_positive(interval):
             raise UsageError(f"discovery_interval_s must be positive seconds or None, not {interval!r}")
@@ -223,6 +230,7 @@ class KafkaSource(LogSource[KafkaSplit]):
             fetch_budget_bytes=self.fetch_budget_bytes,
             fail_on_data_loss=self.fail_on_data_loss,
             bad_timestamps=self.bad_timestamps,
+            bad_batches=self.bad_batches,
             max_uncompressed_batch_bytes=self.max_uncompressed_batch_bytes,
         )
         return TypedReader(reader, self.typed) if self.typed.wanted else reader
@@ -374,11 +382,6 @@ class KafkaSource(LogSource[KafkaSplit]):
         except (RetriableError, RefusedByBrokerError) as error:
             log.warning("whether %s are gone for good is not known yet: %s", ", ".join(map(str, splits)), error)
             return frozenset()
-
-    @property
-    def publishes(self) -> bool:
-        """Whether there is a group to commit positions to."""
-        return self.group is not None
 
     def checkpoint_completed(self, splits: Sequence[KafkaSplit]) -> None:
         """Commit these positions to the group, if there is one."""
