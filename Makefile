@@ -96,7 +96,7 @@ $(INSTALLED): requirements/test.txt setup.cfg setup.py pyproject.toml connectors
 	$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else "headrace needs Python 3.11 to 3.13, this is " + sys.version)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --constraint requirements/test.txt --editable '.[spark,connect,sql,run,demo,beam,docs,dev]'
+	$(BIN)/pip install --quiet --no-compile --constraint requirements/test.txt --editable '.[spark,connect,sql,run,demo,beam,docs,dev]'
 	touch $@
 
 clean: ## Remove .venv and everything built

@@ -23,6 +23,9 @@ COMPILED = (
 )
 
 
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def source_of(module: str) -> Path:
     """The file of a compiled module."""
     return Path(module.replace(".", "/") + ".py")
@@ -45,6 +48,11 @@ class BuildBesideTheModules(build_ext):
     From the checkout's folder Python imports headrace from there, even if another one is installed. `inplace` in setup.cfg
     would say the same, but a wheel's build, which is what `pip install .` makes, switches it off.
     """
+
+    def finalize_options(self) -> None:
+        """All at once, as far as there are cores, unless somebody has said how many."""
+        super().finalize_options()
+        self.parallel = self.parallel or CORES
 
     def run(self) -> None:
         """Build, then copy."""
@@ -100,6 +108,7 @@ setup(
     cmdclass={"build": BuildFromNothing, "build_ext": BuildBesideTheModules},
     ext_modules=cythonize(
         [Extension(module, [str(source_of(module))], extra_compile_args=["-O3"]) for module in COMPILED],
+        nthreads=CORES,
         compiler_directives={"language_level": "3"},
     ),
 )

@@ -242,6 +242,15 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
     def committer(self, job: str) -> Committer[HandleT]:
         """The one that ends this job's transactions. Called on the driver."""
 
+    def committer_of_writer(self, writer: str, driver: Committer[HandleT]) -> Committer[HandleT]:
+        """The one for the transactions of the job `writer`, which are on the lists of another job, whose committer is `driver`.
+
+        It checks, ends, copies and sweeps, and neither fences nor records: `driver` has fenced, and another driver that takes
+        that job over shuts this one out, too. It sweeps when the writer is dead. By default `committer(writer)`, for a sink
+        whose committers sweep without having fenced. Called on the driver.
+        """
+        return self.committer(writer)
+
     def shards_of(self, rows: pa.RecordBatch, shards: int) -> pa.Int32Array:
         """Which of `shards` concurrent transactions has to take each row, so that rows keep their order.
 

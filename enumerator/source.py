@@ -151,6 +151,11 @@ class Source(ABC, Generic[SplitT]):
         """
         return frozenset()
 
+    @property
+    def publishes(self) -> bool:
+        """Whether `checkpoint_completed` does anything, for runners where that has a price. Default: if it is overridden."""
+        return type(self).checkpoint_completed is not Source.checkpoint_completed
+
     def checkpoint_completed(self, splits: Sequence[SplitT]) -> None:
         """These positions are durable and may now be published (group offsets). Coordinator's process."""
 

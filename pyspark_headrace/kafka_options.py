@@ -194,6 +194,11 @@ _SOURCE: tuple[Option, ...] = (
     Option("startingOffsetsByTimestampStrategy", _no_match, "no record that late: error (default), or latest"),
     Option("startingOffsetsOfNewPartitions", _end_word, "ours: where partitions that appear later start. Default earliest"),
     Option("startingOffsetsWithoutCommit", _end_word, "ours: start of what the group has not committed. Default earliest"),
+    Option(
+        "startFromSavepoint",
+        text,
+        "ours, streaming: path or URI of a savepoint of `headrace run` to start from, in place of startingOffsets",
+    ),
     Option("endingOffsets", _offsets, "batch: where to end, exclusively. Default latest"),
     Option("endingTimestamp", _timestamp, "batch: end at this time. Overrides endingOffsetsByTimestamp"),
     Option("endingOffsetsByTimestamp", _timestamps, "batch: end at these times. Overrides endingOffsets"),

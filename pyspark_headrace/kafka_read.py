@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-__all__ = ["Mode", "any_read", "kafka_read"]
+__all__ = ["Mode", "any_read", "kafka_read", "log_read"]
 
 
 class Mode(Enum):
@@ -50,6 +50,7 @@ _STREAM_ONLY = (
     "jvmCheckpoint",
     "startingOffsetsOfNewPartitions",
 )
+_STARTS = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
 _BY_TIME = ("startingTimestamp", "startingOffsetsByTimestamp", "endingTimestamp", "endingOffsetsByTimestamp")
 
 
@@ -122,17 +123,26 @@ def _read(given: Mapping[str, Any], properties: dict[str, str], mode: Mode, want
     )
     bad = source.typed.bad_columns()
     source = source.with_columns((*source.columns, *bad))
+    return log_read(source, (*ALL_COLUMNS, *(["headers"] if given.get("includeHeaders", False) else []), *bad), given)
+
+
+def log_read(source: KafkaSource, columns: tuple[str, ...], given: Mapping[str, Any]) -> LogRead[KafkaSplit]:
+    """How Spark is to read this source: `given` are the options, by name, that say nothing of the source itself.
+
+    Raises UsageError for limits that contradict each other.
+    """
     location = given.get("jvmCheckpoint")
     return LogRead(
         source=source,
         offsets=KafkaOffsets(source),
-        columns=(*ALL_COLUMNS, *(["headers"] if given.get("includeHeaders", False) else []), *bad),
+        columns=columns,
         limits=_limits(given),
         min_tasks=given.get("minPartitions"),
         max_task_offsets=given.get("maxRecordsPerPartition"),
         poll_timeout_s=given.get("kafkaConsumer.pollTimeoutMs", 120_000) / 1000,
         pruner=KafkaPruner(source),
         predecessor=None if location is None else JvmCheckpoint(location),
+        savepoint=given.get("startFromSavepoint"),
     )
 
 
@@ -147,6 +157,10 @@ def _check_what_depends(given: Mapping[str, Any]) -> None:
         log.warning("option 'startingOffsetsByTimestampStrategy' means nothing without a timestamp, and is ignored")
     if "startingOffsetsWithoutCommit" in given and given.get("startingOffsets") != Committed():
         raise UsageError("option 'startingOffsetsWithoutCommit' means nothing without startingOffsets=group")
+    if "startFromSavepoint" in given:
+        others = [name for name in (*_STARTS, "jvmCheckpoint") if name in given]
+        if others:
+            raise UsageError(f"options 'startFromSavepoint' and '{others[0]}' both say where the query starts: give one")
 
 
 def _check_stream(given: Mapping[str, Any]) -> None:
@@ -157,6 +171,8 @@ def _check_stream(given: Mapping[str, Any]) -> None:
 
 
 def _check_batch(given: Mapping[str, Any]) -> None:
+    if "startFromSavepoint" in given:
+        raise UsageError("option 'startFromSavepoint' is for streaming queries: a batch read has no checkpoint to go on from")
     starts, ends = given.get("startingOffsets"), given.get("endingOffsets")
     if "startingTimestamp" in given or "startingOffsetsByTimestamp" in given:
         starts = None
@@ -206,8 +222,7 @@ def _number(position: object) -> int | None:
 
 def _start(given: Mapping[str, Any], properties: Mapping[str, str], mode: Mode) -> Positions:
     default = Latest() if mode is Mode.STREAM else Earliest()
-    names = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
-    start: Positions = next((given[name] for name in names if name in given), default)
+    start: Positions = next((given[name] for name in _STARTS if name in given), default)
     if start != Committed():
         return start
     group = properties.get("group.id") or given.get("commitOffsetsToGroup")

@@ -109,6 +109,11 @@ class FileSink(TwoPhaseSink[FileHandle]):
         """The one that publishes this job's files."""
         return FileCommitter(open_store(self.path, self.storage_options), check_job(job), self.path)
 
+    def committer_of_writer(self, writer: str, driver: Committer[FileHandle]) -> FileCommitter:
+        """One that sweeps as long as nobody has taken over the job of `driver`."""
+        assert isinstance(driver, FileCommitter), f"{driver} is no committer of this sink"
+        return driver.of_writer(check_job(writer))
+
     def recorded_epochs(self) -> dict[str, int]:
         """From the durable lists in this folder. Those that cannot be read are left out, with a warning.
 
@@ -198,6 +203,12 @@ class FileCommitter(Committer[FileHandle]):
         self._path = path
         self._folder = f"{WORK}/{job}"
         self._lists = _Lists(store, job, path)
+
+    def of_writer(self, writer: str) -> FileCommitter:
+        """For the files of a writer with a job of its own, on the lists of this one."""
+        made = FileCommitter(self._store, writer, self._path)
+        made._lists = self._lists
+        return made
 
     def fence(self) -> CommitList[FileHandle] | None:
         """Write the list once more under the next number.

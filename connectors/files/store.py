@@ -66,6 +66,18 @@ class Store(ABC):
         """What is in a folder, without the folder's name; nothing if there is no such folder."""
 
     @abstractmethod
+    def files(self) -> list[str]:
+        """Every file in the folder and in those below it, sorted; nothing if there is no such folder."""
+
+    @abstractmethod
+    def open_to_read(self, name: str) -> IO[bytes]:
+        """A file from its start. Raises FileNotFoundError."""
+
+    @abstractmethod
+    def modified_s(self, name: str) -> float:
+        """When a file, or a folder of the operating system, was written to last: epoch seconds of the store's own clock."""
+
+    @abstractmethod
     def rename(self, old: str, new: str) -> None:
         """Durably; takes the place of what has the new name. Raises FileNotFoundError when nothing has the old name."""
 
@@ -150,6 +162,19 @@ class LocalStore(Store):
             return os.listdir(self._path(folder))
         except FileNotFoundError:
             return []
+
+    def files(self) -> list[str]:
+        """Every file in the folder and in those below it."""
+        found = ((os.path.relpath(folder, self._root), names) for folder, _, names in os.walk(self._root))
+        return sorted(os.path.normpath(os.path.join(folder, name)) for folder, names in found for name in names)
+
+    def open_to_read(self, name: str) -> IO[bytes]:
+        """A file from its start."""
+        return open(self._path(name), "rb")
+
+    def modified_s(self, name: str) -> float:
+        """When it was written to last."""
+        return os.stat(self._path(name)).st_mtime
 
     def rename(self, old: str, new: str) -> None:
         """Atomically."""
@@ -247,6 +272,20 @@ class FsspecStore(Store):
             return [str(path).rstrip("/").rsplit("/", 1)[-1] for path in self._filesystem.ls(self._path(folder), detail=False)]
         except FileNotFoundError:
             return []
+
+    def files(self) -> list[str]:
+        """Every object whose name begins with the folder's, as of now."""
+        self._filesystem.invalidate_cache()
+        return sorted(str(path).removeprefix(f"{self._root}/") for path in self._filesystem.find(self._root))
+
+    def open_to_read(self, name: str) -> IO[bytes]:
+        """A file from its start."""
+        file: IO[bytes] = self._filesystem.open(self._path(name), "rb")
+        return file
+
+    def modified_s(self, name: str) -> float:
+        """As the store says."""
+        return float(self._filesystem.modified(self._path(name)).timestamp())
 
     def rename(self, old: str, new: str) -> None:
         """As atomic as the store's own."""

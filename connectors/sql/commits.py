@@ -171,6 +171,12 @@ class CommitStore:
                 raise _fenced(job)
             self._drop(connection, job, before, prefixes)
 
+    def drop(self, job: str, epoch: int, prefixes: JobPrefixes) -> None:
+        """Drop what is kept of the job's transactions of epochs before this one: nobody will ask what became of them."""
+        before = sa.and_(TRANSACTIONS.c.job == job, TRANSACTIONS.c.epoch < epoch)
+        with translated(self.engine, f"dropping what is kept of job {job!r}"), self.engine.begin() as connection:
+            self._drop(connection, job, before, prefixes)
+
     def verify(self, job: str, driver: str) -> None:
         """Raise FencedError if this is not the job's driver any more."""
         mine = sa.select(COMMITS.c.job).where(COMMITS.c.job == self._key(job), COMMITS.c.driver == driver)

@@ -30,6 +30,7 @@ __all__ = [
     "SqlHandle",
     "SqlHandleSerializer",
     "attempt_prefix",
+    "epoch_of",
     "is_gid",
     "is_of_job",
     "job_of_key",
@@ -141,6 +142,11 @@ def new_gid(place: str, attempt: Attempt) -> str:
             f"{attempt} cannot be made the name of a transaction: its numbers count from 0, up to 53 digits in all"
         )
     return gid
+
+
+def epoch_of(gid: str) -> int:
+    """The epoch in one of our names."""
+    return int(gid.rsplit(".", 4)[1])
 
 
 def split_gid(gid: str) -> tuple[str, str]:

@@ -21,12 +21,12 @@ from sqlalchemy.engine import Connection, Engine
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from headrace.connectors.commit import JobCommitter
-from headrace.connectors.sink import Attempt, CommitList, Outcome, check_job, is_one_off
+from headrace.connectors.sink import Attempt, CommitList, Committer, Outcome, check_job, is_one_off
 from headrace.connectors.sql.arrow import Field
 from headrace.connectors.sql.commits import TRANSACTIONS, CommitStore, create_tables, is_decided
 from headrace.connectors.sql.database import EndAnswer, TwoPhaseDatabase, Writer
 from headrace.connectors.sql.errors import translated
-from headrace.connectors.sql.handles import JobPrefixes, SqlHandle, is_of_job, new_gid, place_digest, place_prefix
+from headrace.connectors.sql.handles import JobPrefixes, SqlHandle, epoch_of, is_of_job, new_gid, place_digest, place_prefix
 from headrace.connectors.sql.mysql import MySql
 from headrace.connectors.sql.postgresql import PostgreSql
 from headrace.connectors.sql.rows import RowTransaction
@@ -39,6 +39,7 @@ __all__ = ["SqlCommitter", "SqlSink"]
 
 _DATABASES: dict[Product, TwoPhaseDatabase] = {Product.POSTGRESQL: PostgreSql(), Product.MYSQL: MySql()}
 _POLL_S = 0.02
+_NO_EPOCH = 2**63 - 1  # above all
 _NAMED = 10  # more gids than this are counted in a message, not named
 
 
@@ -80,6 +81,11 @@ class SqlSink(TableSink):
     def committer(self, job: str) -> SqlCommitter:
         """The one that ends this job's transactions; connects when it is first used. Close it."""
         return SqlCommitter(self._store(), self._database, check_job(job), self.lock_timeout_s)
+
+    def committer_of_writer(self, writer: str, driver: Committer[SqlHandle]) -> SqlCommitter:
+        """One that sweeps under the lock of `driver`, as long as nobody has taken that one's job over. Close it."""
+        assert isinstance(driver, SqlCommitter), f"{driver} is no committer of this sink"
+        return _WriterCommitter(self._store(), self._database, check_job(writer), self.lock_timeout_s, driver)
 
     def left_over(self) -> frozenset[str]:
         """The names of the prepared transactions of all jobs that write to this table: their locks stand in the way of writers.
@@ -187,7 +193,7 @@ class SqlCommitter(StoredListCommitter):
             commit = partial(self._database.commit, connection, handle.gid)
             if _end_surely(commit, handle.gid, self._lock_timeout_s) is EndAnswer.DONE or self._store.was_committed(handle.gid):
                 return Outcome.COMMITTED
-        self._store.verify(self._job, self._fenced_driver())
+        self.verify()
         return Outcome.ABORTED
 
     def copy(self, handles: Sequence[SqlHandle]) -> SqlHandle:
@@ -202,9 +208,18 @@ class SqlCommitter(StoredListCommitter):
         """Roll back what is prepared under the job's names. Raises FencedError instead when another driver has taken over."""
         kept = {handle.gid for handle in keep}
         with self._connected("aborting what was left") as connection, self._locked(connection):
-            self._store.verify(self._job, self._fenced_driver())
+            self.verify()
             for gid in sorted(self._sweepable(connection) - kept):
                 _end_surely(partial(self._database.roll_back, connection, gid), gid, self._lock_timeout_s)
+
+    def verify(self) -> None:
+        """Raise FencedError when another driver has taken over."""
+        self._store.verify(self._job, self._fenced_driver())
+
+    @property
+    def lock_name(self) -> str:
+        """Of the lock that keeps drivers of this job apart."""
+        return self._prefixes.own.removesuffix(".")
 
     def _sweepable(self, connection: Connection) -> Set[str]:
         return self._store.ours(self._job, self._database.prepared(connection, *self._prefixes), self._prefixes)
@@ -222,8 +237,43 @@ class SqlCommitter(StoredListCommitter):
     @contextmanager
     def _locked(self, connection: Connection) -> Iterator[None]:
         """Hold the job's lock: an older driver, late in its sweep, could else abort what a newer one is about to commit."""
-        with self._database.lock(connection, self._prefixes.own.removesuffix("."), self._lock_timeout_s):
+        with self._database.lock(connection, self.lock_name, self._lock_timeout_s):
             yield
+
+
+class _WriterCommitter(SqlCommitter):
+    """Of a writer that has a job of its own, on the lists of another job: who is the driver of that one may end and sweep."""
+
+    def __init__(
+        self, store: CommitStore, database: TwoPhaseDatabase, writer: str, lock_timeout_s: float, driver: SqlCommitter
+    ) -> None:
+        """`driver` has fenced before anything is asked of this."""
+        super().__init__(store, database, writer, lock_timeout_s)
+        self._verified_by = driver
+
+    def end_all(self, handles: Sequence[SqlHandle]) -> Sequence[Outcome]:
+        """Drops what is kept of the epochs before these: they are on no list any more, and nobody records for a writer."""
+        outcomes = super().end_all(handles)
+        self._drop_before(handles)
+        return outcomes
+
+    def sweep(self, keep: Collection[SqlHandle]) -> None:
+        """Roll back what the dead writer has prepared, and drop what is kept of it, but for these."""
+        super().sweep(keep)
+        self._drop_before(keep)
+
+    def verify(self) -> None:
+        """Raise FencedError when another driver has taken over the job that the lists are of."""
+        self._verified_by.verify()
+
+    @property
+    def lock_name(self) -> str:
+        """The driver's."""
+        return self._verified_by.lock_name
+
+    def _drop_before(self, listed: Collection[SqlHandle]) -> None:
+        first = min((epoch_of(handle.gid) for handle in listed), default=_NO_EPOCH)
+        self._store.drop(self._job, first, self._prefixes)
 
 
 class _EarlierCommitter(SqlCommitter):

@@ -83,9 +83,12 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
       They need `output="arrow"`. With "keep" the columns that tell of bad records are there by default.
 
     And of our own: `output="arrow"` for record batches with `columns`; `read_s`, how long one call reads, in seconds;
-    `num_readers`, how many readers share the partitions (default: the pipeline's option --parallelism, else 4).
+    `num_readers`, how many readers share the partitions (default: the pipeline's option --parallelism, else 4);
+    `start_from_savepoint`, path or URI of a savepoint of `headrace run` that a job without state begins with, in place of all
+    that says where reading starts. It is read when the pipeline is built.
 
-    Raises UsageError for what cannot be honoured, when the pipeline is built, in the caller's thread. Contacts nobody then.
+    Raises UsageError for what cannot be honoured, when the pipeline is built, in the caller's thread, and StateError for a
+    savepoint of another source or a damaged one. Contacts nobody then.
     """
 
     byte_array_deserializer = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
@@ -134,6 +137,7 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
         output: Literal["records", "arrow"] = "records",
         read_s: float = READ_S,
         num_readers: int | None = None,
+        start_from_savepoint: str | None = None,
     ) -> None:
         """See the class."""
         super().__init__()
@@ -149,8 +153,7 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
             start=config.start(start_read_time) if start is None else start,
             start_of_new_partitions=start_of_new_partitions,
             stop=stop,
-            **config.arguments(isolation_level),
-            sasl=sasl,
+            **config.arguments(isolation_level, sasl),
             fail_on_data_loss=fail_on_data_loss,
             discovery_interval_s=dynamic_read_poll_interval_seconds or DISCOVERY_INTERVAL_S,
             fetch_budget_bytes=fetch_budget_bytes,
@@ -160,7 +163,7 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
         )
         source = replace(source, value=value_format, key=key_format, on_bad_record=on_bad_record, bad_batches=bad_batches)
         source = _with_columns(source, columns, _columns(output, with_metadata, self._event_time), self._event_time)
-        self._read = _read(source, self._event_time, limit, publish=config.commit, read_s=read_s, num_readers=num_readers)
+        self._read = _read(source, self._event_time, limit, read_s, num_readers, start_from_savepoint, publish=config.commit)
         self._redistribution = beam.Reshuffle(int(redistribute_num_keys) or None) if redistribute else None
         self._output, self._with_metadata = output, with_metadata
 
@@ -221,10 +224,10 @@ class _Config:
             given,
         )
 
-    def arguments(self, isolation_level: str | None) -> dict[str, Any]:
-        """What of it are arguments of the source; `isolation_level`: the one that is said otherwise."""
+    def arguments(self, isolation_level: str | None, sasl: SaslConfig | None) -> dict[str, Any]:
+        """What of it are arguments of the source; `isolation_level`, `sasl`: those that are said otherwise."""
         level = self.isolation_level if isolation_level is None else isolation_level
-        return {"group": self.group, "isolation_level": level, "properties": self.properties}
+        return {"group": self.group, "isolation_level": level, "properties": self.properties, "sasl": sasl}
 
     def start(self, start_read_time: int | None) -> Position:
         """KafkaIO's order: the time, the group's committed offsets, auto.offset.reset."""
@@ -238,10 +241,11 @@ def _read(
     source: KafkaSource,
     event_time: EventTime,
     limit: Limit | None,
-    *,
-    publish: bool,
     read_s: float,
     num_readers: int | None,
+    start_from_savepoint: str | None,
+    *,
+    publish: bool,
 ) -> ReadFromSource:
     return ReadFromSource(
         source,
@@ -252,6 +256,7 @@ def _read(
         limit=limit,
         read_s=read_s,
         num_readers=num_readers,
+        start_from_savepoint=start_from_savepoint,
     )
 
 

@@ -11,6 +11,7 @@ from headrace.cli.broker import broker_command
 from headrace.cli.compare.verify import verify_command
 from headrace.cli.dump import dump_command
 from headrace.cli.lag import lag_command
+from headrace.cli.letters.commands import dead_letters_app
 from headrace.cli.losses import accept_loss, forget
 from headrace.cli.run import run_command, savepoint_command
 from headrace.cli.spark.checkpoint import checkpoint_app
@@ -34,6 +35,7 @@ app.add_typer(tables_app, name="tables")
 app.command(name="lag")(lag_command)
 app.command(name="verify")(verify_command)
 app.command(name="dump")(dump_command)
+app.add_typer(dead_letters_app, name="dead-letters")
 
 
 @app.callback()

@@ -134,9 +134,10 @@ def record_rows(
         yield partition, offset, moment, key, value, _transaction(batch)
 
 
-def _typed(
+def typed_values(
     registry: str | None, encodings: Mapping[str, Encoding | None], properties: Mapping[str, str]
 ) -> dict[str, RegistryValues]:
+    """What shows key and value where they have an encoding. Raises UsageError for options that need each other."""
     wanted = [name for name, encoding in encodings.items() if encoding is not None]
     if bool(wanted) != (registry is not None):
         raise UsageError("--key-format and --value-format need --schema-registry, and it needs one of them")
@@ -183,7 +184,7 @@ def dump_command(
     if start is not None and partition is None:
         raise UsageError("--from needs --partition: offsets are per partition")
     encodings = {"key": key_format, "value": value_format}
-    typed = _typed(schema_registry, encodings, registry_properties(properties, properties_file))
+    typed = typed_values(schema_registry, encodings, registry_properties(properties, properties_file))
     cluster = connect(client_config(bootstrap, properties, properties_file))
     there = sorted(cluster.topics([topic])[topic].partitions)
     if partition is not None and partition not in there:

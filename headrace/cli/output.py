@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from headrace.enumerator.errors import UsageError
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table as RichTable
@@ -111,6 +113,19 @@ def instant(epoch_ms: int | None) -> str | None:
     except (ValueError, OverflowError):  # a producer may claim any time
         return f"{epoch_ms} ms"
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def epoch_ms(text: str) -> int:
+    """From epoch milliseconds, or ISO 8601 with a zone, as `instant` gives it. Raises UsageError."""
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise UsageError(f"{text!r} is no time: write 2026-11-22T10:00:00Z, or epoch milliseconds")
+    return int(moment.timestamp() * 1000)
 
 
 def escaped(value: bytes | None, longest: int = 60) -> str:

@@ -10,7 +10,7 @@ import typer
 from headrace.cli.serving import named_settings
 
 COMMIT_S = 30.0
-"""So long the newest checkpoint may take to be committed; without a run at work it never is."""
+"""So long the newest checkpoint may take to be committed; without a run at work it never is, but by --pipeline."""
 
 
 def run_command(
@@ -49,15 +49,28 @@ def run_command(
 def savepoint_command(
     checkpoints: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="The folder of the run's checkpoints.")],
     target: Annotated[Path, typer.Argument(file_okay=False, help="The folder for the savepoint; made if need be.")],
+    *,
+    pipeline: Annotated[
+        str | None,
+        typer.Option(help="The run's file and variable, job.py:pipeline: finish what a run that has died left behind."),
+    ] = None,
 ) -> None:
     """Write a run's newest committed checkpoint as a savepoint, and print its file.
 
     The run may be at work; the savepoint is then at most a checkpoint's interval old, and the run goes on after it. To move a
     run stop it, with --savepoints: what begins with a savepoint writes again what the run has written since.
+
+    A run that has died may have left transactions that its newest checkpoint lists and nobody has committed yet. With
+    --pipeline these are committed first, and what else its workers have left open is aborted.
     """
     from headrace.harness.waiting import wait_until
     from headrace.runners.local.savepoints import take_savepoint
 
+    if pipeline is not None:
+        from headrace.runners.local.finish import finish
+        from headrace.runners.local.pipeline import PipelineFile
+
+        finish(PipelineFile.parse(pipeline).load(), checkpoints)
     taken: list[Path] = []
     wait_until(
         lambda: taken.append(take_savepoint(checkpoints, target)), "the checkpoint's transactions to be committed", COMMIT_S

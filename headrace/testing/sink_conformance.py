@@ -396,6 +396,32 @@ class SinkConformance(ABC):
         self.assert_visible(external, job.expected)
         assert external.unended(job.name) == 0
 
+    def test_writers_that_have_jobs_of_their_own(self, external: SinkContext) -> None:
+        """As workers of `headrace run`: the lists are another job's, whose driver ends what they have written.
+
+        How often it is asked, and that it sweeps the writer later, changes nothing of what is committed.
+        """
+        run, writer, dead = (self._job(external) for _ in range(3))
+        if run.sink.commits_by_list:
+            pytest.skip("a list of this sink is its commit: all that is written is the job's own")
+        driver = run.committer()
+        assert driver.fence() is None
+        earlier, handle, lost = writer.prepare_task(0, 0), writer.prepare_task(1, 0), dead.prepare_task(0, 0)
+        of_writer, of_dead = (run.sink.committer_of_writer(job.name, driver) for job in (writer, dead))
+        self._stack.callback(of_writer.close)
+        self._stack.callback(of_dead.close)
+        of_writer.check([earlier, handle])
+        for epoch, own in ((1, earlier), (2, handle)):
+            driver.record(CommitList(epoch, (), completed=True))
+            assert [*of_writer.end_all([own]), *of_writer.end_all([own])] == [Outcome.COMMITTED] * 2
+        of_dead.sweep(())
+        of_writer.sweep([handle])
+        assert of_writer.end(handle) is Outcome.COMMITTED
+        with pytest.raises(HeadraceError):
+            of_dead.check([lost])
+        assert (external.unended(writer.name), external.unended(dead.name)) == (0, 0)
+        self.assert_visible(external, writer.values(0, 0), writer.values(1, 0))
+
     # --- drivers that are replaced ------------------------------------------------------------------------------------
 
     def test_an_older_driver_is_fenced(self, external: SinkContext) -> None:

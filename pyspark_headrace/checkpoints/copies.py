@@ -1,19 +1,17 @@
-"""Changed copies of a checkpoint. The checkpoint itself is never written to; a copy is there as a whole, or not at all.
+"""Changed copies of a checkpoint, in any stores. The checkpoint itself is never written to; no query starts from half a copy.
 
-Local folders only: a folder of another store cannot be made as a whole. Where the last batch is not committed, only `fork`
-copies: what the next start runs again belongs to the offsets as they are.
+Where the last batch is not committed, only `fork` copies: what the next start runs again belongs to the offsets as they are.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
+import math
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
-from headrace.connectors.files.store import is_local, normal_path
+from headrace.connectors.files.store import Store, normal_path, open_store
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import StateError, UsageError
 from pyspark_headrace.checkpoints.logs import (
@@ -23,11 +21,24 @@ from pyspark_headrace.checkpoints.logs import (
     PlannedBatch,
     SourceOffsets,
     SparkCheckpoint,
+    fsspec_address,
     read_checkpoint,
 )
 from pyspark_headrace.checkpoints.positions import OffsetForm, StoredPositions, moved, stored_positions
+from pyspark_headrace.checkpoints.targets import copy_target
 
-__all__ = ["CopyPlan", "export_to_jvm", "forget_topic", "fork", "rewind", "set_offsets", "write_copy"]
+__all__ = [
+    "CopyPlan",
+    "batch_at",
+    "export_to_jvm",
+    "forget_topic",
+    "fork",
+    "last_committed",
+    "refuse_running",
+    "rewind",
+    "set_offsets",
+    "write_copy",
+]
 
 QUIET_S = 60.0
 
@@ -53,7 +64,7 @@ def rewind(checkpoint: SparkCheckpoint, to_batch: int) -> CopyPlan:
 
     Raises UsageError for a batch that is not there, and StateError for what cannot go back: state, and sources not Kafka's.
     """
-    last = _last_committed(checkpoint)
+    last = last_committed(checkpoint)
     batch = checkpoint.batch(to_batch)
     if to_batch not in checkpoint.committed:
         raise UsageError(f"batch {to_batch} is not among the committed ones, which are {_span(checkpoint)}")
@@ -68,6 +79,23 @@ def rewind(checkpoint: SparkCheckpoint, to_batch: int) -> CopyPlan:
         raise UsageError(f"batch {to_batch} is the first that is left, and Spark needs the one before it, too")
     later = [(log, number) for log, there in _logs(checkpoint) for number in there if number > to_batch]
     return CopyPlan(frozenset(f"{log}/{number}" for log, number in later), _new_query())
+
+
+def batch_at(checkpoint: SparkCheckpoint, time_ms: int) -> int:
+    """The last batch before the first that was planned after this time (epoch milliseconds, the driver's clock at the time).
+
+    What was there to be read later is in later batches. Raises UsageError where all that are left were planned later.
+    """
+    planned = sorted(checkpoint.planned.items())
+    later = [number for number, batch in planned if batch.planned_ms is None or batch.planned_ms > time_ms]
+    before = [number for number, _ in planned if not later or number < later[0]]
+    if not before:
+        known = [batch.planned_ms for _, batch in planned if batch.planned_ms is not None]
+        since = f"the first of them at {min(known)} ms" if known else "at times that are not known"
+        raise UsageError(
+            f"no batch in {checkpoint.location} was planned by {time_ms} ms; those that are left were planned {since}"
+        )
+    return before[-1]
 
 
 def set_offsets(checkpoint: SparkCheckpoint, offsets: Mapping[tuple[str, int], int]) -> CopyPlan:
@@ -88,7 +116,7 @@ def forget_topic(checkpoint: SparkCheckpoint, topic: str) -> CopyPlan:
 
 def export_to_jvm(checkpoint: SparkCheckpoint) -> CopyPlan:
     """For Spark's own Kafka connector, in the query of the same id. Raises StateError for what that cannot express."""
-    _last_committed(checkpoint)
+    last_committed(checkpoint)
     written = {}
     for number, batch in checkpoint.planned.items():
         sources = [(source, stored_positions(source.text)) for source in batch.sources]
@@ -104,58 +132,60 @@ def export_to_jvm(checkpoint: SparkCheckpoint) -> CopyPlan:
 
 
 def write_copy(checkpoint: SparkCheckpoint, to: str, plan: CopyPlan, *, quiet_s: float = QUIET_S) -> None:
-    """Write the copy into a new folder. Killed at any moment, it leaves no such folder.
+    """Write the copy into a new folder: a path, or an address that fsspec knows.
 
-    `quiet_s`: a checkpoint that was written to within so many seconds is taken for a running query's. Raises StateError then,
-    and where it is written to meanwhile; UsageError where `to` is there, or one of the two is not local.
+    Killed at any moment, it leaves no such folder, or (in a store that is not local) one from which no query starts.
+
+    `quiet_s`: a checkpoint that was written to within so many seconds, by the clock of the copy's store, is taken for a running
+    query's. Raises StateError then, and where it is written to meanwhile; UsageError where `to` is there.
     """
-    source, target = (normal_path(path) for path in (checkpoint.location, to))
-    if not is_local(source) or not is_local(target):
-        raise UsageError("copies are made of local folders, in local folders: fetch the checkpoint first")
-    folder = Path(target)
-    if folder.exists():
-        raise UsageError(f"{to} is there already: a copy goes into a new folder")
-    if folder.is_relative_to(source):
+    location, target = (normal_path(fsspec_address(path)) for path in (checkpoint.location, to))
+    if f"{target}/".startswith(f"{location}/"):
         raise UsageError(f"{to} is within the checkpoint itself")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    made = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
-    made.mkdir()
+    source = open_store(location, {})
+    copy = copy_target(target)
     try:
-        _refuse_running(Path(source), made.stat().st_mtime, quiet_s)
-        shutil.copytree(source, made, dirs_exist_ok=True, ignore=_left_out(Path(source), plan))
+        refuse_running(source, checkpoint, copy.began_s, quiet_s)
+        for name in _taken_over(source, plan):
+            copy.take(source, name)
         for name, content in plan.written.items():
-            (made / name).write_bytes(content)
-        if read_checkpoint(source) != checkpoint:
+            if name != METADATA:
+                copy.write(name, content)
+        metadata = plan.written.get(METADATA) or (None if source.size(METADATA) is None else source.read(METADATA))
+        if read_checkpoint(checkpoint.location) != checkpoint:
             raise StateError(f"{checkpoint.location} has changed meanwhile: its query runs. Stop it first")
-        made.rename(folder)
+        copy.finish(metadata)
     except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
+        copy.discard()
         raise
 
 
-def _refuse_running(source: Path, now: float, quiet_s: float) -> None:
-    """By the store's own clock: when the newest entry of a log was written, and the folder of the copy."""
-    newest = max((path.stat().st_mtime for log in (OFFSETS, COMMITS) for path in (source / log).glob("[0-9]*")), default=None)
-    if newest is not None and now - newest < quiet_s:
+def refuse_running(source: Store, checkpoint: SparkCheckpoint, now_s: float, quiet_s: float) -> None:
+    """By when the newest entry of each log was written, and `now_s`, of the same store's clock if it can be had.
+
+    Raises StateError where it was less than `quiet_s` seconds ago.
+    """
+    newest = [f"{log}/{max(numbers)}" for log, numbers in _logs(checkpoint) if numbers]
+    age_s = now_s - max((source.modified_s(name) for name in newest), default=-math.inf)
+    if age_s < quiet_s:
         raise StateError(
-            f"{source} was written to {max(0.0, now - newest):.0f} s ago, so its query may be running. Stop it, and if it is "
-            "stopped, say so by --stopped"
+            f"{checkpoint.location} was written to {max(0.0, age_s):.0f} s ago, so its query may be running. Stop it, and if "
+            "it is stopped, say so by --stopped"
         )
 
 
-def _left_out(source: Path, plan: CopyPlan) -> Callable[[str, list[str]], set[str]]:
-    """What is not copied: also the checksums of files that are written otherwise, which Spark reads without."""
-
-    def ignored(folder: str, names: list[str]) -> set[str]:
-        inside = Path(folder).relative_to(source)
-        gone = {Path(name) for name in [*plan.left_out, *plan.written]}
-        return {name for name in names if inside / name in gone or inside / _without_crc(name) in gone}
-
-    return ignored
+def _taken_over(source: Store, plan: CopyPlan) -> Iterator[str]:
+    """What is copied as it is: not the checksums of files that are written otherwise, which Spark reads without."""
+    gone = {*plan.left_out, *plan.written}
+    for name in source.files():
+        if name != METADATA and name not in gone and _without_crc(name) not in gone:
+            yield name
 
 
 def _without_crc(name: str) -> str:
-    return name.removeprefix(".").removesuffix(".crc") if name.startswith(".") and name.endswith(".crc") else name
+    folder, slash, last = name.rpartition("/")
+    is_crc = last.startswith(".") and last.endswith(".crc")
+    return f"{folder}{slash}{last.removeprefix('.').removesuffix('.crc')}" if is_crc else name
 
 
 def _new_query() -> dict[str, bytes]:
@@ -164,7 +194,7 @@ def _new_query() -> dict[str, bytes]:
 
 def _changed(checkpoint: SparkCheckpoint, change: Changed, wanted: list[str]) -> CopyPlan:
     """The last batch with the positions of one source changed. `wanted`: for errors."""
-    number = _last_committed(checkpoint)
+    number = last_committed(checkpoint)
     batch: PlannedBatch = checkpoint.batch(number)
     found = [(at, new) for at, source in enumerate(batch.sources) if (new := change(stored_positions(source.text))) is not None]
     if len(found) != 1:
@@ -191,7 +221,7 @@ def _without(positions: StoredPositions, topic: str) -> StoredPositions | None:
     return None if len(rest) == len(positions.offsets.splits) else positions.changed(rest)
 
 
-def _last_committed(checkpoint: SparkCheckpoint) -> int:
+def last_committed(checkpoint: SparkCheckpoint) -> int:
     """The last batch. Raises StateError where it is not committed, or a file is damaged."""
     if checkpoint.damaged:
         raise StateError(f"{checkpoint.damaged[0].name} is damaged ({checkpoint.damaged[0].why}): no copy is made of that")

@@ -21,7 +21,15 @@ from typing import Any
 from headrace.connectors.files.store import Store, normal_path, open_store
 from headrace.enumerator.errors import StateError, UsageError
 
-__all__ = ["CommittedBatch", "DamagedFile", "PlannedBatch", "SourceOffsets", "SparkCheckpoint", "read_checkpoint"]
+__all__ = [
+    "CommittedBatch",
+    "DamagedFile",
+    "PlannedBatch",
+    "SourceOffsets",
+    "SparkCheckpoint",
+    "fsspec_address",
+    "read_checkpoint",
+]
 
 METADATA, OFFSETS, COMMITS, STATE = "metadata", "offsets", "commits", "state"
 NO_OFFSETS = "-"
@@ -111,9 +119,7 @@ def read_checkpoint(location: str) -> SparkCheckpoint:
 
     Raises UsageError where there is no checkpoint, and OSError where the store refuses.
     """
-    for scheme, ours in _HADOOP_SCHEMES.items():
-        location = ours + location.removeprefix(scheme) if location.startswith(scheme) else location
-    reader = _Reader(open_store(normal_path(location), {}))
+    reader = _Reader(open_store(normal_path(fsspec_address(location)), {}))
     query_id = reader.parsed(METADATA, _query_id)
     planned = {number: entry for number in reader.batches(OFFSETS) if (entry := reader.parsed(f"{OFFSETS}/{number}", _planned))}
     committed = {
@@ -123,6 +129,14 @@ def read_checkpoint(location: str) -> SparkCheckpoint:
         raise UsageError(f"there is no checkpoint in {location}: neither {METADATA} nor {OFFSETS}/0 or the like")
     operators = tuple(sorted(name for name in reader.store.names(STATE) if not name.startswith(".")))
     return SparkCheckpoint(location, query_id, planned, committed, tuple(reader.damaged), operators)
+
+
+def fsspec_address(location: str) -> str:
+    """As fsspec names it: Hadoop's `s3a:` and `s3n:` are `s3:`."""
+    for scheme, ours in _HADOOP_SCHEMES.items():
+        if location.startswith(scheme):
+            return ours + location.removeprefix(scheme)
+    return location
 
 
 class _Reader:

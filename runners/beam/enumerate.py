@@ -19,7 +19,8 @@ from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.enumerator import EagerEnumerator, SplitEnumerator, create_enumerator, restore_enumerator
 from headrace.enumerator.events import Command, DiscoverInitial, DiscoverLater, Fail, ReportDiscoveryFailure, ReportMissing
 from headrace.enumerator.ledger import SplitState
-from headrace.enumerator.source import Boundedness, Source, SplitDiscovery
+from headrace.enumerator.resumed import ResumedDiscovery, ResumedLogDiscovery
+from headrace.enumerator.source import Boundedness, LogSource, Source, SplitDiscovery
 from headrace.enumerator.split import SplitT
 from headrace.runners.beam import worker as workers
 from headrace.runners.beam.coders import Element, EnumerationFormat, ReaderFormat
@@ -41,7 +42,7 @@ log = logging.getLogger(__name__)
 WAKE_S = 5.0
 """At most so long, in seconds, until a process that has taken the enumeration over by a restore looks for splits."""
 
-__all__ = ["EnumerateBounded", "EnumerateUnbounded", "Look", "look"]
+__all__ = ["EnumerateBounded", "EnumerateUnbounded", "Look", "beginning", "look"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,13 @@ def look(enumeration: Enumeration[SplitT], discovery: SplitDiscovery[SplitT]) ->
     return Look(Checkpoint(looks, states, enumerator.exhausted), added, missing)
 
 
+def beginning(source: Source[SplitT], begins: Checkpoint[SplitT] | None) -> SplitDiscovery[SplitT]:
+    """The source's discovery, whose initial answer is that of the source, or where a checkpoint of another job stands."""
+    if begins is None:
+        return source.create_discovery()
+    return ResumedLogDiscovery(source, begins) if isinstance(source, LogSource) else ResumedDiscovery(source, begins)
+
+
 def _discover(
     command: Command[SplitT], enumerator: SplitEnumerator[SplitT], discovery: SplitDiscovery[SplitT]
 ) -> list[Command[SplitT]]:
@@ -104,12 +112,19 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
     """Looks for splits and emits the new ones, as what readers have to read. Its restriction goes on with the ledger."""
 
     def __init__(
-        self, source: Source[Any], transform: str, discovery_interval_s: float | None, readers: int, subtasks: Subtasks | None
+        self,
+        source: Source[Any],
+        transform: str,
+        discovery_interval_s: float | None,
+        readers: int,
+        subtasks: Subtasks | None,
+        begins: Checkpoint[Any] | None = None,
     ) -> None:
         """Travels to the workers by pickle, with the source: so a changed configuration takes effect by discovery.
 
         What one look finds is dealt out to so many readers: an element is what one of them has to read. Splits that are found
         later cannot join an element that is under way, so they make new ones. `subtasks`: of Flink, to spread them evenly.
+        `begins`: where a job without state begins, in place of what the source says.
         """
         self._source = source
         self._transform = transform
@@ -118,6 +133,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         self._restrictions: ReaderFormat[Any] = ReaderFormat(source)
         self._readers = readers
         self._subtasks = subtasks
+        self._begins = begins
 
     @property
     def _bounded(self) -> bool:
@@ -126,7 +142,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
     def setup(self) -> None:
         """Once per instance."""
         self._worker = workers.join(self._transform)
-        self._discovery = self._source.create_discovery()
+        self._discovery = beginning(self._source, self._begins)
 
     def teardown(self) -> None:
         """Once per instance, unless the process is killed."""
@@ -190,6 +206,8 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
     def _due(self, enumeration: Enumeration[Any], now_s: float) -> bool:
         """A ledger that is not of this process's own last look comes from a restore: then it looks at once."""
         last = self._worker.last_look
+        if last is None and self._begins is not None and isinstance(enumeration, Enumerated):
+            log.warning("the job goes on from its own state; its savepoint of headrace run is not looked at")
         if last is None or not isinstance(enumeration, Enumerated) or enumeration.checkpoint.checkpoint_id != last.number:
             return True
         return self._interval_s is not None and now_s - last.at_s >= self._interval_s

@@ -13,9 +13,11 @@ from apache_beam.pvalue import TaggedOutput
 from apache_beam.transforms.window import TimestampedValue
 from apache_beam.utils.timestamp import Timestamp
 
+from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.source import LogSource, Source, SplitBatch
 from headrace.runners.beam.coders import ReaderFormat
+from headrace.runners.beam.enumerate import beginning
 from headrace.runners.beam.event_time import EventTime, bounds
 from headrace.runners.beam.restrictions.reader import ReaderRestriction
 
@@ -42,15 +44,16 @@ class Limit:
 class ReadLimited(beam.DoFn):
     """Reads until the limit, or the source's end. Says in the end where it stands, for the reading stage to publish."""
 
-    def __init__(self, source: Source[Any], limit: Limit, event_time: EventTime) -> None:
-        """Travels to a worker by pickle."""
+    def __init__(self, source: Source[Any], limit: Limit, event_time: EventTime, begins: Checkpoint[Any] | None = None) -> None:
+        """Travels to a worker by pickle. `begins`: where it begins, in place of what the source says."""
+        self._begins = begins
         self._source = source
         self._limit = limit
         self._event_time = event_time
 
     def process(self, element: bytes) -> Iterator[TimestampedValue | TaggedOutput]:
         """Once."""
-        discovery = self._source.create_discovery()
+        discovery = beginning(self._source, self._begins)
         try:
             positions = {split.split_id: split for split in discovery.initial().added}
         finally:

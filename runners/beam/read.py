@@ -17,6 +17,7 @@ from apache_beam.transforms.core import RestrictionProvider, WatermarkEstimatorP
 from apache_beam.transforms.window import TimestampedValue
 from apache_beam.utils.timestamp import Timestamp
 
+from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.source import Boundedness, LogSource, Source
@@ -34,6 +35,7 @@ from headrace.runners.beam.pauses import pause
 from headrace.runners.beam.publisher import PUBLISH_PATIENCE_S, Publisher
 from headrace.runners.beam.restrictions.reader import Claim, ReaderTracker
 from headrace.runners.beam.restrictions.split import EncodedTracker, OffsetSplitTracker, SplitTracker
+from headrace.runners.local.savepoints import fetch_savepoint
 
 log = logging.getLogger(__name__)
 
@@ -255,6 +257,10 @@ def to_records(rows: Rows, event_time: EventTime, record_type: Any) -> Any:
     return beam.ParDo(ToRecords(rows, event_time)).with_output_types(record_type)
 
 
+def _positions(source: Source[Any], location: str) -> Checkpoint[Any]:
+    return fetch_savepoint(location).positions(CheckpointSerializer(source.name, source.split_serializer))
+
+
 class ReadFromSource(beam.PTransform[Any, Any]):
     """Any headrace source, read in a Beam pipeline.
 
@@ -267,12 +273,14 @@ class ReadFromSource(beam.PTransform[Any, Any]):
     - `publish`: tell the source which positions are durable (a Kafka source with a group commits them). Default: false.
     - `limit`: end after so many records or seconds: for tests and demos. Then it is one bounded read that nobody restores.
     - `read_s`: how long one call reads, or waits for a first record, in seconds (default 1); no checkpoint is taken meanwhile.
+    - `start_from_savepoint`: path or URI of a savepoint of `headrace run` that the job begins with, in place of where the
+      source would begin. It is read when the pipeline is built; a job that goes on from state of its own does not look at it.
     - `num_readers`: how many readers share the splits that one look for splits finds. Default: what the pipeline's option
       --parallelism says, else 4. Each is an element of the pipeline: it has one reader for all of its splits.
 
     A bounded source ends by itself. A restored pipeline, from a checkpoint or a savepoint in a new submission, goes on where
     every split stood; a source that was configured otherwise meanwhile takes effect by discovery. Raises UsageError for an
-    argument that cannot be.
+    argument that cannot be, and StateError for a savepoint of another source or a damaged one.
     """
 
     def __init__(
@@ -288,8 +296,9 @@ class ReadFromSource(beam.PTransform[Any, Any]):
         limit: Limit | None = None,
         read_s: float = READ_S,
         num_readers: int | None = None,
+        start_from_savepoint: str | None = None,
     ) -> None:
-        """Contacts nobody. `record_type` is the type hint of what `rows` makes."""
+        """Contacts nobody; reads the savepoint, if there is one. `record_type` is the type hint of what `rows` makes."""
         super().__init__()
         if output not in ("records", "arrow"):
             raise UsageError(f'output must be "records" or "arrow", not {output!r}')
@@ -309,6 +318,7 @@ class ReadFromSource(beam.PTransform[Any, Any]):
         self._limit = limit
         self._read_s = read_s
         self._readers = num_readers
+        self._begins = None if start_from_savepoint is None else _positions(source, start_from_savepoint)
 
     def expand(self, pbegin: Any) -> Any:
         """Called by Beam."""
@@ -330,7 +340,7 @@ class ReadFromSource(beam.PTransform[Any, Any]):
         reading, parallelism = self._reading(options), given.number("parallelism", 0)
         readers = self._readers or (parallelism if parallelism > 0 else DEFAULT_READERS)
         subtasks = Subtasks.of(parallelism, given.number("max_parallelism", 0)) if parallelism > 0 else None
-        enumeration = (self._source, reading.transform, self._interval_s, readers, subtasks)
+        enumeration = (self._source, reading.transform, self._interval_s, readers, subtasks, self._begins)
         if self._source.boundedness is Boundedness.BOUNDED:
             return EnumerateBounded(*enumeration), ReadBounded(reading)
         return EnumerateUnbounded(*enumeration), ReadUnbounded(reading)
@@ -356,7 +366,8 @@ class ReadFromSource(beam.PTransform[Any, Any]):
         )
 
     def _read_limited(self, pbegin: Any, limit: Limit, options: Mapping[str, Any]) -> Any:
-        read_fn = beam.ParDo(ReadLimited(self._source, limit, self._event_time)).with_output_types(pa.RecordBatch)
+        limited = ReadLimited(self._source, limit, self._event_time, self._begins)
+        read_fn = beam.ParDo(limited).with_output_types(pa.RecordBatch)
         outputs = pbegin | "Impulse" >> beam.Impulse() | "ReadLimited" >> read_fn.with_outputs(POSITIONS, main="batches")
         if self._publishes:
             # as what a restored reader finds that has read all, but does not know that it was published

@@ -10,22 +10,31 @@ the epoch that the sink has recorded last is behind, or of another branch, and i
 Each worker writes under a sink job of its own (`Roster.job`), so a sweep aborts a dead worker's transactions and nobody else's.
 To a sink that commits by list (tables) all write under the run's job, each as a task of its own: the sink records the
 checkpoint's epoch and commits all of it in one step, and sweeps by task.
+
+A worker is swept at once when it is dead: what it has prepared may hold locks, which those who read its splits now wait for,
+and then no checkpoint would ever be complete.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Generic
+from typing import Generic, TypeVar
 
 from headrace.connectors.commit import StaleEpochError
 from headrace.connectors.sink import Attempt, CommitList, Committer, HandleT, Outcome, TwoPhaseSink
 from headrace.enumerator.checkpoint import Checkpoint
-from headrace.enumerator.errors import DataLossError, DeadlineExceededError, PeerError, RetriableError, StateError
+from headrace.enumerator.errors import (
+    DataLossError,
+    DeadlineExceededError,
+    PeerError,
+    RetriableError,
+    StateError,
+    is_retriable,
+)
 from headrace.enumerator.split import SplitT
 from headrace.runners.local.checkpoints import CheckpointStore, Roster, RunCheckpoint
 from headrace.runners.local.core import WorkerHandle
@@ -36,9 +45,11 @@ log = logging.getLogger(__name__)
 
 EPOCH_BITS = 20
 
-SETTLE_S = 60.0
-"""A dead worker's transactions are looked for once more so many seconds after they were first swept: a request that was under
-way when its process died may come to the sink later."""
+SETTLE_S = (1.0, 60.0)
+"""A dead worker's transactions are looked for again so many seconds after they were first swept: a request that was under way
+when its process died may come to the sink later."""
+
+_Result = TypeVar("_Result")
 
 
 def first_attempt(sink: TwoPhaseSink[HandleT], roster: Roster, number: int) -> Attempt:
@@ -70,6 +81,14 @@ class _Ends(ABC, Generic[SplitT, HandleT]):
         """Abort what this worker, which is dead, has left open, but these."""
 
     @abstractmethod
+    def settled(self, number: int) -> None:
+        """Nothing will be asked of this worker any more."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give connections back, but for the driver's."""
+
+    @abstractmethod
     def taken_over(self, stored: RunCheckpoint[SplitT, HandleT] | None) -> None:
         """This coordinator is the sink's driver, and this is the last checkpoint, which is recorded. No worker writes yet."""
 
@@ -81,35 +100,37 @@ class _Ends(ABC, Generic[SplitT, HandleT]):
 class _EndsByWorker(_Ends[SplitT, HandleT]):
     """Each worker has a job of its own, and a committer."""
 
-    def __init__(self, sink: TwoPhaseSink[HandleT], store: CheckpointStore[SplitT, HandleT], number: int) -> None:
-        self._sink, self._store, self._number = sink, store, number
+    def __init__(
+        self, sink: TwoPhaseSink[HandleT], roster: Callable[[], Roster], number: int, driver: Committer[HandleT]
+    ) -> None:
+        """`number` and `driver`: the coordinator's own, and its committer of the run's job."""
+        self._sink, self._roster, self._number, self._driver = sink, roster, number, driver
+        self._writers: dict[int, Committer[HandleT]] = {}
 
     def listed(self, epoch: int, handles: Sequence[WorkerHandle[HandleT]]) -> CommitList[HandleT]:
         """The epoch alone: it shuts older coordinators out."""
         return CommitList(epoch, (), completed=True)
 
     def check(self, handles: Sequence[WorkerHandle[HandleT]]) -> None:
-        for number, own in _by_number(handles).items():
-            with closing(self._of(number)) as committer:
-                committer.check(own)
+        self._by_worker(handles, lambda committer, own: committer.check(own))
 
     def end_all(self, handles: Sequence[WorkerHandle[HandleT]]) -> Sequence[Outcome]:
-        """Worker by worker, several transactions of one at once where the sink does so."""
-        outcomes: dict[int, Outcome] = {}
-        for number in dict.fromkeys(handle.number for handle in handles):
-            own = [(place, listed.handle) for place, listed in enumerate(handles) if listed.number == number]
-            with closing(self._of(number)) as committer:
-                ended = committer.end_all([handle for _, handle in own])
-            outcomes |= {place: outcome for (place, _), outcome in zip(own, ended, strict=True)}
-        return [outcomes[place] for place in range(len(handles))]
+        """Those of all workers at once: what readers see of a part of the checkpoint, they see for milliseconds."""
+        ended = self._by_worker(handles, lambda committer, own: iter(committer.end_all(own)))
+        return [next(ended[handle.number]) for handle in handles]
 
     def copy(self, handles: Sequence[HandleT]) -> HandleT:
-        with closing(self._of(self._number)) as committer:
-            return committer.copy(handles)
+        return self._of(self._number).copy(handles)
 
     def sweep(self, number: int, keep: Collection[HandleT]) -> None:
-        with closing(self._of(number)) as committer:
-            committer.sweep(keep)
+        self._of(number).sweep(keep)
+
+    def settled(self, number: int) -> None:
+        self._writers.pop(number).close()
+
+    def close(self) -> None:
+        for committer in self._writers.values():
+            committer.close()
 
     def taken_over(self, stored: RunCheckpoint[SplitT, HandleT] | None) -> None:
         """Nothing is left under the coordinator's own job."""
@@ -118,7 +139,31 @@ class _EndsByWorker(_Ends[SplitT, HandleT]):
         """The epoch was recorded as completed."""
 
     def _of(self, number: int) -> Committer[HandleT]:
-        return self._sink.committer(self._store.roster.job(number))
+        """One for each worker, so that several threads can use several."""
+        if number not in self._writers:
+            self._writers[number] = self._sink.committer_of_writer(self._roster().job(number), self._driver)
+        return self._writers[number]
+
+    def _by_worker(
+        self, handles: Sequence[WorkerHandle[HandleT]], act: Callable[[Committer[HandleT], list[HandleT]], _Result]
+    ) -> dict[int, _Result]:
+        """What `act` gives for each worker's handles, in their order; of all workers at once."""
+        own: dict[int, list[HandleT]] = {}
+        for listed in handles:
+            own.setdefault(listed.number, []).append(listed.handle)
+        return dict(zip(own, at_once(act, [self._of(number) for number in own], list(own.values())), strict=True))
+
+
+def at_once(
+    act: Callable[[Committer[HandleT], list[HandleT]], _Result],
+    committers: list[Committer[HandleT]],
+    owned: list[list[HandleT]],
+) -> list[_Result]:
+    """What `act` gives for each committer and its handles, each in a thread of its own."""
+    if len(committers) <= 1:
+        return list(map(act, committers, owned))
+    with ThreadPoolExecutor(len(committers)) as threads:
+        return list(threads.map(act, committers, owned))
 
 
 class _EndsByList(_Ends[SplitT, HandleT]):
@@ -142,6 +187,12 @@ class _EndsByList(_Ends[SplitT, HandleT]):
     def sweep(self, number: int, keep: Collection[HandleT]) -> None:
         self._driver.sweep_tasks((number,), keep)
 
+    def settled(self, number: int) -> None:
+        """Its name has no state."""
+
+    def close(self) -> None:
+        """There is the driver alone."""
+
     def taken_over(self, stored: RunCheckpoint[SplitT, HandleT] | None) -> None:
         """Lists of coordinators that have died while they committed are removed, and so is what nobody has listed."""
         if stored is not None and stored.completed and stored.epoch:
@@ -154,7 +205,7 @@ class _EndsByList(_Ends[SplitT, HandleT]):
 
 
 class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
-    """Ends the transactions of all workers of one run. Called by the coordinator's commit thread, but for `retire`."""
+    """Ends the transactions of all workers of one run. Called by the coordinator's commit thread."""
 
     def __init__(
         self,
@@ -175,18 +226,27 @@ class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
         self._clock, self._draw, self._is_stored = clock, draw, is_stored
         self._driver = sink.committer(store.roster.run)
         self._ends: _Ends[SplitT, HandleT] = (
-            _EndsByList(self._driver) if sink.commits_by_list else _EndsByWorker(sink, store, number)
+            _EndsByList(self._driver)
+            if sink.commits_by_list
+            else _EndsByWorker(sink, lambda: store.roster, number, self._driver)
         )
         self._fenced = False
         self._proposed: Checkpoint[SplitT] | None = None
-        self._lock = threading.Lock()
-        # number of a dead worker -> when it was first swept; what an earlier life has left is dead, too
-        self._retired: dict[int, float | None] = {n: None for n in store.roster.unswept if n != number}
+        # Number of a dead worker -> when it is to be swept again, None at once. What an earlier life has left is dead, too.
+        self._due_s: dict[int, tuple[float, ...] | None] = {n: None for n in store.roster.unswept if n != number}
 
     def retire(self, number: int) -> None:
-        """The worker's process is dead: the next sweep aborts what it has left open. Called by any thread."""
-        with self._lock:
-            self._retired[number] = None
+        """The worker's process is dead: abort what it has left open. What cannot be reached now is left to the next sweep.
+
+        Called after `fence`, and after the checkpoint that lists something of it was committed or given up.
+        """
+        self._due_s[number] = None
+        try:
+            self.sweep(() if self._stored is None else self._stored.handles)
+        except Exception as error:
+            if not (is_retriable(error) or isinstance(error, DeadlineExceededError)):
+                raise
+            log.warning("what worker %d has left open is aborted later: %s", number, error)
 
     def propose(self, positions: Checkpoint[SplitT]) -> None:
         """The positions that belong to the next new list."""
@@ -278,23 +338,24 @@ class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
 
     def sweep(self, keep: Collection[WorkerHandle[HandleT]]) -> None:
         """Abort what dead workers have left open. Those that live write on: what they have open is the next checkpoint's."""
-        with self._lock:
-            retired = dict(self._retired)
         now_s, settled = self._clock(), []
-        for number, swept_s in retired.items():
-            if swept_s is not None and now_s - swept_s < SETTLE_S:
+        for number, due_s in list(self._due_s.items()):
+            if due_s is not None and now_s < due_s[0]:
                 continue
-            self._ends.sweep(number, [listed.handle for listed in keep if listed.number == number])
-            if swept_s is None:
-                with self._lock:
-                    self._retired[number] = now_s
-            elif not any(listed.number == number for listed in keep):
+            kept = [listed.handle for listed in keep if listed.number == number]
+            self._ends.sweep(number, kept)
+            left_s = (
+                tuple(now_s + later_s for later_s in SETTLE_S) if due_s is None else tuple(at for at in due_s if at > now_s)
+            )
+            if left_s or kept:
+                self._due_s[number] = left_s or (now_s,)
+            else:
                 settled.append(number)
         if settled:
             self._store.strike(settled)
-            with self._lock:
-                for number in settled:
-                    del self._retired[number]
+            for number in settled:
+                del self._due_s[number]
+                self._ends.settled(number)
 
     def forget(self) -> None:
         """Remove what the sink has recorded of the run."""
@@ -302,11 +363,5 @@ class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
 
     def close(self) -> None:
         """Give connections back."""
+        self._ends.close()
         self._driver.close()
-
-
-def _by_number(handles: Sequence[WorkerHandle[HandleT]]) -> dict[int, list[HandleT]]:
-    found: dict[int, list[HandleT]] = {}
-    for listed in handles:
-        found.setdefault(listed.number, []).append(listed.handle)
-    return found

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.connectors.commit import JobCommitter
-from headrace.enumerator.checkpoint import CheckpointSerializer
+from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.enumerator import create_enumerator, restore_enumerator
 from headrace.enumerator.errors import (
     AuthenticationError,
@@ -347,8 +347,7 @@ class _Coordination:
             case Recover():
                 self._in_commits(self._recover)
             case CommitCheckpoint(checkpoint, handles):
-                self._committer.propose(checkpoint)
-                self._in_commits(lambda: self._commit(checkpoint.checkpoint_id, handles))
+                self._in_commits(lambda: self._commit(checkpoint, handles))
             case After(delay_s, timer):
                 heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._sequence), timer))
             case StartWorker() | KillWorker() | RetireWorker():
@@ -379,7 +378,7 @@ class _Coordination:
             case KillWorker(number):
                 self._nursery.kill(number)  # which a frozen process cannot outlive
             case RetireWorker(number):
-                self._committer.retire(number)
+                self._in_commits(lambda: self._committer.retire(number))
 
     def _start(self, number: int) -> None:
         self._store.enlist(number)
@@ -435,7 +434,9 @@ class _Coordination:
         self._job.recover()
         self._events.put(RunRecovered())
 
-    def _commit(self, checkpoint_id: int, handles: tuple[Any, ...]) -> None:
+    def _commit(self, checkpoint: Checkpoint[Any], handles: tuple[Any, ...]) -> None:
+        checkpoint_id = checkpoint.checkpoint_id
+        self._committer.propose(checkpoint)
         try:
             self._job.commit(checkpoint_id, handles)
         except CheckpointNotStoredError as error:

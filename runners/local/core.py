@@ -15,8 +15,8 @@ worker of the job ever has, in this life of the coordinator or another; a *slot*
   next. They are forgotten only with their worker, whose positions go back to the last stored checkpoint, too.
 - A worker is lost when its process is dead, never before: what does not answer is killed first. Messages of a number that is
   not in a slot now are dropped.
-- Transactions of a lost worker are aborted by its number (`CommitCheckpoint` is followed by a sweep of retired numbers), and
-  those of the others go on.
+- Transactions of a lost worker are aborted by its number (`RetireWorker`), after the checkpoint that is being stored or
+  committed then, which may list some of them; those of the others go on.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ class KillWorker:
 
 @dataclass(frozen=True, slots=True)
 class RetireWorker:
-    """The process is dead: what it has left open is to be aborted, except what a stored checkpoint lists."""
+    """The process is dead: abort what it has left open, once every CommitCheckpoint from before is done."""
 
     number: int
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import multiprocessing
 import pickle
@@ -13,16 +14,22 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
 from headrace.connectors.sink import TwoPhaseSink
-from headrace.enumerator.errors import UsageError
+from headrace.enumerator.errors import DeadlineExceededError, UsageError, is_retriable
 from headrace.enumerator.restarts import ExponentialDelay, RestartStrategy, duration_s, restart_strategy
 from headrace.enumerator.source import Source
 from headrace.runners.local.checkpoints import local_folder
 from headrace.runners.local.core import RunSchedule
+
+if TYPE_CHECKING:
+    from apache_beam.pipeline import Pipeline as BeamPipeline
+    from apache_beam.pvalue import PDone
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 __all__ = ["Pipeline", "PipelineFile", "Retention", "RunSettings", "Transform", "flink_settings"]
 
@@ -218,6 +225,61 @@ class Pipeline:
             ) from error
         return supervise(self, chosen, forked_apart)
 
+    def start_on_spark(
+        self,
+        spark: SparkSession,
+        *,
+        checkpointLocation: str,  # noqa: N803 - as are the next, Spark's name
+        queryName: str | None = None,  # noqa: N803
+        trigger: Mapping[str, Any] | None = None,
+        **options: object,
+    ) -> StreamingQuery:
+        """Start it as a streaming query of this session, and return the query. With a two-phase-commit sink exactly once.
+
+        `checkpointLocation` is the query's own: with it the query goes on. `trigger`: arguments of Spark's
+        `DataStreamWriter.trigger`, such as `{"processingTime": "10 seconds"}` or `{"availableNow": True}`; default: a batch as
+        soon as the one before is done. `options` are those of `format("headrace")` that are of a query and not of a source:
+        `startFromSavepoint` (a savepoint of `run` that a query without a checkpoint begins with), `maxOffsetsPerTrigger`,
+        `minOffsetsPerTrigger`, `maxTriggerDelay`, `maxRecordsPerPartition`, `minPartitions`, `kafkaConsumer.pollTimeoutMs`.
+
+        The transform is called in the tasks that write, with batches of the source's schema; what is in the caller's `__main__`
+        travels to them by value. Called in the driver. Raises UsageError, which names it, for what Spark cannot carry over: a
+        source that is not Kafka, a `stop`, `discovery_interval_s=None`, a type of a column that Spark does not have.
+        """
+        from headrace._extras import needs_extra
+
+        with needs_extra("spark", "pyspark"):
+            queries = importlib.import_module("pyspark_headrace.pipelines.queries")  # which Spark finds by its name, too
+        query = queries.pipeline_query(self, checkpointLocation, queryName, trigger, options)
+        return cast("StreamingQuery", query.start(spark))
+
+    def expand_on_beam(
+        self,
+        p: BeamPipeline,
+        *,
+        label: str = "Pipeline",
+        start_from_savepoint: str | None = None,
+        num_readers: int | None = None,
+        num_shards: int | None = None,
+    ) -> PDone:
+        """Add it to a Beam pipeline, as one transform with this label.
+
+        `start_from_savepoint`: path or URI of a savepoint of `run` that a job without state begins with; it is read now.
+        `num_readers`: how many readers share the splits; default: the option --parallelism, else 4. `num_shards`: how many
+        transactions are written beside each other; default 4. Rows of one key keep their order in a `KafkaSink`.
+
+        Called where the pipeline is built. Raises UsageError, which names it, for what the runner cannot carry over: sinks that
+        write exactly once need Flink with checkpoints, a source without an end a runner that streams, a group checkpoints.
+        """
+        from headrace._extras import needs_extra
+
+        with needs_extra("beam", "apache_beam"):
+            from headrace.runners.beam.pipelines import ExpandPipeline
+        expanded = ExpandPipeline(
+            self, start_from_savepoint=start_from_savepoint, num_readers=num_readers, num_shards=num_shards
+        )
+        return cast("PDone", p | label >> expanded)
+
     def load(self) -> Pipeline:
         """Itself: called in the processes of a run."""
         return self
@@ -256,7 +318,8 @@ class PipelineFile:
         return cls(file, name)
 
     def load(self) -> Pipeline:
-        """The pipeline. Raises UsageError where the file has none of this name, and for what the file raises."""
+        """The pipeline. Raises UsageError where the file has none of this name, and for what the file raises; but an error that
+        can pass as it is."""
         value = getattr(self._module(), self.name, None)
         if not isinstance(value, Pipeline):
             raise UsageError(f"{self.path}: {self.name} is no Pipeline, but {type(value).__name__}")
@@ -289,6 +352,10 @@ class PipelineFile:
         try:
             spec.loader.exec_module(module)
         except Exception as error:
+            if loaded is None:
+                del sys.modules[stem]
+            if is_retriable(error) or isinstance(error, DeadlineExceededError):
+                raise  # an outage (of a schema registry): another try may do better, which no mistake of the file would
             frame = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{frame.filename}:{frame.lineno}"
             raise UsageError(f"{self.path} cannot be loaded: {type(error).__name__}: {error} ({place})") from error

@@ -17,16 +17,20 @@ from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import RetriableError, StateError, UsageError
 from headrace.enumerator.split import SplitT
 from headrace.runners.local.checkpoints import (
+    FORMAT as RUN_CHECKPOINT,
+)
+from headrace.runners.local.checkpoints import (
     SAVEPOINT,
     CheckpointStore,
     RunCheckpoint,
+    local_folder,
     newest_positions,
     opened,
     sealed,
     write_whole,
 )
 
-__all__ = ["Savepoint", "begin_with", "read_savepoint", "take_savepoint"]
+__all__ = ["Savepoint", "begin_with", "fetch_savepoint", "read_savepoint", "take_savepoint"]
 
 FORMAT = "headrace-savepoint"
 VERSION = 1
@@ -59,6 +63,13 @@ class Savepoint:
             raise StateError(f"{where} is damaged: it holds {sorted(body)}")
         return cls(*found)  # type: ignore[arg-type]  # looked at above
 
+    def write(self, folder: Path) -> Path:
+        """Into this folder, made if need be, durably, in place of one of the same name. Returns the file. Raises OSError."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / self.name
+        write_whole(path, self.serialize())
+        return path
+
     def positions(self, serializer: CheckpointSerializer[SplitT]) -> Checkpoint[SplitT]:
         """For a source of the same kind. Raises StateError for another, or a newer version of it."""
         return serializer.deserialize(self.source.encode())
@@ -72,22 +83,50 @@ def take_savepoint(checkpoints: Path, target: Path) -> Path:
     """
     found = newest_positions(checkpoints)
     if not found.completed:
-        raise RetriableError(f"{checkpoints}: checkpoint {found.checkpoint_id} is not committed yet; that is for the run to do")
-    savepoint = Savepoint(found.run, found.checkpoint_id, found.source)
-    target.mkdir(parents=True, exist_ok=True)
-    path = target / savepoint.name
-    write_whole(path, savepoint.serialize())
-    return path
+        raise RetriableError(
+            f"{checkpoints}: checkpoint {found.checkpoint_id} is not committed yet. That is for the run to do; for one "
+            f"that has died: headrace savepoint {checkpoints} {target} --pipeline job.py:pipeline"
+        )
+    return Savepoint(found.run, found.checkpoint_id, found.source).write(target)
 
 
 def read_savepoint(path: Path) -> Savepoint:
     """Raises UsageError for a file that is not there, StateError for one that is no savepoint or damaged."""
+    return fetch_savepoint(str(path))
+
+
+def fetch_savepoint(location: str) -> Savepoint:
+    """A path, or a URI that Arrow knows (file:, s3:, hdfs:, gs:): engines' drivers may be on other machines.
+
+    Raises UsageError for a file that is not there, and, naming the command that makes one, for checkpoints of a run; StateError
+    for what is no savepoint or damaged, and OSError for what the filesystem refuses.
+    """
     try:
-        return Savepoint.deserialize(path.read_bytes(), str(path))
+        return Savepoint.deserialize(_read(location), location)
     except FileNotFoundError as error:
-        raise UsageError(f"{path}: there is no such savepoint") from error
+        raise UsageError(f"{location}: there is no such savepoint") from error
     except IsADirectoryError as error:
-        raise UsageError(f"{path} is a folder; name the savepoint's file in it") from error
+        raise UsageError(f"{location} is a folder; name the savepoint's file in it. {_MAKE_ONE}") from error
+    except StateError as error:
+        if RUN_CHECKPOINT in str(error):
+            raise StateError(f"{error}. {_MAKE_ONE}") from error
+        raise
+
+
+_MAKE_ONE = (
+    "Checkpoints of a run may list transactions that are not committed yet: headrace savepoint CHECKPOINTS TARGET makes a "
+    "savepoint of a run that was stopped, and with --pipeline it first finishes what a run that has died left behind"
+)
+
+
+def _read(location: str) -> bytes:
+    if "://" not in location or location.startswith("file:"):
+        return local_folder(location).read_bytes()
+    from pyarrow import fs
+
+    filesystem, path = fs.FileSystem.from_uri(location)
+    with filesystem.open_input_stream(path) as stream:
+        return bytes(stream.read())
 
 
 def begin_with(savepoint: Savepoint, store: CheckpointStore[SplitT, Any], serializer: CheckpointSerializer[SplitT]) -> None:

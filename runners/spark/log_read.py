@@ -80,7 +80,8 @@ class LogRead(Generic[OffsetSplitT]):
 
     `source` can build every column there is; `columns` are those a user gets who asks for none. `offsets` is how offsets are
     stored. `max_task_offsets` bounds a task, `min_tasks` asks for about so many; `parallelism` is how many run at once, if
-    known. A task that gets nothing for `poll_timeout_s` seconds fails.
+    known. A task that gets nothing for `poll_timeout_s` seconds fails. `savepoint`: path or URI of a savepoint of a run with
+    which a query without a checkpoint begins.
     """
 
     source: LogSource[OffsetSplitT]
@@ -93,6 +94,7 @@ class LogRead(Generic[OffsetSplitT]):
     poll_timeout_s: float = 120.0
     pruner: Pruner[OffsetSplitT] | None = None
     predecessor: Predecessor | None = None
+    savepoint: str | None = None
 
     def tasks_of(self, ranges: Sequence[OffsetRange]) -> list[list[OffsetRange]]:
         """The tasks for these ranges, by the numbers above."""

@@ -46,7 +46,8 @@ class SplitsPartition(InputPartition, Generic[OffsetSplitT]):
 def _planned_here(read: LogRead[OffsetSplitT], schema: StructType) -> LogRead[OffsetSplitT]:
     """The read with the columns that are wanted, and what this process knows of the session."""
     columns = wanted_columns(read, schema)
-    return replace(read, source=read.source.with_columns(columns), columns=tuple(columns), parallelism=told_parallelism())
+    parallelism = told_parallelism() or read.parallelism
+    return replace(read, source=read.source.with_columns(columns), columns=tuple(columns), parallelism=parallelism)
 
 
 def _read(read: LogRead[Any], partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -208,6 +208,15 @@ def _was_told(context: SparkContext) -> str | None:
     return told
 
 
+def told_parallelism_of(session: SparkSession) -> int | None:
+    """The tasks that the session runs at once, as its Python processes are told; None where they are not, or over Connect."""
+    context = SparkContext._active_spark_context
+    if context is None or not isinstance(session, SparkSession):
+        return None
+    told = _was_told(context)
+    return int(told) if told and told.isdecimal() else None
+
+
 def _local_cores(master: str) -> int | None:
     """The tasks that a `local` master runs at once; None for any other."""
     match = re.fullmatch(r"local(?:\[\s*([0-9]+|\*)\s*(?:,\s*[0-9]+\s*)?\])?", master)

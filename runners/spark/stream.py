@@ -20,7 +20,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Generic
 
+from headrace.enumerator.checkpoint import CheckpointSerializer
 from headrace.enumerator.errors import HeadraceError, OutageError, StateError
+from headrace.enumerator.resumed import ResumedLogDiscovery
+from headrace.enumerator.source import SplitDiscovery
 from headrace.enumerator.split import OffsetSplitT
 from headrace.runners.spark.log_read import LogOffsets, LogRead
 from headrace.runners.spark.planning import OffsetRange, admit
@@ -72,6 +75,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
         self._retired: dict[str, OffsetSplitT] = {}
         self._publishing_fails = False
         self._is_away = False
+        self._told_of_checkpoint = False
         self._published: dict[str, int] = {}
         self._going_back: dict[str, int] = {}
         self._last_batch_at: float | None = None
@@ -149,11 +153,28 @@ class StreamPlanner(Generic[OffsetSplitT]):
     def _started(self, offsets: LogOffsets[OffsetSplitT]) -> LogOffsets[OffsetSplitT]:
         """The offsets, and for the mark of a query without a checkpoint the positions that it starts from."""
         if not offsets.initial:
+            self._pass_savepoint_over()
             return offsets
         if self._initial is None:
             before = self._predecessors()
-            self._initial = {s.split_id: s for s in self._discovery.initial().added} if before is None else before
+            self._initial = {s.split_id: s for s in self._beginning().initial().added} if before is None else before
         return replace(offsets, splits=self._initial)
+
+    def _beginning(self) -> SplitDiscovery[OffsetSplitT]:
+        """Who says where a query without a checkpoint begins."""
+        source, location = self._source, self._read.savepoint
+        if location is None:
+            return self._discovery
+        from headrace.runners.local.savepoints import fetch_savepoint  # which Spark's processes are spared else
+
+        positions = fetch_savepoint(location).positions(CheckpointSerializer(source.name, source.split_serializer))
+        log.warning("the query begins where savepoint %s stands", location)
+        return ResumedLogDiscovery(source, positions)
+
+    def _pass_savepoint_over(self) -> None:
+        if self._read.savepoint is not None and self._initial is None and not self._told_of_checkpoint:
+            log.warning("the query goes on from its checkpoint; savepoint %s is not looked at", self._read.savepoint)
+            self._told_of_checkpoint = True
 
     def _predecessors(self) -> Mapping[str, OffsetSplitT] | None:
         if self._read.predecessor is None:

@@ -91,7 +91,7 @@ class _Recorded:
 
 
 def _prepare(
-    sink: TwoPhaseSink[HandleT], recorded: _Recorded, attempt: Attempt, columns: Sequence[str], rows: Iterable[pa.RecordBatch]
+    sink: TwoPhaseSink[HandleT], recorded: _Recorded, attempt: Attempt, rows: Iterable[pa.RecordBatch]
 ) -> PreparedMessage[HandleT]:
     """One task's part of an epoch."""
     sink.reached()  # where `recorded` was made
@@ -104,7 +104,7 @@ def _prepare(
     recorded.recover(attempt.job)
     with sink.begin(attempt) as transaction:
         for batch in rows:
-            transaction.write(batch.select(columns))
+            transaction.write(batch)
         return PreparedMessage(attempt.job, attempt.epoch, transaction.prepare())
 
 
@@ -141,9 +141,13 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         if job is None or epoch is None:
             raise UsageError("Spark does not say which query and batch this task is of: headrace needs PySpark 4.2 or later")
         try:
-            return _prepare(self._sink, self._recorded, _attempt(context, job, int(epoch)), self._columns, iterator)
+            return _prepare(self._sink, self._recorded, _attempt(context, job, int(epoch)), self._rows(iterator))
         finally:
             report(job)
+
+    def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """What is written of a frame's batches."""
+        return (batch.select(self._columns) for batch in batches)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """On the driver. The first of a query recovers: it fences an older driver, and completes what that has left.
@@ -199,7 +203,8 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PreparedMessage[HandleT]:
         """In a task."""
         context = _context()
-        prepared = _prepare(self._sink, self._recorded, _attempt(context, self._job, self._epoch), self._columns, iterator)
+        rows = (batch.select(self._columns) for batch in iterator)
+        prepared = _prepare(self._sink, self._recorded, _attempt(context, self._job, self._epoch), rows)
         return prepared if self._is_repeatable else replace(prepared, query=context.getLocalProperty(QUERY_ID))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 
 def narrow(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -13,3 +14,9 @@ def narrow(batch: pa.RecordBatch) -> pa.RecordBatch:
 def fails(batch: pa.RecordBatch) -> pa.RecordBatch:
     """A bug of the user's."""
     raise ValueError("a bug of the user's")
+
+
+def one_more(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The field `a` of each value, and one: both are structs of a schema."""
+    more = pc.add(pc.struct_field(batch.column("value"), "a"), 1)
+    return pa.record_batch({"value": pa.StructArray.from_arrays([more], names=["sum"]), "partition": batch.column("partition")})

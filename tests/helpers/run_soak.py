@@ -45,7 +45,9 @@ RECORDS = 5
 TIMEOUT_MS = 300_000
 PATIENCE_S = 120.0
 LOOK_S = 0.02
-VICTIMS = ("worker", "coordinator", "everything")
+VICTIMS = {"worker": 3, "coordinator": 2, "everything": 1}
+"""Who is killed, and how often in proportion: to start everything again takes seconds, the others tenths of one."""
+
 CALLS = (
     *(("KafkaTransaction", method) for method in ("write", "prepare")),
     ("RunMessages", "reported"),
@@ -202,7 +204,7 @@ def soaked(kind: str, kills: int, seconds: float, seed: int, bug: str | None, on
             soak.produce()
             while soak.killed.total() < kills and time.monotonic() - begun_s < seconds:
                 counted = known + soak.killed
-                soak.kill(*min(_all(only), key=lambda pair: (counted[_name(*pair)], generator.random())))
+                soak.kill(*min(_all(only), key=lambda pair: (counted[_name(*pair)] / VICTIMS[pair[1]], generator.random())))
                 progress.advance(bar)
             found = soak.stop()
         finally:

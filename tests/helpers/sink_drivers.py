@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -51,7 +52,7 @@ def _log(folder: Path) -> str:
 
 def kill_driver(folder: Path, arguments: Mapping[str, Any], module: str, owner: str, method: str, when: str, nth: int) -> None:
     """Run a driver until it is killed, as `faults/kill` says."""
-    mark = folder / "killed"
+    mark = folder / f"killed-{uuid.uuid4().hex}"  # a folder may see several drivers, each of them killed
     kill = {"module": module, "owner": owner, "method": method, "when": when, "nth": nth, "mark": str(mark)}
     environment = {"HEADRACE_KILL": json.dumps(kill), "PYTHONPATH": python_path(ROOT / "faults" / "kill")}
     with _driver(folder, {**arguments, "tasks": 2}, environment) as process:

@@ -28,6 +28,7 @@ from headrace.connectors.sql import sink as sql_sink
 from headrace.connectors.sql.handles import SqlHandle, SqlHandleSerializer, list_key, place_digest, split_gid
 from headrace.connectors.sql.sink import SqlSink
 from headrace.connectors.sql.upsert import UpsertSink
+from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import (
     AuthenticationError,
     DataLossError,
@@ -38,7 +39,15 @@ from headrace.enumerator.errors import (
     UsageError,
 )
 from headrace.harness.databases import PASSWORD, Database
+from headrace.kafka import KafkaSource, Latest
+from headrace.run import FixedDelay, Pipeline
+from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpointSerializer
+from headrace.runners.local.commits import RunCommitter
+from headrace.runners.local.core import WorkerHandle
 from headrace.runners.spark import writers
+from headrace.testing import FakeKafka
+from headrace.testing.memory import MemorySplitSerializer
+from tests.helpers import run_into_sql
 from tests.helpers.databases import REQUIRED, mariadb, postgresql, unavailable
 from tests.helpers.sql_rig import Crash, CrashingCommitter, SqlRig, batch, prepare, run_epoch, write_epoch
 
@@ -208,6 +217,86 @@ def test_an_old_driver_can_neither_record_nor_sweep(rig, driver):
         new.commit(1, write_epoch(sink, job, 1, [[2]]))
         with pytest.raises(FencedError, match=job):
             old.end(handle)  # its row is dropped by now: not to be taken for aborted
+
+
+# --- workers of headrace run ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run_on(rig, tmp_path):
+    """A coordinator's committer on the folder of this name, and its store."""
+    positions = CheckpointSerializer("memory", MemorySplitSerializer())
+
+    def made(sink, name):
+        store = stack.enter_context(
+            closing(CheckpointStore(tmp_path / name, RunCheckpointSerializer(positions, SqlHandleSerializer()), 1))
+        )
+        run = RunCommitter(store, sink, store.latest(), 0, lambda: 0.0, lambda: 1, lambda _: None)
+        return stack.enter_context(closing(run)), store
+
+    with ExitStack() as stack:
+        yield made
+
+
+def commit_of_run(run, number, *handles):
+    run.propose(Checkpoint(number, (), False))
+    JobCommitter("x", run).commit(number, handles)
+
+
+def test_seen_here_what_a_dead_worker_of_a_run_has_prepared_locks_nobody_out(rig, run_on):
+    """It has no checkpoint, and the others, who wait for its locks, would never complete one."""
+    rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
+    sink = rig.sink(lock_timeout_s=1.0)
+    run, store = run_on(sink, "checkpoints")
+    JobCommitter("x", run).recover()
+    for number in (1, 2):
+        store.enlist(number)
+    prepare(sink, Attempt(store.roster.job(1), 0, 0, 0), [1, 2])
+    with pytest.raises(RetriableError):
+        prepare(sink, Attempt(store.roster.job(2), 0, 0, 0), [1, 2])
+    run.retire(1)
+    for epoch, ids in enumerate(([1, 2], [3], [4])):
+        handle = prepare(sink, Attempt(store.roster.job(2), epoch, 0, 0), ids)
+        commit_of_run(run, 1 + epoch, WorkerHandle(2, handle))
+    assert (rig.ids(), rig.prepared()) == ([1, 2, 3, 4], set())
+    kept = f"SELECT gid FROM headrace_transactions WHERE job = '{store.roster.job(2)}'"
+    assert rig.execute(kept) == [(handle.gid,)]  # of the last checkpoint alone
+    run.retire(2)
+    assert rig.execute(kept) == []
+
+
+def test_a_coordinator_that_was_replaced_sweeps_nothing_of_its_successors_workers(rig, run_on, tmp_path):
+    rig.create()
+    sink = rig.sink()
+    run, store = run_on(sink, "checkpoints")
+    JobCommitter("x", run).recover()
+    store.enlist(1)
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "run.json").write_bytes((tmp_path / "checkpoints" / "run.json").read_bytes())
+    successor, copied = run_on(sink, "copy")
+    JobCommitter("x", successor).recover()
+    handle = prepare(sink, Attempt(copied.roster.job(1), 0, 0, 0), [1])
+    with pytest.raises(FencedError):
+        run.retire(1)
+    commit_of_run(successor, 1, WorkerHandle(1, handle))
+    assert rig.ids() == [1]
+
+
+def test_a_run_into_a_table_with_a_unique_key_outlives_a_worker_that_dies_prepared(rig, tmp_path):
+    """One worker kills itself when it has prepared, once, while the other's part of the checkpoint is awaited."""
+    rig.create("id BIGINT PRIMARY KEY, name VARCHAR(100)")
+    armed = tmp_path / "armed"
+    armed.touch()
+    sink = run_into_sql.DiesPreparedSink(rig.url, rig.table, lock_timeout_s=20.0, armed=str(armed))
+    with FakeKafka() as kafka:
+        kafka.create_topic("in", partitions=2)
+        for number in range(40):
+            kafka.append("in", b"%d" % number, partition=number % 2)
+        source = KafkaSource(kafka.bootstrap, topics=["in"], stop=Latest(), columns=["value", "partition"])
+        pipeline = Pipeline(source, sink, run_into_sql.rows_of_a_table)
+        pipeline.run(checkpoints=str(tmp_path / "run"), workers=2, interval_s=0.3, restart=FixedDelay(5, 0.0))
+    assert not armed.exists()
+    assert (rig.ids(), rig.prepared()) == (list(range(40)), set())
 
 
 def test_a_fence_waits_for_a_driver_that_sweeps_and_not_for_ever(rig, driver):

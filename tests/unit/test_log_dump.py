@@ -237,3 +237,13 @@ def test_values_are_shown_as_json_by_the_schema_that_each_names_in_a_registry(mo
         refused = CliRunner().invoke(cli.app, ["dump", "t", *options, "--value-format", "avro"])
         assert isinstance(refused.exception, UsageError)
         assert "need --schema-registry" in str(refused.exception)
+
+
+def test_seen_here_records_with_many_headers_are_dumped_all_of_them():
+    """Decoded, a batch of them comes in parts, and only the first was printed."""
+    headers = [(f"h{number}", b"v") for number in range(9)]
+    with FakeKafka() as kafka:
+        kafka.create_topic("t", partitions=1)
+        kafka.append("t", *(NewRecord(b"%d" % number, headers=headers) for number in range(5)))
+        found = CliRunner().invoke(cli.app, ["dump", "t", "--records", "--bootstrap", kafka.bootstrap])
+    assert [line.split("\t")[5] for line in found.stdout.splitlines() if line.startswith("record")] == ["0", "1", "2", "3", "4"]

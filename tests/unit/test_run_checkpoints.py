@@ -24,6 +24,7 @@ from headrace.runners.local.checkpoints import (
 )
 from headrace.runners.local.commits import RunCommitter
 from headrace.runners.local.core import WorkerHandle, WorkerSnapshotted
+from headrace.runners.local.finish import finish
 from headrace.runners.local.pipeline import PipelineFile, flink_settings
 from headrace.runners.local.processes import PROCESS_NAME
 from headrace.runners.local.savepoints import Savepoint, begin_with, read_savepoint, take_savepoint
@@ -295,6 +296,28 @@ def test_no_savepoint_is_made_of_what_is_not_committed_or_not_the_newest(tmp_pat
         take_savepoint(tmp_path, tmp_path / "savepoints")
     assert not (tmp_path / "savepoints").exists()
     store.close()
+
+
+def test_what_a_run_that_has_died_left_behind_is_finished_before_its_savepoint_is_taken(tmp_path):
+    log, store = MemoryTransactionLog(), opened(tmp_path / "run", retained=2)
+    for number in (0, 1, 2):
+        store.enlist(number)
+    listed, open_still = prepared(log, store, 1, "listed"), prepared(log, store, 2, "of nobody")
+    store.write(checkpoint(1, completed=True))
+    store.write(checkpoint(2, (listed,), epoch=9))
+    pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(log))
+    with pytest.raises(FencedError, match="another run works with these checkpoints"):
+        finish(pipeline, tmp_path / "run")
+    store.close()
+    with pytest.raises(RetriableError, match="--pipeline"):
+        take_savepoint(tmp_path / "run", tmp_path / "savepoints")
+    for _ in range(2):
+        finish(pipeline, tmp_path / "run")
+        assert log.rows() == ["listed"]
+    assert not log.unended(store.roster.job(open_still.number))
+    savepoint = read_savepoint(take_savepoint(tmp_path / "run", tmp_path / "savepoints"))
+    assert savepoint.positions(POSITIONS) == checkpoint(2).positions
+    assert len(list((tmp_path / "run").glob("checkpoint-*.json"))) == 2
 
 
 def test_the_golden_savepoint_of_version_1_is_read():

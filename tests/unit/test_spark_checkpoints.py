@@ -8,23 +8,34 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from headrace.cli import app
+from headrace.cli.output import epoch_ms, instant
 from headrace.cli.spark.checkpoint import parse_positions
-from headrace.enumerator.errors import StateError, UsageError
+from headrace.connectors.files.store import LocalStore
+from headrace.connectors.kafka.client.cluster import shared_cluster
+from headrace.connectors.kafka.read.split import KafkaSplitSerializer
+from headrace.enumerator.checkpoint import CheckpointSerializer
+from headrace.enumerator.errors import DataLossError, StateError, UsageError
+from headrace.kafka import KafkaSource
+from headrace.runners.local.savepoints import read_savepoint
 from headrace.testing import FakeKafka
-from pyspark_headrace.checkpoints import copies
-from pyspark_headrace.checkpoints.copies import export_to_jvm, forget_topic, fork, rewind, set_offsets, write_copy
+from pyspark_headrace.checkpoints import targets
+from pyspark_headrace.checkpoints.copies import batch_at, export_to_jvm, forget_topic, fork, rewind, set_offsets, write_copy
 from pyspark_headrace.checkpoints.findings import FindingKind, findings_of
-from pyspark_headrace.checkpoints.logs import read_checkpoint
+from pyspark_headrace.checkpoints.logs import fsspec_address, read_checkpoint
 from pyspark_headrace.checkpoints.positions import OffsetForm, stored_positions
+from pyspark_headrace.checkpoints.savepoints import savepoint_of
+from pyspark_headrace.checkpoints.targets import UNFINISHED
 from tests.helpers.python_path import python_path
 
 GOLDEN = Path(__file__).parent / "golden" / "spark_checkpoint"
@@ -380,6 +391,78 @@ def test_an_export_has_no_key_that_the_jvm_connector_does_not_know(checkpoint, t
         export_to_jvm(read_checkpoint(str(copy)))
 
 
+# --- to headrace run --------------------------------------------------------------------------------------------------
+
+SPLITS = CheckpointSerializer("kafka", KafkaSplitSerializer())
+
+
+def exported(path):
+    return read_savepoint(Path(path)).positions(SPLITS)
+
+
+def test_a_querys_positions_become_a_savepoint_of_headrace_run_by_topic_id(checkpoint, tmp_path):
+    (tmp_path / "savepoints").mkdir()
+    os.utime(tmp_path / "savepoints", (LONG_AGO, LONG_AGO))  # a folder of long ago says nothing of the time
+    before = files(checkpoint)
+    done = command("export", "--to", "run", checkpoint, tmp_path / "savepoints")
+    assert done.exit_code == 0, done.output
+    found = exported(done.stdout.strip())
+    splits = [state.split for state in found.splits]
+    offsets = {(split.topic, str(split.topic_id), split.partition): split.next_offset for split in splits}
+    assert offsets == {(TOPIC, TOPIC_ID, 0): 16, (TOPIC, TOPIC_ID, 1): 10, (TOPIC, TOPIC_ID, 2): 6}
+    assert (found.checkpoint_id, found.exhausted, any(state.finished for state in found.splits)) == (5, False, False)
+    assert files(checkpoint) == before
+
+
+def test_a_savepoint_has_no_leader_epochs_of_spark_which_are_not_those_of_the_records_before(checkpoint):
+    """A reader names the epoch of the record before its position; Spark's is of the leader that told the end."""
+    stored = stored_positions(read_checkpoint(str(checkpoint)).batch(None).sources[0].text)
+    assert {split.last_epoch for split in stored} == {0}
+    found = savepoint_of(read_checkpoint(str(checkpoint)), None).positions(SPLITS)
+    assert {state.split.last_epoch for state in found.splits} == {None}
+
+
+def test_the_jvm_connectors_positions_get_the_ids_of_the_topics_that_there_are(checkpoint, tmp_path):
+    for name in ("offsets/5", "commits/5", "offsets/4", "commits/4"):
+        (checkpoint / name).unlink()
+    refused = command("export", "--to", "run", checkpoint, tmp_path / "savepoints")
+    assert "give --bootstrap" in str(refused.exception)
+    with FakeKafka() as kafka:
+        kafka.create_topic(TOPIC, partitions=2)
+        done = command("export", "--to", "run", checkpoint, tmp_path / "savepoints", "--bootstrap", kafka.bootstrap)
+        assert done.exit_code == 0, done.output
+        source = KafkaSource(kafka.bootstrap, topics=[TOPIC])
+        ids = source.create_discovery().topic_ids([(TOPIC, 0), (TOPIC, 1)])
+        splits = [state.split for state in exported(done.stdout.strip()).splits]
+        found = {(split.topic, split.partition): (split.topic_id, split.next_offset) for split in splits}
+        assert found == {tp: (ids[tp], 10) for tp in ids}
+        kafka.delete_topic(TOPIC)
+        kafka.create_topic(TOPIC, partitions=1)
+        with pytest.raises(DataLossError, match=f"partitions that are gone: {TOPIC}-1"):
+            savepoint_of(read_checkpoint(str(checkpoint)), shared_cluster(source.config))
+
+
+def test_no_savepoint_is_made_of_a_query_that_runs_or_keeps_state_or_has_a_batch_not_committed(checkpoint, tmp_path):
+    def refused(message):
+        done = command("export", "--to", "run", checkpoint, tmp_path / "savepoints")
+        assert message in str(done.exception)
+        assert not list(tmp_path.glob("savepoints/*"))
+
+    (checkpoint / "state").mkdir()
+    (checkpoint / "state" / "0").mkdir()
+    refused("keeps state")
+    shutil.rmtree(checkpoint / "state")
+    (checkpoint / "commits" / "5").rename(tmp_path / "5")
+    refused("batch 5 is not committed")
+    (tmp_path / "5").rename(checkpoint / "commits" / "5")
+    os.utime(checkpoint / "commits" / "5")
+    refused("so its query may be running")
+    text = (checkpoint / "offsets" / "5").read_text()
+    (checkpoint / "offsets" / "5").write_text(f"{text}\n{text.splitlines()[2]}")
+    (checkpoint / "offsets" / ".5.crc").unlink(missing_ok=True)
+    refused("a pipeline has one source")
+
+
 def test_a_topic_that_is_stored_twice_is_not_exported(checkpoint):
     text = (checkpoint / "offsets" / "5").read_text()
     again = f'\\"offsets\\":{{\\"{TOPIC}@{TOPIC_ID[:-1]}0\\":{{\\"0\\":1}}}}'
@@ -415,11 +498,13 @@ def test_a_checkpoint_that_was_just_written_to_is_a_running_querys(checkpoint, t
 
 
 def test_a_query_that_goes_on_meanwhile_is_noticed_though_it_is_said_to_be_stopped(checkpoint, tmp_path, monkeypatch):
-    def goes_on(*arguments, **named):
-        shutil.copytree(*arguments, **named)
-        (checkpoint / "offsets" / "6").write_bytes((checkpoint / "offsets" / "5").read_bytes())
+    read = LocalStore.open_to_read
 
-    monkeypatch.setattr(copies, "shutil", type("S", (), {"copytree": staticmethod(goes_on), "rmtree": shutil.rmtree}))
+    def goes_on(store, name):
+        (checkpoint / "offsets" / "6").write_bytes((checkpoint / "offsets" / "5").read_bytes())
+        return read(store, name)
+
+    monkeypatch.setattr(LocalStore, "open_to_read", goes_on)
     found = read_checkpoint(str(checkpoint))
     with pytest.raises(StateError, match="has changed meanwhile"):
         write_copy(found, str(tmp_path / "copy"), fork(found), quiet_s=0.0)
@@ -427,37 +512,255 @@ def test_a_query_that_goes_on_meanwhile_is_noticed_though_it_is_said_to_be_stopp
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 
-KILLED_WHILE_IT_COPIES = """
-import os, shutil, sys
-from headrace.cli import main
-copy = shutil.copy2
-def copies_one(*arguments, **named):
-    copy(*arguments, **named)
-    os.kill(os.getpid(), 9)
-shutil.copytree.__defaults__ = (False, None, copies_one, *shutil.copytree.__defaults__[3:])
-sys.argv = ["headrace", "checkpoint", "fork", *sys.argv[1:]]
-main()
+COMMANDS = {
+    "fork": (),
+    "rewind": ("--to-batch", "4"),
+    "set-offsets": ("--offset", f"{TOPIC}:0=2"),
+    "forget-topic": ("--topic", TOPIC),
+    "export": ("--to", "jvm"),
+}
+
+KILLED_WITHIN = """
+import json, os, sys, warnings
+from typer.testing import CliRunner
+from headrace.cli import app
+from pyspark_headrace.checkpoints import copies  # before the first fork
+
+CHANGING = {"os.mkdir", "os.rename", "os.link", "os.remove", "os.rmdir", "open"}
+checkpoint, copy = sys.argv[1:3]
+left = None
+CliRunner().invoke(app, ["checkpoint", "fork", checkpoint, f"{copy}-first"])  # loads the rest
+
+def count(event, arguments):
+    global left
+    if left is None or event not in CHANGING or not str(arguments[0]).startswith(os.path.dirname(copy)):
+        return
+    if event == "open" and not arguments[2] & os.O_CREAT:
+        return
+    if left == 0:
+        os.kill(os.getpid(), 9)
+    left -= 1
+
+sys.addaudithook(count)
+for command, words in json.loads(sys.argv[3]).items():
+    for nth in range(0, 1000, 6):
+        child = os.fork()
+        if child == 0:
+            left = nth
+            done = CliRunner().invoke(app, ["checkpoint", command, checkpoint, f"{copy}-{command}-{nth}", *words])
+            os._exit(done.exit_code)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        print(command, nth, status)
+        if status != -9:
+            break
 """
 
 
 def test_killed_in_the_middle_there_is_no_copy_and_the_checkpoint_is_as_it_was(checkpoint, tmp_path):
     before = files(checkpoint)
-    command = [sys.executable, "-c", KILLED_WHILE_IT_COPIES, str(checkpoint), str(tmp_path / "copy")]
-    killed = subprocess.run(command, env={**os.environ, "PYTHONPATH": python_path()}, check=False)
-    assert killed.returncode == -9
-    (begun,) = (path for path in tmp_path.iterdir() if path != checkpoint)
-    assert files(begun)
-    assert begun.name.startswith(".copy.")
+    (tmp_path / "copies").mkdir()
+    commands = {name: COMMANDS[name] for name in ("fork", "export")}
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED_WITHIN, str(checkpoint), str(tmp_path / "copies" / "copy"), json.dumps(commands)],
+        env={**os.environ, "PYTHONPATH": python_path()},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    outcomes = [line.split() for line in done.stdout.splitlines()]
+    for name in commands:
+        statuses = [int(status) for command, _, status in outcomes if command == name]
+        assert statuses == [-9] * (len(statuses) - 1) + [0]
+        assert len(statuses) > 4
+    whole = {"copy-first", *(f"copy-{command}-{nth}" for command, nth, status in outcomes if status == "0")}
+    assert {path.name for path in (tmp_path / "copies").iterdir() if not path.name.startswith(".")} == whole
     assert files(checkpoint) == before
-    assert copied(checkpoint, tmp_path, fork).exists()
 
 
-def test_a_copy_goes_into_a_new_local_folder(checkpoint, tmp_path):
+class Dead(Exception):  # noqa: N818 - not an error of anybody
+    """It ends here, and whatever is tried afterwards does not happen."""
+
+
+class Mortal:
+    """Lets so many operations happen, and no more."""
+
+    def __init__(self, monkeypatch, owner, names):
+        self.left = 0
+        for name in names:
+            monkeypatch.setattr(owner, name, self._mortal(getattr(owner, name)))
+
+    def _mortal(self, operation):
+        def run(*arguments, **named):
+            if self.left <= 0:
+                raise Dead
+            self.left -= 1
+            return operation(*arguments, **named)
+
+        return run
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_whichever_operation_a_command_ends_in_there_is_no_copy_and_it_can_be_made_again(
+    checkpoint, tmp_path, monkeypatch, name
+):
+    before = files(checkpoint)
+    with monkeypatch.context() as patched:
+        life = Mortal(patched, pathlib.Path, ("mkdir", "open", "rename", "unlink", "rmdir"))
+        patched.setattr(targets.shutil, "rmtree", lambda *_, **__: None)
+        for operations in range(0, 200, 1 if name == "fork" else 5):  # all write in the same way
+            life.left = operations
+            done = command(name, checkpoint, tmp_path / "copy", *COMMANDS[name])
+            if done.exit_code == 0:
+                break
+            assert isinstance(done.exception, Dead)
+            assert not (tmp_path / "copy").exists()
+    assert operations > 20
+    assert files(checkpoint) == before
+    assert not any(kind.prevents_restore for kind in kinds(tmp_path / "copy").values())
+
+
+# --- other stores -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bucket():
+    """An address in memory, and its filesystem."""
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    yield "memory://bucket", memory
+    memory.store.clear()
+    memory.pseudo_dirs[:] = [""]
+
+
+def stored(memory, folder):
+    root = f"/bucket/{folder}"
+    return {path.removeprefix(f"{root}/"): memory.cat_file(path) for path in memory.find(root)}
+
+
+def test_a_copy_goes_into_another_store_changed_there_and_back(checkpoint, tmp_path, bucket):
+    url, memory = bucket
+    found = read_checkpoint(str(checkpoint))
+    write_copy(found, f"{url}/first", set_offsets(found, {(TOPIC, 0): 2}))
+    there = read_checkpoint(f"{url}/first")
+    assert (there.query_id, there.damaged) == (found.query_id, ())
+    write_copy(there, f"{url}/second", rewind(there, 4), quiet_s=0.0)
+    write_copy(there, str(tmp_path / "back"), set_offsets(there, {(TOPIC, 0): 16}), quiet_s=0.0)
+    changed = {"offsets/5", "offsets/.5.crc"}
+    assert differing(checkpoint, tmp_path / "back") == changed - {"offsets/5"} | differing_text(checkpoint, tmp_path / "back")
+    assert positions(tmp_path / "back") == positions(checkpoint)
+    assert {name for name in stored(memory, "second") if name.startswith("offsets")} == {
+        f"offsets/{name}" for number in (2, 3, 4) for name in (f"{number}", f".{number}.crc")
+    }
+    assert command("fork", f"{url}/first", f"{url}/third", "--stopped").exit_code == 0
+    assert read_checkpoint(f"{url}/third").query_id != found.query_id
+
+
+def differing_text(before, after):
+    """`set-offsets` forgets a leader's epoch, so there and back is not the same text."""
+    return {"offsets/5"} if (before / "offsets" / "5").read_bytes() != (after / "offsets" / "5").read_bytes() else set()
+
+
+def test_hadoops_name_of_a_store_is_understood():
+    assert fsspec_address("s3a://bucket/x") == fsspec_address("s3n://bucket/x") == "s3://bucket/x"
+
+
+def test_in_another_store_a_query_that_runs_is_noticed(checkpoint, bucket):
+    url, memory = bucket
+    found = read_checkpoint(str(checkpoint))
+    write_copy(found, f"{url}/first", fork(found))
+    there = read_checkpoint(f"{url}/first")
+    with pytest.raises(StateError, match="may be running"):
+        write_copy(there, f"{url}/second", fork(there))
+    assert stored(memory, "second") == {}
+
+
+def test_a_copy_into_another_store_that_ends_at_whichever_operation_is_refused_by_spark_or_whole(
+    checkpoint, bucket, monkeypatch
+):
+    url, memory = bucket
+    found = read_checkpoint(str(checkpoint))
+    plan = set_offsets(found, {(TOPIC, 0): 2})
+    life = Mortal(monkeypatch, memory, ("open", "rm_file", "pipe_file"))
+    outcomes = []
+    for operations in range(100):
+        life.left = operations
+        try:
+            write_copy(found, f"{url}/{operations}", plan)
+        except Dead:
+            life.left = 1000
+            made = stored(memory, str(operations))
+            assert not made or made["metadata"] == UNFINISHED
+            if made:
+                refused = [finding.where for finding in findings_of(read_checkpoint(f"{url}/{operations}"))]
+                assert "metadata" in refused
+                with pytest.raises(UsageError, match="not finished: remove it first"):
+                    write_copy(found, f"{url}/{operations}", plan)
+            outcomes.append(bool(made))
+        else:
+            life.left = 1000
+            assert not findings_of(read_checkpoint(f"{url}/{operations}"))
+            break
+    assert outcomes.count(True) > 15
+
+
+def test_a_copy_into_another_store_that_fails_is_taken_away(checkpoint, bucket, monkeypatch):
+    url, memory = bucket
+    (checkpoint / "commits" / "5").touch()
+    found = read_checkpoint(str(checkpoint))
+    with pytest.raises(StateError, match="may be running"):
+        write_copy(found, f"{url}/copy", fork(found))
+    assert stored(memory, "copy") == {}
+
+
+# --- times ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_batch_at_a_time_is_the_last_before_the_first_that_was_planned_later(checkpoint):
+    found = read_checkpoint(str(checkpoint))
+    times = {number: batch.planned_ms for number, batch in found.planned.items()}
+    assert [batch_at(found, times[number]) for number in times] == list(times)
+    assert batch_at(found, times[5] - 1) == 4
+    assert batch_at(found, times[5] + 10**9) == 5
+    with pytest.raises(UsageError, match=r"no batch in .* was planned by"):
+        batch_at(found, times[2] - 1)
+
+
+def test_a_clock_that_went_back_between_two_batches_has_more_read_again_and_not_less(checkpoint):
+    found = read_checkpoint(str(checkpoint))
+    times = dict(zip(found.planned, (10, 30, 20, 40), strict=True))
+    planned = {number: replace(batch, planned_ms=times[number]) for number, batch in found.planned.items()}
+    assert batch_at(replace(found, planned=planned), 25) == 2
+    planned[3] = replace(planned[3], planned_ms=None)
+    assert batch_at(replace(found, planned=planned), 99) == 2
+
+
+def test_a_checkpoint_is_rewound_to_a_time(checkpoint, tmp_path):
+    planned_ms = read_checkpoint(str(checkpoint)).planned[4].planned_ms
+    shown = instant(planned_ms)
+    assert epoch_ms(shown) == planned_ms
+    done = command("rewind", checkpoint, tmp_path / "copy", "--to-timestamp", shown)
+    assert (done.exit_code, "after batch 4" in done.output) == (0, True)
+    assert read_checkpoint(str(tmp_path / "copy")).last_planned == 4
+
+
+@pytest.mark.parametrize("text", ["yesterday", "2026-11-22T10:00:00", "-5", ""])
+def test_what_is_no_time_is_refused(text):
+    with pytest.raises(UsageError, match="is no time"):
+        epoch_ms(text)
+
+
+@pytest.mark.parametrize("options", [(), ("--to-batch", "4", "--to-timestamp", "0")])
+def test_a_rewind_is_to_a_batch_or_to_a_time(checkpoint, tmp_path, options):
+    assert "either --to-batch or --to-timestamp" in str(command("rewind", checkpoint, tmp_path / "copy", *options).exception)
+
+
+def test_a_copy_goes_into_a_new_folder(checkpoint, tmp_path):
     found = read_checkpoint(str(checkpoint))
     for to, why in (
         (tmp_path, "is there already"),
         (checkpoint / "x", "within the checkpoint"),
-        ("memory://x", "local folders"),
     ):
         with pytest.raises(UsageError, match=why):
             write_copy(found, str(to), fork(found))

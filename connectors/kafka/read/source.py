@@ -383,6 +383,11 @@ class KafkaSource(LogSource[KafkaSplit]):
             log.warning("whether %s are gone for good is not known yet: %s", ", ".join(map(str, splits)), error)
             return frozenset()
 
+    @property
+    def publishes(self) -> bool:
+        """Whether there is a group to commit positions to."""
+        return self.group is not None
+
     def checkpoint_completed(self, splits: Sequence[KafkaSplit]) -> None:
         """Commit these positions to the group, if there is one."""
         if self.group is None:

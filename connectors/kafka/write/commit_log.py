@@ -74,8 +74,9 @@ _PARTS_VERSION = 1
 class CommitLog:
     """Reads and creates the topic, and remembers what it has read. Thread-safe; contacts nobody before a method is called."""
 
-    def __init__(self, cluster: KafkaCluster, topic: str) -> None:
-        """`topic` holds the lists of all jobs that name it."""
+    def __init__(self, cluster: KafkaCluster, topic: str, holds: str = "lists of transactions") -> None:
+        """`topic` holds the lists of all jobs that name it; or what else it `holds`, by key, as errors say."""
+        self._holds = holds
         self.cluster: KafkaCluster = cluster
         self.topic: str = topic
         self._lock = threading.Lock()
@@ -112,9 +113,9 @@ class CommitLog:
         policy = {part.strip() for part in setting.split(",")}
         if policy != {"compact"}:
             raise UsageError(
-                f"the topic {self.topic!r} for the lists of transactions has {_CLEANUP_POLICY}={','.join(sorted(policy))}, so "
-                f"that lists are deleted before what they name is committed: set it to compact, and to nothing else (kafka-"
-                f"configs --alter --entity-type topics --entity-name {self.topic} --add-config {_CLEANUP_POLICY}=compact)"
+                f"the topic {self.topic!r} for the {self._holds} has {_CLEANUP_POLICY}={','.join(sorted(policy))}, so that "
+                "these are deleted while they are needed: set it to compact, and to nothing else (kafka-configs --alter "
+                f"--entity-type topics --entity-name {self.topic} --add-config {_CLEANUP_POLICY}=compact)"
             )
 
     def _create(self) -> None:
@@ -135,7 +136,7 @@ class CommitLog:
         if code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
             said = response.topics[0].error_message or ""
             hint = f"create it beforehand, with one partition and cleanup.policy=compact. {said}"
-            raise broker_error(code, f"creating topic {self.topic!r} for the lists of transactions", hint)
+            raise broker_error(code, f"creating topic {self.topic!r} for the {self._holds}", hint)
 
     def read(self) -> dict[str, bytes]:
         """Key to durable list, of all jobs and destinations. Waits until all writes begun before are decided.

@@ -12,7 +12,7 @@ import typer
 
 from headrace._extras import needs_extra
 from headrace.cli.options import BOOTSTRAP_VARIABLE, Bootstrap, Properties, PropertiesFile, client_config, connect
-from headrace.cli.output import Listing, instant, note, show
+from headrace.cli.output import Listing, epoch_ms, instant, note, show
 from headrace.enumerator.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ checkpoint_app = typer.Typer(
 )
 
 Location = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The query's checkpointLocation: a folder, or its URL.")]
-Copy = Annotated[str, typer.Argument(metavar="COPY", help="A new local folder for the changed copy.")]
+Copy = Annotated[str, typer.Argument(metavar="COPY", help="A new folder, or its URL, for the changed copy.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Batch = Annotated[int | None, typer.Option(help="The batch to look at. Default: the last one planned.", min=0)]
 Stopped = Annotated[
@@ -124,7 +124,11 @@ def rewind_command(
     location: Location,
     copy: Copy,
     *,
-    to_batch: Annotated[int, typer.Option(help="The last batch that is to count as done.", min=0)],
+    to_batch: Annotated[int | None, typer.Option(help="The last batch that is to count as done.", min=0)] = None,
+    to_timestamp: Annotated[
+        str | None,
+        typer.Option(help="In its place a time: the last batch that was planned by then (2026-11-22T10:00:00Z, or epoch ms)."),
+    ] = None,
     stopped: Stopped = False,
 ) -> None:
     """Copy a checkpoint as it was after a batch, for a new query: what came after is read, and written, once more.
@@ -133,11 +137,15 @@ def rewind_command(
     has written after that batch is in its output twice, unless you remove it or write elsewhere. Refused for queries with
     state.
     """
-    from pyspark_headrace.checkpoints.copies import rewind
+    from pyspark_headrace.checkpoints.copies import batch_at, rewind
 
+    if (to_batch is None) == (to_timestamp is None):
+        raise UsageError("give either --to-batch or --to-timestamp")
     checkpoint = opened(location)
-    _copy(checkpoint, copy, rewind(checkpoint, to_batch), stopped=stopped)
-    note(f"the copy's query goes on after batch {to_batch}, as a new query: later batches are written once more")
+    batch = to_batch if to_timestamp is None else batch_at(checkpoint, epoch_ms(to_timestamp))
+    assert batch is not None, "one of the two is given"
+    _copy(checkpoint, copy, rewind(checkpoint, batch), stopped=stopped)
+    note(f"the copy's query goes on after batch {batch}, as a new query: later batches are written once more")
 
 
 @checkpoint_app.command(name="fork")
@@ -186,18 +194,33 @@ def forget_topic_command(
 @checkpoint_app.command(name="export")
 def export_command(
     location: Location,
-    copy: Copy,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A new folder for the copy; for run, one for savepoints.")],
     *,
-    to: Annotated[str, typer.Option(help="jvm: Spark's own Kafka connector.")],
+    to: Annotated[str, typer.Option(help="jvm: Spark's own Kafka connector. run: headrace run.")],
     stopped: Stopped = False,
+    bootstrap: Bootstrap = None,
+    properties: Properties = None,
+    properties_file: PropertiesFile = None,
 ) -> None:
-    """Copy a checkpoint in the form of Spark's own Kafka connector: the query goes on with format("kafka")."""
-    from pyspark_headrace.checkpoints.copies import export_to_jvm
+    """Let a query go on elsewhere: with format("kafka") from a copy of its checkpoint, or in headrace run from a savepoint.
 
-    if to != "jvm":
-        raise UsageError(f"--to must be jvm, not {to!r}")
+    The last batch has to be committed, so that everything before the positions is written. The savepoint's file is printed. A
+    checkpoint of Spark's own Kafka connector becomes a savepoint, too; it has no topic ids, so that needs --bootstrap.
+    """
+    if to not in ("jvm", "run"):
+        raise UsageError(f"--to must be jvm or run, not {to!r}")
     checkpoint = opened(location)
-    _copy(checkpoint, copy, export_to_jvm(checkpoint), stopped=stopped)
+    cluster = _cluster(bootstrap, properties, properties_file)
+    if to == "jvm":
+        from pyspark_headrace.checkpoints.copies import export_to_jvm
+
+        _copy(checkpoint, target, export_to_jvm(checkpoint), stopped=stopped)
+        return
+    from pyspark_headrace.checkpoints.copies import QUIET_S
+    from pyspark_headrace.checkpoints.savepoints import export_to_run
+
+    typer.echo(export_to_run(checkpoint, Path(target), cluster, quiet_s=0.0 if stopped else QUIET_S))
+    note("headrace run begins with it by --from-savepoint; do not start the query again beside it")
 
 
 def parse_positions(texts: Iterable[str]) -> dict[tuple[str, int], int]:

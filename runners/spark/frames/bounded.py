@@ -37,20 +37,25 @@ def read_source(spark: SparkSession, source: Source[Any]) -> DataFrame:
     """
     if source.boundedness is not Boundedness.BOUNDED:
         raise UsageError(f"source {source.name!r} has no end: only a bounded source can be read as a frame")
-    _spark_types(source)
-    registered = format_of(source)
-    known = _registered.setdefault(spark, set())
-    if registered.name() not in known:
-        spark.dataSource.register(registered)
-        known.add(registered.name())
-    return spark.read.format(registered.name()).load()
+    spark_types(source)
+    return spark.read.format(register_once(spark, format_of(source))).load()
 
 
 _registered: WeakKeyDictionary[SparkSession, set[str]] = WeakKeyDictionary()
 """The formats of each session: registering one again would warn that it replaces another."""
 
 
-def _spark_types(source: Source[Any]) -> StructType:
+def register_once(spark: SparkSession, made: type[DataSource]) -> str:
+    """Let the session know this format, whose name no other one has; returns the name."""
+    known = _registered.setdefault(spark, set())
+    if made.name() not in known:
+        spark.dataSource.register(made)
+        known.add(made.name())
+    return made.name()
+
+
+def spark_types(source: Source[Any]) -> StructType:
+    """The source's columns as Spark has them. Raises UsageError, which names the column, for a type that Spark has not."""
     for field in source.schema:
         try:
             spark_schema(pa.schema([field]))
@@ -59,8 +64,9 @@ def _spark_types(source: Source[Any]) -> StructType:
     return spark_schema(source.schema)
 
 
-def _pickled(source: Source[Any]) -> bytes:
-    return cast("bytes", cloudpickle.dumps(source))  # type: ignore[no-untyped-call] # PySpark's own copy of it
+def pickled(value: object) -> bytes:
+    """By PySpark's own copy of cloudpickle: what is in the user's `__main__`, and lambdas, travel by value."""
+    return cast("bytes", cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
 
 
 class BoundedSourceFormat(DataSource):
@@ -79,7 +85,7 @@ class BoundedSourceFormat(DataSource):
 
     def schema(self) -> StructType:
         """The source's columns."""
-        return _spark_types(self._source())
+        return spark_types(self._source())
 
     def reader(self, schema: StructType) -> BoundedReader:
         """The source's reader."""
@@ -91,7 +97,7 @@ class BoundedSourceFormat(DataSource):
 
 def format_of(source: Source[Any]) -> type[BoundedSourceFormat]:
     """The source's own format. Travels by value, as the module does not hold it."""
-    return type("RegisteredSourceFormat", (BoundedSourceFormat,), {"PICKLED": _pickled(source)})
+    return type("RegisteredSourceFormat", (BoundedSourceFormat,), {"PICKLED": pickled(source)})
 
 
 class SplitPartition(InputPartition):
@@ -107,7 +113,7 @@ class BoundedReader(DataSourceReader):
 
     def __init__(self, source: Source[Any], schema: pa.Schema) -> None:
         """Contacts nobody. `schema`: what Spark expects the batches to have."""
-        self._pickled = _pickled(source)  # Spark pickles the reader, and need not know how a source is pickled
+        self._pickled = pickled(source)  # Spark pickles the reader, and need not know how a source is pickled
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:

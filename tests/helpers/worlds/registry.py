@@ -173,6 +173,7 @@ WORLDS = (
             "expired OPEN": 30,
             "expired PREPARED": 25,
             "stop": 100,
+            "waits for a lock": 4,
         },
     ),
 )

@@ -1,7 +1,9 @@
 """The world of `headrace run`: the real core and committer, and workers, disks and a sink that die, freeze, expire, fill up.
 
-Every message comes late or never. A coordinator may die between any two changes at the sink or on its disk; its workers then go
-on as zombies for as long as they like. A second coordinator may begin with a copy of the folder, while the first one goes on.
+Every message comes late or never. The sink may be a table with a unique key: then a row that one transaction has, prepared or
+open, locks out the worker that writes it in another. A coordinator may die between any two changes at the sink or on its disk;
+its workers then go on as zombies for as long as they like. A second coordinator may begin with a copy of the folder, while the
+first one goes on.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from headrace.enumerator.events import (
 from headrace.enumerator.progress import ReaderProgress
 from headrace.enumerator.restarts import ExponentialDelay
 from headrace.enumerator.source import Findings, SplitBatch
+from headrace.runners.local import commits
 from headrace.runners.local.balanced import BalancedEnumerator
 from headrace.runners.local.checkpoints import CheckpointNotStoredError, Roster, RunCheckpoint, RunCheckpointSerializer
 from headrace.runners.local.commits import SETTLE_S, RunCommitter
@@ -156,8 +159,17 @@ class Worker:
         self.open: int | None = None
         self.begun = 0
         self.alive = True
+        self.waits_for: tuple[str, int] | None = None
+
+    def is_locked_out(self) -> bool:
+        """It waits for a lock, in its one thread."""
+        if self.waits_for is not None and not self.world.is_locked(self.waits_for, self):
+            self.waits_for = None
+        return self.waits_for is not None
 
     def receive(self) -> None:
+        if self.is_locked_out():
+            return
         message = self.inbox.popleft()
         match message:
             case AssignSplits(_, splits):
@@ -173,11 +185,17 @@ class Worker:
                 raise AssertionError(message)
 
     def read(self, which: int, rows: int) -> None:
+        if self.is_locked_out():
+            return
         waiting = [split for split in self.at.values() if split.next_offset < self.world.ends[split.split_id]]
         if not waiting:
             return
         split = waiting[which % len(waiting)]
         stop = min(self.world.ends[split.split_id], split.next_offset + 1 + rows % 4)
+        if self.world.is_locked((split.split_id, split.next_offset), self):
+            self.world.happened["waits for a lock"] += 1
+            self.waits_for = (split.split_id, split.next_offset)
+            return
         if self.open is None:
             self.open = self.world.log.begin(self.job, f"{self.begun}.0.0")
             self.begun += 1
@@ -230,8 +248,9 @@ class Life:
         self.workers: dict[int, Worker] = {}
         self.events: deque[Any] = deque()
         self.timers: list[Any] = []
-        self.commit: Recover | CommitCheckpoint[Any, Any] | None = None
+        self.commits: deque[Recover | CommitCheckpoint[Any, Any] | RetireWorker] = deque()
         self.stored_id = 0
+        self.retired: set[str] = set()
         self.ended: Exception | str = ""
         self.handle(RunBegun())
 
@@ -243,8 +262,10 @@ class Life:
     def perform(self, command: Any) -> None:
         match command:
             case Recover() | CommitCheckpoint():
-                assert self.commit is None
-                self.commit = command
+                assert all(isinstance(work, RetireWorker) for work in self.commits)
+                self.commits.append(command)
+            case RetireWorker():
+                self.commits.append(command)
             case After(_, timer):
                 self.timers.append(timer)
             case StartWorker(_, number):
@@ -252,8 +273,6 @@ class Life:
                 self.workers[number] = Worker(self.world, number, self.store.roster.job(number))
             case KillWorker(number):
                 self.lose(number)
-            case RetireWorker(number):
-                self.committer.retire(number)
             case AssignSplits() | TakeSnapshot() | TellStored() | DismissWorker():
                 if command.number in self.workers:
                     self.workers[command.number].inbox.append(command)
@@ -279,11 +298,14 @@ class Life:
 
     def run_commit(self) -> None:
         """What the commit thread does, from its begin to its end; the world may kill the coordinator meanwhile."""
-        work, self.commit = self.commit, None
+        if not self.commits:
+            return
+        work = self.commits.popleft()
         try:
             match work:
-                case None:
-                    return
+                case RetireWorker(number):
+                    self.committer.retire(number)
+                    self.retired.add(self.store.roster.job(number))
                 case Recover():
                     self.job.recover()
                     self.events.append(RunRecovered())
@@ -292,13 +314,16 @@ class Life:
                     self.job.commit(checkpoint.checkpoint_id, handles)
                     self.events.append(CheckpointCommitted(checkpoint.checkpoint_id))
         except CheckpointNotStoredError as error:
-            if isinstance(work, Recover) or self.stored_id == work.checkpoint.checkpoint_id:
+            if not isinstance(work, CommitCheckpoint) or self.stored_id == work.checkpoint.checkpoint_id:
                 self.ended = error
                 return
             self.world.happened["not stored"] += 1
             self.job = JobCommitter(self.store.roster.run, self.committer)
             self.events.append(CheckpointIsNotStored(work.checkpoint.checkpoint_id, "no space left"))
-        except (PeerError, FencedError, StaleEpochError) as error:
+        except PeerError as error:
+            self.world.expect_aborted(error)
+            self.ended = error
+        except (FencedError, StaleEpochError) as error:
             self.ended = error
 
     def is_stored(self, checkpoint_id: int) -> None:
@@ -322,6 +347,7 @@ class RunWorld:
         self.zombies: list[Worker] = []
         self.others: list[Life] = []
         self.disks = [self.disk]
+        self.locks = False
         self.life = Life(self, self.disk)
 
     def draw(self) -> int:
@@ -387,13 +413,31 @@ class RunWorld:
     def gone(self, worker: Worker) -> None:
         """A living worker's transaction was aborted; it cannot go on."""
         self.happened["transaction gone"] += 1
-        if not any(self.happened[why] for why in ("expired OPEN", "expired PREPARED", "foreign coordinator")):
-            raise BrokenPromiseError(f"the transaction of worker {worker.number}, which lives, was aborted")
+        self.expect_aborted(f"the transaction of worker {worker.number}, which lives, was aborted")
         self.life.lose(worker.number)
+
+    def expect_aborted(self, what: object) -> None:
+        """Something was aborted that is used still: not by this run itself."""
+        if not any(self.happened[why] for why in ("expired OPEN", "expired PREPARED", "foreign coordinator")):
+            raise BrokenPromiseError(str(what))
+
+    def lock_rows(self) -> None:
+        """From now on the sink is a table with a unique key, whose transactions have no timeout: so zombies end in time."""
+        self.locks = not self.happened["zombie"]
+
+    def is_locked(self, row: tuple[str, int], asking: Worker) -> bool:
+        """Whether another transaction has written this row. Of a dead session only what is prepared is left."""
+        return self.locks and bool(self.holders(row, asking))
+
+    def holders(self, row: tuple[str, int], asking: Worker) -> set[str]:
+        """The jobs whose transactions have written this row."""
+        living = {worker.open for worker in (*self.life.workers.values(), *self.zombies) if worker.alive}
+        held = (entry for entry in self.log.entries if entry.state is State.PREPARED or entry.number in living - {asking.open})
+        return {entry.job for entry in held if entry.unended and row in entry.rows}
 
     def commit(self, dies: int, after: int) -> None:
         """The commit thread's work; in one of four cases the coordinator dies within it."""
-        if self.life.commit is None:
+        if not self.life.commits:
             return
         self.dies_in = after % 12 if dies % 4 == 0 else None
         try:
@@ -428,6 +472,9 @@ class RunWorld:
         """A worker of an earlier coordinator, that does not know it yet, goes on."""
         if self.zombies:
             worker = self.zombies[which % len(self.zombies)]
+            if self.locks and worker.number not in self.disk.roster.unswept:
+                self.zombies.remove(worker)
+                return
             self.happened["zombie"] += 1
             try:
                 if rows % 3 == 0 and worker.inbox:
@@ -450,7 +497,7 @@ class RunWorld:
         self.disk.full = not self.disk.full
 
     def time(self) -> None:
-        self.now_s += SETTLE_S
+        self.now_s += SETTLE_S[-1]
 
     def keep(self) -> None:
         """Somebody copies the folder."""
@@ -483,7 +530,7 @@ class RunWorld:
         elif what % 4 == 2:
             for worker in [*life.workers.values()]:
                 try:
-                    while worker.inbox:
+                    while worker.inbox and not worker.is_locked_out():
                         worker.receive()
                     worker.read(what, what)
                 except PeerError:
@@ -558,10 +605,10 @@ class RunWorld:
 
     def round(self) -> None:
         """Everything that waits happens, and a checkpoint."""
-        self.now_s += SETTLE_S
+        self.now_s += SETTLE_S[-1]
         self.disk.full = False
         for _ in range(4):
-            while self.life.commit is not None or self.life.events:
+            while self.life.commits or self.life.events:
                 self.commit(1, 0)
                 self.event()
             for worker in [*self.life.workers.values()]:
@@ -574,16 +621,29 @@ class RunWorld:
 
     def settle(self, worker: Worker) -> None:
         try:
-            while worker.inbox:
+            while worker.inbox and not worker.is_locked_out():
                 worker.receive()
             for split in range(3):
                 worker.read(split, 3)
         except PeerError:
             self.gone(worker)
             return
+        if worker.is_locked_out() and worker.waits_for is not None:
+            self.happened["lock timeout"] += 1
+            if of_the_dead := self.holders(worker.waits_for, worker) & self.life.retired:
+                raise BrokenPromiseError(f"{sorted(of_the_dead)}, which are dead, keep worker {worker.number} waiting")
+            self.life.lose(worker.number)
+            return
         while worker.outbox and worker.number in self.life.workers:
             self.life.handle(worker.outbox.popleft())
             self.look()
+
+
+@contextmanager
+def one_by_one() -> Iterator[None]:
+    """Transactions of several workers are ended one after the other, so that a history is the same each time."""
+    with patch.object(commits, "at_once", lambda act, committers, owned: list(map(act, committers, owned))):
+        yield
 
 
 RUN = Adversary(
@@ -611,12 +671,14 @@ RUN = Adversary(
         "same_folder_copied": (RunWorld.same_folder_copied, 0),
         "other": (RunWorld.other, 2),
         "stop": (RunWorld.stop, 0),
+        "lock_rows": (RunWorld.lock_rows, 0),
         "round": (RunWorld.round, 0),
     },
     (
         {
             "grow": 4, "event": 14, "timer": 3, "interval": 5, "deliver": 14, "receive": 14, "read": 14, "commit": 10,
             "kill": 2, "silence": 1, "crash": 1, "zombie": 3, "expire": 1, "disk_full": 1, "time": 1, "stop": 1, "round": 2,
+            "lock_rows": 3,
         },
         {
             "grow": 3, "event": 12, "interval": 5, "deliver": 12, "receive": 12, "read": 10, "commit": 10, "kill": 1,
@@ -624,6 +686,7 @@ RUN = Adversary(
         },
     ),
     longest=150,
+    around=one_by_one,
 )  # fmt: skip
 
 
@@ -663,11 +726,22 @@ def dead_workers_are_not_swept() -> Iterator[None]:
 
 
 @contextmanager
+def dead_workers_are_swept_by_the_next_checkpoint_alone() -> Iterator[None]:
+    """Their locks are in its way."""
+
+    def note(self: Any, number: int) -> None:
+        self._due_s[number] = None
+
+    with patch.object(RunCommitter, "retire", note):
+        yield
+
+
+@contextmanager
 def living_workers_are_swept() -> Iterator[None]:
     sweep = RunCommitter.sweep
 
     def sweep_all(self: Any, keep: Any) -> None:
-        self._retired |= {number: None for number in self._store.roster.unswept if number not in self._retired}
+        self._due_s |= {number: None for number in self._store.roster.unswept if number not in self._due_s}
         sweep(self, keep)
 
     with patch.object(RunCommitter, "sweep", sweep_all):
@@ -708,6 +782,7 @@ PLANTED = (
     handles_of_a_failed_checkpoint_are_forgotten,
     handles_of_a_dead_worker_are_kept,
     dead_workers_are_not_swept,
+    dead_workers_are_swept_by_the_next_checkpoint_alone,
     living_workers_are_swept,
     the_list_is_not_stored,
     an_older_folder_is_taken,

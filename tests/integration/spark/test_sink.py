@@ -1,6 +1,5 @@
 """`format("headrace")` as a sink: Spark's options and columns, exactly once over SIGKILLs of the driver."""
 
-import functools
 import os
 
 import pytest
@@ -195,32 +194,19 @@ PHASES = {
 """Where Spark has part: which tasks it repeats, and which batch. Every phase, without Spark: test_planted_commits.py."""
 
 
-def check_kill(topics, filled, written, folder, phase, restart_under):
-    """Kill a driver in this phase; another goes on from its checkpoint, when `restart_under` has been called."""
-    owner, method, when, nth = PHASES[phase]
-    arguments = {
-        "read": topics.options(filled, startingOffsets="earliest", maxOffsetsPerTrigger=25),
-        "select": ["key", "value"],
-        "write": written,
-    }
-    wanted = sorted(map(str, range(100)))
-    kill_driver(folder, arguments, KILLED, owner, method, when, nth)
-    restart_under()
-    finish_driver(folder, arguments, lambda: len(read_all(topics.bootstrap, written["topic"])) >= len(wanted))
-    assert read_all(topics.bootstrap, written["topic"]) == wanted
-    assert len(read_all(topics.bootstrap, written["topic"], "read_uncommitted")) >= len(wanted)
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("phase", PHASES)
-def test_a_driver_killed_in_any_phase(topics, filled, written, tmp_path, phase):
-    check_kill(topics, filled, written, tmp_path, phase, lambda: None)
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("protocol", ["v1"], indirect=True)
 @pytest.mark.usefixtures("protocol")
-def test_a_driver_killed_before_the_cluster_moves_to_the_newer_protocol(topics, filled, written, tmp_path):
-    """What is on the durable list is ended in the version it was written in."""
-    upgrade = functools.partial(set_transaction_version, topics.bootstrap, 2)
-    check_kill(topics, filled, written, tmp_path, "between two commits", upgrade)
+def test_a_query_killed_in_each_phase_in_turn_while_the_cluster_moves_to_the_newer_protocol(topics, filled, written, tmp_path):
+    """Each driver goes on from the checkpoint of the one before. What is on the durable list is ended in its own version."""
+    read = topics.options(filled, startingOffsets="earliest", maxOffsetsPerTrigger=20)
+    arguments = {"read": read, "select": ["key", "value"], "write": written}
+    wanted = sorted(map(str, range(100)))
+    for phase in ("after prepare", "between two commits"):
+        kill_driver(tmp_path, arguments, KILLED, *PHASES[phase])
+    set_transaction_version(topics.bootstrap, 2)
+    for phase in ("between two commits", "after the commits, before Spark's log"):
+        kill_driver(tmp_path, arguments, KILLED, *PHASES[phase])
+    finish_driver(tmp_path, arguments, lambda: len(read_all(topics.bootstrap, written["topic"])) >= len(wanted))
+    assert read_all(topics.bootstrap, written["topic"]) == wanted
+    assert len(read_all(topics.bootstrap, written["topic"], "read_uncommitted")) > len(wanted)

@@ -12,7 +12,7 @@ import pyspark
 import pytest
 
 from headrace.harness.kafka import create_topic
-from headrace.runners.spark.class_archive import SUBMIT_OPTIONS, make_archive
+from headrace.runners.spark.class_archive import SUBMIT_OPTIONS, archive_at_hand
 from tests.helpers.kafka_tools import produce
 
 pytestmark = pytest.mark.timeout(420)
@@ -53,8 +53,7 @@ print(json.dumps({"values": values, "workers": workers, "rows": rows, "planners"
 
 
 def test_classes_and_python_processes_are_taken_over_and_the_answer_is_the_same(broker, topic, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    file = make_archive()
+    file = archive_at_hand()
     name = topic()
     create_topic(broker.bootstrap, name, 1)
     produce(broker.bootstrap, name, {0: [b"a", b"b", b"c"]})

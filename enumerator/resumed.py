@@ -1,0 +1,87 @@
+"""A source that begins where a checkpoint of another job stands, in an engine that keeps the positions itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Generic
+
+from headrace.enumerator.checkpoint import Checkpoint
+from headrace.enumerator.errors import RetriableError, UsageError
+from headrace.enumerator.source import Boundedness, Findings, LogSource, Source, SplitDiscovery
+from headrace.enumerator.split import OffsetSplitT, SplitT
+
+__all__ = ["ResumedDiscovery", "ResumedLogDiscovery"]
+
+
+class ResumedDiscovery(SplitDiscovery[SplitT], Generic[SplitT]):
+    """Its initial answer has the checkpoint's splits at their positions, and those that have appeared since.
+
+    These begin where splits begin that are discovered later. Called as the source's own discovery.
+    """
+
+    def __init__(self, source: Source[SplitT], checkpoint: Checkpoint[SplitT]) -> None:
+        """Contacts nobody."""
+        self._source, self._checkpoint = source, checkpoint
+        self._discovery = source.create_discovery()
+
+    def initial(self) -> Findings[SplitT]:
+        """Raises UsageError where a split was read to its end and others may appear: it would be found again."""
+        left = {state.split.split_id: state.split for state in self._checkpoint.splits if not state.finished}
+        if self._checkpoint.exhausted:
+            return Findings(list(left.values()), complete=True)
+        finished = [state.split for state in self._checkpoint.splits if state.finished]
+        if finished:
+            raise UsageError(f"source {self._source.name!r} cannot begin there: {finished[0].split_id} was read to its end")
+        found = self._discovery.later(left)
+        return Findings([*left.values(), *found.added], found.missing, found.complete)
+
+    def later(self, known: Mapping[str, SplitT]) -> Findings[SplitT]:
+        """As the source's own."""
+        return self._discovery.later(known)
+
+    def close(self) -> None:
+        """Release connections."""
+        self._discovery.close()
+
+
+class ResumedLogDiscovery(SplitDiscovery[OffsetSplitT], Generic[OffsetSplitT]):
+    """The same of a log. Where reading ends is for the source to say, and not for the checkpoint, whose job had its own end.
+
+    Without a stop each split goes on from its position, also one that was read to its stop; with one, up to what that is now.
+    """
+
+    def __init__(self, source: LogSource[OffsetSplitT], checkpoint: Checkpoint[OffsetSplitT]) -> None:
+        """Contacts nobody."""
+        self._source, self._checkpoint = source, checkpoint
+        self._discovery = source.create_discovery()
+
+    def initial(self) -> Findings[OffsetSplitT]:
+        """Raises RetriableError where one look at the source lacked a split that is not gone, and what discovery raises."""
+        known = {state.split.split_id: state.split for state in self._checkpoint.splits}
+        stops = self._stops()
+        found = self._discovery.later(known)
+        begun = {**known, **{split.split_id: split for split in found.added}}
+        if stops is None:
+            return Findings([split.between(split.next_offset, None) for split in begun.values()], found.missing, found.complete)
+        hidden = known.keys() - stops.keys() - found.missing
+        if hidden:
+            raise RetriableError(f"not among the splits of source {self._source.name!r} just now: {', '.join(sorted(hidden))}")
+        # one that is missing has nothing to read, and is reported; one that has appeared since the stops were told is too late
+        wanted = {split_id: stops.get(split_id, split.next_offset) for split_id, split in known.items()}
+        wanted |= {split_id: stop for split_id, stop in stops.items() if split_id in begun}
+        added = [begun[split_id].between(begun[split_id].next_offset, stop) for split_id, stop in wanted.items()]
+        return Findings(added, found.missing, complete=True)
+
+    def _stops(self) -> dict[str, int | None] | None:
+        """Where each split of a source with an end is to end, by its own say; None for a source without one."""
+        if self._source.boundedness is Boundedness.UNBOUNDED:
+            return None
+        return {split.split_id: split.stop_offset for split in self._discovery.initial().added}
+
+    def later(self, known: Mapping[str, OffsetSplitT]) -> Findings[OffsetSplitT]:
+        """As the source's own."""
+        return self._discovery.later(known)
+
+    def close(self) -> None:
+        """Release connections."""
+        self._discovery.close()

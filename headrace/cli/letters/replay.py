@@ -1,0 +1,165 @@
+"""Putting dead letters back, exactly once: each batch of them in one transaction with the note that they were.
+
+It is a job of the Kafka sink like others, named by the topic of dead letters: two at a time fence each other, and what a killed
+one has left is ended by the next, which only then reads what was replayed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from headrace.cli.letters.letters import Letter, LetterFilter, letters_in, origins
+from headrace.cli.letters.replayed import REPLAYS_TOPIC, Replayed
+from headrace.connectors.commit import JobCommitter
+from headrace.connectors.dead_letters import replayed_headers
+from headrace.connectors.kafka.write.names import digest_of
+from headrace.connectors.sink import Attempt
+from headrace.enumerator.errors import UsageError
+
+if TYPE_CHECKING:
+    from headrace.connectors.kafka.write.handles import KafkaHandle
+    from headrace.connectors.kafka.write.sink import KafkaSink
+    from headrace.connectors.sink import Committer
+
+MOST_LETTERS, MOST_BYTES = 1000, 4 << 20
+"""Of a transaction, whichever comes first; one letter at least."""
+
+_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+_ROWS = pa.schema(
+    [("topic", pa.string()), ("partition", pa.int32()), ("key", pa.binary()), ("value", pa.binary()), ("headers", _HEADERS)]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is replayed. `to`: a topic for all; None: each letter goes to the topic and partition that it came from.
+
+    `most_replays`: a record that was replayed so often is left where it is.
+    """
+
+    wanted: LetterFilter
+    most_replays: int
+    to: str | None = None
+
+
+@dataclass(slots=True)
+class Report:
+    """What became of the letters that were wanted: by topic where they were written; and those that were not."""
+
+    written: Counter[str] = field(default_factory=Counter)
+    already: int = 0
+    exhausted: int = 0
+
+
+def job_of(topic: str) -> str:
+    """The name of the job that replays this topic."""
+    return f"replay-{digest_of(topic)}"
+
+
+def read_replayed(sink: KafkaSink, topic: str) -> Replayed:
+    """What was replayed of the topic, as far as it is committed; nothing where nothing ever was."""
+    from headrace.connectors.kafka.write.commit_log import CommitLog
+
+    cluster = sink.cluster()
+    by = f"{sink.transactional_id_prefix} {sink.commit_topic}"
+    topic_id = cluster.topics([topic])[topic].topic_id
+    return Replayed.parse(topic, topic_id, by, CommitLog(cluster, REPLAYS_TOPIC, holds="replayed dead letters").read())
+
+
+class Replay:
+    """One run over a topic of dead letters. `begin` first; not thread-safe.
+
+    `committer` makes the driver's side: of the sink, or in a test of one that dies.
+    """
+
+    def __init__(
+        self, sink: KafkaSink, topic: str, plan: Plan, committer: Callable[[str], Committer[KafkaHandle]] | None = None
+    ) -> None:
+        """Contacts nobody. Raises UsageError for letters that are to be put where they lie."""
+        if plan.to == topic:
+            raise UsageError(f"--to {plan.to} is the topic of the dead letters themselves")
+        self._sink, self._topic, self._plan = sink, topic, plan
+        self._job = job_of(topic)
+        self._driver = JobCommitter(self._job, (committer or sink.committer)(self._job))
+        self._epoch = 0
+        self._replayed = Replayed(topic, None, "")
+        self._waiting: list[Letter] = []
+        self._bytes = 0
+        self.report: Report = Report()
+
+    def begin(self) -> None:
+        """Shut out another replay of this topic, end what it has left, and read what was replayed.
+
+        Raises StateError where earlier replays had another prefix or commit topic: then they are not shut out.
+        """
+        from headrace.connectors.kafka.write.commit_log import CommitLog
+
+        CommitLog(self._sink.cluster(), REPLAYS_TOPIC, holds="replayed dead letters").create()
+        self._driver.recover()
+        self._epoch = self._sink.recorded_epochs().get(self._job, -1) + 1
+        self._replayed = read_replayed(self._sink, self._topic)
+        self._replayed.refuse_unfenced()
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Records of the topic, in their order in each partition. Raises what the sink raises."""
+        for letter in letters_in(batch):
+            if not self._plan.wanted.takes(letter):
+                continue
+            if self._replayed.has(letter.partition, letter.offset):
+                self.report.already += 1
+            elif letter.origin.replays >= self._plan.most_replays:
+                self.report.exhausted += 1
+            else:
+                self._take(letter)
+
+    def _take(self, letter: Letter) -> None:
+        self._waiting.append(letter)
+        self._bytes += len(letter.key or b"") + len(letter.value or b"")
+        if len(self._waiting) >= MOST_LETTERS or self._bytes >= MOST_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits, with the note of it, and commit both."""
+        letters, self._waiting, self._bytes = self._waiting, [], 0
+        if not letters:
+            return
+        pages = self._replayed.with_these((letter.partition, letter.offset) for letter in letters)
+        transaction = self._sink.begin(Attempt(self._job, self._epoch, 0, 0))
+        with transaction:
+            transaction.write(self._rows(letters))
+            transaction.write(self._notes(pages.items()))
+            handle = transaction.prepare()
+        assert handle is not None
+        self._driver.commit(self._epoch, (handle,))
+        self._epoch += 1
+        self._replayed.pages |= pages
+        self.report.written += origins(letters) if self._plan.to is None else Counter({self._plan.to: len(letters)})
+
+    def _rows(self, letters: list[Letter]) -> pa.RecordBatch:
+        names = {self._plan.to} if self._plan.to is not None else set(origins(letters))
+        found = self._sink.cluster().find_topics(names)
+        if missing := sorted(name for name in names if found[name] is None):
+            raise UsageError(
+                f"there is no topic {', '.join(map(repr, missing))}: make it, or choose another one with --to, or leave its "
+                "letters out with --from-topic"
+            )
+        partitions = {name: len(topic.partitions) for name, topic in found.items() if topic is not None}
+        return pa.RecordBatch.from_pylist([self._row(letter, partitions) for letter in letters], schema=_ROWS)
+
+    def _row(self, letter: Letter, partitions: dict[str, int]) -> dict[str, object]:
+        """A partition that is no more leaves it to the key."""
+        origin = letter.origin
+        own = origin.partition if self._plan.to is None and (origin.partition or 0) < partitions[origin.topic] else None
+        headers = [{"key": name, "value": value} for name, value in replayed_headers(origin)]
+        to = origin.topic if self._plan.to is None else self._plan.to
+        return {"topic": to, "partition": own, "key": letter.key, "value": letter.value, "headers": headers}
+
+    def _notes(self, pages: Iterable[tuple[tuple[int, int], int]]) -> pa.RecordBatch:
+        records = (self._replayed.record(page, bits) for page, bits in pages)
+        rows = [{"topic": REPLAYS_TOPIC, "partition": 0, "key": key, "value": value} for key, value in records]
+        return pa.RecordBatch.from_pylist(rows, schema=_ROWS)

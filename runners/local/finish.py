@@ -1,0 +1,38 @@
+"""What a run that has died left behind, ended without starting it again: so its positions can move to another engine."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from headrace.connectors.commit import JobCommitter
+from headrace.enumerator.checkpoint import CheckpointSerializer
+from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpointSerializer
+from headrace.runners.local.commits import EPOCH_BITS, RunCommitter
+from headrace.runners.local.pipeline import Pipeline
+
+__all__ = ["finish"]
+
+_RETAINED = 1 << 30
+"""How many checkpoints are kept is for the run to say, and is not said here."""
+
+
+def finish(pipeline: Pipeline, checkpoints: Path) -> None:
+    """Commit what the newest checkpoint lists, and abort what its workers have left open, as the run's next start would.
+
+    Called in the caller's process; the folder is locked meanwhile. Raises FencedError while the run is at work, StateError for
+    a folder that cannot be read or is an older copy, and what the sink raises.
+    """
+    source, sink = pipeline.source, pipeline.sink
+    serializer = RunCheckpointSerializer(CheckpointSerializer(source.name, source.split_serializer), sink.handles)
+    with closing(CheckpointStore[Any, Any](checkpoints, serializer, _RETAINED)) as store:
+        number = store.roster.next_number
+        store.enlist(number)
+        draw = partial(secrets.randbits, EPOCH_BITS)
+        committer = RunCommitter(store, sink, store.latest(), number, time.monotonic, draw, lambda _: None)
+        with closing(committer):
+            JobCommitter(store.roster.run, committer).recover()
