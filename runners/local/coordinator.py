@@ -86,7 +86,7 @@ from headrace.runners.local.core import (
 )
 from headrace.runners.local.pipeline import Pipeline, PipelineFile, Retention, RunSettings
 from headrace.runners.local.processes import Nursery
-from headrace.runners.local.savepoints import Savepoint, begin_with, take_savepoint
+from headrace.runners.local.savepoints import Savepoint, begin_with, begun, take_savepoint
 from headrace.runners.local.worker import WorkerOrder, work
 
 __all__ = ["CoordinatorOrder", "RunOutcome", "coordinate"]
@@ -166,7 +166,7 @@ def _opened(order: CoordinatorOrder, socket: Path, supervisor: Connection, nurse
     store: CheckpointStore[Any, Any] = CheckpointStore(order.settings.folder, serializer, order.settings.retained)
     try:
         if order.savepoint is not None:
-            begin_with(order.savepoint, store, positions)
+            begin_with(order.savepoint, store, positions, partial(begun, pipeline.source))
         coordination = _Coordination(order, socket, pipeline, store, nursery)
         threading.Thread(target=coordination.listen, args=(supervisor,), daemon=True).start()
         return coordination.run()

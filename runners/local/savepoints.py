@@ -9,12 +9,17 @@ its own at the sink, and keeps a copy beside its checkpoints (`savepoint.json`):
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import RetriableError, StateError, UsageError
+from headrace.enumerator.ledger import SplitState
+from headrace.enumerator.resumed import ResumedLogDiscovery
+from headrace.enumerator.source import LogSource, Source
 from headrace.enumerator.split import SplitT
 from headrace.runners.local.checkpoints import (
     FORMAT as RUN_CHECKPOINT,
@@ -30,7 +35,7 @@ from headrace.runners.local.checkpoints import (
     write_whole,
 )
 
-__all__ = ["Savepoint", "begin_with", "fetch_savepoint", "read_savepoint", "take_savepoint"]
+__all__ = ["Savepoint", "begin_with", "begun", "fetch_savepoint", "read_savepoint", "take_savepoint"]
 
 FORMAT = "headrace-savepoint"
 VERSION = 1
@@ -124,15 +129,41 @@ def _read(location: str) -> bytes:
         return local_folder(location).read_bytes()
     from pyarrow import fs
 
-    filesystem, path = fs.FileSystem.from_uri(location)
+    try:
+        filesystem, path = fs.FileSystem.from_uri(location)
+    except ValueError as error:  # as Arrow's own are
+        raise UsageError(f"{location}: no savepoint can be read from there: {error}") from error
     with filesystem.open_input_stream(path) as stream:
         return bytes(stream.read())
 
 
-def begin_with(savepoint: Savepoint, store: CheckpointStore[SplitT, Any], serializer: CheckpointSerializer[SplitT]) -> None:
+def begun(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[SplitT]:
+    """Where a run of this source begins with these positions: a log ends where the source says, and not where that job ended.
+
+    So a run without a stop goes on after one that had one, and the other way round. Contacts a log's source. Raises what its
+    discovery raises, and what it says of splits that are missing.
+    """
+    if not isinstance(source, LogSource):
+        return positions
+    with closing(ResumedLogDiscovery(source, positions)) as discovery:
+        found = discovery.initial()
+    lost = [split for split in found.added if split.split_id in found.missing]
+    if lost and found.complete:  # nobody looks later
+        source.splits_missing(lost)
+    states = tuple(SplitState(split, finished=False) for split in found.added)
+    return Checkpoint(positions.checkpoint_id, states, found.complete)
+
+
+def begin_with(
+    savepoint: Savepoint,
+    store: CheckpointStore[SplitT, Any],
+    serializer: CheckpointSerializer[SplitT],
+    begins: Callable[[Checkpoint[SplitT]], Checkpoint[SplitT]],
+) -> None:
     """Make the savepoint the first checkpoint of a folder that has none; one that has begun with it goes on from its own.
 
-    Raises UsageError for a folder that has begun otherwise, StateError for a savepoint of another source.
+    `begins`: where a run with these positions begins (`begun`). Raises UsageError for a folder that has begun otherwise,
+    StateError for a savepoint of another source, and what `begins` raises.
     """
     kept, data = store.folder / SAVEPOINT, savepoint.serialize()
     positions = replace(savepoint.positions(serializer), checkpoint_id=1)
@@ -146,4 +177,4 @@ def begin_with(savepoint: Savepoint, store: CheckpointStore[SplitT, Any], serial
     else:
         write_whole(kept, data)
     if not store.last_id:
-        store.write(RunCheckpoint(positions, (), completed=True))
+        store.write(RunCheckpoint(begins(positions), (), completed=True))

@@ -11,7 +11,7 @@ import pytest
 from headrace.connectors.commit import JobCommitter, StaleEpochError
 from headrace.connectors.sink import Attempt
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
-from headrace.enumerator.errors import FencedError, RetriableError, StateError, UsageError
+from headrace.enumerator.errors import DataLossError, FencedError, RetriableError, StateError, UsageError
 from headrace.enumerator.ledger import SplitState
 from headrace.run import ExponentialDelay, FixedDelay, Pipeline, Retention, RunSettings
 from headrace.runners.local.checkpoints import (
@@ -27,7 +27,7 @@ from headrace.runners.local.core import WorkerHandle, WorkerSnapshotted
 from headrace.runners.local.finish import finish
 from headrace.runners.local.pipeline import PipelineFile, flink_settings
 from headrace.runners.local.processes import PROCESS_NAME
-from headrace.runners.local.savepoints import Savepoint, begin_with, read_savepoint, take_savepoint
+from headrace.runners.local.savepoints import Savepoint, begin_with, begun, fetch_savepoint, read_savepoint, take_savepoint
 from headrace.runners.local.wire import run_pb2 as pb
 from headrace.runners.local.wire.messages import PROTOCOL, RunMessages, check_hello, hello
 from headrace.testing import MemoryHandle, MemoryLog, MemorySink, MemorySource, MemorySplit, MemoryTransactionLog
@@ -238,13 +238,17 @@ def test_a_coordinator_that_was_replaced_commits_nothing(tmp_path):
 POSITIONS = CheckpointSerializer("memory", MemorySplitSerializer())
 
 
+def as_it_is(positions):
+    return positions
+
+
 def test_a_savepoint_has_the_newest_committed_positions_and_another_run_begins_with_it(tmp_path):
     store = opened(tmp_path / "old")
     store.write(checkpoint(7, completed=True, epoch=9, before=8))
     path = take_savepoint(tmp_path / "old", tmp_path / "made" / "savepoints")  # the run is at work
     assert path == tmp_path / "made" / "savepoints" / f"savepoint-{store.roster.run}-000000000007.json"
     new = opened(tmp_path / "new")
-    begin_with(read_savepoint(path), new, POSITIONS)
+    begin_with(read_savepoint(path), new, POSITIONS, as_it_is)
     positions = Checkpoint(1, checkpoint(7).positions.splits, False)
     assert new.latest() == RunCheckpoint(positions, (), completed=True)
     assert new.roster.run != store.roster.run
@@ -252,17 +256,44 @@ def test_a_savepoint_has_the_newest_committed_positions_and_another_run_begins_w
     new.close()
 
 
+def test_seen_here_a_run_that_begins_with_a_savepoint_ends_where_its_own_source_says():
+    """Positions were taken with their stops: a run without one read nothing and ended, one with a stop never ended."""
+    log = MemoryLog()
+    for name in "ab":
+        log.create(name)
+        log.append(name, ["x"] * 10)
+    ended = Checkpoint(1, (SplitState(MemorySplit("a", 4, 4), finished=True),), exhausted=True)
+    open_still = Checkpoint(1, (SplitState(MemorySplit("a", 4), finished=False),), exhausted=False)
+    for source, positions, expected, exhausted in (
+        (MemorySource(log), ended, {"a": (4, None), "b": (0, None)}, False),
+        (MemorySource(log, bounded=True), open_still, {"a": (4, 10), "b": (0, 10)}, True),
+    ):
+        found = begun(source, positions)
+        assert {each.split.split_id: (each.split.next_offset, each.split.stop_offset) for each in found.splits} == expected
+        assert (found.exhausted, found.checkpoint_id, any(each.finished for each in found.splits)) == (exhausted, 1, False)
+
+
+def test_a_bounded_run_does_not_begin_with_a_savepoint_whose_splits_are_gone():
+    class Strict(MemorySource):
+        def splits_missing(self, splits):
+            raise DataLossError(str([split.split_id for split in splits]))
+
+    gone = Checkpoint(1, (SplitState(MemorySplit("gone", 4), finished=False),), exhausted=False)
+    with pytest.raises(DataLossError, match="gone"):
+        begun(Strict(MemoryLog(), bounded=True), gone)
+
+
 def test_a_restart_with_the_same_savepoint_goes_on_from_its_own_checkpoints(tmp_path):
     savepoint = Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode())
     store = opened(tmp_path)
     for written in (None, checkpoint(2)):
-        begin_with(savepoint, store, POSITIONS)
+        begin_with(savepoint, store, POSITIONS, as_it_is)
         if written is not None:
             store.write(written)
-            begin_with(savepoint, store, POSITIONS)
+            begin_with(savepoint, store, POSITIONS, as_it_is)
             assert store.latest() == written
     with pytest.raises(UsageError, match="this run began with another savepoint"):
-        begin_with(Savepoint("run-a", 8, savepoint.source), store, POSITIONS)
+        begin_with(Savepoint("run-a", 8, savepoint.source), store, POSITIONS, as_it_is)
     store.close()
 
 
@@ -270,7 +301,7 @@ def test_a_crash_between_the_copy_of_the_savepoint_and_its_checkpoint_is_mended(
     savepoint = Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode())
     (tmp_path / "savepoint.json").write_bytes(savepoint.serialize())
     store = opened(tmp_path)
-    begin_with(savepoint, store, POSITIONS)
+    begin_with(savepoint, store, POSITIONS, as_it_is)
     assert store.latest() is not None
     store.close()
 
@@ -279,7 +310,7 @@ def test_a_folder_with_checkpoints_does_not_begin_with_a_savepoint(tmp_path):
     store = opened(tmp_path)
     store.write(checkpoint(1))
     with pytest.raises(UsageError, match="there are checkpoints already"):
-        begin_with(Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode()), store, POSITIONS)
+        begin_with(Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode()), store, POSITIONS, as_it_is)
     store.close()
 
 
@@ -332,6 +363,8 @@ def test_a_file_that_is_no_savepoint_is_named(tmp_path):
         read_savepoint(tmp_path / "none.json")
     with pytest.raises(UsageError, match="is a folder"):
         read_savepoint(tmp_path)
+    with pytest.raises(UsageError, match="no savepoint can be read from there"):
+        fetch_savepoint("nowhere://bucket/savepoint.json")
     with pytest.raises(StateError, match="its format is 'headrace-run-checkpoint', not 'headrace-savepoint'"):
         read_savepoint(GOLDEN)
     for body in ({}, {"run": "a", "checkpoint_id": True, "source": "x"}):
@@ -343,7 +376,7 @@ def test_a_savepoint_of_another_source_is_refused_and_nothing_is_begun(tmp_path)
     other = CheckpointSerializer("kafka", MemorySplitSerializer()).serialize(checkpoint(7).positions).decode()
     store = opened(tmp_path)
     with pytest.raises(StateError, match="kafka"):
-        begin_with(Savepoint("run-a", 7, other), store, POSITIONS)
+        begin_with(Savepoint("run-a", 7, other), store, POSITIONS, as_it_is)
     assert store.last_id == 0
     assert not (tmp_path / "savepoint.json").exists()
     store.close()
@@ -351,7 +384,7 @@ def test_a_savepoint_of_another_source_is_refused_and_nothing_is_begun(tmp_path)
 
 def test_removed_checkpoints_leave_a_folder_that_begins_anew(tmp_path):
     store = opened(tmp_path)
-    begin_with(Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode()), store, POSITIONS)
+    begin_with(Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode()), store, POSITIONS, as_it_is)
     run = store.roster.run
     store.remove()
     store.close()
