@@ -222,7 +222,7 @@ class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
         `is_stored` is told the number of each new checkpoint once it is durable. `clock` gives monotonic seconds, `draw`
         EPOCH_BITS random bits.
         """
-        self._store, self._stored, self._number = store, stored, number
+        self._store, self._sink, self._stored, self._number = store, sink, stored, number
         self._clock, self._draw, self._is_stored = clock, draw, is_stored
         self._driver = sink.committer(store.roster.run)
         self._ends: _Ends[SplitT, HandleT] = (
@@ -255,6 +255,8 @@ class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
     def fence(self) -> CommitList[WorkerHandle[HandleT]] | None:
         """Take the run over at the sink, once. Raises StaleEpochError for a folder that is behind what the sink has seen."""
         if not self._fenced:
+            # First without taking anything over: who begins with an older copy by mistake must not end the run that goes on.
+            self._refuse_stale(self._sink.recorded_epochs().get(self._store.roster.run, 0))
             seen = self._driver.fence()
             self._refuse_stale(0 if seen is None else seen.epoch)
             if self._stored is not None and self._epoch and (seen is None or seen.epoch != self._epoch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -199,6 +200,56 @@ def test_killed_and_frozen_processes_neither_lose_a_record_nor_write_one_twice(k
         assert "the coordinator's process ended with status -9" in log
     finally:
         run.kill()
+
+
+def test_of_two_runs_on_copies_of_one_folder_one_goes_on_and_the_other_ends_with_an_error(kafka, tmp_path):
+    """An older copy is refused, and disturbs nobody; one that has all that was committed takes over, and fences the other."""
+    checkpoints = [tmp_path / name / "checkpoints" for name in ("first", "older", "copy")]
+    for folder in checkpoints:
+        folder.parent.mkdir()
+    first, *others = (folder.parent for folder in checkpoints)
+    runs = [Run(kafka, first, workers=1)]
+    try:
+        produce(kafka, 0, 300)
+        runs[0].wait(lambda: seen(kafka).keys() >= set(range(300)), "the first records")
+        copied(checkpoints[0], checkpoints[1])
+        produce(kafka, 300, 300)
+        runs[0].wait(lambda: seen(kafka).keys() >= set(range(600)), "what the older copy does not know")
+        copied(checkpoints[0], checkpoints[2])
+        known = last_checkpoint(checkpoints[2])
+        runs += [Run(kafka, folder, workers=1) for folder in others]
+        assert runs[1].process.wait(PATIENCE_S) == 1
+        assert "it is an older copy" in runs[1].log.read_text()
+        runs[2].wait(lambda: last_checkpoint(checkpoints[2]) > known, "a checkpoint of the copy that has taken over")
+        produce(kafka, 600, 300)
+        assert runs[0].process.wait(PATIENCE_S) == 1
+        assert "has taken over" in runs[0].log.read_text()
+        runs[2].wait(lambda: seen(kafka).keys() >= set(range(900)), "the last records")
+        runs[2].stop()
+        assert seen(kafka) == Counter(range(900))
+    finally:
+        for run in runs:
+            run.kill()
+
+
+def copied(folder, target):
+    """A copy of a folder of checkpoints in use, as if all its files were copied at one moment."""
+
+    def copy():
+        shutil.rmtree(target, ignore_errors=True)
+        before = sorted(os.listdir(folder))
+        try:
+            shutil.copytree(folder, target)
+        except shutil.Error as error:
+            raise RetriableError("a file is gone meanwhile") from error
+        if sorted(os.listdir(folder)) != before or any(not path.stat().st_size for path in target.glob("*.json")):
+            raise RetriableError("it has changed meanwhile")
+
+    wait_until(copy, "a moment without a new checkpoint", PATIENCE_S)
+
+
+def last_checkpoint(folder):
+    return max(int(path.stem.split("-")[1]) for path in folder.glob("checkpoint-*.json"))
 
 
 def bounded(kafka, sink, transform=None):

@@ -99,6 +99,9 @@ class Log(MemoryTransactionLog):
     def changing(self) -> None:
         self.world.changing()
 
+    def generation(self, job: str) -> int:
+        return self._generations.get(job, 0)
+
 
 class Disk:
     """What outlives processes: a folder of checkpoints. `full`: nothing more can be written."""
@@ -300,7 +303,7 @@ class Life:
         """What the commit thread does, from its begin to its end; the world may kill the coordinator meanwhile."""
         if not self.commits:
             return
-        work = self.commits.popleft()
+        work, drivers = self.commits.popleft(), self.world.drivers()
         try:
             match work:
                 case RetireWorker(number):
@@ -323,7 +326,11 @@ class Life:
         except PeerError as error:
             self.world.expect_aborted(error)
             self.ended = error
-        except (FencedError, StaleEpochError) as error:
+        except StaleEpochError as error:
+            if self.world.drivers() != drivers:
+                raise BrokenPromiseError("an older copy of the folder has fenced the run that goes on") from error
+            self.ended = error
+        except FencedError as error:
             self.ended = error
 
     def is_stored(self, checkpoint_id: int) -> None:
@@ -353,6 +360,10 @@ class RunWorld:
     def draw(self) -> int:
         self.drawn += 1
         return self.drawn
+
+    def drivers(self) -> int:
+        """How many have taken the run over at the sink."""
+        return self.log.generation(self.disk.roster.run)
 
     def changing(self) -> None:
         if self.dies_in is not None:
@@ -778,6 +789,12 @@ def the_sink_is_not_asked_before_a_commit() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def an_older_folder_takes_over_before_it_is_refused() -> Iterator[None]:
+    with patch.object(MemorySink, "recorded_epochs", lambda self: {}):
+        yield
+
+
 PLANTED = (
     handles_of_a_failed_checkpoint_are_forgotten,
     handles_of_a_dead_worker_are_kept,
@@ -786,6 +803,7 @@ PLANTED = (
     living_workers_are_swept,
     the_list_is_not_stored,
     an_older_folder_is_taken,
+    an_older_folder_takes_over_before_it_is_refused,
     the_sink_is_not_asked_before_a_commit,
 )
 """Each breaks a promise in some history."""
