@@ -17,6 +17,7 @@ LOG_LINES, LINE_LENGTH = 30, 400
 _ANCESTORS = (("pyspark.daemon",), ("spark_zygote", "spark_zygote"))
 """By their command lines, the parent of a worker, and the parent's: a daemon, which may itself be forked from our zygote."""
 
+_COMMAND_LINE = "from headrace.cli import main; main()"
 _TASK_MANAGER = "TaskManagerRunner"
 
 
@@ -53,12 +54,12 @@ class Family:
             raise RuntimeError(f"it was to die by SIGKILL, and ended with status {self._process.returncode}")
         return at, time.monotonic()
 
-    def kill_workers(self, stopped: int | None) -> tuple[float, float]:
-        """SIGKILL to the workers (given `stopped`, only to that one), while the driver or JobManager goes on. As `kill`.
+    def kill_workers(self, stopped: int | None, most: int | None = None) -> tuple[float, float]:
+        """SIGKILL to the workers (given `stopped`, only to that one; at most so many), while the driver or JobManager goes on.
 
-        Raises RuntimeError when there is none: then nothing was killed.
+        As `kill`. Raises RuntimeError when there is none: then nothing was killed.
         """
-        workers = self._workers() if stopped is None else [psutil.Process(stopped)]
+        workers = self._workers()[:most] if stopped is None else [psutil.Process(stopped)]
         if not workers:
             raise RuntimeError("there is no worker to kill")
         at = time.monotonic()
@@ -101,12 +102,17 @@ class Family:
             return set()
 
     def _workers(self) -> list[psutil.Process]:
-        """What Spark's Python daemons have forked; Flink's TaskManagers."""
+        """What Spark's Python daemons, or a run's nursery, have forked; Flink's TaskManagers."""
         found = []
         for process in self.members():
             with suppress(psutil.NoSuchProcess):
                 ancestors = [" ".join(ancestor.cmdline()) for ancestor in process.parents()[:2]]
                 forked = any(all(name in line for name, line in zip(up, ancestors, strict=False)) for up in _ANCESTORS)
-                if forked or any(word.endswith(_TASK_MANAGER) for word in process.cmdline()):
+                if forked or self._is_of_a_run(process) or any(word.endswith(_TASK_MANAGER) for word in process.cmdline()):
                     found.append(process)
         return found
+
+    def _is_of_a_run(self, process: psutil.Process) -> bool:
+        """Its parents are the nursery, the coordinator, and the supervisor, which is `headrace run`."""
+        above = process.parents()[:3]
+        return len(above) == 3 and above[2].pid == self._process.pid and _COMMAND_LINE in above[2].cmdline()

@@ -356,8 +356,8 @@ def _kill(rig: Rig, generator: random.Random) -> Killed:
     else:
         stopped = _reach_phase(rig)
     assert rig.family is not None
-    workers = rig.work.system.victim is Victim.WORKERS
-    at, dead = rig.family.kill_workers(stopped) if workers else rig.family.kill()
+    workers = rig.work.system.victim is not Victim.ALL
+    at, dead = rig.family.kill_workers(stopped, rig.work.system.most) if workers else rig.family.kill()
     killed = Killed(at, dead, scenario.phase)
     (rig.directory / "armed").unlink(missing_ok=True)
     if scenario.added:
@@ -376,11 +376,11 @@ def _kill(rig: Rig, generator: random.Random) -> Killed:
 def _kill_again(rig: Rig, killed: Killed, share: float) -> None:
     """In the restart, which is then made once more."""
     assert rig.family is not None
-    workers = rig.work.system.victim is Victim.WORKERS
+    workers = rig.work.system.victim is not Victim.ALL
     earliest, latest = WORKER_RESTART_KILL_S if workers else RESTART_KILL_S
     rig.wait(earliest + share * (latest - earliest))
     if workers:
-        _, killed.dead = rig.family.kill_workers(None)
+        _, killed.dead = rig.family.kill_workers(None, rig.work.system.most)
     else:
         _, killed.dead = rig.family.kill()
         rig.start(None, rig.work.scenario.more)

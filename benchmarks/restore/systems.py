@@ -28,6 +28,7 @@ class Victim(Enum):
 
     ALL = "the driver and all its processes"
     WORKERS = "the Python workers, or the TaskManager; the driver, or the JobManager, survives"
+    WORKER = "one worker; the others and the coordinator survive"
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,15 @@ class System:
         found["TMPDIR"] = str(directory)  # what a killed process leaves behind goes with the run
         return {**found, "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python, "PYTHONPATH": os.pathsep.join(paths)}
 
+    @property
+    def most(self) -> int | None:
+        """So many workers are killed at once; None for all."""
+        return 1 if self.victim is Victim.WORKER else None
+
     def scenario(self, number: int) -> Scenario:
         """What the n-th run does to it, from 0: what it cannot have is left out."""
         chosen = self.scenarios(number)
-        keeps_driver = self.victim is Victim.WORKERS
+        keeps_driver = self.victim is not Victim.ALL
         phase = chosen.phase if self.has_phases else None
         return Scenario(chosen.name, phase, chosen.again, chosen.added, 0 if keeps_driver else chosen.more)
 
@@ -128,6 +134,11 @@ SYSTEMS = (
     _headrace(
         "headrace-worker", "headrace on Spark, worker killed", more=_spark("headrace", survives=True, warm=True),
         victim=Victim.WORKERS, has_phases=True, capacity_of="headrace",
+    ),
+    System("headrace-run", "headrace run", EXACTLY, "run_copy.py"),
+    System(
+        "headrace-run-worker", "headrace run, one worker killed", EXACTLY, "run_copy.py",
+        victim=Victim.WORKER, capacity_of="headrace-run",
     ),
     System("headrace-beam", "headrace on Beam and Flink", EXACTLY, "beam_copy.py"),
     System(

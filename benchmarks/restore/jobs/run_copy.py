@@ -1,0 +1,30 @@
+"""`headrace run`: a topic copied exactly once, without an engine, with a checkpoint every 200 ms.
+
+    python run_copy.py <json>, a Job (systems.py)
+
+This process becomes the command line, for the pipeline of run_pipeline.py. A restart goes on from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+INTERVAL = "200 ms"
+COMMAND_LINE = "from headrace.cli import main; main()"
+
+
+def main(told: dict[str, str]) -> None:
+    """Does not return."""
+    pipeline = Path(__file__).with_name("run_pipeline.py")
+    arguments = ["run", f"{pipeline}:pipeline", "--workers", str(told["parallelism"])]
+    arguments += ["--checkpoints", str(Path(told["state"], "checkpoints"))]
+    arguments += ["--config", f"execution.checkpointing.interval={INTERVAL}"]
+    command = [sys.executable, "-c", COMMAND_LINE, *arguments]
+    os.execve(sys.executable, command, os.environ | {"RESTORE_JOB": json.dumps(told)})  # noqa: S606 - ourselves
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

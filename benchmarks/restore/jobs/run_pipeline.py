@@ -1,0 +1,18 @@
+"""The pipeline of run_copy.py, loaded by each process of the run. `RESTORE_JOB`: a Job (systems.py) as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from headrace import Pipeline
+from headrace.kafka import Earliest, KafkaSink, KafkaSource
+
+TOLD = json.loads(os.environ["RESTORE_JOB"])
+
+pipeline = Pipeline(
+    KafkaSource(
+        TOLD["bootstrap"], topics=[TOLD["source"]], start=Earliest(), columns=["key", "value"], discovery_interval_s=1.0
+    ),
+    KafkaSink(TOLD["bootstrap"], topic=TOLD["target"], commit_topic=f"{TOLD['name']}-commits"),
+)
