@@ -7,6 +7,7 @@ not wait for commits.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import signal
 import sys
@@ -24,7 +25,7 @@ from headrace.enumerator.progress import ReaderProgress
 from headrace.enumerator.source import SplitBatch
 from headrace.runners.local.pipeline import Pipeline, PipelineFile
 
-__all__ = ["WorkerOrder", "work"]
+__all__ = ["WorkerOrder", "described", "transform_error", "work"]
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ def work(order: WorkerOrder) -> None:
     except Exception as error:  # noqa: BLE001 - it is told to the coordinator, which decides
         from headrace.runners.local.wire import run_pb2 as pb
 
-        stream.send(pb.FromWorker(failed=pb.Failed(error=_described(error), final=isinstance(error, FINAL))))
+        stream.send(pb.FromWorker(failed=pb.Failed(error=described(error), final=isinstance(error, FINAL))))
         stream.close(CLOSE_S)
         sys.exit(1)
     stream.close(CLOSE_S)
@@ -70,13 +71,27 @@ FINAL = (UsageError, DataLossError, AuthenticationError)
 
 
 class _TransformError(Exception):
-    """The user's function has raised; the message says on which rows."""
+    """The user's function has raised; the message says on which rows. `file`: the function's, where it is known."""
+
+    def __init__(self, message: str, file: str | None) -> None:
+        super().__init__(message)
+        self.file = file
 
 
-def _described(error: BaseException) -> str:
-    """The error and where it came from: for the user's function its own file and line."""
+def transform_error(pipeline: Pipeline, rows: int, before: object, after: object) -> Exception:
+    """To be raised from what the transform has raised on so many rows, between these two states of a split."""
+    code = getattr(inspect.unwrap(pipeline.transform), "__code__", None) if pipeline.transform is not None else None
+    first, end = (getattr(split, "next_offset", split) for split in (before, after))  # sources of logs have it
+    message = f"the transform failed on a batch of {rows} rows of {after}, offsets {first} up to {end}"
+    return _TransformError(message, None if code is None else code.co_filename)
+
+
+def described(error: BaseException) -> str:
+    """The error and where it came from: for the user's function the line of its own file, though a library has raised."""
     cause = error.__cause__ if isinstance(error, _TransformError) and error.__cause__ is not None else error
     frames = traceback.extract_tb(cause.__traceback__)
+    if isinstance(error, _TransformError):
+        frames = traceback.StackSummary.from_list([frame for frame in frames if frame.filename == error.file] or frames)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     what = f"{type(cause).__name__}: {cause}{place}"
     return f"{error}: {what}" if cause is not error else what
@@ -137,10 +152,8 @@ class _Worker:
         try:
             made = list(self._pipeline.transformed(batch.records)) if batch.records.num_rows else []
         except Exception as error:
-            rows = batch.records.num_rows
-            raise _TransformError(
-                f"the transform failed on {rows} rows of {batch.split.split_id}, up to {batch.split}"
-            ) from error
+            before = self._progress.snapshot()[batch.split.split_id].split
+            raise transform_error(self._pipeline, batch.records.num_rows, before, batch.split) from error
         for rows in made:
             if rows.num_rows:
                 self._written().write(rows)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import re
+import traceback
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from headrace.connectors.commit import JobCommitter, StaleEpochError
@@ -30,6 +33,7 @@ from headrace.runners.local.processes import PROCESS_NAME
 from headrace.runners.local.savepoints import Savepoint, begin_with, begun, fetch_savepoint, read_savepoint, take_savepoint
 from headrace.runners.local.wire import run_pb2 as pb
 from headrace.runners.local.wire.messages import PROTOCOL, RunMessages, check_hello, hello
+from headrace.runners.local.worker import described, transform_error
 from headrace.testing import MemoryHandle, MemoryLog, MemorySink, MemorySource, MemorySplit, MemoryTransactionLog
 from headrace.testing.memory import MemorySplitSerializer
 from headrace.testing.memory_sink import MemoryHandleSerializer
@@ -563,3 +567,19 @@ def test_attempts_of_different_workers_are_never_equal(tmp_path):
     names = {Attempt(store.roster.job(number), 0, 0, 0) for number in range(3)}
     assert len(names) == 3
     store.close()
+
+
+def casts(batch):
+    return batch.column(0).cast(pa.int64())
+
+
+def test_an_error_of_the_users_function_names_its_own_line_though_a_library_has_raised():
+    pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()), casts)
+    with pytest.raises(pa.ArrowInvalid) as raised:
+        list(pipeline.transformed(pa.record_batch({"value": ["no number"]})))
+    assert not traceback.extract_tb(raised.value.__traceback__)[-1].filename.endswith("test_run_checkpoints.py")
+    error = transform_error(pipeline, 2, MemorySplit("a", 3), MemorySplit("a", 5))
+    error.__cause__ = raised.value
+    text, line = described(error), casts.__code__.co_firstlineno + 1
+    assert re.match(r"the transform failed on a batch of 2 rows of .*'a'.*, offsets 3 up to 5: ArrowInvalid: ", text)
+    assert text.endswith(f"({__file__}:{line})")

@@ -261,9 +261,9 @@ def test_a_bounded_source_is_copied_once_and_a_failing_transform_is_named(kafka,
     produce(kafka, 0, 300)
     sink = KafkaSink(kafka.bootstrap, topic="out")
     settings = {"checkpoints": str(tmp_path / "checkpoints"), "workers": 2, "interval_s": 0.5, "restart": FixedDelay(1, 0.1)}
-    with pytest.raises(
-        RunFailedError, match=r"ValueError: a bug of the user's \(.*run_jobs.py:\d+\); not restarted: fixed-delay"
-    ):
+    where = r"the transform failed on a batch of 100 rows of in-\d, offsets 0 up to 100"
+    what = r"ValueError: a bug of the user's \(.*run_jobs.py:\d+\)"
+    with pytest.raises(RunFailedError, match=rf"{where}: {what}; not restarted: fixed-delay"):
         bounded(kafka, sink, run_jobs.fails).run(**settings)
     assert not seen(kafka)
     savepoint = bounded(kafka, sink).run(**settings, savepoints=str(tmp_path / "savepoints"))
