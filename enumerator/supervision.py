@@ -128,7 +128,24 @@ class TimePassed:
     now_s: float
 
 
-SupervisionEvent = SupervisionStarted | DriverProgressed | DriverEnded | JobStopRequested | TimePassed
+@dataclass(frozen=True, slots=True)
+class DriverSilent:
+    """The driver has not been heard for too long, though it has to say that it lives. `reason`: in one line."""
+
+    now_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyReady:
+    """A standby waits for the job: no delay is needed."""
+
+    now_s: float
+
+
+SupervisionEvent = (
+    SupervisionStarted | DriverProgressed | DriverEnded | JobStopRequested | TimePassed | DriverSilent | StandbyReady
+)
 
 # --- commands ---------------------------------------------------------------------------------------------------------
 
@@ -207,6 +224,10 @@ class SupervisionCore:
                 return self._stop(now_s)
             case TimePassed(now_s):
                 return self._time_passed(now_s)
+            case DriverSilent(reason=reason):
+                return [] if self.phase is SupervisionPhase.KILLING else self._kill(reason)
+            case StandbyReady(now_s):
+                return self._start(now_s)
             case _:
                 assert_never(event)
 
@@ -284,16 +305,20 @@ SUPERVISION_TRANSITIONS: Transitions[SupervisionPhase] = MappingProxyType(
         (_RUNNING, DriverProgressed): (_RUNNING,),
         (_RUNNING, TimePassed): (_RUNNING, _KILLING),
         (_RUNNING, JobStopRequested): (_STOPPING,),
+        (_RUNNING, DriverSilent): (_KILLING,),
         (_RUNNING, DriverEnded): (_RESTARTING, _OVER),
         (_RESTARTING, TimePassed): (_RESTARTING, _RUNNING),
+        (_RESTARTING, StandbyReady): (_RUNNING,),
         (_RESTARTING, JobStopRequested): (_OVER,),
         (_STOPPING, DriverProgressed): (_STOPPING,),
         (_STOPPING, TimePassed): (_STOPPING, _KILLING),
         (_STOPPING, JobStopRequested): (_KILLING,),
+        (_STOPPING, DriverSilent): (_KILLING,),
         (_STOPPING, DriverEnded): (_OVER,),
         (_KILLING, DriverProgressed): (_KILLING,),
         (_KILLING, TimePassed): (_KILLING,),
         (_KILLING, JobStopRequested): (_KILLING,),
+        (_KILLING, DriverSilent): (_KILLING,),
         (_KILLING, DriverEnded): (_RESTARTING, _OVER),
     }
 )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from headrace.connectors.kafka.read.split import KafkaSplit
     from headrace.runners.spark.readers import BatchReader, StreamReader
+    from headrace.runners.spark.rehearsing import RehearsalWriter
     from headrace.runners.spark.writers import BatchWriter, StreamWriter
 
 __all__ = ["DefaultSource"]
@@ -81,10 +82,13 @@ class DefaultSource(DataSource):
         write, columns = planned_batch_write(self.options, schema, overwrite=overwrite)
         return BatchWriter(write.sink, columns, write.job, write.epoch, offset_log(self.options))
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter[Any]:  # noqa: FBT001, N802 - Spark's
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter[Any] | RehearsalWriter:  # noqa: FBT001, N802 - Spark's
         """A streaming write. Raises UsageError for options or columns that cannot be honoured."""
+        from headrace.runners.spark.rehearsing import RehearsalWriter, is_rehearsal
         from headrace.runners.spark.writers import StreamWriter
         from pyspark_headrace.connectors import offset_log, planned_stream_write
 
+        if is_rehearsal(self.options):
+            return RehearsalWriter()
         write, columns = planned_stream_write(self.options, schema, complete=overwrite)
         return StreamWriter(write.sink, columns, offset_log(self.options))

@@ -6,6 +6,7 @@ Spark finds one data source in a package, so they share one. Only the connector 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from pyspark.sql.types import StructType
 
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.offset_log import OffsetLog
+from headrace.runners.spark.rehearsing import REHEARSAL, ROWS, is_rehearsal
 from pyspark_headrace.options import SinkWrite
 
 if TYPE_CHECKING:
@@ -105,7 +107,19 @@ def kafka_options(options: Mapping[str, str]) -> dict[str, str]:
     name, others = _chosen(options)
     if name != KAFKA:
         raise UsageError(f"connector '{name}' cannot be read, only written; '{KAFKA}' can be read")
-    return others
+    return _rehearsed(others) if is_rehearsal(others) else others
+
+
+_LEFT_OUT_OF_REHEARSALS = re.compile(
+    r"starting.*|(max|min)offsetspertrigger|maxtriggerdelay|commitoffsetstogroup|jvmcheckpoint"
+)
+
+
+def _rehearsed(options: Mapping[str, str]) -> dict[str, str]:
+    """The options of a read that takes a few of the first records, and tells no group of it."""
+    left = {name: value for name, value in options.items() if not _LEFT_OUT_OF_REHEARSALS.fullmatch(name.lower())}
+    read = {name: value for name, value in left.items() if name.lower() != REHEARSAL.lower()}
+    return read | {"startingoffsets": "earliest", "maxoffsetspertrigger": str(ROWS)}
 
 
 def planned_batch_write(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> Planned:

@@ -10,6 +10,7 @@ source no more than the location.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,17 @@ class OffsetLog:
             return None
         is_whole = content.count(b"\n") >= _HEAD_LINES
         return f"sha256:{hashlib.sha256(content).hexdigest()}" if is_whole else None
+
+    def query_id(self) -> str | None:
+        """The id of the query that the checkpoint is of; None where no query has begun there. Driver process.
+
+        Raises OSError, ValueError or NotImplementedError where the checkpoint cannot be read here.
+        """
+        try:
+            content = _read(f"{self.location.rstrip('/')}/metadata")
+        except FileNotFoundError:
+            return None
+        return str(json.loads(content)["id"]) if content.strip() else None
 
 
 _unreadable: set[str] = set()

@@ -170,6 +170,14 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
             _commit(self._sink, job, batchId, handles, content)
         _count_commit(job, len(handles), time.monotonic() - began_s)
 
+    def recover(self, job: str) -> None:
+        """Before the query starts, in a process of its driver: as the first `commit` does. Raises what the sink raises."""
+        committer = JobCommitter(job, self._sink.committer(job))
+        try:
+            committer.recover()
+        finally:
+            committer.close()
+
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """On the driver. What the query has prepared is aborted, unless this batch is recorded: the next start completes it."""
         prepared = _of_tasks(messages)

@@ -10,6 +10,7 @@ from pathlib import Path
 from headrace.connectors.commit import COMMIT_TRANSITIONS
 from headrace.enumerator.coordinator import CHECKPOINT_TRANSITIONS
 from headrace.enumerator.enumerator import DISCOVERY_TRANSITIONS
+from headrace.enumerator.standby import DRIVER_TRANSITIONS
 from headrace.enumerator.supervision import SUPERVISION_TRANSITIONS
 from headrace.runners.beam.shard import SHARD_TRANSITIONS
 from headrace.runners.local.core import RUN_TRANSITIONS
@@ -24,6 +25,7 @@ TABLES: Mapping[str, Table] = {
     "COMMIT_TRANSITIONS": COMMIT_TRANSITIONS,
     "SHARD_TRANSITIONS": SHARD_TRANSITIONS,
     "RUN_TRANSITIONS": RUN_TRANSITIONS,
+    "DRIVER_TRANSITIONS": DRIVER_TRANSITIONS,
     "SUPERVISION_TRANSITIONS": SUPERVISION_TRANSITIONS,
 }
 

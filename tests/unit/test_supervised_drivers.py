@@ -17,6 +17,7 @@ from headrace.cli.spark.supervise import strategy_settings
 from headrace.connectors.commit import StaleEpochError
 from headrace.enumerator.errors import DataLossError, FencedError, OutageError, UsageError
 from headrace.enumerator.restarts import FixedDelay
+from headrace.enumerator.standby import StandbyCore, StandbyLimits
 from headrace.enumerator.supervision import DriverEnd, Ending, SupervisionLimits
 from headrace.runners.spark.supervision.driver import DriverOrder
 from headrace.runners.spark.supervision.endings import end_by
@@ -39,6 +40,10 @@ def order(function):
     return DriverOrder(FunctionName(str(JOB), function), FunctionName(str(JOB), "session"))
 
 
+def core(strategy, standbys=0):
+    return StandbyCore(strategy, SupervisionLimits(), StandbyLimits(standbys))
+
+
 @pytest.fixture
 def history(tmp_path, monkeypatch):
     monkeypatch.setenv("HISTORY", str(tmp_path / "history"))
@@ -53,7 +58,7 @@ def ready(descriptor):
 def test_a_job_is_started_again_after_each_failure_and_stopped_after_its_batch(history, tmp_path):
     status = StatusFile(tmp_path / "status.json")
     strategy = FixedDelay(attempts=5, delay_s=0.01)
-    end = supervise(order("fails_twice_and_then_runs"), strategy, SupervisionLimits(), status)
+    end = supervise(order("fails_twice_and_then_runs"), core(strategy), status)
     assert end == DriverEnd(Ending.STOPPED, "it was stopped")
     told = [line for line in history.read_text().splitlines() if not line.startswith("child")]
     first = ["attempt 0", "attempt 1", "the child is gone", "attempt 2", "the child is gone"]
@@ -67,9 +72,9 @@ def test_a_job_is_started_again_after_each_failure_and_stopped_after_its_batch(h
 
 def test_a_driver_that_is_frozen_is_killed(history):
     driver = DriverProcess(order("runs_and_freezes"))
-    while not (news := driver.news()):
+    driver.call()
+    while {"queries": ["the query"]} not in driver.news():
         assert ready(driver.reports)
-    assert news == [{"queries": ["the query"]}]
     os.waitid(os.P_PID, driver.pid, os.WSTOPPED | os.WNOWAIT)  # it has stopped
     driver.kill()
     assert ready(driver.process)
@@ -257,7 +262,7 @@ def test_a_status_that_cannot_be_written_is_refused_before_a_driver_starts(tmp_p
 
 
 def test_where_a_supervisor_cannot_be_is_said(monkeypatch):
-    what = order("loses_data"), FixedDelay(), SupervisionLimits(), None
+    what = order("loses_data"), core(FixedDelay()), None
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     with pytest.raises(UsageError, match="spark-submit has started the JVM"):
         supervise(*what)

@@ -15,10 +15,12 @@ from headrace.enumerator.supervision import (
     DriverEnd,
     DriverEnded,
     DriverProgressed,
+    DriverSilent,
     Ending,
     FinishJob,
     JobStopRequested,
     KillDriver,
+    StandbyReady,
     StartDriver,
     StopDriver,
     SupervisionCore,
@@ -139,6 +141,21 @@ def test_a_stop_while_a_driver_is_killed_for_no_progress_ends_the_job():
     assert finished(core.handle(DriverEnded(30.2, FAILED, EVEN))).reason == "no batch has ended for 30 s"
 
 
+def test_a_silent_driver_is_killed_once_and_the_reason_is_kept():
+    core = started()
+    assert core.handle(DriverSilent(5.0, "it says nothing")) == [KillDriver()]
+    assert core.handle(DriverSilent(6.0, "it says nothing")) == []
+    core.handle(DriverEnded(7.0, FAILED, EVEN))
+    assert core.last_failure == "it says nothing"
+
+
+def test_a_standby_that_waits_makes_the_delay_needless():
+    core = started()
+    core.handle(DriverEnded(100.0, FAILED, EVEN))
+    assert core.handle(StandbyReady(100.0)) == [StartDriver(2)]
+    assert core.wake_at_s == 130.0  # of progress, not of the restart
+
+
 def test_without_a_limit_a_batch_may_take_any_time():
     core = started(limits=SupervisionLimits())
     assert core.wake_at_s is None
@@ -200,10 +217,14 @@ class World:
 
     def step(self):
         self.now_s += self.chances.random() * 8
-        action = self.chances.choice(["time", "time", "progress", "fail", "die", "stop"])
+        action = self.chances.choice(["time", "time", "progress", "fail", "die", "stop", "silence", "standby"])
         if action == "stop" and self.chances.random() < 0.1:
             self.stops += 1
             self.tell(JobStopRequested(self.now_s))
+        elif action == "silence" and self.living and self.chances.random() < 0.1:
+            self.tell(DriverSilent(self.now_s, "it says nothing"))
+        elif action == "standby" and not self.living:
+            self.tell(StandbyReady(self.now_s))
         elif action == "progress" and self.living:
             self.tell(DriverProgressed(self.now_s))
         elif self.living and ((action == "fail" and self.chances.random() < 0.3) or (action == "die" and self.is_dying)):

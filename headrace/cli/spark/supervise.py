@@ -32,11 +32,17 @@ def supervise_command(
         list[str] | None,
         typer.Option(help="A setting of the strategy, name=value, by Flink's name (restart-strategy...). May be repeated."),
     ] = None,
+    standby: Annotated[
+        int, typer.Option(help="So many more drivers (at most 2) that wait, warm, to take over when the one at work fails.")
+    ] = 0,
     status: Annotated[Path | None, typer.Option(dir_okay=False, help="Keep a JSON here that says what goes on.")] = None,
     progress_timeout: Annotated[
         float | None,
         typer.Option(help="Kill and restart when no batch has ended for so many seconds while one was under way."),
     ] = None,
+    silence_timeout: Annotated[
+        float, typer.Option(help="Kill and restart when a driver's process or JVM has said nothing for so many seconds.")
+    ] = 10.0,
     stop_timeout: Annotated[float, typer.Option(help="Seconds that the batch under way may take after SIGTERM.")] = 60.0,
 ) -> None:
     """Run a job of streaming queries in a process of its own, and start it again when it fails, until it has nothing to do.
@@ -51,17 +57,17 @@ def supervise_command(
         from headrace.runners.spark.supervision.jobs import FunctionName
         from headrace.runners.spark.supervision.status import StatusFile
         from headrace.runners.spark.supervision.supervisor import supervise
+    from headrace.enumerator.standby import StandbyCore, StandbyLimits
     from headrace.enumerator.supervision import EXIT_STATUSES, SupervisionLimits
 
     logging.basicConfig(format="headrace: %(message)s", level=logging.WARNING)
     if session is not None and conf:
         raise UsageError("--conf is for the session that headrace makes: give its settings to the function of --session")
-    order = DriverOrder(
-        FunctionName.parse(job), None if session is None else FunctionName.parse(session), named_settings(conf, "--conf")
-    )
+    maker = None if session is None else FunctionName.parse(session)
+    order = DriverOrder(FunctionName.parse(job), maker, named_settings(conf, "--conf"), standby)
     strategy = restart_strategy(strategy_settings(restart, named_settings(config)))
-    limits = SupervisionLimits(progress_timeout, stop_timeout)
-    end = supervise(order, strategy, limits, None if status is None else StatusFile(status))
+    core = StandbyCore(strategy, SupervisionLimits(progress_timeout, stop_timeout), StandbyLimits(standby, silence_timeout))
+    end = supervise(order, core, None if status is None else StatusFile(status))
     raise typer.Exit(EXIT_STATUSES[end.ending])
 
 

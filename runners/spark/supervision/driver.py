@@ -2,48 +2,63 @@
 
     python -m headrace.runners.spark.supervision.driver ORDERS REPORTS
 
-The descriptors of two pipes. From ORDERS it reads one line, what to run; then that pipe stays open for as long as the
-supervisor lives, and when it closes, all processes of the driver are killed. To REPORTS it writes a line of JSON for whatever
-the supervisor has to know. SIGTERM ends the queries after the batches under way.
+The descriptors of two pipes. From ORDERS it reads one line, what to run, and a second one when it is called to run it: until
+then it is a standby, which makes its session, rehearses the job, and waits. The pipe stays open for as long as the supervisor
+lives, and when it closes, all processes of the driver are killed. To REPORTS it writes a line of JSON for whatever the
+supervisor has to know, and `{}` each half second to say that it lives. SIGTERM ends the queries after the batches under way.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
 from headrace.enumerator.supervision import EXIT_STATUSES, DriverEnd, Ending
-from headrace.runners.spark.session import end_processes, session_builder, warm_session_builder
+from headrace.runners.spark.session import PRELOADED, end_processes, session_builder, warm_session_builder
 from headrace.runners.spark.supervision.endings import end_by
 from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, kill_family
 from headrace.runners.spark.supervision.jobs import FunctionName, load
 from headrace.runners.spark.supervision.queries import ProgressOfQueries, RunningQuery, WatchedQuery, queries_of
+from headrace.runners.spark.supervision.rehearsal import KEEP_WARM_S, Rehearsal, rehearsal_folder
+from headrace.runners.spark.supervision.starts import intercepted
+from headrace.runners.spark.supervision.takeover import Takeover
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from pyspark.sql import SparkSession
+__all__ = ["CALL", "DriverOrder"]
 
-__all__ = ["DriverOrder"]
-
+CALL = b"run\n"
 POLL_S = 0.5
+BEAT_S = 0.5
 CLEAN_UP_S = 5.0
 MASTER = "spark.master"
 
 
 @dataclass(frozen=True, slots=True)
 class DriverOrder:
-    """What a driver runs. `session`: the function that makes the session; None for headrace's builders with `conf`."""
+    """What a driver runs. `session`: the function that makes the session; None for headrace's builders with `conf`.
+
+    `standbys`: how many drivers wait beside the one that runs the job.
+    """
 
     job: FunctionName
     session: FunctionName | None = None
     conf: Mapping[str, str] = field(default_factory=dict)
+    standbys: int = 0
 
     def to_line(self) -> bytes:
         """JSON, ended by a line's end."""
@@ -54,23 +69,28 @@ class DriverOrder:
         """What `to_line` has made."""
         given: dict[str, Any] = json.loads(line)
         session = given["session"]
-        return cls(FunctionName(**given["job"]), None if session is None else FunctionName(**session), given["conf"])
+        return cls(
+            FunctionName(**given["job"]), None if session is None else FunctionName(**session), given["conf"], given["standbys"]
+        )
 
 
 _STOPPED = DriverEnd(Ending.STOPPED, "it was stopped")
 
 
 class _Driver:
-    """The main thread's part."""
+    """The main thread's part. `called`: it is to run the job."""
 
-    def __init__(self, order: DriverOrder, reports: int) -> None:
+    def __init__(self, order: DriverOrder, reports: int, called: threading.Event) -> None:
         self._order = order
         self._reports = reports
+        self._called = called
+        self._family = os.environ[FAMILY_VARIABLE]
         self._is_to_stop = False
 
     def run(self) -> DriverEnd:
         """Run the job to its end, which is reported."""
         signal.signal(signal.SIGTERM, self._stop)
+        threading.Thread(target=self._beat, daemon=True).start()
         try:
             end = self._run()
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is reported
@@ -81,13 +101,30 @@ class _Driver:
     def _run(self) -> DriverEnd:
         job = load(self._order.job)
         session = load(self._order.session)() if self._order.session is not None else _session(self._order.conf)
+        rehearsal = Rehearsal(rehearsal_folder(self._family), self._called)
+        self._wait_for_call(rehearsal, partial(job, session), is_classic=isinstance(session, SparkSession))
         if self._is_to_stop:
             return _STOPPED
-        queries = queries_of(job(session))
+        with intercepted(Takeover(self._family, self._order.standbys)):
+            queries = queries_of(job(session))
         self._report(queries=[query.id for query in queries])
+        rehearsal.end()
         end = _STOPPED if self._watch(queries) else DriverEnd(Ending.COMPLETED, "all its queries have ended")
         session.stop()
         return end
+
+    def _wait_for_call(self, rehearsal: Rehearsal, job: Callable[[], object], *, is_classic: bool) -> None:
+        """Get ready, say so, keep ready. Over at once for a driver that is called already, or told to end."""
+        if self._called.is_set():
+            return
+        importlib.import_module(PRELOADED)
+        unrehearsed = rehearsal.first(job) if is_classic else "its session is none of classic PySpark"
+        self._report(armed=True, unrehearsed=unrehearsed)
+        warm_until = time.monotonic() + KEEP_WARM_S
+        while not self._called.wait(POLL_S) and not self._is_to_stop:
+            if time.monotonic() >= warm_until:
+                rehearsal.again()
+                warm_until = time.monotonic() + KEEP_WARM_S
 
     def _watch(self, queries: list[RunningQuery]) -> bool:
         """Wait for the end of all; whether it was a stop. Raises what a query fails with."""
@@ -102,6 +139,17 @@ class _Driver:
                 self._report(batches=progress.batches)
         return any(one.is_told for one in watched)
 
+    def _beat(self) -> None:
+        """In a thread: say that this process lives, and its JVM. One that is stopped does not answer, and nothing is said."""
+        while True:
+            context = SparkContext._active_spark_context
+            with suppress(Exception):  # the session is being made, or ends
+                if context is not None and context._jvm is not None:
+                    context._jvm.java.lang.System.nanoTime()
+            with suppress(OSError):
+                self._report()
+            time.sleep(BEAT_S)
+
     def _stop(self, number: int, frame: FrameType | None) -> None:
         self._is_to_stop = True
 
@@ -115,10 +163,14 @@ def _session(conf: Mapping[str, str]) -> SparkSession:
     return builder.config(map=dict(conf)).getOrCreate()
 
 
-def _end_with_supervisor(orders: int) -> None:
-    """In a thread. Whatever the main thread does then, nothing of this driver is left."""
-    while os.read(orders, 1):
-        continue
+def _take_orders(orders: int, read: bytes, called: threading.Event) -> None:
+    """In a thread. Whatever the main thread does when the supervisor is gone, nothing of this driver is left."""
+    while True:
+        if CALL in read:
+            called.set()
+        if not (more := os.read(orders, 1 << 16)):
+            break
+        read += more
     kill_family(os.environ[FAMILY_VARIABLE])
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -128,13 +180,15 @@ def main() -> None:
     orders, reports = int(sys.argv[1]), int(sys.argv[2])
     for descriptor in (orders, reports):
         os.set_inheritable(descriptor, False)  # noqa: FBT003 - as it is defined
-    line = b""
-    while not line.endswith(b"\n"):
-        if not (read := os.read(orders, 1 << 16)):
+    read = b""
+    while b"\n" not in read:
+        if not (more := os.read(orders, 1 << 16)):
             return  # the supervisor is gone
-        line += read
-    threading.Thread(target=_end_with_supervisor, args=[orders], daemon=True).start()
-    end = _Driver(DriverOrder.from_line(line), reports).run()
+        read += more
+    line, _, more = read.partition(b"\n")
+    called = threading.Event()
+    threading.Thread(target=_take_orders, args=[orders, more, called], daemon=True).start()
+    end = _Driver(DriverOrder.from_line(line), reports, called).run()
     end_processes(CLEAN_UP_S)
     sys.stdout.flush()
     sys.stderr.flush()

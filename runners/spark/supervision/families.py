@@ -1,8 +1,8 @@
 """All the processes that a driver has started: JVM, Python daemons, the process that those are forked from.
 
 Some make sessions and process groups of their own (`pyspark.daemon`, the zygote), so a group alone is not all of them. What
-they share is the environment that the driver was started with, and in it a name that no other driver has. Linux: it is read
-from `/proc`.
+they share is the environment that the driver was started with, and in it a name that no other driver has, and that says which
+supervisor has started it. Linux: it is read from `/proc`.
 """
 
 from __future__ import annotations
@@ -10,15 +10,68 @@ from __future__ import annotations
 import os
 import select
 import signal
+import uuid
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["FAMILY_VARIABLE", "kill_family", "members"]
+__all__ = ["FAMILY_VARIABLE", "Process", "family_of", "kill_family", "members", "new_family", "supervisor_of"]
 
 FAMILY_VARIABLE = "HEADRACE_FAMILY"
 
 _WAIT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process of this host. `started`: clock ticks after boot, which tell it from a later one of the same pid."""
+
+    pid: int
+    started: int
+
+    @classmethod
+    def of(cls, pid: int) -> Process:
+        """The process that has this pid now. Raises OSError where there is none, or it has ended and was not waited for."""
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        if after_name[0] in ("Z", "X"):
+            raise ProcessLookupError(f"process {pid} has ended")
+        return cls(pid, int(after_name[19]))
+
+    @classmethod
+    def lives(cls, pid: int) -> bool:
+        """Whether any process has this pid, and has not ended."""
+        try:
+            cls.of(pid)
+        except OSError:
+            return False
+        return True
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+        try:
+            return Process.of(self.pid) == self
+        except OSError:
+            return False
+
+
+def new_family() -> str:
+    """A name for the family of a driver that this process starts."""
+    me = Process.of(os.getpid())
+    return f"{me.pid}-{me.started}-{uuid.uuid4().hex}"
+
+
+def supervisor_of(family: str) -> Process:
+    """The process that has started this family."""
+    pid, started, _ = family.split("-")
+    return Process(int(pid), int(started))
+
+
+def family_of(pid: int) -> str | None:
+    """The family of this process; None where it has none, or has ended."""
+    name = f"{FAMILY_VARIABLE}=".encode()
+    return next((line[len(name) :].decode() for line in _environment(pid).split(b"\0") if line.startswith(name)), None)
 
 
 def members(family: str) -> list[int]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import uuid
 from contextlib import suppress
 from typing import Any
 
 from headrace.enumerator.supervision import DriverEnd, Ending
-from headrace.runners.spark.supervision.driver import DriverOrder
-from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, kill_family
+from headrace.runners.spark.supervision.driver import CALL, DriverOrder
+from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, kill_family, new_family
+from headrace.runners.spark.supervision.rehearsal import rehearsal_folder
 
 __all__ = ["DriverProcess"]
 
@@ -30,7 +31,7 @@ class DriverProcess:
 
     def __init__(self, order: DriverOrder) -> None:
         """Start it. Raises OSError."""
-        self._family = uuid.uuid4().hex
+        self._family = new_family()
         orders, self._orders = os.pipe()
         self.reports, reports = os.pipe()
         os.set_blocking(self.reports, False)
@@ -57,6 +58,11 @@ class DriverProcess:
         """Of the process that the others come from."""
         return self._child.pid
 
+    def call(self) -> None:
+        """Have it run the job. Nothing happens where it has ended."""
+        with suppress(BrokenPipeError):
+            os.write(self._orders, CALL)
+
     def stop(self) -> None:
         """Have it end after the batch under way."""
         self._child.send_signal(signal.SIGTERM)
@@ -66,7 +72,9 @@ class DriverProcess:
         kill_family(self._family)
 
     def news(self) -> list[dict[str, Any]]:
-        """What it has reported since the last call: `{"queries": [...]}` once, `{"batches": {...}}` as it gets on."""
+        """What it has reported since the last call: `{}` that it lives, `{"armed": true}` that it waits to be called, once
+        `{"queries": [...]}`, `{"batches": {...}}` as it gets on.
+        """
         with suppress(BlockingIOError):
             while read := os.read(self.reports, _CHUNK):
                 self._unread += read
@@ -82,6 +90,7 @@ class DriverProcess:
         self.kill()
         status = self._child.wait()
         self.news()
+        shutil.rmtree(rehearsal_folder(self._family), ignore_errors=True)
         for descriptor in (self._orders, self.reports, self.process):
             os.close(descriptor)
         return self._said if self._said is not None else _unsaid(status)

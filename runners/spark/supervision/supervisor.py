@@ -1,4 +1,4 @@
-"""The process that supervises a job: carries out what `SupervisionCore` decides, and tells it what happens. One thread."""
+"""The process that supervises a job: carries out what `StandbyCore` decides, and tells it what happens. One thread."""
 
 from __future__ import annotations
 
@@ -13,25 +13,31 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
 
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.restarts import ExponentialDelay, RestartStrategy
+from headrace.enumerator.standby import (
+    Call,
+    DriverDied,
+    DriverReported,
+    Finish,
+    Kill,
+    Launch,
+    Report,
+    StandbyCommand,
+    StandbyCore,
+    StandbyEvent,
+    StandbyLimits,
+    Stop,
+)
 from headrace.enumerator.supervision import (
     EXIT_STATUSES,
     DriverEnd,
-    DriverEnded,
-    DriverProgressed,
     Ending,
-    FinishJob,
     JobStopRequested,
-    KillDriver,
-    StartDriver,
-    StopDriver,
-    SupervisionCommand,
-    SupervisionCore,
-    SupervisionEvent,
     SupervisionLimits,
     SupervisionPhase,
     SupervisionStarted,
@@ -58,21 +64,26 @@ _STOPS = (signal.SIGTERM, signal.SIGINT)
 def run(
     job: Callable[[SparkSession], object],
     *,
+    standby: int = 0,
     restart: RestartStrategy = DEFAULT_RESTART,
     session: Callable[[], SparkSession] | None = None,
     conf: Mapping[str, str] | None = None,
     status: str | Path | None = None,
     progress_timeout_s: float | None = None,
+    silence_timeout_s: float = 10.0,
     stop_timeout_s: float = 60.0,
 ) -> None:
     """Run a job of streaming queries in a process of its own, and start it again when it fails. Linux, in the main thread.
 
     `job`: a function at the top of a file, which is given a session and returns its streaming query, or several. Call `run`
     under `if __name__ == "__main__"`: the process imports the file. `session` makes the session (default: headrace's builders,
-    with the settings of `conf`). `restart`: `headrace.run.ExponentialDelay` (default) and its like. `status`: a file of
-    JSON that says what goes on. `progress_timeout_s`: the job is killed and started again when for so many seconds no batch
-    has ended while one was under way; None (default) for any time. SIGTERM and SIGINT end the job after the batch under way,
-    which may take `stop_timeout_s` seconds; a second one ends it at once.
+    with the settings of `conf`). `standby`: so many more drivers (at most 2) make their session, rehearse the job and wait;
+    when the one that runs it fails, one of them takes over at once, and not after the delay of a restart. What that asks of a
+    job, and what it costs, is in docs/how-to/supervise-jobs.md. `restart`: `headrace.run.ExponentialDelay` (default) and its
+    like. `status`: a file of JSON that says what goes on. `progress_timeout_s`: the job is killed and started again when for so
+    many seconds no batch has ended while one was under way; None (default) for any time. `silence_timeout_s`: also when its
+    process, or its JVM, has not got round to saying that it lives for so many seconds (at least 4). SIGTERM and SIGINT end the
+    job after the batch under way, which may take `stop_timeout_s` seconds; a second one ends it at once.
 
     Returns when all queries have ended by themselves. Raises SystemExit with one of `EXIT_STATUSES` otherwise: 143 after a
     stop, 1 where the restart strategy has given up, and at once 2 for wrong options, 65 for lost records, 66 for a checkpoint
@@ -80,20 +91,22 @@ def run(
     """
     if session is not None and conf:
         raise UsageError("settings of a session are given to run(conf=...) or to the function that makes it, not to both")
-    order = DriverOrder(FunctionName.of(job), None if session is None else FunctionName.of(session), dict(conf or {}))
-    limits = SupervisionLimits(progress_timeout_s, stop_timeout_s)
-    end = supervise(order, restart, limits, None if status is None else StatusFile(Path(status)))
+    order = DriverOrder(FunctionName.of(job), None if session is None else FunctionName.of(session), dict(conf or {}), standby)
+    core = StandbyCore(
+        restart, SupervisionLimits(progress_timeout_s, stop_timeout_s), StandbyLimits(standby, silence_timeout_s)
+    )
+    end = supervise(order, core, None if status is None else StatusFile(Path(status)))
     if end.ending is not Ending.COMPLETED:
         raise SystemExit(EXIT_STATUSES[end.ending])
 
 
-def supervise(order: DriverOrder, restart: RestartStrategy, limits: SupervisionLimits, status: StatusFile | None) -> DriverEnd:
+def supervise(order: DriverOrder, core: StandbyCore, status: StatusFile | None) -> DriverEnd:
     """Run the job to its end, which is returned and logged. Raises UsageError where a supervisor cannot be."""
     _refuse_where_it_cannot_be()
     if status is not None:
         status.check()
     with _signals() as signals:
-        end = _Supervisor(order, SupervisionCore(restart, limits), status, signals).run()
+        end = _Supervisor(order, core, status, signals).run()
     log.log(logging.INFO if end.ending is Ending.COMPLETED else logging.WARNING, "%s: %s", end.ending.name, end.reason)
     return end
 
@@ -101,12 +114,13 @@ def supervise(order: DriverOrder, restart: RestartStrategy, limits: SupervisionL
 class _Supervisor:
     """See the module. `signals` can be read when the job is to stop."""
 
-    def __init__(self, order: DriverOrder, core: SupervisionCore, status: StatusFile | None, signals: socket.socket) -> None:
+    def __init__(self, order: DriverOrder, core: StandbyCore, status: StatusFile | None, signals: socket.socket) -> None:
         self._order = order
         self._core = core
         self._status = status
-        self._driver: DriverProcess | None = None
-        self._shown: dict[str, Any] = {}
+        self._drivers: dict[int, DriverProcess] = {}
+        self._shown: dict[int, dict[str, Any]] = {}
+        self._written: dict[str, Any] = {}
         self._end: DriverEnd | None = None
         self._ready = selectors.DefaultSelector()
         self._ready.register(signals, selectors.EVENT_READ, self._take_signals)
@@ -119,90 +133,112 @@ class _Supervisor:
             while self._end is None:
                 for key, _ in self._ready.select(self._time_left_s()):
                     key.data()
-                if self._time_left_s() == 0:
+                if self._end is None and self._time_left_s() == 0:
                     self._tell(TimePassed(time.monotonic()))
             return self._end
         finally:
-            if self._driver is not None:
-                self._driver.kill()
+            for driver in self._drivers.values():
+                driver.kill()
             self._ready.close()
 
     def _time_left_s(self) -> float | None:
         """Until the core is to be told that time has passed; None when it awaits nothing."""
-        wake_at_s = self._core.wake_at_s
-        return None if wake_at_s is None else max(0.0, wake_at_s - time.monotonic())
+        return _until(self._core.wake_at_s)
 
-    def _tell(self, event: SupervisionEvent) -> None:
+    def _tell(self, event: StandbyEvent) -> None:
         for command in self._core.handle(event):
             self._perform(command)
         self._show()
 
-    def _perform(self, command: SupervisionCommand) -> None:
+    def _perform(self, command: StandbyCommand) -> None:
         match command:
-            case StartDriver(number):
-                self._start(number)
-            case StopDriver():
-                self._living.stop()
-            case KillDriver():
-                self._living.kill()
-            case FinishJob(end):
+            case Launch(number):
+                self._launch(number)
+            case Call(number):
+                self._drivers[number].call()
+            case Stop(number):
+                self._drivers[number].stop()
+            case Kill(number):
+                self._drivers[number].kill()
+            case Finish(end):
                 self._end = end
             case _:
                 assert_never(command)
 
-    @property
-    def _living(self) -> DriverProcess:
-        assert self._driver is not None, "the core speaks of a driver, and there is none"
-        return self._driver
-
-    def _start(self, number: int) -> None:
-        self._driver = DriverProcess(self._order)
-        self._shown = {"pid": self._driver.pid, "number": number, "since": instant_in(0), "queries": [], "batches": {}}
-        self._ready.register(self._driver.reports, selectors.EVENT_READ, self._take_news)
-        self._ready.register(self._driver.process, selectors.EVENT_READ, self._take_end)
+    def _launch(self, number: int) -> None:
+        driver = self._drivers[number] = DriverProcess(self._order)
+        self._shown[number] = {"pid": driver.pid, "number": number, "since": instant_in(0)}
+        self._ready.register(driver.reports, selectors.EVENT_READ, partial(self._take_news, number))
+        self._ready.register(driver.process, selectors.EVENT_READ, partial(self._take_end, number))
 
     def _take_signals(self) -> None:
         for number in self._signals.recv(64):
             if number in _STOPS and self._end is None:
                 self._tell(JobStopRequested(time.monotonic()))
 
-    def _take_news(self) -> None:
-        if self._driver is None:
+    def _take_news(self, number: int) -> None:
+        driver = self._drivers.get(number)
+        if driver is None:
             return  # its end was ready, too, and came first
-        for report in self._driver.news():
-            self._shown |= report
-            self._tell(DriverProgressed(time.monotonic()))
-        if self._driver.is_silent:
-            self._ready.unregister(self._driver.reports)
+        for said in driver.news():
+            report = next((report for name, report in _REPORTS.items() if name in said), Report.ALIVE)
+            self._shown[number] |= {name: what for name, what in said.items() if name != "armed"}
+            self._tell(DriverReported(number, time.monotonic(), report))
+        if driver.is_silent:
+            self._ready.unregister(driver.reports)
 
-    def _take_end(self) -> None:
-        driver = self._living
+    def _take_end(self, number: int) -> None:
+        driver = self._drivers[number]
         with suppress(KeyError):
             self._ready.unregister(driver.reports)
         self._ready.unregister(driver.process)
+        was_called = number == self._core.called
         end = driver.end()
-        self._driver = None
-        self._tell(DriverEnded(time.monotonic(), end, random.random()))  # noqa: S311 - jitter
-        if self._core.phase is SupervisionPhase.RESTARTING:
-            log.warning("the driver is started again in %.1f s: %s", self._time_left_s(), self._core.last_failure)
+        del self._drivers[number], self._shown[number]
+        self._tell(DriverDied(number, time.monotonic(), end, random.random()))  # noqa: S311 - jitter
+        if was_called:
+            self._log_failure()
+        elif self._end is None:
+            log.warning("a standby has ended: %s", end.reason)
+
+    def _log_failure(self) -> None:
+        if self._core.job.phase is SupervisionPhase.RESTARTING:
+            delay_s = _until(self._core.job.wake_at_s)
+            log.warning("the driver is started again in %.1f s: %s", delay_s, self._core.job.last_failure)
+        elif self._core.called is not None:
+            log.warning("driver %d takes over: %s", self._core.called, self._core.job.last_failure)
 
     def _show(self) -> None:
         if self._status is None:
             return
-        delay_s = self._time_left_s() if self._core.phase is SupervisionPhase.RESTARTING else None
-        self._status.write(
-            {
-                "job": str(self._order.job),
-                "state": self._core.phase.name,
-                "supervisor": {"pid": os.getpid()},
-                "active": None if self._driver is None else self._shown,
-                "standbys": [],
-                "drivers_started": self._core.drivers_started,
-                "last_failure": self._core.last_failure,
-                "restart_at": None if delay_s is None else instant_in(delay_s),
-                "ended": None if self._end is None else _shown_end(self._end),
-            }
-        )
+        core = self._core
+        restarts = core.job.phase is SupervisionPhase.RESTARTING
+        shown = {
+            "job": str(self._order.job),
+            "state": core.job.phase.name,
+            "supervisor": {"pid": os.getpid()},
+            "active": None if core.called is None else self._shown_driver(core.called),
+            "standbys": [self._shown_driver(number) for number in core.standbys],
+            "drivers_started": core.drivers_started,
+            "last_failure": core.job.last_failure,
+            "standby_failure": core.standby_failure,
+            "restart_at": instant_in(_until(core.job.wake_at_s) or 0) if restarts else None,
+            "ended": None if self._end is None else _shown_end(self._end),
+        }
+        if shown != self._written:  # drivers say twice a second that they live
+            self._status.write(shown)
+            self._written = shown
+
+    def _shown_driver(self, number: int) -> dict[str, Any]:
+        shown = {**self._shown[number], "state": self._core.drivers[number].phase.name}
+        return {"queries": [], "batches": {}, **shown} if number == self._core.called else shown
+
+
+_REPORTS = {"armed": Report.ARMED, "queries": Report.BEGAN, "batches": Report.PROGRESSED}
+
+
+def _until(at_s: float | None) -> float | None:
+    return None if at_s is None else max(0.0, at_s - time.monotonic())
 
 
 def _shown_end(end: DriverEnd) -> dict[str, object]:

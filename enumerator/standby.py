@@ -1,0 +1,432 @@
+"""The drivers of a supervised job: the one that runs it, and standbys that wait to. No process, no clock.
+
+Every driver begins as a standby does: it starts its session and rehearses the job, until it is *called*. Called when it
+waits, it takes over at once; called before it is warm, it is a cold start. At most one is called at a time: the next one after
+the last process of the one before is dead. When a job needs a driver is decided by `SupervisionCore` (supervision.py); which
+one it gets, and when standbys are started and replaced, is decided here.
+
+A driver says that it lives at least twice in each look (`StandbyLimits.silence_s / LOOKS`). Silence is counted in looks, not in
+seconds: a supervisor, or a machine, that was stopped itself has looked once, however long that was.
+
+Times are seconds of one monotonic clock, handed in with each event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from types import MappingProxyType
+from typing import assert_never
+
+from headrace.enumerator.errors import UsageError
+from headrace.enumerator.restarts import ExponentialDelay, GiveUp, Restart, Restarts, RestartStrategy
+from headrace.enumerator.supervision import (
+    DriverEnd,
+    DriverEnded,
+    DriverProgressed,
+    DriverSilent,
+    FinishJob,
+    JobStopRequested,
+    KillDriver,
+    StandbyReady,
+    StartDriver,
+    StopDriver,
+    SupervisionCommand,
+    SupervisionCore,
+    SupervisionLimits,
+    SupervisionPhase,
+    SupervisionStarted,
+    TimePassed,
+)
+from headrace.enumerator.transitions import Transitions, allowed_after
+
+__all__ = ["DRIVER_TRANSITIONS", "LOOKS", "DriverLife", "DriverPhase", "StandbyCore", "StandbyLimits"]
+
+LOOKS = 4
+"""So many looks in a row that hear nothing of a driver make it silent."""
+
+FIRST_LOOKS = 15 * LOOKS
+"""So many before it has said anything: Python has to start, and import Spark."""
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyLimits:
+    """How many standbys a job has, and how long a driver may say nothing. Raises UsageError for what makes no sense.
+
+    `silence_s`: a driver that is stopped or hangs as a whole, or whose JVM does, is killed after so many seconds.
+    """
+
+    standbys: int = 0
+    silence_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense."""
+        if not 0 <= self.standbys <= MOST_STANDBYS:
+            raise UsageError(f"a job has 0 to {MOST_STANDBYS} standbys, not {self.standbys}")
+        if not self.silence_s >= LEAST_SILENCE_S:
+            raise UsageError(f"a driver may say nothing for at least {LEAST_SILENCE_S:g} s, not {self.silence_s}")
+
+
+MOST_STANDBYS = 2
+LEAST_SILENCE_S = 4.0
+
+# --- one driver -------------------------------------------------------------------------------------------------------
+
+
+class DriverPhase(Enum):
+    """What a driver does now."""
+
+    WARMING = auto()
+    ARMED = auto()
+    TAKING_OVER = auto()
+    ACTIVE = auto()
+    DYING = auto()
+    DEAD = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """It waits to be called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """It is to run the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """Its queries run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """It has said something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """A look has come, and nothing was heard since the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dismissed:
+    """It is to be killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """The last of its processes is dead."""
+
+
+LifeEvent = Warmed | Called | Began | Heard | Missed | Dismissed | Died
+
+
+class DriverLife:
+    """One driver. `is_silent`: more looks in a row have heard nothing of it than may be. Not thread-safe."""
+
+    def __init__(self) -> None:
+        """It was started."""
+        self.phase: DriverPhase = DriverPhase.WARMING
+        self._missed = 0
+        self._may_miss = FIRST_LOOKS
+
+    @property
+    def is_silent(self) -> bool:
+        """See the class."""
+        return self._missed > self._may_miss
+
+    def handle(self, event: LifeEvent) -> None:
+        """Take one event. Raises ProtocolViolationError for one that DRIVER_TRANSITIONS does not allow now."""
+        following = allowed_after(DRIVER_TRANSITIONS, self.phase, event, "the driver")
+        self._apply(event)
+        assert self.phase in following, f"{event} has led to {self.phase.name}, which is not in the table"
+
+    def _apply(self, event: LifeEvent) -> None:
+        match event:
+            case Warmed():
+                self.phase = DriverPhase.ARMED if self.phase is DriverPhase.WARMING else self.phase
+            case Called():
+                self.phase = DriverPhase.TAKING_OVER
+            case Began():
+                self.phase = DriverPhase.ACTIVE if self.phase is DriverPhase.TAKING_OVER else self.phase
+            case Heard():
+                self._missed, self._may_miss = 0, LOOKS
+            case Missed():
+                self._missed += 1
+            case Dismissed():
+                self.phase = DriverPhase.DYING
+            case Died():
+                self.phase = DriverPhase.DEAD
+            case _:
+                assert_never(event)
+
+
+_WARMING, _ARMED, _TAKING_OVER = DriverPhase.WARMING, DriverPhase.ARMED, DriverPhase.TAKING_OVER
+_ACTIVE, _DYING, _DEAD = DriverPhase.ACTIVE, DriverPhase.DYING, DriverPhase.DEAD
+
+DRIVER_TRANSITIONS: Transitions[DriverPhase] = MappingProxyType(
+    {
+        **{(phase, event): (phase,) for phase in (_WARMING, _ARMED, _TAKING_OVER, _ACTIVE) for event in (Heard, Missed)},
+        **{(phase, Dismissed): (_DYING,) for phase in (_WARMING, _ARMED, _TAKING_OVER, _ACTIVE, _DYING)},
+        **{(phase, Died): (_DEAD,) for phase in (_WARMING, _ARMED, _TAKING_OVER, _ACTIVE, _DYING)},
+        **{(_DYING, event): (_DYING,) for event in (Heard, Missed, Warmed, Began)},
+        (_WARMING, Warmed): (_ARMED,),
+        (_WARMING, Called): (_TAKING_OVER,),
+        (_ARMED, Called): (_TAKING_OVER,),
+        (_TAKING_OVER, Warmed): (_TAKING_OVER,),
+        (_TAKING_OVER, Began): (_ACTIVE,),
+    }
+)
+"""What is legal. No arrow leads from ACTIVE or DYING back to a standby, and to ACTIVE only that of a driver that was called."""
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
+class Report(Enum):
+    """What a driver says. `ALIVE` says no more than that, as the others do, too."""
+
+    ALIVE = auto()
+    ARMED = auto()
+    BEGAN = auto()
+    PROGRESSED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class DriverReported:
+    """A driver has said something."""
+
+    number: int
+    now_s: float
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class DriverDied:
+    """The last process of a driver is dead. `chance`: of [0, 1), for jitter."""
+
+    number: int
+    now_s: float
+    end: DriverEnd
+    chance: float
+
+
+StandbyEvent = SupervisionStarted | JobStopRequested | TimePassed | DriverReported | DriverDied
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Start a driver of this number, from 1, which rehearses the job until it is called."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Have this driver run the job. No process of the one that was called before is alive."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Have it end after the batch under way."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Kill all its processes."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The job is over. No driver is alive."""
+
+    end: DriverEnd
+
+
+StandbyCommand = Launch | Call | Stop | Kill | Finish
+
+
+class StandbyCore:
+    """All drivers of one job. Not thread-safe. `wake_at_s`: when to send TimePassed, as of the last event; None for never.
+
+    `drivers`: those that live, by number, the oldest first; `called`: the number of the one that runs the job, or is to.
+    """
+
+    def __init__(self, strategy: RestartStrategy, job: SupervisionLimits, standby: StandbyLimits) -> None:
+        """Nothing has started. The strategy is the job's; standbys are replaced after growing delays, any number of times."""
+        self.job: SupervisionCore = SupervisionCore(strategy, job)
+        self.drivers: dict[int, DriverLife] = {}
+        self.called: int | None = None
+        self.wake_at_s: float | None = None
+        self.drivers_started: int = 0
+        self.standby_failure: str | None = None
+        self._limits = standby
+        self._replacements = Restarts(ExponentialDelay())
+        self._replace_at_s: float | None = None
+        self._look_at_s: float | None = None
+        self._end: DriverEnd | None = None
+        self._is_ending = False
+
+    @property
+    def standbys(self) -> Mapping[int, DriverLife]:
+        """The drivers that are not called."""
+        return {number: driver for number, driver in self.drivers.items() if number != self.called}
+
+    def handle(self, event: StandbyEvent) -> list[StandbyCommand]:
+        """Take one event, return what is to be done, in this order. What a driver reports that is dead is passed over."""
+        commands = self._apply(event)
+        if self._end is None and not self._is_ending:
+            commands += self._top_up(event.now_s)
+        self._set_times(event.now_s)
+        return commands
+
+    def _apply(self, event: StandbyEvent) -> list[StandbyCommand]:
+        match event:
+            case SupervisionStarted():
+                return self._carry_out(self.job.handle(event))
+            case JobStopRequested():
+                self._is_ending = True
+                if self._end is not None:
+                    return []  # it is over, and the last standbys die
+                return [*self._dismiss_standbys(), *self._carry_out(self.job.handle(event))]
+            case TimePassed(now_s):
+                return [*self._look(now_s), *self._job_time_passed(now_s)]
+            case DriverReported(number, now_s, report):
+                return self._reported(number, now_s, report) if number in self.drivers else []
+            case DriverDied():
+                return self._died(event)
+            case _:
+                assert_never(event)
+
+    def _reported(self, number: int, now_s: float, report: Report) -> list[StandbyCommand]:
+        driver = self.drivers[number]
+        driver.handle(Heard())
+        match report:
+            case Report.ALIVE:
+                return []
+            case Report.ARMED:
+                driver.handle(Warmed())
+                return self._hand_over(now_s)
+            case Report.BEGAN:
+                driver.handle(Began())
+            case Report.PROGRESSED:
+                pass
+            case _:
+                assert_never(report)
+        return self._carry_out(self.job.handle(DriverProgressed(now_s))) if number == self.called else []
+
+    def _died(self, event: DriverDied) -> list[StandbyCommand]:
+        self.drivers.pop(event.number).handle(Died())
+        if event.number == self.called:
+            self.called = None
+            ended = self.job.handle(DriverEnded(event.now_s, event.end, event.chance))
+            return [*self._carry_out(ended), *self._hand_over(event.now_s)]
+        if self._end is not None:
+            return self._finish_if_alone()
+        self.standby_failure = event.end.reason
+        decision = self._replacements.failed(event.now_s, event.chance)
+        match decision:
+            case Restart(delay_s):
+                self._replace_at_s = event.now_s + delay_s
+            case GiveUp():
+                raise AssertionError("standbys are replaced any number of times")
+            case _:
+                assert_never(decision)
+        return []
+
+    def _hand_over(self, now_s: float) -> list[StandbyCommand]:
+        """Who waits need not wait for the delay of a restart: it costs nothing that a delay would save."""
+        if self.job.phase is not SupervisionPhase.RESTARTING or not self._of(DriverPhase.ARMED):
+            return []
+        return self._carry_out(self.job.handle(StandbyReady(now_s)))
+
+    def _look(self, now_s: float) -> list[StandbyCommand]:
+        if self._look_at_s is None or now_s < self._look_at_s:
+            return []
+        self._look_at_s = None
+        commands: list[StandbyCommand] = []
+        for number, driver in list(self.drivers.items()):
+            driver.handle(Missed())
+            if driver.is_silent and driver.phase is not DriverPhase.DYING:
+                commands += self._silenced(number, now_s)
+        return commands
+
+    def _silenced(self, number: int, now_s: float) -> list[StandbyCommand]:
+        reason = f"the driver has said nothing for {self._limits.silence_s:g} s"
+        if number == self.called:
+            return self._carry_out(self.job.handle(DriverSilent(now_s, reason)))
+        return self._dismiss(number)
+
+    def _job_time_passed(self, now_s: float) -> list[StandbyCommand]:
+        due = self.job.wake_at_s
+        return self._carry_out(self.job.handle(TimePassed(now_s))) if due is not None and now_s >= due else []
+
+    # --- the job's commands -------------------------------------------------------------------------------------------
+
+    def _carry_out(self, commands: list[SupervisionCommand]) -> list[StandbyCommand]:
+        return [done for command in commands for done in self._carried_out(command)]
+
+    def _carried_out(self, command: SupervisionCommand) -> list[StandbyCommand]:
+        match command:
+            case StartDriver():
+                return self._call()
+            case StopDriver():
+                return [] if self.called is None else [Stop(self.called)]
+            case KillDriver():
+                return [] if self.called is None else self._dismiss(self.called)
+            case FinishJob(end):
+                self._end = end
+                return [*self._dismiss_standbys(), *self._finish_if_alone()]
+            case _:
+                assert_never(command)
+
+    def _call(self) -> list[StandbyCommand]:
+        """The driver that is nearest to running the job."""
+        assert self.called is None, "a driver is called while another one is"
+        found = self._of(DriverPhase.ARMED) or self._of(DriverPhase.WARMING)
+        launched = [] if found else [self._launch()]
+        self.called = found[0] if found else self.drivers_started
+        self.drivers[self.called].handle(Called())
+        return [*launched, Call(self.called)]
+
+    def _launch(self) -> Launch:
+        self.drivers_started += 1
+        self.drivers[self.drivers_started] = DriverLife()
+        return Launch(self.drivers_started)
+
+    def _top_up(self, now_s: float) -> list[StandbyCommand]:
+        """Standbys are started once the job runs: before, they would only slow it down."""
+        if self.called is None or self.drivers[self.called].phase is not DriverPhase.ACTIVE:
+            return []
+        if self._replace_at_s is not None and now_s < self._replace_at_s:
+            return []
+        self._replace_at_s = None
+        return [self._launch() for _ in range(self._limits.standbys - len(self.standbys))]
+
+    def _dismiss_standbys(self) -> list[StandbyCommand]:
+        return [command for number in self.standbys for command in self._dismiss(number)]
+
+    def _dismiss(self, number: int) -> list[StandbyCommand]:
+        self.drivers[number].handle(Dismissed())
+        return [Kill(number)]
+
+    def _finish_if_alone(self) -> list[StandbyCommand]:
+        return [] if self._end is None or self.drivers else [Finish(self._end)]
+
+    def _of(self, phase: DriverPhase) -> list[int]:
+        return [number for number, driver in self.drivers.items() if driver.phase is phase]
+
+    def _set_times(self, now_s: float) -> None:
+        if self._look_at_s is None and self.drivers:
+            self._look_at_s = now_s + self._limits.silence_s / LOOKS
+        replace_at_s = self._replace_at_s if self.called is not None and not self._is_ending else None
+        looked_at = self._look_at_s if self.drivers else None
+        due = [at for at in (self.job.wake_at_s, looked_at, replace_at_s) if at is not None]
+        self.wake_at_s = min(due, default=None)

@@ -1,0 +1,37 @@
+"""What `format("headrace")` does in a rehearsal (supervision/rehearsal.py): it reads a few records, and writes none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+
+__all__ = ["REHEARSAL", "ROWS", "RehearsalWriter", "is_rehearsal"]
+
+REHEARSAL = "headraceRehearsal"
+"""The option that a standby sets on what its job reads and writes."""
+
+ROWS = 1000
+"""About so many records are read in a batch of a rehearsal."""
+
+
+def is_rehearsal(options: Mapping[str, str]) -> bool:
+    """Whether a standby has set the option. Spark hands options over with their names in lower case."""
+    return any(name.lower() == REHEARSAL.lower() for name in options)
+
+
+class RehearsalWriter(DataSourceStreamArrowWriter):
+    """Takes rows and drops them. Contacts nobody, in no process."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """In a task."""
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """On the driver. There is nothing to commit."""
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """On the driver. There is nothing to abort."""

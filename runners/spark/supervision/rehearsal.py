@@ -1,0 +1,151 @@
+"""A standby's rehearsal: the job's own queries, run for some batches on a few records, with nothing written anywhere.
+
+The job's function is called, and what it starts is started in another form: its sources read a few of the first records and
+commit no offsets to a group, the sink takes the rows and drops them, the checkpoint is a folder of the rehearsal's own. So
+Spark's classes are loaded, its code is generated and compiled, and the Python workers are there when the job is taken over. One
+more batch each half minute keeps them: Spark ends workers that were idle for a minute.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+
+from headrace.runners.spark.rehearsing import REHEARSAL
+from headrace.runners.spark.supervision.endings import one_line
+from headrace.runners.spark.supervision.starts import OURS, Started, intercepted
+
+log = logging.getLogger(__name__)
+
+__all__ = ["Rehearsal", "rehearsal_folder"]
+
+BATCHES = 5
+KEEP_WARM_S = 30.0
+"""Less than the minute after which Spark ends an idle Python worker."""
+
+LONGEST_S = 60.0
+POLL_S = 0.05
+_HARMLESS = frozenset({OURS, "rate", "rate-micro-batch"})
+"""Sources that a second query may read: it takes nothing away from the first, and reads no more than a little."""
+
+
+def rehearsal_folder(family: str) -> Path:
+    """Where the rehearsals of a driver's family keep their checkpoints; removed with the driver."""
+    return Path(tempfile.gettempdir(), f"headrace-rehearsal-{family}")
+
+
+class _NotRehearsed(BaseException):
+    """No rehearsal of this job is possible. Not an Exception: the job's own `except` must not take it for one of its errors."""
+
+
+class Rehearsal:
+    """Of one job in one driver. Called by the driver's main thread. `called`: the driver is to run the job, so hurry."""
+
+    def __init__(self, folder: Path, called: threading.Event) -> None:
+        """Nothing is made or started."""
+        self._folder = folder
+        self._called = called
+        self._queries: list[Started] = []
+        self._running: list[StreamingQuery] = []
+        self._runs = 0
+
+    def first(self, job: Callable[[], object]) -> str | None:
+        """Call the job and run its queries for some batches; why that was not possible, or None. Raises none of its errors."""
+        try:
+            with intercepted(self):
+                job()
+            self._run(BATCHES)
+        except _NotRehearsed as reason:
+            self._queries.clear()
+            self._end()
+            return str(reason)
+        except Exception as error:  # noqa: BLE001 - whatever the job raises: it is for the driver that runs it to fail
+            self._end()
+            return one_line(f"{type(error).__name__}: {error}")
+        return None
+
+    def again(self) -> None:
+        """One more batch of each query. What it fails with is logged."""
+        try:
+            self._run(1)
+        except Exception as error:  # noqa: BLE001 - as above
+            log.warning("a standby's rehearsal has failed: %s", one_line(str(error)))
+
+    def end(self) -> None:
+        """Stop what still runs, and remove what there is on disk. In a thread of its own: a stop takes its time."""
+        threading.Thread(target=self._end, daemon=True).start()
+
+    # --- Starter ------------------------------------------------------------------------------------------------------
+
+    def load(self, source: str, mark: Callable[[str, str], object], load: Callable[[], DataFrame]) -> DataFrame:
+        """As `Starter`: only what a second query may read."""
+        if source.lower() not in _HARMLESS:
+            raise _NotRehearsed(
+                f"it reads a stream of format {source!r}, of which nobody knows what a second reader does to it"
+            )
+        if source.lower() == OURS:
+            mark(REHEARSAL, "true")
+        return load()
+
+    def start(self, started: Started, start: Callable[[], StreamingQuery]) -> StreamingQuery:
+        """As `Starter`: the query in its other form, and never the one that the job has asked for."""
+        self._queries.append(started)
+        return self._started(started)
+
+    def write(self, what: str) -> None:
+        """As `Starter`: nothing may be written."""
+        raise _NotRehearsed(f"besides its queries it calls {what}, which a standby must not")
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def _run(self, batches: int) -> None:
+        """Each query from the start of its input, until it has ended so many batches or has no more to read."""
+        try:
+            if not self._running:
+                self._running = [self._started(started) for started in self._queries]
+            deadline = time.monotonic() + LONGEST_S
+            while not all(_has_run(query, batches) for query in self._running):
+                if self._called.wait(POLL_S) or time.monotonic() > deadline:
+                    return
+        finally:
+            if not self._called.is_set():
+                self._end()
+
+    def _started(self, started: Started) -> StreamingQuery:
+        self._runs += 1
+        writer = started.frame.writeStream
+        writer = writer.format(OURS).option(REHEARSAL, "true") if started.sink.lower() == OURS else writer.format("noop")
+        checkpoint = self._folder / str(self._runs)
+        jvm_writer = writer.outputMode(started.output_mode).option("checkpointLocation", str(checkpoint))._jwrite
+        query = StreamingQuery(jvm_writer.start())  # not `start()`, which is the job's and may be watched
+        self._running.append(query)
+        return query
+
+    def _end(self) -> None:
+        for query in self._running:
+            with suppress(Exception):  # it has failed, or the session ends
+                query.stop()
+        self._running = []
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _has_run(query: StreamingQuery, batches: int) -> bool:
+    """Whether it has ended so many batches, or one, and waits for data. Raises what it has failed with."""
+    error = query.exception()
+    if error is not None:
+        raise error
+    progress = query.lastProgress
+    if progress is None:
+        return False
+    status = query.status
+    is_idle = not status["isTriggerActive"] and not status["isDataAvailable"]
+    return int(progress["batchId"]) >= batches - 1 or is_idle

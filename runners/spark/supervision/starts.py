@@ -1,0 +1,212 @@
+"""What a job does to start its queries, seen and changed on its way to Spark: in this process, for as long as a block of code.
+
+A job is a function of the user's that calls Spark. A driver has to step in between: at the start of a query, which must not
+begin before the checkpoint is locked and what the last driver left is recovered; and in a rehearsal, where nothing may be
+written. So PySpark's readers and writers are watched by the names that users call. Of the classic PySpark, not of Connect.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from unittest.mock import patch
+
+from pyspark.sql import DataFrame, DataFrameWriter, DataFrameWriterV2, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
+
+__all__ = ["DEFAULT_MODE", "OURS", "Started", "Starter", "intercepted"]
+
+OURS = "headrace"
+DEFAULT_MODE = "append"
+_TABLE, _FOREACH, _FOREACH_BATCH = "table", "foreach", "foreachBatch"
+
+
+@dataclass
+class Started:
+    """A query that a job starts. `options` by their names in lower case. `sink`: its format; `table`, `foreach` or
+    `foreachBatch` where it is one of these.
+    """
+
+    frame: DataFrame
+    sink: str = "parquet"
+    output_mode: str = DEFAULT_MODE
+    options: dict[str, str] = field(default_factory=dict)
+    name: str | None = None
+
+
+class Starter(Protocol):
+    """What is done in place of what a job calls. Called in the thread of the job."""
+
+    def load(self, source: str, mark: Callable[[str, str], object], load: Callable[[], DataFrame]) -> DataFrame:
+        """A streaming read of this format; `mark` sets one more option of it, `load` is what the job has called."""
+
+    def start(self, started: Started, start: Callable[[], StreamingQuery]) -> StreamingQuery:
+        """A query that is to start; `start` is what the job has called."""
+
+    def write(self, what: str) -> None:
+        """The job is about to write something itself, named in words."""
+
+
+@contextmanager
+def intercepted(starter: Starter) -> Iterator[None]:
+    """Meanwhile the starter is asked, in all threads of this process."""
+    with ExitStack() as patches:
+        for owner, name, method in _replacements(starter):
+            patches.enter_context(patch.object(owner, name, method))
+        yield
+
+
+def _replacements(starter: Starter) -> Iterator[tuple[type, str, Callable[..., Any]]]:
+    yield from _of_reader(starter)
+    for name, note in _NOTES.items():
+        yield DataStreamWriter, name, _noting(getattr(DataStreamWriter, name), note)
+    yield DataStreamWriter, "start", _start(DataStreamWriter.start, starter)
+    yield DataStreamWriter, "toTable", _to_table(DataStreamWriter.toTable, starter)
+    for owner, names in _WRITES.items():
+        for name in names:
+            yield owner, name, _telling(getattr(owner, name), starter, f"{owner.__name__}.{name}()")
+    yield SparkSession, "sql", _sql(SparkSession.sql, starter)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+_FORMATS_OF_READER = ("json", "orc", "parquet", "text", "csv", "xml", "table", "changes")
+
+
+def _of_reader(starter: Starter) -> Iterator[tuple[type, str, Callable[..., Any]]]:
+    set_format, load = DataStreamReader.format, DataStreamReader.load
+
+    def noted_format(self: Any, source: str) -> Any:  # noqa: ANN401 - PySpark's
+        self._headrace_source = source
+        return set_format(self, source)
+
+    def noted_load(self: Any, path: Any = None, format: Any = None, schema: Any = None, **options: Any) -> Any:  # noqa: ANN401 - PySpark's
+        if format is not None:
+            self.format(format)
+        source = getattr(self, "_headrace_source", "parquet")
+        return starter.load(source, self.option, lambda: load(self, path, None, schema, **options))
+
+    yield DataStreamReader, "format", noted_format
+    yield DataStreamReader, "load", noted_load
+    for name in _FORMATS_OF_READER:
+        if (method := getattr(DataStreamReader, name, None)) is not None:
+            yield DataStreamReader, name, _reading(method, starter, name)
+
+
+def _reading(method: Callable[..., Any], starter: Starter, name: str) -> Callable[..., Any]:
+    def read(self: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - PySpark's
+        return starter.load(name, self.option, lambda: method(self, *arguments, **options))
+
+    return read
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def _noted(writer: Any) -> Started:  # noqa: ANN401 - PySpark's
+    found: Started | None = getattr(writer, "_headrace_started", None)
+    if found is None:
+        found = writer._headrace_started = Started(writer._df)
+    return found
+
+
+def _text(value: object) -> str:
+    """As PySpark writes an option's value."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _note_options(started: Started, **options: object) -> None:
+    started.options |= {name.lower(): _text(value) for name, value in options.items() if value is not None}
+
+
+_NOTES: dict[str, Callable[..., None]] = {
+    "format": lambda started, source: setattr(started, "sink", source),
+    "outputMode": lambda started, outputMode: setattr(started, "output_mode", outputMode.lower()),  # noqa: N803 - PySpark's
+    "queryName": lambda started, queryName: setattr(started, "name", queryName),  # noqa: N803 - PySpark's
+    "option": lambda started, key, value: _note_options(started, **{key: value}),
+    "options": _note_options,
+    "foreach": lambda started, f: setattr(started, "sink", _FOREACH),
+    "foreachBatch": lambda started, func: setattr(started, "sink", _FOREACH_BATCH),
+}
+
+
+def _noting(method: Callable[..., Any], note: Callable[..., None]) -> Callable[..., Any]:
+    def noted(self: Any, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - PySpark's
+        returned = method(self, *arguments, **named)
+        note(_noted(self), *arguments, **named)
+        return returned
+
+    return noted
+
+
+def _take_settings(writer: Any, given: dict[str, Any]) -> None:  # noqa: ANN401 - PySpark's
+    """The arguments of `start` and `toTable` that are settings, through the methods that users would call."""
+    for name in ("format", "outputMode", "partitionBy", "queryName"):
+        value = given.pop(name, None)
+        if value is not None:
+            getattr(writer, name)(value)
+    writer.options(**given)
+
+
+def _start(start: Callable[..., StreamingQuery], starter: Starter) -> Callable[..., StreamingQuery]:
+    names = ("path", "format", "outputMode", "partitionBy", "queryName")
+
+    def started(self: Any, *arguments: Any, **named: Any) -> StreamingQuery:  # noqa: ANN401 - PySpark's
+        given = {**dict(zip(names, arguments, strict=False)), **named}
+        path = given.pop("path", None)
+        _take_settings(self, given)
+        return starter.start(_noted(self), lambda: start(self, path))
+
+    return started
+
+
+def _to_table(to_table: Callable[..., StreamingQuery], starter: Starter) -> Callable[..., StreamingQuery]:
+    names = ("tableName", "format", "outputMode", "partitionBy", "queryName")
+
+    def started(self: Any, *arguments: Any, **named: Any) -> StreamingQuery:  # noqa: ANN401 - PySpark's
+        given = {**dict(zip(names, arguments, strict=False)), **named}
+        table = given.pop("tableName")
+        _take_settings(self, given)
+        noted = _noted(self)
+        noted.sink = _TABLE
+        return starter.start(noted, lambda: to_table(self, table))
+
+    return started
+
+
+# --- writes that are none of a query's ----------------------------------------------------------------------------------
+
+_WRITES: dict[type, tuple[str, ...]] = {
+    DataFrameWriter: ("save", "insertInto", "saveAsTable", "json", "parquet", "text", "csv", "xml", "orc", "jdbc"),
+    DataFrameWriterV2: ("create", "replace", "createOrReplace", "append", "overwrite", "overwritePartitions"),
+}
+
+_READS = re.compile(
+    r"\s*(?:(?:select|with|from|values|table|show|describe|desc|explain|use|set|declare)\b|\(|create\s+(?:or\s+replace\s+)?"
+    r"(?:global\s+)?temp(?:orary)?\s)",
+    re.IGNORECASE,
+)
+"""Statements that change nothing outside of their session. `with` can also begin a write: an INSERT in the text tells."""
+
+_INSERTS = re.compile(r"\b(?:insert\s+(?:into|overwrite)|merge\s+into|delete\s+from)\b", re.IGNORECASE)
+
+
+def _telling(method: Callable[..., Any], starter: Starter, what: str) -> Callable[..., Any]:
+    def told(self: Any, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - PySpark's
+        starter.write(what)
+        return method(self, *arguments, **named)
+
+    return told
+
+
+def _sql(sql: Callable[..., DataFrame], starter: Starter) -> Callable[..., DataFrame]:
+    def told(self: SparkSession, sqlQuery: str, *arguments: Any, **named: Any) -> DataFrame:  # noqa: ANN401, N803 - PySpark's
+        if not _READS.match(sqlQuery) or _INSERTS.search(sqlQuery):
+            starter.write(f"the SQL statement {sqlQuery.split(maxsplit=1)[0].upper()}")
+        return sql(self, sqlQuery, *arguments, **named)
+
+    return told

@@ -1,0 +1,120 @@
+"""What a driver does before it starts a query of its job, in a first start, a restart and a takeover alike.
+
+It takes the lock of the checkpoint, so that no other driver of this host is at work with it. It then ends what the driver
+before has left at the sink, before Spark reads the checkpoint: a sweep that came later, beside the first tasks, would abort
+them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import re
+from collections.abc import Callable
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+
+from headrace.enumerator.errors import UsageError
+from headrace.runners.spark.offset_log import OffsetLog
+from headrace.runners.spark.session import HOOK
+from headrace.runners.spark.supervision.lock import CheckpointLock
+from headrace.runners.spark.supervision.starts import OURS, Started
+
+log = logging.getLogger(__name__)
+
+__all__ = ["Takeover", "check_standby", "checkpoint_of", "resolved"]
+
+LOCATION = "checkpointlocation"
+_DEFAULT_LOCATION = "spark.sql.streaming.checkpointLocation"
+_ATOMIC_STORES = frozenset({"file", "hdfs", "viewfs"})
+"""Stores in which nothing of a dead driver can still arrive (a local file), or replace what a living one has written (HDFS)."""
+
+_EXACTLY_ONCE = frozenset({OURS, "delta", "iceberg", "parquet", "orc", "json", "csv", "text"})
+"""Sinks that write a batch once, however often Spark runs it: by a log or marker of their own."""
+
+
+class Takeover:
+    """A `Starter` for a driver of this family that runs the job. Called in the thread of the job.
+
+    `standbys`: how many other drivers wait.
+    """
+
+    def __init__(self, family: str, standbys: int) -> None:
+        """Takes nothing."""
+        self._family = family
+        self._standbys = standbys
+        self._locks: dict[str, CheckpointLock] = {}
+
+    def load(self, source: str, mark: Callable[[str, str], object], load: Callable[[], DataFrame]) -> DataFrame:
+        """As the job wants it."""
+        return load()
+
+    def write(self, what: str) -> None:
+        """As the job wants it."""
+
+    def start(self, started: Started, start: Callable[[], StreamingQuery]) -> StreamingQuery:
+        """Lock, recover, start. Raises UsageError where a standby could not take over, FencedError as `CheckpointLock.take`."""
+        location = checkpoint_of(started)
+        if self._standbys:
+            check_standby(started.sink, location)
+        if location is not None:
+            self._lock(location)
+            _recover(started, location)
+        return start()
+
+    def _lock(self, location: str) -> None:
+        if location not in self._locks:
+            lock = self._locks[location] = CheckpointLock(location)
+            lock.take(self._family)
+
+
+def checkpoint_of(started: Started) -> str | None:
+    """Where the query keeps its checkpoint, resolved; None for one that Spark makes up and nobody finds again."""
+    given = started.options.get(LOCATION)
+    if given is None:
+        default = started.frame.sparkSession.conf.get(_DEFAULT_LOCATION, None)
+        if default is None or started.name is None:
+            return None
+        given = f"{default.rstrip('/')}/{started.name}"
+    return resolved(given)
+
+
+def resolved(location: str) -> str:
+    """One name for one place: a local path without its links, another URI without a slash at its end."""
+    scheme, colon, rest = location.partition(":")
+    if colon and "/" not in scheme and scheme.lower() != "file":
+        return location.rstrip("/")
+    path = rest if colon and "/" not in scheme else location
+    return os.path.realpath(re.sub(r"^//+", "/", path))
+
+
+def check_standby(sink: str, location: str | None) -> None:
+    """Raise UsageError where a takeover would lose or damage something; say what it may repeat."""
+    if location is None:
+        raise UsageError("a job with a standby needs the option checkpointLocation: without it a takeover begins at the start")
+    scheme = location.partition(":")[0].lower() if not location.startswith("/") else "file"
+    if scheme not in _ATOMIC_STORES:
+        raise UsageError(
+            f"a standby cannot take over a checkpoint at {scheme}: ({location}): what a driver has sent may arrive there after "
+            f"its death, and replace what the standby has written. Use {', '.join(sorted(_ATOMIC_STORES))}, or no standby"
+        )
+    if sink.lower() == "memory":
+        raise UsageError("a job with a standby cannot write to the sink 'memory': its table ends with the driver that holds it")
+    if sink.lower() not in _EXACTLY_ONCE:
+        log.warning("the sink %r is written at least once: a takeover repeats the batch that was under way", sink)
+
+
+def _recover(started: Started, location: str) -> None:
+    """End what the query has left at a sink of ours. Of a checkpoint that cannot be read here, its first batch does so."""
+    if started.sink.lower() != OURS:
+        return
+    try:
+        job = OffsetLog(location).query_id()
+    except (OSError, ValueError, NotImplementedError) as error:
+        log.warning("what the last driver has left is ended with the first batch, as the checkpoint cannot be read: %s", error)
+        return
+    if job is not None:  # else it is the first start
+        source = importlib.import_module(HOOK).DefaultSource(dict(started.options))
+        source.streamWriter(started.frame.schema, started.output_mode == "complete").recover(job)

@@ -1,0 +1,366 @@
+"""One host with supervisors, drivers and a checkpoint: anything is killed, stopped or continued at any step, by chance.
+
+Run for real: `StandbyCore` and the steps of the lock (`taking`). Played: processes, the kernel's lock, Spark's query on a store
+whose renames replace what is there (a local file system), and the clock. A family is a driver's own process and its JVM; that
+lives on for a while when the other dies, as Spark's does.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from headrace.enumerator.errors import FencedError
+from headrace.enumerator.restarts import FixedDelay
+from headrace.enumerator.standby import (
+    Call,
+    DriverDied,
+    DriverReported,
+    Finish,
+    Kill,
+    Launch,
+    Report,
+    StandbyCore,
+    StandbyEvent,
+    StandbyLimits,
+    Stop,
+)
+from headrace.enumerator.supervision import (
+    DriverEnd,
+    Ending,
+    JobStopRequested,
+    SupervisionLimits,
+    SupervisionStarted,
+    TimePassed,
+)
+from headrace.runners.spark.supervision import lock as locks
+from headrace.runners.spark.supervision.families import Process
+from headrace.runners.spark.supervision.lock import (
+    AskAgain,
+    KillFamily,
+    LockStep,
+    LooksAlive,
+    ReadLast,
+    TryLock,
+    WhoHolds,
+    WriteLast,
+)
+
+KILLED = DriverEnd(Ending.FAILED, "the driver was killed by SIGKILL")
+STEPS, CALM_STEPS = 600, 1500
+
+
+class TwoAtWorkError(AssertionError):
+    """Two drivers ran the job at the same time, or one touched what it must not."""
+
+
+@dataclass(eq=False)
+class Played:
+    """A process. `program` goes on by a step at a time, unless it is stopped or dead."""
+
+    name: str
+    program: Iterator[None]
+    is_alive: bool = True
+    is_stopped: bool = False
+
+    def step(self) -> None:
+        if self.is_alive and not self.is_stopped:
+            try:
+                next(self.program)
+            except StopIteration:
+                self.is_alive = False
+
+
+@dataclass(eq=False)
+class Family:
+    """A driver's processes, and what it has been told and says."""
+
+    name: str
+    supervisor: Supervisor
+    number: int
+    main: Played = field(init=False)
+    jvm: Played | None = None
+    is_called: bool = False
+    is_to_stop: bool = False
+    said: list[Report] = field(default_factory=list)
+    end: DriverEnd = KILLED
+
+    @property
+    def processes(self) -> list[Played]:
+        return [process for process in (self.main, self.jvm) if process is not None and process.is_alive]
+
+
+class Supervisor:
+    """The process of a supervisor around a `StandbyCore`."""
+
+    def __init__(self, world: World, pid: int, standbys: int) -> None:
+        self.world = world
+        self.me = Process(pid, pid)
+        self.core = StandbyCore(FixedDelay(attempts=10_000, delay_s=3.0), SupervisionLimits(), StandbyLimits(standbys))
+        self.families: dict[int, Family] = {}
+        self.is_stopped = False
+        self.is_alive = True
+        self.end: DriverEnd | None = None
+
+    def begin(self) -> None:
+        self.tell(SupervisionStarted(self.world.now_s))
+
+    def tell(self, event: StandbyEvent) -> None:
+        for command in self.core.handle(event):
+            match command:
+                case Launch(number):
+                    self.families[number] = self.world.launch(self, number)
+                case Call(number):
+                    self.families[number].is_called = True
+                case Stop(number):
+                    self.families[number].is_to_stop = True
+                case Kill(number):
+                    self.world.kill_family(self.families[number].name)
+                case Finish(end):
+                    assert not self.families
+                    self.end, self.is_alive = end, False
+
+    def step(self) -> None:
+        """One round of its loop."""
+        for number, family in list(self.families.items()):
+            while family.said and self.is_alive:
+                self.tell(DriverReported(number, self.world.now_s, family.said.pop(0)))
+            if not family.main.is_alive and self.is_alive:
+                self.world.kill_family(family.name)
+                del self.families[number]
+                self.tell(DriverDied(number, self.world.now_s, family.end, self.world.chances.random()))
+        wake_at_s = self.core.wake_at_s
+        if self.is_alive and wake_at_s is not None and self.world.now_s >= wake_at_s:
+            self.tell(TimePassed(self.world.now_s))
+
+
+class World:
+    """See the module. `standbys`: 0 to 2 for each supervisor. `faults`: how many there may be before it gets calm."""
+
+    def __init__(self, seed: int, faults: int = 30) -> None:
+        self.chances = random.Random(seed)
+        self.faults = faults
+        self.now_s = 0.0
+        self.supervisors: list[Supervisor] = []
+        self.families: dict[str, Family] = {}
+        self.flock: Played | None = None
+        self.last: str | None = None
+        self.offsets: dict[int, str] = {}
+        self.commits: dict[int, str] = {}
+        self.takeovers = 0
+        self.happened: set[str] = set()
+
+    # --- what processes do --------------------------------------------------------------------------------------------
+
+    def launch(self, supervisor: Supervisor, number: int) -> Family:
+        family = Family(f"{supervisor.me.pid}-{supervisor.me.started}-{number}", supervisor, number)
+        family.main = Played(family.name, self.driver(family))
+        self.families[family.name] = family
+        return family
+
+    def driver(self, family: Family) -> Iterator[None]:
+        """A driver's own process: warm, wait, lock, start, watch."""
+        for _ in range(self.chances.randrange(20)):
+            yield
+            family.said.append(Report.ALIVE)
+            if family.is_called:
+                break
+        if not family.is_called:
+            self.rehearse(family)
+            family.said.append(Report.ARMED)
+        while not family.is_called:
+            family.said.append(Report.ALIVE)
+            yield
+        try:
+            yield from self.lock(family)
+        except FencedError as error:
+            family.end = DriverEnd(Ending.FENCED, str(error))
+            return
+        family.jvm = Played(f"{family.name}'s JVM", self.query(family))
+        yield
+        family.said.append(Report.BEGAN)
+        while family.jvm.is_alive:
+            if not family.jvm.is_stopped:
+                family.said.append(Report.ALIVE)
+            if family.is_to_stop:
+                family.jvm.is_alive, family.end = False, DriverEnd(Ending.STOPPED, "it was stopped")
+            yield
+
+    def rehearse(self, family: Family) -> None:
+        """On a checkpoint of its own: nothing of the world's is touched."""
+
+    def lock(self, family: Family) -> Iterator[None]:
+        """The project's steps, with anything between any two of them."""
+        steps = locks.taking(family.name)
+        step = next(steps)
+        while True:
+            answer = self.answer(family, step)
+            yield
+            try:
+                step = steps.send(answer)
+            except StopIteration:
+                return
+
+    def answer(self, family: Family, step: LockStep) -> bool | str | None:
+        match step:
+            case TryLock():
+                if self.flock is None or not self.flock.is_alive:  # the kernel gives it up with its process
+                    self.flock = family.main
+                return self.flock is family.main
+            case WhoHolds():
+                return self.flock.name if self.flock is not None and self.flock.is_alive else None
+            case LooksAlive(supervisor):
+                return any(one.me == supervisor and one.is_alive for one in self.supervisors)
+            case KillFamily(name):
+                self.kill_family(name)
+            case ReadLast():
+                return self.last
+            case WriteLast(name):
+                self.last = name
+            case AskAgain():
+                pass
+        return None
+
+    def query(self, family: Family) -> Iterator[None]:
+        """Spark's loop: read the checkpoint, then batch for batch. A write looks, and replaces what came since."""
+        self.begin(family)
+        self.takeovers += 1
+        batch = max(self.commits, default=-1) + 1
+        lives_without_its_driver = self.chances.randrange(10)
+        while lives_without_its_driver:
+            if not family.main.is_alive:
+                lives_without_its_driver -= 1
+            for log in (self.offsets, self.commits):
+                is_there = batch in log
+                yield
+                if not is_there:
+                    self.touch(family)
+                    log[batch] = family.name
+            yield
+            batch += 1
+
+    def begin(self, family: Family) -> None:
+        """This family begins to read the checkpoint. Later the lock may be another's that has not begun: its driver is dead."""
+        if self.flock is not family.main:
+            raise TwoAtWorkError(f"{family.name} is at work without the lock")
+        self.touch(family)
+
+    def touch(self, family: Family) -> None:
+        """This family is at work with the checkpoint: no other may be, not even one that is stopped."""
+        for other in self.families.values():
+            if other is not family and other.jvm is not None and other.jvm.is_alive:
+                raise TwoAtWorkError(f"{family.name} is at work, and {other.name} lives")
+
+    # --- what happens to them -----------------------------------------------------------------------------------------
+
+    def kill_family(self, name: str) -> None:
+        for process in self.families[name].processes:
+            process.is_alive = False
+
+    def fault(self) -> None:
+        what: Callable[[], None] = self.chances.choice(
+            [
+                *(self.kill_one, self.kill_one, self.stop_one, self.stop_one, self.continue_one, self.jump),
+                *(self.kill_supervisor, self.stop_supervisor, self.second_supervisor),
+            ]
+        )
+        what()
+
+    def one(self) -> tuple[Family, Played] | None:
+        found = [(family, process) for family in self.families.values() for process in family.processes]
+        return self.chances.choice(found) if found else None
+
+    def kill_one(self) -> None:
+        if (found := self.one()) is not None:
+            found[1].is_alive = False
+            self.happened.add("killed")
+
+    def stop_one(self) -> None:
+        """A process, or the whole family."""
+        if (found := self.one()) is not None:
+            for process in self.chances.choice([[found[1]], found[0].processes]):
+                process.is_stopped = True
+            self.happened.add("stopped")
+
+    def continue_one(self) -> None:
+        if (found := self.one()) is not None:
+            for process in found[0].processes:
+                process.is_stopped = False
+            self.happened.add("continued")
+
+    def kill_supervisor(self) -> None:
+        """Its scheduler starts another; its drivers are told by the end of a pipe."""
+        living = [one for one in self.supervisors if one.is_alive]
+        if living:
+            victim = self.chances.choice(living)
+            victim.is_alive = False
+            self.start_supervisor(victim.core._limits.standbys)
+            self.happened.add("supervisor killed")
+
+    def stop_supervisor(self) -> None:
+        for one in self.supervisors:
+            one.is_stopped = not one.is_stopped
+        self.happened.add("supervisor stopped")
+
+    def second_supervisor(self) -> None:
+        if sum(one.is_alive for one in self.supervisors) == 1:
+            self.start_supervisor(self.chances.randrange(2))
+            self.happened.add("second supervisor")
+
+    def jump(self) -> None:
+        """The machine was stopped: everybody's monotonic clock has gone on."""
+        self.now_s += self.chances.choice([30.0, 3600.0])
+        self.happened.add("jumped")
+
+    def start_supervisor(self, standbys: int) -> None:
+        self.supervisors.append(Supervisor(self, len(self.supervisors) + 1, standbys))
+        self.supervisors[-1].begin()
+
+    # --- a history ----------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        self.now_s += self.chances.random()
+        for supervisor in self.supervisors:
+            if supervisor.is_alive and not supervisor.is_stopped and self.chances.random() < 0.7:
+                supervisor.step()
+        for family in list(self.families.values()):
+            if not family.supervisor.is_alive and family.main.is_alive and not family.main.is_stopped:
+                self.kill_family(family.name)  # its thread that reads the pipe
+            for process in family.processes:
+                if self.chances.random() < 0.8:
+                    process.step()
+
+    def run(self, standbys: int) -> None:
+        """Faults at any step; then a calm time, in which the job has to get on. Raises TwoAtWorkError."""
+        self.start_supervisor(standbys)
+        for _ in range(STEPS):
+            if self.faults and self.chances.random() < 0.05:
+                self.faults -= 1
+                self.fault()
+            self.step()
+        for supervisor in self.supervisors:
+            supervisor.is_stopped = False
+        if not any(one.is_alive for one in self.supervisors):
+            self.start_supervisor(standbys)
+        before = len(self.commits)
+        for _ in range(CALM_STEPS):
+            self.step()
+        assert len(self.commits) > before, "the job does not get on"
+        self.check_standbys()
+        self.end()
+
+    def check_standbys(self) -> None:
+        (living,) = [one for one in self.supervisors if one.is_alive]
+        waiting = [driver.phase.name for driver in living.core.standbys.values()]
+        assert waiting == ["ARMED"] * living.core._limits.standbys, waiting
+
+    def end(self) -> None:
+        """The job is told to stop: nobody is left but those that are stopped, and whose supervisor is dead."""
+        (living,) = [one for one in self.supervisors if one.is_alive]
+        living.tell(JobStopRequested(self.now_s))
+        for _ in range(100):
+            self.step()
+        assert living.end == DriverEnd(Ending.STOPPED, "it was stopped")
+        left = [(family, process) for family in self.families.values() for process in family.processes]
+        assert all(process.is_stopped and family.supervisor is not living for family, process in left)
