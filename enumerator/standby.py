@@ -273,6 +273,7 @@ class StandbyCore:
         self._look_at_s: float | None = None
         self._end: DriverEnd | None = None
         self._is_ending = False
+        self._has_progressed = False
 
     @property
     def standbys(self) -> Mapping[int, DriverLife]:
@@ -317,7 +318,7 @@ class StandbyCore:
             case Report.BEGAN:
                 driver.handle(Began())
             case Report.PROGRESSED:
-                pass
+                self._has_progressed = self._has_progressed or number == self.called
             case _:
                 assert_never(report)
         return self._carry_out(self.job.handle(DriverProgressed(now_s))) if number == self.called else []
@@ -325,7 +326,7 @@ class StandbyCore:
     def _died(self, event: DriverDied) -> list[StandbyCommand]:
         self.drivers.pop(event.number).handle(Died())
         if event.number == self.called:
-            self.called = None
+            self.called, self._has_progressed = None, False
             ended = self.job.handle(DriverEnded(event.now_s, event.end, event.chance))
             return [*self._carry_out(ended), *self._hand_over(event.now_s)]
         if self._end is not None:
@@ -402,8 +403,8 @@ class StandbyCore:
         return Launch(self.drivers_started)
 
     def _top_up(self, now_s: float) -> list[StandbyCommand]:
-        """Standbys are started once the job runs: before, they would only slow it down."""
-        if self.called is None or self.drivers[self.called].phase is not DriverPhase.ACTIVE:
+        """Standbys are started once the job gets on: before, they would only slow it down."""
+        if not self._has_progressed:
             return []
         if self._replace_at_s is not None and now_s < self._replace_at_s:
             return []

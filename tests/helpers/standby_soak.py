@@ -1,0 +1,247 @@
+"""A supervised job with a standby under load, on real Spark and Kafka: takeovers of all kinds, and an oracle that counts.
+
+    python -m tests.helpers.standby_soak [--takeovers 200] [--rate 2000] [--seed 1] [--result FILE]
+
+The kinds take turns: SIGKILL of all processes of the active driver; of its own process alone; of its JVM alone; SIGSTOP for longer
+than the supervisor bears, and SIGCONT; a second SIGKILL while the next standby warms; a broker that restarts meanwhile; partitions
+that are added meanwhile; SIGKILL of the supervisor, which is started again. Each takes the job from one driver to another, whose
+first commit of a record that was sent after the kill ends the outage. Exit status 0: each record once, none lost, none foreign.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+
+from headrace.harness.kafka import add_partitions, create_topic, start_broker
+from headrace.runners.spark.class_archive import archive_at_hand
+from headrace.runners.spark.supervision.families import family_of, members
+from tests.helpers import standby_job
+from tests.helpers.python_path import python_path
+
+PARTITIONS = 4
+START_S, ARMED_S, TAKEOVER_S, DRAIN_S = 120.0, 240.0, 120.0, 60.0
+SILENCE_S = 4.0
+POLL_S = 0.02
+CONF = {
+    "spark.master": "local[2,4]",
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "1g",
+    "spark.log.level": "ERROR",
+}
+
+
+class Traffic:
+    """Records with numbers go in; those that come out under read_committed are counted. Two threads."""
+
+    def __init__(self, bootstrap: str, source: str, target: str, rate: float) -> None:
+        self.sent_at: list[float] = []
+        self.seen: dict[int, int] = {}
+        self.foreign = 0
+        self._last_seen = -1
+        self._first_news: dict[int, float] = {}
+        self._rate = rate
+        self._bootstrap, self._source, self._target = bootstrap, source, target
+        self._changed = threading.Condition()
+        self._is_sending, self._is_reading = True, True
+        self._threads = [threading.Thread(target=run) for run in (self._send, self._read)]
+
+    def __enter__(self) -> Traffic:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_sending = self._is_reading = False
+        for thread in self._threads:
+            thread.join()
+
+    def _send(self) -> None:
+        settings = {"bootstrap.servers": self._bootstrap, "enable.idempotence": True, "topic.metadata.refresh.interval.ms": 500}
+        producer = Producer({**settings, "linger.ms": 5, "message.timeout.ms": 120_000, "partitioner": "random"})
+        began = time.monotonic()
+        while self._is_sending:
+            due = int((time.monotonic() - began) * self._rate)
+            for number in range(len(self.sent_at), due):
+                producer.produce(self._source, b"%d" % number)
+                self.sent_at.append(time.monotonic())
+                if number % 500 == 0:
+                    producer.poll(0)
+            producer.poll(POLL_S)
+        assert producer.flush(120) == 0
+
+    def _read(self) -> None:
+        group = {"group.id": "none", "enable.auto.commit": False, "isolation.level": "read_committed"}
+        consumer = Consumer({"bootstrap.servers": self._bootstrap, **group, "fetch.wait.max.ms": 20})
+        consumer.assign([TopicPartition(self._target, number, OFFSET_BEGINNING) for number in range(PARTITIONS)])
+        while self._is_reading:
+            self._take([message.value() for message in consumer.consume(10_000, POLL_S) if message.error() is None])
+        consumer.close()
+
+    def _take(self, values: list[bytes]) -> None:
+        if not values:
+            return
+        with self._changed:
+            for number in map(int, values):
+                self.seen[number] = self.seen.get(number, 0) + 1
+                self._last_seen = max(self._last_seen, number)
+            self._changed.notify_all()
+
+    def wait_for(self, number: int, seconds: float, check: Callable[[], None] = lambda: None) -> float:
+        """Until a record of this number or a later one is out; when. Raises TimeoutError, and what `check` raises meanwhile."""
+        deadline = time.monotonic() + seconds
+        while True:
+            with self._changed:
+                if self._changed.wait_for(lambda: self._last_seen >= number, 1.0):
+                    return time.monotonic()
+            check()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no record from {number} on has come out for {seconds:g} s")
+
+    def stop_sending(self) -> int:
+        """How many were sent in all."""
+        self._is_sending = False
+        self._threads[0].join()
+        return len(self.sent_at)
+
+
+class SupervisedJob:
+    """`headrace supervise` with a standby, and what its status file says."""
+
+    def __init__(self, directory: Path, bootstrap: str, standbys: int = 1) -> None:
+        name = f"standby-{uuid.uuid4().hex[:8]}"
+        self.source, self.target = f"{name}-in", f"{name}-out"
+        for topic in (self.source, self.target):
+            create_topic(bootstrap, topic, PARTITIONS)
+        self.status_file, self.log = directory / "status.json", directory / "job.log"
+        told = {"bootstrap": bootstrap, "source": self.source, "target": self.target, "commits": f"{name}-commits"}
+        self._told = json.dumps({**told, "checkpoint": str(directory / "checkpoint")})
+        conf = [word for setting, value in CONF.items() for word in ("--conf", f"{setting}={value}")]
+        options = ["--standby", str(standbys), "--status", str(self.status_file), "--silence-timeout", str(SILENCE_S)]
+        strategy = ["--restart", "fixed-delay", "--config", "restart-strategy.fixed-delay.attempts=100000"]
+        self._command = ["supervise", f"{standby_job.__file__}:job", *conf, *options, *strategy]
+        self._directory = directory
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        archive_at_hand()
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", "from headrace.cli import main; main()", *self._command],
+                env={**os.environ, "PYTHONPATH": python_path(), "STANDBY_JOB": self._told, "TMPDIR": str(self._directory)},
+                stdout=log,
+                stderr=log,
+            )
+
+    def check(self) -> None:
+        assert self.process is not None
+        if self.process.poll() is not None:
+            raise RuntimeError(f"the supervisor has ended with status {self.process.returncode}: {self.tail()}")
+
+    def tail(self) -> str:
+        return self.log.read_text(errors="replace")[-3000:]
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.status_file.read_text()) if self.status_file.exists() else {}
+        return found
+
+    def wait_for(self, condition: Callable[[dict[str, Any]], bool], seconds: float) -> dict[str, Any]:
+        """Until the status is so; the status. Raises TimeoutError."""
+        deadline = time.monotonic() + seconds
+        while not condition(status := self.status()):
+            self.check()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the status is {status}: {self.tail()}")
+            time.sleep(POLL_S)
+        return status
+
+    def wait_armed(self) -> dict[str, Any]:
+        """Until a driver runs the job and all standbys wait."""
+
+        def is_armed(status: dict[str, Any]) -> bool:
+            if status.get("supervisor", {}).get("pid") != (self.process and self.process.pid):
+                return False
+            standbys = [standby["state"] for standby in status["standbys"]]
+            return bool(status["active"]) and status["active"]["state"] == "ACTIVE" and standbys == ["ARMED"]
+
+        return self.wait_for(is_armed, ARMED_S)
+
+    def stop(self) -> int:
+        """End it, after the batch under way; its exit status."""
+        assert self.process is not None
+        self.process.terminate()
+        return self.process.wait(120)
+
+    def end(self) -> None:
+        """Whatever is left."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+def send_signal(number: int, pids: list[int]) -> None:
+    for pid in pids:
+        os.kill(pid, number)
+
+
+def jvm_of(family: str) -> list[int]:
+    return [pid for pid in members(family) if Path(f"/proc/{pid}/comm").read_text().strip() == "java"]
+
+
+@contextmanager
+def running(directory: Path, bootstrap: str, rate: float) -> Iterator[tuple[SupervisedJob, Traffic]]:
+    """A job under load. Nothing is left of it."""
+    job = SupervisedJob(directory, bootstrap)
+    with ExitStack() as stack:
+        stack.callback(job.end)
+        job.start()
+        traffic = stack.enter_context(Traffic(bootstrap, job.source, job.target, rate))
+        traffic.wait_for(0, START_S, job.check)
+        yield job, traffic
+
+
+def verdict(job: SupervisedJob, traffic: Traffic) -> dict[str, int]:
+    """What the oracle counts, once all is out or nothing more comes."""
+    sent = traffic.stop_sending()
+    deadline = time.monotonic() + DRAIN_S
+    while len(traffic.seen) < sent and time.monotonic() < deadline:
+        job.check()
+        time.sleep(POLL_S)
+    job.stop()
+    time.sleep(0.5)  # what is committed twice comes late, too
+    return {
+        "records": sent,
+        "lost": sent - sum(number < sent for number in traffic.seen),
+        "foreign": sum(number >= sent for number in traffic.seen),
+        "duplicates": sum(count - 1 for count in traffic.seen.values()),
+    }
+
+
+def take_over(job: SupervisedJob, traffic: Traffic, strike: Callable[[str], None]) -> float:
+    """Strike the active driver, given its family; seconds until a record that was sent later is committed."""
+    status = job.wait_armed()
+    family = family_of(status["active"]["pid"])
+    assert family is not None
+    began = time.monotonic()
+    strike(family)
+    after = len(traffic.sent_at)
+    return traffic.wait_for(after, TAKEOVER_S, job.check) - began
