@@ -257,6 +257,7 @@ class StandbyCore:
     """All drivers of one job. Not thread-safe. `wake_at_s`: when to send TimePassed, as of the last event; None for never.
 
     `drivers`: those that live, by number, the oldest first; `called`: the number of the one that runs the job, or is to.
+    `takeovers`: how often one that waited was called.
     """
 
     def __init__(self, strategy: RestartStrategy, job: SupervisionLimits, standby: StandbyLimits) -> None:
@@ -266,6 +267,7 @@ class StandbyCore:
         self.called: int | None = None
         self.wake_at_s: float | None = None
         self.drivers_started: int = 0
+        self.takeovers: int = 0
         self.standby_failure: str | None = None
         self._limits = standby
         self._replacements = Restarts(ExponentialDelay())
@@ -391,7 +393,9 @@ class StandbyCore:
     def _call(self) -> list[StandbyCommand]:
         """The driver that is nearest to running the job."""
         assert self.called is None, "a driver is called while another one is"
-        found = self._of(DriverPhase.ARMED) or self._of(DriverPhase.WARMING)
+        armed = self._of(DriverPhase.ARMED)
+        self.takeovers += bool(armed)
+        found = armed or self._of(DriverPhase.WARMING)
         launched = [] if found else [self._launch()]
         self.called = found[0] if found else self.drivers_started
         self.drivers[self.called].handle(Called())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-__all__ = ["REHEARSAL", "ROWS", "RehearsalWriter", "is_rehearsal"]
+__all__ = ["REHEARSAL", "ROWS", "RehearsalWriter", "is_rehearsal", "is_under_way", "under_way"]
 
 REHEARSAL = "headraceRehearsal"
 """The option that a standby sets on what its job reads and writes."""
@@ -19,6 +20,25 @@ ROWS = 1000
 def is_rehearsal(options: Mapping[str, str]) -> bool:
     """Whether a standby has set the option. Spark hands options over with their names in lower case."""
     return any(name.lower() == REHEARSAL.lower() for name in options)
+
+
+@contextmanager
+def under_way() -> Iterator[None]:
+    """Meanwhile this process calls a job for a rehearsal. In its main thread."""
+    global _under_way  # noqa: PLW0603 - of the process, as the job is
+    _under_way = True
+    try:
+        yield
+    finally:
+        _under_way = False
+
+
+def is_under_way() -> bool:
+    """Whether what is called now is called for a rehearsal."""
+    return _under_way
+
+
+_under_way = False
 
 
 class RehearsalWriter(DataSourceStreamArrowWriter):

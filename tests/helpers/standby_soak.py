@@ -2,24 +2,19 @@
 
     python -m tests.helpers.standby_soak [--takeovers 200] [--rate 2000] [--seed 1] [--result FILE]
 
-The kinds take turns: SIGKILL of all processes of the active driver; of its own process alone; of its JVM alone; SIGSTOP for longer
-than the supervisor bears, and SIGCONT; a second SIGKILL while the next standby warms; a broker that restarts meanwhile; partitions
-that are added meanwhile; SIGKILL of the supervisor, which is started again. Each takes the job from one driver to another, whose
-first commit of a record that was sent after the kill ends the outage. Exit status 0: each record once, none lost, none foreign.
+The kinds take turns: SIGKILL of all processes of the active driver; of its own process alone; of its JVM alone; SIGSTOP for
+longer than the supervisor bears, and SIGCONT; a second SIGKILL while the next standby warms; a broker that restarts meanwhile;
+partitions that are added meanwhile; SIGKILL of the supervisor, which is started again. Each takes the job from one driver to
+another, whose first commit of a record that was sent after the kill ends the outage. Exit status 0: each record once, none
+lost, none foreign.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
-import random
-import signal
-import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import uuid
@@ -30,7 +25,7 @@ from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
-from headrace.harness.kafka import add_partitions, create_topic, start_broker
+from headrace.harness.kafka import create_topic
 from headrace.runners.spark.class_archive import archive_at_hand
 from headrace.runners.spark.supervision.families import family_of, members
 from tests.helpers import standby_job

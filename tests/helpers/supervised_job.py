@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -129,6 +130,24 @@ def runs_with_a_child(spark: Session) -> Query:
     sys.stdout.write(f"{os.getpid()} {child.pid}\n")
     sys.stdout.flush()
     return Query()
+
+
+def is_taken_over(spark: Session) -> Query:
+    """Its first driver kills itself once a standby waits; the one that takes over has its supervisor told to stop."""
+    runs = [line for line in told() if line.startswith("runs in")]
+    tell(f"runs in {os.getpid()}")
+    query = Query()
+
+    def look() -> None:
+        standbys = [standby["state"] for standby in json.loads(Path(os.environ["STATUS"]).read_text())["standbys"]]
+        if not runs and standbys == ["ARMED"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if runs and standbys:  # the next one is there
+            query.when_awaited = lambda: None
+            os.kill(os.getppid(), signal.SIGTERM)
+
+    query.when_awaited = look
+    return query
 
 
 def loses_data(spark: Session) -> Query:

@@ -65,20 +65,27 @@ def started(standbys=1, strategy=None, silence_s=8.0):
 def armed(standbys=1, **settings):
     """Driver 1 runs the job, the others wait."""
     core = started(standbys, **settings)
-    assert core.handle(DriverReported(1, 5.0, Report.BEGAN)) == [Launch(2 + n) for n in range(standbys)]
+    assert gets_on(core, 1, 5.0) == [Launch(2 + n) for n in range(standbys)]
     for number in range(2, 2 + standbys):
         assert core.handle(DriverReported(number, 6.0, Report.ARMED)) == []
     return core
+
+
+def gets_on(core, number, now_s):
+    """It begins, and ends its first batch."""
+    assert core.handle(DriverReported(number, now_s, Report.BEGAN)) == []
+    return core.handle(DriverReported(number, now_s, Report.PROGRESSED))
 
 
 def phases(core):
     return {number: driver.phase.name for number, driver in core.drivers.items()}
 
 
-def test_the_first_driver_is_called_at_once_and_standbys_start_when_it_runs():
+def test_the_first_driver_is_called_at_once_and_standbys_start_when_it_gets_on():
     core = started(2)
     assert core.handle(DriverReported(1, 1.0, Report.ALIVE)) == []
-    assert core.handle(DriverReported(1, 5.0, Report.BEGAN)) == [Launch(2), Launch(3)]
+    assert core.handle(DriverReported(1, 5.0, Report.BEGAN)) == []
+    assert core.handle(DriverReported(1, 7.0, Report.PROGRESSED)) == [Launch(2), Launch(3)]
     assert phases(core) == {1: "ACTIVE", 2: "WARMING", 3: "WARMING"}
 
 
@@ -86,14 +93,15 @@ def test_a_standby_that_waits_takes_over_at_once_and_the_next_one_warms_when_it_
     core = armed()
     assert core.handle(DriverDied(1, 100.0, KILLED, EVEN)) == [Call(2)]  # the strategy's delay is 60 s
     assert phases(core) == {2: "TAKING_OVER"}
-    assert core.handle(DriverReported(2, 100.5, Report.BEGAN)) == [Launch(3)]
+    assert gets_on(core, 2, 100.5) == [Launch(3)]
+    assert core.takeovers == 1
     assert phases(core) == {2: "ACTIVE", 3: "WARMING"}
 
 
 def test_a_second_death_while_the_next_standby_warms_waits_for_it_and_no_longer_than_the_delay():
     core = armed()
     core.handle(DriverDied(1, 100.0, KILLED, EVEN))
-    core.handle(DriverReported(2, 100.5, Report.BEGAN))
+    gets_on(core, 2, 100.5)
     assert core.handle(DriverDied(2, 105.0, KILLED, EVEN)) == []
     assert core.handle(DriverReported(3, 120.0, Report.ARMED)) == [Call(3)]
 
@@ -101,7 +109,7 @@ def test_a_second_death_while_the_next_standby_warms_waits_for_it_and_no_longer_
 def test_a_driver_that_still_warms_is_called_when_the_delay_is_over_as_it_is_nearer_than_a_new_one():
     core = armed()
     core.handle(DriverDied(1, 100.0, KILLED, EVEN))
-    core.handle(DriverReported(2, 100.5, Report.BEGAN))
+    gets_on(core, 2, 100.5)
     core.handle(DriverDied(2, 105.0, KILLED, EVEN))
     assert core.handle(TimePassed(164.9)) == []
     assert core.handle(TimePassed(165.0)) == [Call(3)]

@@ -16,6 +16,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from headrace._extras import needs_extra
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.supervision import Ending
+from headrace.runners.spark import rehearsing
 from headrace.runners.spark.metrics.families import MetricSource
 from headrace.runners.spark.metrics.job import JobStatus
 from headrace.runners.spark.metrics.queries import KnownQueries
@@ -60,11 +61,14 @@ def metrics(
     transactions are shown, such as `headrace.kafka.KafkaSink`; they are asked every 15 s. `status`: the status file of the
     job's supervisor, for its restarts.
 
-    Called in the driver's process, before the queries start: what ended before is not counted. Needs the extra `metrics`, or
+    Called in the driver's process, before the queries start: what ended before is not counted. While a standby rehearses its
+    job nothing is shown: the job calls this anew when it takes over. Needs the extra `metrics`, or
     `opentelemetry`: MissingExtraError says so. Raises UsageError where the port is taken, and without port and meter provider.
     """
     if port is None and meter_provider is None:
         raise UsageError("metrics are shown on a port, or by a meter provider: give port=..., meter_provider=..., or both")
+    if rehearsing.is_under_way():
+        return MetricsServer(None, lambda: None)  # the driver that runs the job has the port
     queries = KnownQueries(time.monotonic)
     with ExitStack() as started:  # of what has been started, nothing is left where the rest cannot be
         watches = tuple(SinkWatch(sink) for sink in sinks)

@@ -71,7 +71,7 @@ def supervisor_of(family: str) -> Process:
 def family_of(pid: int) -> str | None:
     """The family of this process; None where it has none, or has ended."""
     name = f"{FAMILY_VARIABLE}=".encode()
-    return next((line[len(name) :].decode() for line in _environment(pid).split(b"\0") if line.startswith(name)), None)
+    return next((line[len(name) :].decode() for line in _environment(pid).split(b"\0") if line.startswith(name)), "") or None
 
 
 def members(family: str) -> list[int]:

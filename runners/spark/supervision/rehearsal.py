@@ -20,7 +20,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from headrace.runners.spark.rehearsing import REHEARSAL
+from headrace.runners.spark.rehearsing import REHEARSAL, under_way
 from headrace.runners.spark.supervision.endings import one_line
 from headrace.runners.spark.supervision.starts import OURS, Started, intercepted
 
@@ -61,7 +61,7 @@ class Rehearsal:
     def first(self, job: Callable[[], object]) -> str | None:
         """Call the job and run its queries for some batches; why that was not possible, or None. Raises none of its errors."""
         try:
-            with intercepted(self):
+            with intercepted(self), under_way():
                 job()
             self._run(BATCHES)
         except _NotRehearsed as reason:

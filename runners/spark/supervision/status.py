@@ -1,11 +1,14 @@
 """What a supervisor shows of its job, as a file of JSON for probes and people: always a whole one, never half of one.
 
     {"job": "job.py:job", "state": "RUNNING", "supervisor": {"pid": 7},
-     "active": {"pid": 12, "number": 3, "since": "2026-11-22T10:00:00Z", "queries": ["<id>"], "batches": {"<id>": 41}},
-     "standbys": [], "drivers_started": 3, "last_failure": "...", "restart_at": null, "ended": null,
+     "active": {"pid": 12, "number": 3, "since": "2026-11-22T10:00:00Z", "state": "ACTIVE", "queries": ["<id>"],
+                "batches": {"<id>": 41}},
+     "standbys": [{"pid": 15, "number": 4, "since": "2026-11-22T10:00:09Z", "state": "ARMED", "unrehearsed": null}],
+     "drivers_started": 4, "takeovers": 1, "last_failure": "...", "standby_failure": null, "restart_at": null, "ended": null,
      "updated": "2026-11-22T10:04:00Z"}
 
-`state` is a phase of `SUPERVISION_TRANSITIONS`; `active` is null while no driver lives. `ended`, once the job is over:
+`state` is a phase of `SUPERVISION_TRANSITIONS`, a driver's one of `DRIVER_TRANSITIONS`; `active` is null while none is called.
+`unrehearsed`: why the job could not be rehearsed; null where it was. `ended`, once the job is over:
 `{"ending": "DATA_LOSS", "exit_status": 65, "reason": "..."}`. Times are of this machine's clock, for people.
 """
 

@@ -220,6 +220,7 @@ class _Supervisor:
             "active": None if core.called is None else self._shown_driver(core.called),
             "standbys": [self._shown_driver(number) for number in core.standbys],
             "drivers_started": core.drivers_started,
+            "takeovers": core.takeovers,
             "last_failure": core.job.last_failure,
             "standby_failure": core.standby_failure,
             "restart_at": instant_in(_until(core.job.wake_at_s) or 0) if restarts else None,

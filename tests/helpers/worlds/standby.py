@@ -182,7 +182,7 @@ class World:
         family.said.append(Report.BEGAN)
         while family.jvm.is_alive:
             if not family.jvm.is_stopped:
-                family.said.append(Report.ALIVE)
+                family.said.append(Report.PROGRESSED)
             if family.is_to_stop:
                 family.jvm.is_alive, family.end = False, DriverEnd(Ending.STOPPED, "it was stopped")
             yield

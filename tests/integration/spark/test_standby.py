@@ -1,0 +1,29 @@
+"""A job with a standby on real Spark and Kafka: its active driver is killed under load, and the standby goes on."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from headrace.runners.spark.supervision.families import members
+from tests.helpers.standby_soak import running, send_signal, take_over, verdict
+
+pytestmark = pytest.mark.timeout(600)
+
+RATE = 1000.0
+
+
+def test_a_standby_goes_on_when_all_processes_of_the_active_driver_are_killed(tmp_path, bootstrap, capsys):
+    with running(tmp_path, bootstrap, RATE) as (job, traffic):
+        before = job.wait_armed()
+        assert before["standbys"][0]["unrehearsed"] is None, job.tail()
+        outage_s = take_over(job, traffic, lambda family: send_signal(signal.SIGKILL, members(family)))
+        after = job.status()
+        assert (after["takeovers"], after["active"]["pid"]) == (1, before["standbys"][0]["pid"])
+        counted = verdict(job, traffic)
+    with capsys.disabled():
+        print(f"\nthe standby's first commit of a later record came {outage_s:.2f} s after the kill")  # noqa: T201 - a figure
+    assert counted["records"] > RATE
+    assert {**counted, "records": 0} == {"records": 0, "lost": 0, "foreign": 0, "duplicates": 0}
+    assert not list(tmp_path.glob("headrace-rehearsal-*"))

@@ -1,0 +1,410 @@
+"""What a standby does and what it may not: the lock with real processes, rehearsals on PySpark's own classes. No JVM here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock, patch
+
+import pytest
+from pyspark.sql import DataFrameWriter, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
+
+from headrace.enumerator.errors import FencedError, UsageError
+from headrace.enumerator.restarts import FixedDelay
+from headrace.enumerator.standby import StandbyCore, StandbyLimits
+from headrace.enumerator.supervision import DriverEnd, Ending, SupervisionLimits
+from headrace.runners.spark import rehearsing
+from headrace.runners.spark.metrics.exporter import metrics
+from headrace.runners.spark.offset_log import OffsetLog
+from headrace.runners.spark.supervision import rehearsal as rehearsals
+from headrace.runners.spark.supervision.driver import DriverOrder
+from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, Process, family_of, new_family, supervisor_of
+from headrace.runners.spark.supervision.jobs import FunctionName
+from headrace.runners.spark.supervision.lock import CheckpointLock
+from headrace.runners.spark.supervision.rehearsal import Rehearsal
+from headrace.runners.spark.supervision.starts import Started, intercepted
+from headrace.runners.spark.supervision.status import StatusFile
+from headrace.runners.spark.supervision.supervisor import supervise
+from headrace.runners.spark.supervision.takeover import Takeover, check_standby, checkpoint_of, resolved
+from pyspark_headrace import DefaultSource
+from pyspark_headrace.connectors import kafka_options
+from tests.helpers import supervised_job
+from tests.helpers.python_path import python_path
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="supervision is for Linux")
+
+# --- takeovers, with a query that stands in for Spark's -----------------------------------------------------------------
+
+
+def test_a_standby_takes_over_when_the_active_is_killed_and_the_next_one_warms(tmp_path, monkeypatch):
+    monkeypatch.setenv("HISTORY", str(tmp_path / "history"))
+    monkeypatch.setenv("STATUS", str(tmp_path / "status"))
+    monkeypatch.setenv("PYTHONPATH", python_path())
+    job = FunctionName(supervised_job.__file__, "is_taken_over")
+    order = DriverOrder(job, FunctionName(supervised_job.__file__, "session"), standbys=1)
+    core = StandbyCore(FixedDelay(attempts=1, delay_s=3600.0), SupervisionLimits(), StandbyLimits(1))
+    status = StatusFile(tmp_path / "status")
+    assert supervise(order, core, status) == DriverEnd(Ending.STOPPED, "it was stopped")
+    shown = json.loads(status.path.read_text())
+    assert (shown["takeovers"], shown["drivers_started"]) == (1, 3)
+    assert shown["last_failure"] == "the driver was killed by SIGKILL"
+    assert shown["standbys"] == []
+    pids = [line.split()[2] for line in (tmp_path / "history").read_text().splitlines() if line.startswith("runs in")]
+    assert len(set(pids)) == 2
+
+
+# --- the lock -----------------------------------------------------------------------------------------------------------
+
+HOLD = """
+import sys
+from headrace.runners.spark.supervision.lock import CheckpointLock
+CheckpointLock(sys.argv[1]).take(sys.argv[2])
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@contextmanager
+def holder(location, family):
+    """A driver's process that has the lock."""
+    held = subprocess.Popen(
+        [sys.executable, "-c", HOLD, location, family],
+        env={**os.environ, "PYTHONPATH": python_path(), FAMILY_VARIABLE: family},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert held.stdout.readline() == "held\n"
+        yield held
+    finally:
+        held.kill()
+        held.communicate()
+
+
+def ended():
+    """A process that was and is no more."""
+    with subprocess.Popen(["sleep", "600"]) as gone:
+        was = Process.of(gone.pid)
+        gone.kill()
+    return was
+
+
+def test_a_checkpoint_that_a_living_supervisor_has_is_refused_by_its_name():
+    supervisor = subprocess.Popen(["sleep", "600"])
+    family = f"{supervisor.pid}-{Process.of(supervisor.pid).started}-a"
+    with holder("/c", family):
+        with pytest.raises(FencedError, match=f"another supervisor, process {supervisor.pid}, runs this job"):
+            CheckpointLock("/c").take(new_family())
+        CheckpointLock("/d").take(new_family())  # another checkpoint
+    supervisor.kill()
+    supervisor.wait()
+
+
+def test_an_orphan_that_is_stopped_loses_the_lock_with_its_life_and_never_goes_on():
+    was = ended()
+    family = f"{was.pid}-{was.started}-a"
+    with holder("/c", family) as held:
+        held.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, held.pid, os.WSTOPPED | os.WNOWAIT)
+        lock = CheckpointLock("/c")
+        lock.take(new_family())
+        assert held.wait() == -signal.SIGKILL
+
+
+def test_of_a_family_whose_driver_is_dead_the_rest_is_killed_before_the_lock_counts():
+    was = ended()
+    family = f"{was.pid}-{was.started}-a"
+    with holder("/c", family):
+        pass  # and is killed
+    jvm = subprocess.Popen(["sleep", "600"], env={**os.environ, FAMILY_VARIABLE: family}, start_new_session=True)
+    CheckpointLock("/c").take(new_family())
+    assert jvm.wait() == -signal.SIGKILL
+
+
+def test_a_lock_of_a_process_that_is_no_driver_is_refused():
+    with holder("/c", ""), pytest.raises(FencedError, match="no driver"):
+        CheckpointLock("/c").take(new_family())
+
+
+def test_a_family_says_who_has_started_it_and_a_process_of_it_says_its_family():
+    family = new_family()
+    assert supervisor_of(family) == Process.of(os.getpid())
+    assert supervisor_of(family).is_alive
+    assert not Process(os.getpid(), 0).is_alive
+    with subprocess.Popen(["sleep", "600"], env={FAMILY_VARIABLE: family}) as child:
+        assert family_of(child.pid) == family
+        child.kill()
+    assert family_of(child.pid) is None
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("/a/b/../c/", "/a/c"),
+        ("file:/a/c", "/a/c"),
+        ("file:///a//c/", "/a/c"),
+        ("hdfs://n:8020/c/", "hdfs://n:8020/c"),
+        ("s3a://b/c", "s3a://b/c"),
+    ],
+)
+def test_one_checkpoint_has_one_name(given, name):
+    assert resolved(given) == name
+
+
+def test_a_checkpoint_by_a_link_is_the_same(tmp_path):
+    (tmp_path / "c").mkdir()
+    (tmp_path / "link").symlink_to("c")
+    assert resolved(str(tmp_path / "link")) == resolved(f"file://{tmp_path}/c") == str(tmp_path / "c")
+
+
+@pytest.mark.parametrize("scheme", ["s3a", "s3", "gs", "abfss", "dbfs"])
+def test_a_takeover_is_refused_where_something_of_the_dead_may_still_arrive(scheme):
+    with pytest.raises(UsageError, match=f"a standby cannot take over a checkpoint at {scheme}:"):
+        check_standby("headrace", f"{scheme}://bucket/checkpoint")
+
+
+def test_a_takeover_is_refused_without_a_checkpoint_and_to_a_table_in_the_drivers_memory():
+    with pytest.raises(UsageError, match="needs the option checkpointLocation"):
+        check_standby("headrace", None)
+    with pytest.raises(UsageError, match="sink 'memory'"):
+        check_standby("memory", "/c")
+
+
+def test_what_a_takeover_may_repeat_is_said(caplog):
+    for sink in ("headrace", "delta", "parquet"):
+        check_standby(sink, "hdfs://n/c")
+    assert caplog.text == ""
+    check_standby("foreachBatch", "/c")
+    assert "the sink 'foreachBatch' is written at least once" in caplog.text
+
+
+# --- what a job starts --------------------------------------------------------------------------------------------------
+
+
+class Frame:
+    """What is used of a streaming DataFrame."""
+
+    schema = None
+
+    def __init__(self, **conf: str) -> None:
+        self.sparkSession = SimpleNamespace(conf=conf)
+
+    @property
+    def writeStream(self):  # noqa: N802 - PySpark's
+        return writer_of(self)
+
+
+JAVA = MagicMock()
+
+
+def writer_of(frame):
+    """PySpark's own writer, with nothing behind it."""
+    writer = DataStreamWriter.__new__(DataStreamWriter)
+    writer._df, writer._jwrite, writer._spark = frame, JAVA, SimpleNamespace(_sc=None)
+    return writer
+
+
+@pytest.fixture(autouse=True)
+def java(monkeypatch):
+    JAVA.reset_mock(side_effect=True, return_value=True)
+    for name in ("format", "option", "outputMode", "queryName", "trigger"):
+        getattr(JAVA, name).return_value = JAVA
+    JAVA.start.return_value = JAVA
+    JAVA.exception.return_value = SimpleNamespace(isDefined=lambda: False)
+    JAVA.lastProgress.return_value = None
+    return JAVA
+
+
+class Noting:
+    """A starter that notes what it is asked, and does it."""
+
+    def __init__(self):
+        self.asked = []
+
+    def load(self, source, mark, load):
+        self.asked.append(source)
+        return load()
+
+    def start(self, started, start):
+        self.asked.append(started)
+        return start()
+
+    def write(self, what):
+        self.asked.append(what)
+
+
+def test_a_started_query_is_known_by_what_the_job_has_called(java):
+    noting, frame = Noting(), Frame()
+    with intercepted(noting):
+        writer = writer_of(frame).format("headrace").option("checkpointLocation", "/c").options(Topic="t", flag=True)
+        writer.outputMode("Update").queryName("q").start()
+        writer_of(frame).start("/out", "json", "append", None, "r", checkpointLocation="/d")
+        writer_of(frame).toTable("t", checkpointLocation="/e")
+    first, second, third = noting.asked
+    assert first == Started(frame, "headrace", "update", {"checkpointlocation": "/c", "topic": "t", "flag": "true"}, "q")
+    assert second == Started(frame, "json", "append", {"checkpointlocation": "/d"}, "r")
+    assert third.sink == "table"
+    assert [call.args for call in java.start.call_args_list] == [(), ("/out",)]
+    assert java.toTable.call_args.args == ("t",)
+    writer_of(frame).start()  # no longer watched
+    assert len(noting.asked) == 3
+
+
+def test_a_default_place_of_checkpoints_counts_for_a_query_with_a_name():
+    frame = Frame(**{"spark.sql.streaming.checkpointLocation": "/all/"})
+    assert checkpoint_of(Started(frame, name="q")) == "/all/q"
+    assert checkpoint_of(Started(frame)) is None
+    assert checkpoint_of(Started(frame, options={"checkpointlocation": "/c/"}, name="q")) == "/c"
+
+
+@pytest.fixture
+def rehearsal(tmp_path):
+    return Rehearsal(tmp_path / "rehearsal", threading.Event())
+
+
+def ran(java):
+    """The query has ended its fifth batch."""
+    java.lastProgress.return_value = SimpleNamespace(json=lambda: '{"batchId": 4}')
+
+
+def test_a_rehearsal_starts_every_query_in_a_form_that_writes_nothing(rehearsal, java, tmp_path):
+    started = []
+
+    def job():
+        started.append(writer_of(Frame()).format("headrace").options(topic="t", checkpointLocation="/mine").start())
+        started.append(writer_of(Frame()).format("delta").option("checkpointLocation", "/mine").toTable("t"))
+        java.start.side_effect = None
+
+    with patch.object(rehearsals, "_has_run", lambda query, batches: batches == 5):
+        assert rehearsal.first(job) is None
+    assert len(started) == 2
+    assert not java.toTable.called
+    of_rehearsal = [call.args for call in java.option.call_args_list if call.args[1] != "/mine"]
+    places = [value for name, value in of_rehearsal if name == "checkpointLocation"]
+    assert places == [str(tmp_path / "rehearsal" / "1"), str(tmp_path / "rehearsal" / "2")]
+    assert ("headraceRehearsal", "true") in of_rehearsal
+    assert [call.args[0] for call in java.format.call_args_list] == ["headrace", "headrace", "delta", "noop"]
+    assert java.stop.call_count == 2
+
+
+@pytest.mark.parametrize(
+    ("does", "reason"),
+    [
+        (lambda: reader().format("kafka").load(), "it reads a stream of format 'kafka'"),
+        (lambda: reader().parquet("/in"), "it reads a stream of format 'parquet'"),
+        (lambda: DataFrameWriter.save(None, "/out"), r"it calls DataFrameWriter.save\(\)"),
+        (lambda: SparkSession.sql(None, "DROP TABLE t"), "it calls the SQL statement DROP"),
+        (
+            lambda: SparkSession.sql(None, "WITH a AS (SELECT 1) INSERT INTO t SELECT * FROM a"),
+            "it calls the SQL statement WITH",
+        ),
+    ],
+)
+def test_a_job_that_writes_or_reads_what_nobody_knows_is_not_rehearsed_and_nothing_is_done(rehearsal, does, reason):
+    done = []
+
+    def job():
+        try:
+            does()
+        except Exception:  # noqa: BLE001 - as a job may
+            done.append("the job goes on")
+        done.append("done")
+
+    assert re.search(reason, rehearsal.first(job))
+    assert done == []
+
+
+def reader():
+    made = DataStreamReader.__new__(DataStreamReader)
+    made._jreader = MagicMock()
+    return made
+
+
+def test_what_a_job_fails_with_in_a_rehearsal_is_told_and_not_raised(rehearsal):
+    def job():
+        assert rehearsing.is_under_way()
+        assert metrics(MagicMock(), port=1).port is None  # the active driver has it
+        raise ConnectionError("no broker answers")
+
+    assert rehearsal.first(job) == "ConnectionError: no broker answers"
+    assert not rehearsing.is_under_way()
+
+
+def test_a_rehearsal_ends_at_once_when_the_driver_is_called(rehearsal, java):
+    rehearsal._called.set()
+    assert rehearsal.first(lambda: writer_of(Frame()).start()) is None  # its query never ends a batch
+    assert not java.stop.called  # in a thread, when the job runs
+    rehearsal.end()
+
+
+# --- what is read and written in one ------------------------------------------------------------------------------------
+
+
+def test_a_rehearsal_reads_a_few_of_the_first_records_and_commits_to_no_group():
+    given = {"kafka.bootstrap.servers": "b:1", "subscribe": "t", "headracerehearsal": "true", "kafka.group.id": "g"}
+    changed = {"startingOffsets": "latest", "commitOffsetsToGroup": "g", "maxoffsetspertrigger": "7", "jvmCheckpoint": "/j"}
+    read = kafka_options({**given, **changed, "minOffsetsPerTrigger": "5", "startingTimestamp": "1"})
+    kept = {"kafka.bootstrap.servers": "b:1", "subscribe": "t", "kafka.group.id": "g"}
+    assert read == {**kept, "startingoffsets": "earliest", "maxoffsetspertrigger": "1000"}
+
+
+def test_a_rehearsal_writes_nothing_and_contacts_nobody():
+    writer = DefaultSource({"headraceRehearsal": "true", "connector": "delta"}).streamWriter(None, overwrite=False)
+    rows = iter(["a batch", "another"])
+    writer.write(rows)
+    assert list(rows) == []
+    writer.commit([], 0)
+    writer.abort([], 0)
+
+
+# --- before a query starts ----------------------------------------------------------------------------------------------
+
+
+def test_what_the_last_driver_left_is_recovered_under_the_lock_and_before_spark_starts(tmp_path, java):
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    (checkpoint / "metadata").write_text('{"id":"q-1"}')
+    order = []
+    write = SimpleNamespace(recover=lambda job: order.append(f"recovered {job}"))
+    with (
+        patch.object(CheckpointLock, "take", lambda *_: order.append("locked")),
+        patch.object(DefaultSource, "streamWriter", lambda *_: write),
+        intercepted(Takeover(new_family(), 1)),
+    ):
+        java.start.side_effect = lambda: order.append("started")
+        writer_of(Frame()).format("headrace").option("checkpointLocation", str(checkpoint)).start()
+        writer_of(Frame()).format("parquet").option("checkpointLocation", str(checkpoint)).start()
+    assert order == ["locked", "recovered q-1", "started", "started"]
+
+
+def test_a_query_that_a_standby_could_not_take_over_is_refused_before_it_starts(java):
+    with intercepted(Takeover(new_family(), 1)), pytest.raises(UsageError, match="checkpointLocation"):
+        writer_of(Frame()).format("headrace").start()
+    assert not java.start.called
+    with intercepted(Takeover(new_family(), 0)):
+        writer_of(Frame()).format("headrace").start()
+    assert java.start.called
+
+
+def test_a_query_that_has_never_begun_has_no_id(tmp_path):
+    assert OffsetLog(str(tmp_path)).query_id() is None
+    Path(tmp_path, "metadata").write_text("")
+    assert OffsetLog(str(tmp_path)).query_id() is None
