@@ -9,7 +9,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-beam test lowest lint docs bench bench-beam bench-growth bench-restore bench-outage soak soak-tables soak-beam soak-run chaos fuzz mutants requirements clean
+.PHONY: help demo demo-beam test lowest lint docs bench bench-beam bench-growth bench-restore bench-outage soak soak-tables soak-beam soak-run soak-standby chaos fuzz mutants requirements clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -65,6 +65,9 @@ soak-tables: $(INSTALLED) ## 300 SIGKILLs of jobs that write to Delta and Iceber
 
 soak-beam: $(INSTALLED) ## 50 SIGKILLs of Flink's task manager under a Beam pipeline (15 minutes)
 	$(BIN)/python -m tests.helpers.beam_soak --kills 50 --result benchmarks/results/beam-kill-soak.json
+
+soak-standby: $(INSTALLED) ## 200 takeovers of a Spark job by its standby: kills, stops, broker restarts, added partitions (two hours)
+	$(BIN)/python -m tests.helpers.standby_soak --takeovers 200 --result benchmarks/results/standby-soak.json
 
 soak-run: $(INSTALLED) ## SIGKILLs of workers, coordinators and everything under headrace run, in every phase of a commit (an hour)
 	$(BIN)/python -m tests.helpers.run_soak --broker fake --kills 1000 --result benchmarks/results/run-kill-soak.json

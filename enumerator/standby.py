@@ -223,7 +223,7 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallDriver:
     """Have this driver run the job. No process of the one that was called before is alive."""
 
     number: int
@@ -250,7 +250,7 @@ class Finish:
     end: DriverEnd
 
 
-StandbyCommand = Launch | Call | Stop | Kill | Finish
+StandbyCommand = Launch | CallDriver | Stop | Kill | Finish
 
 
 class StandbyCore:
@@ -399,7 +399,7 @@ class StandbyCore:
         launched = [] if found else [self._launch()]
         self.called = found[0] if found else self.drivers_started
         self.drivers[self.called].handle(Called())
-        return [*launched, Call(self.called)]
+        return [*launched, CallDriver(self.called)]
 
     def _launch(self) -> Launch:
         self.drivers_started += 1

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from headrace.connectors.kafka.read.split import KafkaSplit
     from headrace.runners.spark.readers import BatchReader, StreamReader
-    from headrace.runners.spark.rehearsing import RehearsalWriter
+    from headrace.runners.spark.supervision.rehearsing import RehearsalWriter
     from headrace.runners.spark.writers import BatchWriter, StreamWriter
 
 __all__ = ["DefaultSource"]
@@ -84,7 +84,7 @@ class DefaultSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter[Any] | RehearsalWriter:  # noqa: FBT001, N802 - Spark's
         """A streaming write. Raises UsageError for options or columns that cannot be honoured."""
-        from headrace.runners.spark.rehearsing import RehearsalWriter, is_rehearsal
+        from headrace.runners.spark.supervision.rehearsing import RehearsalWriter, is_rehearsal
         from headrace.runners.spark.writers import StreamWriter
         from pyspark_headrace.connectors import offset_log, planned_stream_write
 

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.offset_log import OffsetLog
-from headrace.runners.spark.rehearsing import REHEARSAL, ROWS, is_rehearsal
+from headrace.runners.spark.supervision.rehearsing import REHEARSAL, ROWS, is_rehearsal
 from pyspark_headrace.options import SinkWrite
 
 if TYPE_CHECKING:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+from rich.progress import Progress
 
 from headrace.harness.kafka import create_topic
 from headrace.runners.spark.class_archive import archive_at_hand
@@ -240,3 +241,128 @@ def take_over(job: SupervisedJob, traffic: Traffic, strike: Callable[[str], None
     strike(family)
     after = len(traffic.sent_at)
     return traffic.wait_for(after, TAKEOVER_S, job.check) - began
+
+
+# --- the soak -----------------------------------------------------------------------------------------------------------
+
+
+class Soak:
+    """Takeovers of all kinds of one job. `kinds`: what is done to the active driver's family; the first word of a result."""
+
+    def __init__(self, job: SupervisedJob, traffic: Traffic, broker: BrokerCluster, chances: random.Random) -> None:
+        self.job, self.traffic, self.broker, self.chances = job, traffic, broker, chances
+        self.partitions = PARTITIONS
+        self.outages: dict[str, list[float]] = {}
+        self.kinds: dict[str, Callable[[str], None]] = {
+            "all killed": self.kill_all,
+            "stopped": self.stop_all,
+            "killed, and again while the next one warms": self.kill_all,
+            "driver's process killed": self.kill_driver,
+            "JVM killed": self.kill_jvm,
+            "broker restarted meanwhile": self.restart_broker,
+            "partitions added meanwhile": self.add_partitions,
+            "JVM stopped": self.stop_jvm,
+            "supervisor killed": self.kill_supervisor,
+            "driver stopped, then its supervisor killed": self.orphan,
+        }
+
+    def round(self, kind: str) -> float:
+        """One takeover, or two; the longest outage. Raises RuntimeError where a driver of before is still there."""
+        time.sleep(self.chances.random())  # at any point of a batch
+        family = family_of(self.job.wait_armed()["active"]["pid"])
+        assert family is not None
+        outage_s = take_over(self.job, self.traffic, self.kinds[kind])
+        if "again" in kind:
+            outage_s = max(outage_s, self.kill_the_next())
+        if members(family):
+            raise RuntimeError(f"the job was taken over, and of {family} there are {members(family)}")
+        self.outages.setdefault(kind, []).append(outage_s)
+        return outage_s
+
+    def kill_all(self, family: str) -> None:
+        send_signal(signal.SIGKILL, members(family))
+
+    def kill_driver(self, family: str) -> None:
+        send_signal(signal.SIGKILL, [self.job.status()["active"]["pid"]])
+
+    def kill_jvm(self, family: str) -> None:
+        send_signal(signal.SIGKILL, jvm_of(family))
+
+    def stop_all(self, family: str) -> None:
+        send_signal(signal.SIGSTOP, members(family))
+
+    def stop_jvm(self, family: str) -> None:
+        send_signal(signal.SIGSTOP, jvm_of(family))
+
+    def kill_the_next(self) -> float:
+        """No standby is armed by now: this is a start of one that warms."""
+        status = self.job.wait_for(lambda status: bool(status["active"]) and status["active"]["state"] == "ACTIVE", START_S)
+        began = time.monotonic()
+        send_signal(signal.SIGKILL, members(str(family_of(status["active"]["pid"]))))
+        return self.traffic.wait_for(len(self.traffic.sent_at), TAKEOVER_S, self.job.check) - began
+
+    def restart_broker(self, family: str) -> None:
+        self.kill_all(family)
+        self.broker.stop(1)
+        self.broker.start(1)
+
+    def add_partitions(self, family: str) -> None:
+        self.kill_all(family)
+        self.partitions += 1
+        add_partitions(self.broker.bootstrap, self.job.source, self.partitions)
+
+    def kill_supervisor(self, family: str) -> None:
+        assert self.job.process is not None
+        self.job.process.kill()
+        self.job.process.wait()
+        self.job.start()
+
+    def orphan(self, family: str) -> None:
+        self.stop_all(family)
+        self.kill_supervisor(family)
+
+
+def soak(broker: BrokerCluster, directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """So many rounds; the document."""
+    with running(directory, broker.bootstrap, arguments.rate) as (job, traffic), Progress() as progress:
+        made = Soak(job, traffic, broker, random.Random(arguments.seed))
+        bar = progress.add_task("takeovers", total=arguments.takeovers)
+        for number in range(arguments.takeovers):
+            kind = list(made.kinds)[number % len(made.kinds)]
+            outage_s = made.round(kind)
+            progress.console.print(f"{number + 1}: {kind}: {outage_s:.2f} s")
+            progress.advance(bar)
+        counted = verdict(job, traffic)
+    return {
+        "takeovers": arguments.takeovers,
+        "rate": arguments.rate,
+        "seed": arguments.seed,
+        "silence_s": SILENCE_S,
+        "python": platform.python_version(),
+        "load_average": os.getloadavg(),
+        **counted,
+        "outages_s": {
+            kind: {"count": len(found), "median": round(statistics.median(found), 2), "worst": round(max(found), 2)}
+            for kind, found in made.outages.items()
+        },
+    }
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--takeovers", type=int, default=200)
+    parser.add_argument("--rate", type=float, default=2000.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--result", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory, start_broker() as broker:
+        document = soak(broker, Path(directory), arguments)
+    sys.stdout.write(f"{json.dumps(document, indent=2)}\n")
+    if arguments.result is not None:
+        arguments.result.write_text(f"{json.dumps(document, indent=2)}\n")
+    raise SystemExit(1 if any(document[what] for what in ("lost", "foreign", "duplicates")) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -10,7 +10,7 @@ from headrace.enumerator.standby import (
     DRIVER_TRANSITIONS,
     FIRST_LOOKS,
     LOOKS,
-    Call,
+    CallDriver,
     Called,
     DriverDied,
     DriverLife,
@@ -58,7 +58,7 @@ def started(standbys=1, strategy=None, silence_s=8.0):
     core = StandbyCore(
         strategy or FixedDelay(attempts=5, delay_s=60.0), SupervisionLimits(), StandbyLimits(standbys, silence_s)
     )
-    assert core.handle(SupervisionStarted(0.0)) == [Launch(1), Call(1)]
+    assert core.handle(SupervisionStarted(0.0)) == [Launch(1), CallDriver(1)]
     return core
 
 
@@ -91,7 +91,7 @@ def test_the_first_driver_is_called_at_once_and_standbys_start_when_it_gets_on()
 
 def test_a_standby_that_waits_takes_over_at_once_and_the_next_one_warms_when_it_runs():
     core = armed()
-    assert core.handle(DriverDied(1, 100.0, KILLED, EVEN)) == [Call(2)]  # the strategy's delay is 60 s
+    assert core.handle(DriverDied(1, 100.0, KILLED, EVEN)) == [CallDriver(2)]  # the strategy's delay is 60 s
     assert phases(core) == {2: "TAKING_OVER"}
     assert gets_on(core, 2, 100.5) == [Launch(3)]
     assert core.takeovers == 1
@@ -103,7 +103,7 @@ def test_a_second_death_while_the_next_standby_warms_waits_for_it_and_no_longer_
     core.handle(DriverDied(1, 100.0, KILLED, EVEN))
     gets_on(core, 2, 100.5)
     assert core.handle(DriverDied(2, 105.0, KILLED, EVEN)) == []
-    assert core.handle(DriverReported(3, 120.0, Report.ARMED)) == [Call(3)]
+    assert core.handle(DriverReported(3, 120.0, Report.ARMED)) == [CallDriver(3)]
 
 
 def test_a_driver_that_still_warms_is_called_when_the_delay_is_over_as_it_is_nearer_than_a_new_one():
@@ -112,15 +112,15 @@ def test_a_driver_that_still_warms_is_called_when_the_delay_is_over_as_it_is_nea
     gets_on(core, 2, 100.5)
     core.handle(DriverDied(2, 105.0, KILLED, EVEN))
     assert core.handle(TimePassed(164.9)) == []
-    assert core.handle(TimePassed(165.0)) == [Call(3)]
+    assert core.handle(TimePassed(165.0)) == [CallDriver(3)]
     assert core.handle(DriverReported(3, 165.1, Report.ARMED)) == []  # was under way when it was called
     assert phases(core) == {3: "TAKING_OVER"}
 
 
 def test_with_two_standbys_two_deaths_in_a_row_are_two_takeovers():
     core = armed(2)
-    assert core.handle(DriverDied(1, 100.0, KILLED, EVEN)) == [Call(2)]
-    assert core.handle(DriverDied(2, 100.1, KILLED, EVEN)) == [Call(3)]
+    assert core.handle(DriverDied(1, 100.0, KILLED, EVEN)) == [CallDriver(2)]
+    assert core.handle(DriverDied(2, 100.1, KILLED, EVEN)) == [CallDriver(3)]
 
 
 def test_a_takeover_counts_as_a_restart():
@@ -168,7 +168,7 @@ def test_a_silent_active_is_killed_and_a_standby_is_called_only_when_it_is_dead(
         assert core.handle(TimePassed(8.0 + 2 * n)) == ([Kill(1)] if n == LOOKS else [])
     assert phases(core) == {1: "DYING", 2: "ARMED"}
     assert core.handle(DriverReported(1, 20.0, Report.PROGRESSED)) == []  # too late
-    assert core.handle(DriverDied(1, 20.1, KILLED, EVEN)) == [Call(2)]
+    assert core.handle(DriverDied(1, 20.1, KILLED, EVEN)) == [CallDriver(2)]
     assert core.job.last_failure == "the driver has said nothing for 8 s"
 
 

@@ -22,16 +22,16 @@ from headrace.enumerator.errors import FencedError, UsageError
 from headrace.enumerator.restarts import FixedDelay
 from headrace.enumerator.standby import StandbyCore, StandbyLimits
 from headrace.enumerator.supervision import DriverEnd, Ending, SupervisionLimits
-from headrace.runners.spark import rehearsing
 from headrace.runners.spark.metrics.exporter import metrics
 from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.supervision import rehearsal as rehearsals
+from headrace.runners.spark.supervision import rehearsing
 from headrace.runners.spark.supervision.driver import DriverOrder
 from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, Process, family_of, new_family, supervisor_of
 from headrace.runners.spark.supervision.jobs import FunctionName
 from headrace.runners.spark.supervision.lock import CheckpointLock
 from headrace.runners.spark.supervision.rehearsal import Rehearsal
-from headrace.runners.spark.supervision.starts import Started, intercepted
+from headrace.runners.spark.supervision.starts import StartedQuery, intercepted
 from headrace.runners.spark.supervision.status import StatusFile
 from headrace.runners.spark.supervision.supervisor import supervise
 from headrace.runners.spark.supervision.takeover import Takeover, check_standby, checkpoint_of, resolved
@@ -259,8 +259,8 @@ def test_a_started_query_is_known_by_what_the_job_has_called(java):
         writer_of(frame).start("/out", "json", "append", None, "r", checkpointLocation="/d")
         writer_of(frame).toTable("t", checkpointLocation="/e")
     first, second, third = noting.asked
-    assert first == Started(frame, "headrace", "update", {"checkpointlocation": "/c", "topic": "t", "flag": "true"}, "q")
-    assert second == Started(frame, "json", "append", {"checkpointlocation": "/d"}, "r")
+    assert first == StartedQuery(frame, "headrace", "update", {"checkpointlocation": "/c", "topic": "t", "flag": "true"}, "q")
+    assert second == StartedQuery(frame, "json", "append", {"checkpointlocation": "/d"}, "r")
     assert third.sink == "table"
     assert [call.args for call in java.start.call_args_list] == [(), ("/out",)]
     assert java.toTable.call_args.args == ("t",)
@@ -270,9 +270,9 @@ def test_a_started_query_is_known_by_what_the_job_has_called(java):
 
 def test_a_default_place_of_checkpoints_counts_for_a_query_with_a_name():
     frame = Frame(**{"spark.sql.streaming.checkpointLocation": "/all/"})
-    assert checkpoint_of(Started(frame, name="q")) == "/all/q"
-    assert checkpoint_of(Started(frame)) is None
-    assert checkpoint_of(Started(frame, options={"checkpointlocation": "/c/"}, name="q")) == "/c"
+    assert checkpoint_of(StartedQuery(frame, name="q")) == "/all/q"
+    assert checkpoint_of(StartedQuery(frame)) is None
+    assert checkpoint_of(StartedQuery(frame, options={"checkpointlocation": "/c/"}, name="q")) == "/c"
 
 
 @pytest.fixture

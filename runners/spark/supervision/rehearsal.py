@@ -20,9 +20,9 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from headrace.runners.spark.rehearsing import REHEARSAL, under_way
 from headrace.runners.spark.supervision.endings import one_line
-from headrace.runners.spark.supervision.starts import OURS, Started, intercepted
+from headrace.runners.spark.supervision.rehearsing import REHEARSAL, under_way
+from headrace.runners.spark.supervision.starts import OURS, StartedQuery, intercepted
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Rehearsal:
         """Nothing is made or started."""
         self._folder = folder
         self._called = called
-        self._queries: list[Started] = []
+        self._queries: list[StartedQuery] = []
         self._running: list[StreamingQuery] = []
         self._runs = 0
 
@@ -96,7 +96,7 @@ class Rehearsal:
             mark(REHEARSAL, "true")
         return load()
 
-    def start(self, started: Started, start: Callable[[], StreamingQuery]) -> StreamingQuery:
+    def start(self, started: StartedQuery, start: Callable[[], StreamingQuery]) -> StreamingQuery:
         """As `Starter`: the query in its other form, and never the one that the job has asked for."""
         self._queries.append(started)
         return self._started(started)
@@ -120,7 +120,7 @@ class Rehearsal:
             if not self._called.is_set():
                 self._end()
 
-    def _started(self, started: Started) -> StreamingQuery:
+    def _started(self, started: StartedQuery) -> StreamingQuery:
         self._runs += 1
         writer = started.frame.writeStream
         writer = writer.format(OURS).option(REHEARSAL, "true") if started.sink.lower() == OURS else writer.format("noop")

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, DataFrameWriter, DataFrameWriterV2, SparkSess
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
-__all__ = ["DEFAULT_MODE", "OURS", "Started", "Starter", "intercepted"]
+__all__ = ["DEFAULT_MODE", "OURS", "StartedQuery", "Starter", "intercepted"]
 
 OURS = "headrace"
 DEFAULT_MODE = "append"
@@ -26,7 +26,7 @@ _TABLE, _FOREACH, _FOREACH_BATCH = "table", "foreach", "foreachBatch"
 
 
 @dataclass
-class Started:
+class StartedQuery:
     """A query that a job starts. `options` by their names in lower case. `sink`: its format; `table`, `foreach` or
     `foreachBatch` where it is one of these.
     """
@@ -44,7 +44,7 @@ class Starter(Protocol):
     def load(self, source: str, mark: Callable[[str, str], object], load: Callable[[], DataFrame]) -> DataFrame:
         """A streaming read of this format; `mark` sets one more option of it, `load` is what the job has called."""
 
-    def start(self, started: Started, start: Callable[[], StreamingQuery]) -> StreamingQuery:
+    def start(self, started: StartedQuery, start: Callable[[], StreamingQuery]) -> StreamingQuery:
         """A query that is to start; `start` is what the job has called."""
 
     def write(self, what: str) -> None:
@@ -107,10 +107,10 @@ def _reading(method: Callable[..., Any], starter: Starter, name: str) -> Callabl
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def _noted(writer: Any) -> Started:  # noqa: ANN401 - PySpark's
-    found: Started | None = getattr(writer, "_headrace_started", None)
+def _noted(writer: Any) -> StartedQuery:  # noqa: ANN401 - PySpark's
+    found: StartedQuery | None = getattr(writer, "_headrace_started", None)
     if found is None:
-        found = writer._headrace_started = Started(writer._df)
+        found = writer._headrace_started = StartedQuery(writer._df)
     return found
 
 
@@ -119,7 +119,7 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _note_options(started: Started, **options: object) -> None:
+def _note_options(started: StartedQuery, **options: object) -> None:
     started.options |= {name.lower(): _text(value) for name, value in options.items() if value is not None}
 
 

@@ -20,7 +20,7 @@ from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.session import HOOK
 from headrace.runners.spark.supervision.lock import CheckpointLock
-from headrace.runners.spark.supervision.starts import OURS, Started
+from headrace.runners.spark.supervision.starts import OURS, StartedQuery
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Takeover:
     def write(self, what: str) -> None:
         """As the job wants it."""
 
-    def start(self, started: Started, start: Callable[[], StreamingQuery]) -> StreamingQuery:
+    def start(self, started: StartedQuery, start: Callable[[], StreamingQuery]) -> StreamingQuery:
         """Lock, recover, start. Raises UsageError where a standby could not take over, FencedError as `CheckpointLock.take`."""
         location = checkpoint_of(started)
         if self._standbys:
@@ -70,7 +70,7 @@ class Takeover:
             lock.take(self._family)
 
 
-def checkpoint_of(started: Started) -> str | None:
+def checkpoint_of(started: StartedQuery) -> str | None:
     """Where the query keeps its checkpoint, resolved; None for one that Spark makes up and nobody finds again."""
     given = started.options.get(LOCATION)
     if given is None:
@@ -106,7 +106,7 @@ def check_standby(sink: str, location: str | None) -> None:
         log.warning("the sink %r is written at least once: a takeover repeats the batch that was under way", sink)
 
 
-def _recover(started: Started, location: str) -> None:
+def _recover(started: StartedQuery, location: str) -> None:
     """End what the query has left at a sink of ours. Of a checkpoint that cannot be read here, its first batch does so."""
     if started.sink.lower() != OURS:
         return

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from headrace.enumerator.errors import FencedError
 from headrace.enumerator.restarts import FixedDelay
 from headrace.enumerator.standby import (
-    Call,
+    CallDriver,
     DriverDied,
     DriverReported,
     Finish,
@@ -111,7 +111,7 @@ class Supervisor:
             match command:
                 case Launch(number):
                     self.families[number] = self.world.launch(self, number)
-                case Call(number):
+                case CallDriver(number):
                     self.families[number].is_called = True
                 case Stop(number):
                     self.families[number].is_to_stop = True

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.timeout(600)
 RATE = 1000.0
 
 
-def test_a_standby_goes_on_when_all_processes_of_the_active_driver_are_killed(tmp_path, bootstrap, capsys):
-    with running(tmp_path, bootstrap, RATE) as (job, traffic):
+def test_a_standby_goes_on_when_all_processes_of_the_active_driver_are_killed(tmp_path, broker, capsys):
+    with running(tmp_path, broker.bootstrap, RATE) as (job, traffic):
         before = job.wait_armed()
         assert before["standbys"][0]["unrehearsed"] is None, job.tail()
         outage_s = take_over(job, traffic, lambda family: send_signal(signal.SIGKILL, members(family)))
