@@ -11,10 +11,16 @@ lost, none foreign.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import platform
+import random
+import signal
+import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -26,7 +32,8 @@ from typing import Any
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from rich.progress import Progress
 
-from headrace.harness.kafka import create_topic
+from headrace.harness.kafka import add_partitions, create_topic, start_broker
+from headrace.harness.kafka.brokers import BrokerCluster
 from headrace.runners.spark.class_archive import archive_at_hand
 from headrace.runners.spark.supervision.families import family_of, members
 from tests.helpers import standby_job
@@ -303,8 +310,7 @@ class Soak:
 
     def restart_broker(self, family: str) -> None:
         self.kill_all(family)
-        self.broker.stop(1)
-        self.broker.start(1)
+        self.broker.restart(1)
 
     def add_partitions(self, family: str) -> None:
         self.kill_all(family)

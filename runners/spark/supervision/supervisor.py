@@ -75,7 +75,7 @@ def run(
 ) -> None:
     """Run a job of streaming queries in a process of its own, and start it again when it fails. Linux, in the main thread.
 
-    `job`: a function at the top of a file, which is given a session and returns its streaming query, or several. CallDriver `run`
+    `job`: a function at the top of a file, which is given a session and returns its streaming query, or several. Call `run`
     under `if __name__ == "__main__"`: the process imports the file. `session` makes the session (default: headrace's builders,
     with the settings of `conf`). `standby`: so many more drivers (at most 2) make their session, rehearse the job and wait;
     when the one that runs it fails, one of them takes over at once, and not after the delay of a restart. What that asks of a
