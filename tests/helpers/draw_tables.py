@@ -10,10 +10,10 @@ from pathlib import Path
 from headrace.connectors.commit import COMMIT_TRANSITIONS
 from headrace.enumerator.coordinator import CHECKPOINT_TRANSITIONS
 from headrace.enumerator.enumerator import DISCOVERY_TRANSITIONS
-from headrace.enumerator.standby import DRIVER_TRANSITIONS
 from headrace.enumerator.supervision import SUPERVISION_TRANSITIONS
 from headrace.runners.beam.shard import SHARD_TRANSITIONS
 from headrace.runners.local.core import RUN_TRANSITIONS
+from headrace.runners.spark.supervision.standby import DRIVER_TRANSITIONS
 
 DESIGN = Path(__file__).parents[2] / "DESIGN.md"
 

@@ -6,24 +6,6 @@ import pytest
 
 from headrace.enumerator.errors import FencedError, ProtocolViolationError, UsageError
 from headrace.enumerator.restarts import FixedDelay, NoRestart
-from headrace.enumerator.standby import (
-    DRIVER_TRANSITIONS,
-    FIRST_LOOKS,
-    LOOKS,
-    CallDriver,
-    Called,
-    DriverDied,
-    DriverLife,
-    DriverPhase,
-    DriverReported,
-    Finish,
-    Kill,
-    Launch,
-    Report,
-    StandbyCore,
-    StandbyLimits,
-    Stop,
-)
 from headrace.enumerator.supervision import (
     DriverEnd,
     Ending,
@@ -45,6 +27,24 @@ from headrace.runners.spark.supervision.lock import (
     WhoHolds,
     WriteLast,
     taking,
+)
+from headrace.runners.spark.supervision.standby import (
+    DRIVER_TRANSITIONS,
+    FIRST_LOOKS,
+    LOOKS,
+    CallDriver,
+    Called,
+    DriverDied,
+    DriverLife,
+    DriverPhase,
+    DriverReported,
+    Finish,
+    Kill,
+    Launch,
+    Report,
+    StandbyCore,
+    StandbyLimits,
+    Stop,
 )
 from tests.helpers.tables import arrows, arrows_followed
 from tests.helpers.worlds.standby import Family, TwoAtWorkError, World

@@ -20,7 +20,6 @@ from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
 from headrace.enumerator.errors import FencedError, UsageError
 from headrace.enumerator.restarts import FixedDelay
-from headrace.enumerator.standby import StandbyCore, StandbyLimits
 from headrace.enumerator.supervision import DriverEnd, Ending, SupervisionLimits
 from headrace.runners.spark.metrics.exporter import metrics
 from headrace.runners.spark.offset_log import OffsetLog
@@ -31,6 +30,7 @@ from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, Process
 from headrace.runners.spark.supervision.jobs import FunctionName
 from headrace.runners.spark.supervision.lock import CheckpointLock
 from headrace.runners.spark.supervision.rehearsal import Rehearsal
+from headrace.runners.spark.supervision.standby import StandbyCore, StandbyLimits
 from headrace.runners.spark.supervision.starts import StartedQuery, intercepted
 from headrace.runners.spark.supervision.status import StatusFile
 from headrace.runners.spark.supervision.supervisor import supervise

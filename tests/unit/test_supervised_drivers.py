@@ -17,7 +17,6 @@ from headrace.cli.spark.supervise import strategy_settings
 from headrace.connectors.commit import StaleEpochError
 from headrace.enumerator.errors import DataLossError, FencedError, OutageError, UsageError
 from headrace.enumerator.restarts import FixedDelay
-from headrace.enumerator.standby import StandbyCore, StandbyLimits
 from headrace.enumerator.supervision import DriverEnd, Ending, SupervisionLimits
 from headrace.runners.spark.supervision.driver import DriverOrder
 from headrace.runners.spark.supervision.endings import end_by
@@ -25,6 +24,7 @@ from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, kill_fa
 from headrace.runners.spark.supervision.jobs import FunctionName, load
 from headrace.runners.spark.supervision.processes import DriverProcess
 from headrace.runners.spark.supervision.queries import ProgressOfQueries, WatchedQuery, queries_of
+from headrace.runners.spark.supervision.standby import StandbyCore, StandbyLimits
 from headrace.runners.spark.supervision.status import StatusFile
 from headrace.runners.spark.supervision.supervisor import run, supervise
 from tests.helpers import supervised_job

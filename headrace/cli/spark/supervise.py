@@ -57,8 +57,8 @@ def supervise_command(
         from headrace.runners.spark.supervision.jobs import FunctionName
         from headrace.runners.spark.supervision.status import StatusFile
         from headrace.runners.spark.supervision.supervisor import supervise
-    from headrace.enumerator.standby import StandbyCore, StandbyLimits
     from headrace.enumerator.supervision import EXIT_STATUSES, SupervisionLimits
+    from headrace.runners.spark.supervision.standby import StandbyCore, StandbyLimits
 
     logging.basicConfig(format="headrace: %(message)s", level=logging.WARNING)
     if session is not None and conf:

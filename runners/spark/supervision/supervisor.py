@@ -19,20 +19,6 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.restarts import ExponentialDelay, RestartStrategy
-from headrace.enumerator.standby import (
-    CallDriver,
-    DriverDied,
-    DriverReported,
-    Finish,
-    Kill,
-    Launch,
-    Report,
-    StandbyCommand,
-    StandbyCore,
-    StandbyEvent,
-    StandbyLimits,
-    Stop,
-)
 from headrace.enumerator.supervision import (
     EXIT_STATUSES,
     DriverEnd,
@@ -48,6 +34,20 @@ from headrace.runners.spark.supervision.driver import DriverOrder
 from headrace.runners.spark.supervision.families import FAMILY_VARIABLE
 from headrace.runners.spark.supervision.jobs import FunctionName
 from headrace.runners.spark.supervision.processes import DriverProcess
+from headrace.runners.spark.supervision.standby import (
+    CallDriver,
+    DriverDied,
+    DriverReported,
+    Finish,
+    Kill,
+    Launch,
+    Report,
+    StandbyCommand,
+    StandbyCore,
+    StandbyEvent,
+    StandbyLimits,
+    Stop,
+)
 from headrace.runners.spark.supervision.status import StatusFile, instant_in
 
 if TYPE_CHECKING:

@@ -13,19 +13,6 @@ from dataclasses import dataclass, field
 
 from headrace.enumerator.errors import FencedError
 from headrace.enumerator.restarts import FixedDelay
-from headrace.enumerator.standby import (
-    CallDriver,
-    DriverDied,
-    DriverReported,
-    Finish,
-    Kill,
-    Launch,
-    Report,
-    StandbyCore,
-    StandbyEvent,
-    StandbyLimits,
-    Stop,
-)
 from headrace.enumerator.supervision import (
     DriverEnd,
     Ending,
@@ -45,6 +32,19 @@ from headrace.runners.spark.supervision.lock import (
     TryLock,
     WhoHolds,
     WriteLast,
+)
+from headrace.runners.spark.supervision.standby import (
+    CallDriver,
+    DriverDied,
+    DriverReported,
+    Finish,
+    Kill,
+    Launch,
+    Report,
+    StandbyCore,
+    StandbyEvent,
+    StandbyLimits,
+    Stop,
 )
 
 KILLED = DriverEnd(Ending.FAILED, "the driver was killed by SIGKILL")
