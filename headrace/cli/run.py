@@ -12,6 +12,9 @@ from headrace.cli.serving import named_settings
 COMMIT_S = 30.0
 """So long the newest checkpoint may take to be committed; without a run at work it never is, but by --pipeline."""
 
+RESCALE_S = 120.0
+"""So long a run may take until it has stored and committed a checkpoint, and is started with other workers."""
+
 
 def run_command(
     pipeline: Annotated[str, typer.Argument(help="A Python file and the variable that is a Pipeline: job.py:pipeline.")],
@@ -76,3 +79,28 @@ def savepoint_command(
         lambda: taken.append(take_savepoint(checkpoints, target)), "the checkpoint's transactions to be committed", COMMIT_S
     )
     typer.echo(taken[0])
+
+
+def rescale_command(
+    checkpoints: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="The folder of the run's checkpoints.")],
+    workers: Annotated[int, typer.Argument(min=1, help="How many processes are to read and write.")],
+) -> None:
+    """Have a run at work use another number of workers, from a checkpoint that it takes now.
+
+    Nothing is written twice or lost; the output stands still for as long as a restart takes. Returns when the run has started
+    again with so many; the next start of its own command says anew how many there are.
+    """
+    from headrace.enumerator.errors import RetriableError
+    from headrace.harness.waiting import wait_until
+    from headrace.runners.local.rescale import is_requested, request_rescale, withdraw_request
+
+    def check() -> None:
+        if is_requested(checkpoints):
+            raise RetriableError("no run with these checkpoints has taken it up; it is withdrawn")
+
+    request_rescale(checkpoints, workers)
+    try:
+        wait_until(check, f"the run to use {workers} workers", RESCALE_S)
+    except BaseException:
+        withdraw_request(checkpoints)
+        raise

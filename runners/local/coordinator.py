@@ -86,6 +86,7 @@ from headrace.runners.local.core import (
 )
 from headrace.runners.local.pipeline import Pipeline, PipelineFile, Retention, RunSettings
 from headrace.runners.local.processes import Nursery
+from headrace.runners.local.rescale import requested_workers, withdraw_request
 from headrace.runners.local.savepoints import Savepoint, begin_with, begun, take_savepoint
 from headrace.runners.local.worker import WorkerOrder, work
 
@@ -122,6 +123,7 @@ class CoordinatorOrder:
 class RunOutcome:
     """How a coordinator ended. `error` is None for a run that is finished or was stopped, and has written this `savepoint`.
 
+    `workers`: the run is to go on with so many; None for one that is over.
     `kinds`: names of the error's classes, the narrowest first; `is_final`: starting again does not mend it.
     """
 
@@ -130,6 +132,7 @@ class RunOutcome:
     error: str | None = None
     kinds: tuple[str, ...] = ()
     is_final: bool = False
+    workers: int | None = None
 
 
 def coordinate(order: CoordinatorOrder, socket: Path, supervisor: Connection, lifeline: Connection) -> None:
@@ -219,6 +222,8 @@ class _Coordination:
         self._started_s: dict[int, float] = {}
         self._last_words: dict[int, _LastWords] = {}
         self._outcome: RunOutcome | None = None
+        self._rescale_to: int | None = None
+        self._asked_s = time.monotonic()
         self._discovery_fails = False
         self._discovery = pipeline.source.create_discovery()
         self._commits = ThreadPoolExecutor(1, "commits")
@@ -258,6 +263,8 @@ class _Coordination:
         outcome = self._ran()
         if outcome.error is not None:
             return outcome
+        if self._rescale_to is not None and not outcome.finished:
+            return replace(outcome, workers=self._rescale_to)
         settings = self._order.settings
         folder = settings.savepoint_folder
         path = None if folder is None else take_savepoint(self._store.folder, folder)
@@ -315,6 +322,26 @@ class _Coordination:
             case _:
                 self._handle(event)
         self._look_for_silent_ones()
+        if time.monotonic() - self._asked_s >= LOOK_S:
+            self._asked_s = time.monotonic()
+            self._look_for_request()
+
+    def _look_for_request(self) -> None:
+        """Another number of workers is a stop with a last checkpoint, and a start from it, as every restart is."""
+        folder, now = self._order.settings.folder, self._order.settings.workers
+        try:
+            wanted = requested_workers(folder)
+            if wanted == now:
+                withdraw_request(folder)
+        except (StateError, OSError) as error:
+            log.warning("a request to rescale is passed over: %s", error)
+            with suppress(OSError):
+                withdraw_request(folder)
+            return
+        if wanted not in (None, now) and self._rescale_to is None:
+            log.warning("rescaling from %d to %d workers, after a checkpoint", now, wanted)
+            self._rescale_to = wanted
+            self._handle(StopRequested())
 
     def _look_for_silent_ones(self) -> None:
         now_s, patience_s = time.monotonic(), self._order.settings.heartbeat_timeout_s

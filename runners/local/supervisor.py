@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from importlib.metadata import version
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkContext, ForkServerContext
@@ -25,6 +26,7 @@ from headrace.enumerator.restarts import GiveUp, Restarts
 from headrace.runners.local.coordinator import CoordinatorOrder, RunOutcome, coordinate
 from headrace.runners.local.pipeline import Pipeline, PipelineFile, RunSettings
 from headrace.runners.local.processes import PROCESS_NAME, end_group, pipe
+from headrace.runners.local.rescale import withdraw_request
 from headrace.runners.local.savepoints import read_savepoint
 
 __all__ = ["Starting", "supervise"]
@@ -51,11 +53,15 @@ def supervise(job: Pipeline | PipelineFile, settings: RunSettings, processes: St
         importlib.import_module("headrace.runners.local.wire.client")
     context = processes(job.modules())
     savepoint = None if settings.savepoint_file is None else read_savepoint(settings.savepoint_file)
+    withdraw_request(settings.folder)  # of an earlier life: how many workers there are is said now
     restarts = Restarts(settings.restart)
     life = _Life()
     with _stopped_by_signals(life):
         while True:
             outcome = life.live(CoordinatorOrder(job, settings, savepoint, version("headrace")), context)
+            if outcome.workers is not None:
+                settings = replace(settings, workers=outcome.workers)
+                continue
             if outcome.error is None:
                 return outcome.savepoint
             error = _error_of(outcome)

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
+from headrace.cli import app
 from headrace.connectors.commit import JobCommitter, StaleEpochError
 from headrace.connectors.sink import Attempt
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
@@ -30,6 +32,7 @@ from headrace.runners.local.core import WorkerHandle, WorkerSnapshotted
 from headrace.runners.local.finish import finish
 from headrace.runners.local.pipeline import PipelineFile, flink_settings
 from headrace.runners.local.processes import PROCESS_NAME
+from headrace.runners.local.rescale import is_requested, request_rescale, requested_workers, withdraw_request
 from headrace.runners.local.savepoints import Savepoint, begin_with, begun, fetch_savepoint, read_savepoint, take_savepoint
 from headrace.runners.local.wire import run_pb2 as pb
 from headrace.runners.local.wire.messages import PROTOCOL, RunMessages, check_hello, hello
@@ -384,6 +387,28 @@ def test_a_savepoint_of_another_source_is_refused_and_nothing_is_begun(tmp_path)
     assert store.last_id == 0
     assert not (tmp_path / "savepoint.json").exists()
     store.close()
+
+
+def test_a_request_to_rescale_is_read_until_it_is_withdrawn(tmp_path):
+    assert (requested_workers(tmp_path), is_requested(tmp_path)) == (None, False)
+    request_rescale(tmp_path, 3)
+    assert (requested_workers(tmp_path), is_requested(tmp_path)) == (3, True)
+    for wrong in (b"", b"[]", b'{"workers": true}', b'{"workers": 0}', b'{"workers": "3"}'):
+        (tmp_path / "rescale.json").write_bytes(wrong)
+        with pytest.raises(StateError, match=r"rescale\.json names no number of workers"):
+            requested_workers(tmp_path)
+    withdraw_request(tmp_path)
+    withdraw_request(tmp_path / "no folder")
+    assert requested_workers(tmp_path) is None
+    with pytest.raises(UsageError, match="at least 1 worker"):
+        request_rescale(tmp_path, 0)
+
+
+def test_a_rescale_that_no_run_takes_up_is_withdrawn(tmp_path, monkeypatch):
+    monkeypatch.setattr("headrace.cli.run.RESCALE_S", 0.01)
+    done = CliRunner().invoke(app, ["rescale", str(tmp_path), "3"])
+    assert "no run with these checkpoints has taken it up" in str(done.exception)
+    assert not is_requested(tmp_path)
 
 
 def test_removed_checkpoints_leave_a_folder_that_begins_anew(tmp_path):

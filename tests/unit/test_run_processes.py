@@ -12,12 +12,15 @@ from pathlib import Path
 
 import pytest
 from pyarrow import parquet
+from typer.testing import CliRunner
 
+from headrace.cli import app
 from headrace.errors import RetriableError, RunFailedError
 from headrace.files import FileSink
 from headrace.harness.waiting import wait_until
 from headrace.kafka import KafkaSink, KafkaSource, Latest
 from headrace.run import FixedDelay, Pipeline
+from headrace.runners.local.rescale import is_requested, request_rescale
 from headrace.runners.local.savepoints import read_savepoint, take_savepoint
 from headrace.testing import FakeKafka
 from tests.helpers import run_jobs
@@ -250,6 +253,39 @@ def copied(folder, target):
 
 def last_checkpoint(folder):
     return max(int(path.stem.split("-")[1]) for path in folder.glob("checkpoint-*.json"))
+
+
+def test_a_run_at_work_is_rescaled_and_neither_loses_a_record_nor_writes_one_twice(kafka, tmp_path):
+    """1 worker, 4, 1, under load; a coordinator that dies with the request before it finds it again; then it is stopped."""
+    run = Run(kafka, tmp_path, "--savepoints", str(tmp_path / "savepoints"), workers=1)
+    folder, produced = tmp_path / "checkpoints", 0
+    try:
+        for workers in (4, 1):
+            run.group(5 - workers)
+            written = len(kafka.records("out"))
+            produce(kafka, produced, 600)
+            produced += 600
+            run.wait(lambda least=written: len(kafka.records("out")) > least, "some of the records")
+            leader, before = run.group(5 - workers)
+            if workers == 1:
+                os.kill(leader, signal.SIGSTOP)
+                request_rescale(folder, workers)
+                os.kill(leader, signal.SIGKILL)
+            done = CliRunner().invoke(app, ["rescale", str(folder), str(workers)])
+            assert done.exit_code == 0, done.output
+            following, after = run.group(workers)
+            assert following != leader
+            assert not after & before
+            assert not is_requested(folder)
+        run.wait(lambda: seen(kafka).keys() >= set(range(produced)), "all of the records")
+        run.stop()
+        assert seen(kafka) == Counter(range(produced))
+        assert len(list((tmp_path / "savepoints").iterdir())) == 1
+        log = run.log.read_text()
+        assert "rescaling from 1 to 4 workers" in log
+        assert "rescaling from 4 to 1 workers" in log
+    finally:
+        run.kill()
 
 
 def bounded(kafka, sink, transform=None):
