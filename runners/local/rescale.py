@@ -1,7 +1,7 @@
 """A run told to use another number of workers while it is at work: a file in its folder says how many.
 
 The coordinator looks for it every second, takes a last checkpoint and ends; the supervisor starts one with so many workers.
-That one goes on from the checkpoint, deals the splits out anew, and removes the file. Who follows one that died on the way finds
+That one goes on from the checkpoint, deals the splits out anew, and removes the file. Where one dies on the way the next finds
 the file again.
 """
 
