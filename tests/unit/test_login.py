@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+import ssl
 import threading
 import urllib.parse
 from collections.abc import Iterator
@@ -13,11 +14,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
-from headrace.connectors.kafka.client.login import tokens
+from headrace.connectors.kafka.client.login import renewal
 from headrace.connectors.kafka.client.login.sasl import SaslConfig
-from headrace.connectors.kafka.client.login.tokens import ClientCredentials, MskTokens
+from headrace.connectors.kafka.client.login.tokens import AZURE_IMDS, ClientCredentials, MskTokens
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.enumerator.errors import AuthenticationError, DeadlineExceededError, RetriableError, UsageError
+from headrace.harness.kafka.security import make_certificates
 from headrace.kafka import KafkaSource, Latest
 from headrace.testing.fake_kafka import FakeKafka
 from tests.helpers.kafka_rig import read_all
@@ -35,8 +37,13 @@ class TokenEndpoint:
         endpoint = self
 
         class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.answer(self.path.partition("?")[2])
+
             def do_POST(self) -> None:
-                form = self.rfile.read(int(self.headers["Content-Length"])).decode()
+                self.answer(self.rfile.read(int(self.headers["Content-Length"])).decode())
+
+            def answer(self, form: str) -> None:
                 endpoint.asked.append((dict(urllib.parse.parse_qsl(form)), dict(self.headers)))
                 self.send_response(endpoint.status)
                 for name, value in endpoint.headers.items():
@@ -65,7 +72,7 @@ def endpoint() -> Iterator[TokenEndpoint]:
 
 @pytest.fixture(autouse=True)
 def nothing_kept():
-    tokens._kept.start_afresh()
+    renewal.kept.start_afresh()
 
 
 @pytest.fixture
@@ -169,9 +176,10 @@ def test_the_secret_goes_to_no_other_address_than_the_one_that_was_given(endpoin
 
 def test_a_token_is_renewed_after_four_fifths_of_its_life(endpoint, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(tokens.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(renewal.time, "monotonic", lambda: now[0])
     endpoint.body = json.dumps({"access_token": "a", "expires_in": 100})
-    provider = ClientCredentials(url=endpoint.url, client_id="me", client_secret="s")
+    without_jitter = renewal.Renewal(window_jitter=0.0)
+    provider = ClientCredentials(url=endpoint.url, client_id="me", client_secret="s", renewal=without_jitter)
     assert provider.token() == "a"
     endpoint.body = json.dumps({"access_token": "b", "expires_in": 100})
     now[0] += 79.0
@@ -187,6 +195,181 @@ def test_encoded_credentials_and_extensions_are_sent_as_java_does(endpoint):
     assert provider.extensions() == {"cluster": "lkc-1", "pool": "p 1", "x": "y=z"}
     provider.token()
     assert endpoint.asked[0][1]["Authorization"] == "Basic " + base64.b64encode(b"a%3Ab:c+d").decode()
+
+
+class TestRenewal:
+    """As Java's ExpiringCredentialRefreshingLogin counts."""
+
+    @pytest.mark.parametrize(
+        ("life_s", "chance", "after_s"),
+        [
+            (20, 0.0, 16.0),  # too short for the buffer and the least period together, which do not count then
+            (20, 1.0, 17.0),
+            (360, 0.0, 288.0),
+            (361, 0.0, 61.0),  # 300 s before its end
+            (3600, 0.0, 2880.0),
+            (3600, 1.0, 3060.0),
+            (1000, 1.0, 700.0),
+        ],
+    )
+    def test_a_token_is_renewed_in_the_window_of_its_life_and_well_before_its_end(self, life_s, chance, after_s):
+        assert renewal.Renewal().after_s(life_s, chance) == pytest.approx(after_s)
+
+    def test_the_properties_of_java_say_when(self, endpoint):
+        properties = {
+            "sasl.login.refresh.window.factor": "0.5",
+            "sasl.login.refresh.window.jitter": "0",
+            "sasl.login.refresh.min.period.seconds": "1",
+            "sasl.login.refresh.buffer.seconds": "2",
+            "sasl.login.connect.timeout.ms": "1500",
+            "sasl.login.read.timeout.ms": "2500",
+        }
+        provider = config_of(by_token(endpoint.url) | JAVA | properties).sasl.token_provider
+        assert provider.renewal == renewal.Renewal(window_factor=0.5, window_jitter=0.0, min_period_s=1.0, buffer_s=2.0)
+        assert (provider.http.connect_timeout_s, provider.http.read_timeout_s) == (1.5, 2.5)
+
+    @pytest.mark.parametrize("failure", [(503, "busy"), (401, "{}")], ids=["away", "refused"])
+    def test_while_a_renewal_fails_the_token_of_before_is_used_until_it_ends(self, endpoint, monkeypatch, caplog, failure):
+        now = [100.0]
+        monkeypatch.setattr(renewal.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(renewal.random, "random", lambda: 0.0)
+        endpoint.body = json.dumps({"access_token": "a", "expires_in": 100})
+        provider = ClientCredentials(url=endpoint.url, client_id="me", client_secret="hunter2")
+        assert provider.token() == "a"
+        endpoint.status, endpoint.body = failure
+        now[0] += 80.0
+        assert [provider.token(), provider.token()] == ["a", "a"]
+        assert len(endpoint.asked) == 2  # and not again for 10 s
+        assert "was not renewed, and the one of before is used for 20 s more" in caplog.text
+        assert "hunter2" not in caplog.text
+        now[0] += 10.0
+        assert provider.token() == "a"
+        assert len(endpoint.asked) == 3
+        now[0] += 10.0
+        with pytest.raises((RetriableError, AuthenticationError)):
+            provider.token()
+        endpoint.status, endpoint.body = 200, json.dumps({"access_token": "b"})
+        assert provider.token() == "b"
+
+    def test_who_waits_for_one_endpoint_does_not_wait_for_another(self, endpoint):
+        kept, first_asks, second_is_done = renewal.KeptTokens(), threading.Event(), threading.Event()
+
+        def slow():
+            first_asks.set()
+            assert second_is_done.wait(10.0)
+            return "slow", 60.0
+
+        first = threading.Thread(target=kept.get, args=("one", renewal.Renewal(), slow))
+        first.start()
+        assert first_asks.wait(10.0)
+        assert kept.get("another", renewal.Renewal(), lambda: ("quick", 60.0)) == "quick"
+        second_is_done.set()
+        first.join(10.0)
+        assert kept.get("one", renewal.Renewal(), lambda: ("never", 60.0)) == "slow"
+
+
+def test_an_endpoint_whose_certificate_is_of_its_own_authority_is_asked_with_that_authority_alone(endpoint, tmp_path):
+    files = make_certificates(tmp_path / "certificates")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.server)
+    endpoint._server.socket = context.wrap_socket(endpoint._server.socket, server_side=True)
+    url = endpoint.url.replace("http:", "https:")
+    module = JAVA["sasl.jaas.config"][:-1]
+    for properties in (
+        {"sasl.jaas.config": f'{module} ssl.truststore.location="{files.ca}" ssl.truststore.type="PEM";'},
+        JAVA | {"https.ca.location": str(files.ca)},
+    ):
+        renewal.kept.start_afresh()
+        assert config_of(by_token(url) | properties).sasl.token_provider.token() == "good"
+    renewal.kept.start_afresh()
+    with pytest.raises(AuthenticationError, match=r"certificate of the token endpoint .* is not trusted"):
+        config_of(by_token(url) | JAVA).sasl.token_provider.token()
+
+
+def test_a_token_in_a_file_is_read_for_every_connection(kafka, tmp_path):
+    path = tmp_path / "my token"
+    properties = by_token(path.as_uri()) | {"sasl.jaas.config": f'{OAUTH_MODULE} required extension_a="b";'}
+    config = config_of(properties, kafka.bootstrap)
+    with pytest.raises(RetriableError, match="my token, cannot be read: No such file"):
+        config.sasl.token_provider.token()
+    path.write_text("good\n")
+    assert config.sasl.token_provider.extensions() == {"a": "b"}
+    with KafkaCluster(config) as cluster:
+        assert "t" in cluster.topics(["t"])
+    path.write_text("a\x01b")
+    with pytest.raises(AuthenticationError, match="access_token that is none"):
+        config.sasl.token_provider.token()
+
+
+def test_the_identity_of_a_machine_is_asked_for_as_azure_has_it(kafka, endpoint):
+    properties = by_token(endpoint.url) | {
+        "sasl.oauthbearer.metadata.authentication.type": "azure_imds",
+        "sasl.oauthbearer.config": "query=api-version=2018-02-01&resource=api://kafka&client_id=1-2",
+    }
+    with KafkaCluster(config_of(properties, kafka.bootstrap)) as cluster:
+        assert "t" in cluster.topics(["t"])
+    ((asked, headers),) = endpoint.asked
+    assert asked == {"api-version": "2018-02-01", "resource": "api://kafka", "client_id": "1-2"}
+    assert headers["Metadata"] == "true"
+    assert config_of({**properties, "sasl.oauthbearer.token.endpoint.url": AZURE_IMDS}).sasl.token_provider.url == AZURE_IMDS
+
+
+# --- secrets by reference ---------------------------------------------------------------------------------------------------
+
+PROVIDERS = {
+    "config.providers": "env,file,directory",
+    **{
+        f"config.providers.{name}.class": f"org.apache.kafka.common.config.provider.{kind}ConfigProvider"
+        for name, kind in [("env", "EnvVar"), ("file", "File"), ("directory", "Directory")]
+    },
+}
+
+
+def test_a_secret_stands_in_the_environment_or_a_file_and_in_no_property(kafka, endpoint, tmp_path, monkeypatch):
+    monkeypatch.setenv("TOKEN_SECRET", "hunter2")
+    (tmp_path / "secrets.properties").write_text("client = hunter2\n")
+    (tmp_path / "plain").write_text("hunter2")
+    for reference in (
+        "${env:TOKEN_SECRET}",
+        f"${{file:{tmp_path / 'secrets.properties'}:client}}",
+        f"${{directory:{tmp_path}:plain}}",
+    ):
+        renewal.kept.start_afresh()
+        jaas = f'{OAUTH_MODULE} required clientId="me" clientSecret="{reference}";'
+        properties = by_token(endpoint.url) | PROVIDERS | {"sasl.jaas.config": jaas}
+        source = KafkaSource(kafka.bootstrap, topics=["t"], stop=Latest(), properties=properties)
+        assert [value for *_, value in read_all(source)] == [b"x"]
+        assert endpoint.asked[-1][1]["Authorization"] == "Basic " + base64.b64encode(b"me:hunter2").decode()
+        assert "hunter2" not in repr(source) + str(properties)
+        monkeypatch.delenv("TOKEN_SECRET", raising=False)
+        assert pickle.loads(pickle.dumps(source)).config.sasl == source.config.sasl  # a task has not the driver's environment
+
+
+@pytest.mark.parametrize(
+    ("properties", "words"),
+    [
+        ({"client.id": "${env:NOT_THERE}"}, "'client.id' names the environment variable 'NOT_THERE', which is not set here"),
+        ({"client.id": "${file:/not/there:key}"}, "names the file /not/there, which cannot be read: FileNotFoundError"),
+        ({"config.providers.env.class": "com.example.Vault"}, "config.providers.env.class must be .* not 'com.example.Vault'"),
+        ({"config.providers.vault.class": "com.example.Vault"}, "'config.providers.vault.class' is not supported"),
+        (
+            {"config.providers.env.param.allowlist.pattern": "KAFKA_.*", "client.id": "${env:HOME}"},
+            "the environment variable 'HOME' in a way that is not allowed",
+        ),
+        (
+            {"config.providers.directory.param.allowed.paths": "/run/secrets", "client.id": "${directory:/run/secrets/..:x}"},
+            "which allowed.paths does not allow",
+        ),
+    ],
+)
+def test_a_reference_that_leads_nowhere_is_refused_by_name(properties, words):
+    with pytest.raises(UsageError, match=words):
+        config_of(PROVIDERS | properties)
+
+
+def test_what_looks_like_a_reference_to_nobody_is_left_as_it_is():
+    assert config_of({"client.id": "${env:HOME}"}).client_id == "${env:HOME}"
+    assert config_of(PROVIDERS | {"client.id": "${other:HOME}"}).client_id == "${other:HOME}"
 
 
 # --- Amazon MSK -------------------------------------------------------------------------------------------------------------
@@ -275,7 +458,56 @@ def test_without_a_region_or_credentials_the_login_says_what_to_do(aws):
 
 REFUSED = {
     "no endpoint": ({"sasl.mechanism": "OAUTHBEARER"}, "needs the property sasl.oauthbearer.token.endpoint.url"),
-    "a file for an endpoint": (by_token("file:///etc/passwd") | JAVA, "token.endpoint.url must be like https"),
+    "credentials for a file": (
+        by_token("file:///run/token") | JAVA,
+        "option clientId in sasl.jaas.config is for a token endpoint",
+    ),
+    "a secret for a file": (
+        by_token("file:///run/token") | {"sasl.oauthbearer.client.credentials.client.secret": "hunter2"},
+        "client.secret' is for a token endpoint: a token in a file needs none",
+    ),
+    "a file of another machine": (by_token("file://host/run/token"), "must be like file:///path"),
+    "another protocol": (by_token("ftp://h/") | JAVA, "token.endpoint.url must be like https"),
+    "another service": (
+        by_token("https://h/") | JAVA | {"sasl.oauthbearer.metadata.authentication.type": "gcp"},
+        "may be none or azure_imds",
+    ),
+    "a service without a question": (
+        {"sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.metadata.authentication.type": "azure_imds"},
+        "azure_imds needs sasl.oauthbearer.config=query=",
+    ),
+    "a question without a service": (
+        by_token("https://h/") | JAVA | {"sasl.oauthbearer.config": "query=a"},
+        "'sasl.oauthbearer.config' needs sasl.oauthbearer.metadata.authentication.type=azure_imds",
+    ),
+    "a retriever of one's own": (
+        by_token("https://h/") | JAVA | {"sasl.oauthbearer.jwt.retriever.class": "com.example.Mine"},
+        "'sasl.oauthbearer.jwt.retriever.class' names a Java class",
+    ),
+    "a window that ends before it begins": (
+        by_token("https://h/") | JAVA | {"sasl.login.refresh.window.factor": "0.4"},
+        "sasl.login.refresh.window.factor must be a number from 0.5 to 1, not '0.4'",
+    ),
+    "a time that is none": (
+        by_token("https://h/") | JAVA | {"sasl.login.read.timeout.ms": "nan"},
+        "sasl.login.read.timeout.ms must be a number",
+    ),
+    "a store that only Java reads": (
+        by_token("https://h/") | {"sasl.jaas.config": JAVA["sasl.jaas.config"][:-1] + ' ssl.truststore.type="JKS";'},
+        "ssl.truststore.type in sasl.jaas.config may only be PEM",
+    ),
+    "a store of keys": (
+        by_token("https://h/") | {"sasl.jaas.config": JAVA["sasl.jaas.config"][:-1] + ' ssl.keystore.location="/k";'},
+        "option ssl.keystore.location in sasl.jaas.config is not supported: for the token endpoint's certificate there are",
+    ),
+    "tokens that nobody signs": (
+        {"sasl.mechanism": "OAUTHBEARER", "sasl.jaas.config": f'{OAUTH_MODULE} required unsecuredLoginStringClaim_sub="me";'},
+        "option unsecuredLoginStringClaim_sub in sasl.jaas.config is not supported: it makes tokens that nobody signs",
+    ),
+    "an assertion": (
+        by_token("https://h/") | JAVA | {"sasl.oauthbearer.assertion.private.key.file": "/k"},
+        "'sasl.oauthbearer.assertion.private.key.file' is not supported: tokens are asked for with a client secret",
+    ),
     "no client": (by_token("https://h/") | {"sasl.jaas.config": f"{OAUTH_MODULE} required;"}, "needs a client id and a client"),
     "two clients": (by_token("https://h/") | JAVA | {"sasl.oauthbearer.client.id": "b"}, "clientId .* contradict each other"),
     "a class of one's own": (

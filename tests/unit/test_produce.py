@@ -27,10 +27,10 @@ TOPIC_ID = UUID(int=7)
 class AnsweringConnection:
     """Takes Produce requests, and answers every partition with one code."""
 
-    address, usable = "broker:9092", True
+    address = "broker:9092"
 
     def __init__(self, code: ErrorCode) -> None:
-        self.code = code
+        self.code, self.usable = code, True
         self.sizes: list[list[int]] = []  # of the batches, for each request
         self._waiting: deque[Any] = deque()
 
@@ -54,6 +54,10 @@ class OneBroker:
         self.config = ClientConfig(bootstrap="unused:1", **config)
         self.connection = AnsweringConnection(code)
         self.outage = Outage()
+        self.given_back: list[AnsweringConnection] = []
+
+    def give_back(self, connection: AnsweringConnection) -> None:
+        self.given_back.append(connection)
 
     def leader(self, _topic: str, _partition: int) -> Leader:
         return Leader(Broker(1, "broker", 9092), 0)
@@ -110,6 +114,22 @@ def test_what_is_not_acknowledged_is_sent_again_until_the_delivery_timeout():
     with pytest.raises(DeadlineExceededError, match="NOT_LEADER_OR_FOLLOWER"):
         sender.flush()
     assert len(cluster.connection.sizes) > 1
+
+
+def test_seen_here_nothing_more_is_sent_on_a_connection_whose_session_nears_its_end_and_nothing_is_lost():
+    """It was written to until the broker closed it: with tokens of some seconds, in the middle of requests."""
+    cluster = OneBroker(max_request_size=1000)
+    sender = cluster.sender()
+    sender.send("t", [OutBatch(0, bytes(900), 1), OutBatch(0, bytes(900), 1)])
+    first = cluster.connection
+    first.usable = False
+    cluster.connection = AnsweringConnection(ErrorCode.NONE)
+    sender.send("t", [OutBatch(0, bytes(901), 1)])
+    sender.flush()
+    assert (first.sizes, cluster.connection.sizes) == ([[900], [900]], [[901]])
+    assert not first._waiting  # what was on its way was waited for
+    assert cluster.given_back == [first]
+    assert sender.written["t", 0].records == 3
 
 
 class StoppedTime:

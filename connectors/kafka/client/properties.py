@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
+from headrace.connectors.kafka.client.login.references import resolved
 from headrace.connectors.kafka.client.login.sasl import SASL_PROPERTIES, SaslConfig, login
 from headrace.connectors.kafka.client.login.tokens import MskTokens
 from headrace.connectors.kafka.format.record_batch import CODECS, LEVELS
@@ -185,7 +186,7 @@ class ClientConfig:
 
         Raises `UsageError` naming the property that is missing, unknown, out of range or impossible here.
         """
-        given = {name.lower(): str(value).strip() for name, value in properties.items()}
+        given = resolved({name.lower(): str(value).strip() for name, value in properties.items()})
         for name, value in given.items():
             _check_honourable(name, value)
         if "bootstrap.servers" not in given:
@@ -369,11 +370,11 @@ _HARMLESS_NAMES = {
     "socket.connection.setup.timeout.ms holds for every try": "socket.connection.setup.timeout.max.ms",
     "they choose among implementations in Java; here OpenSSL does this work": """
         ssl.trustmanager.algorithm ssl.keymanager.algorithm ssl.secure.random.implementation""",
-    "tokens are renewed before they end, nobody looks into them here, and tickets are kept fresh outside": """
-        sasl.login.connect.timeout.ms sasl.login.read.timeout.ms sasl.login.retry.backoff.ms
-        sasl.login.retry.backoff.max.ms sasl.login.refresh.buffer.seconds sasl.login.refresh.min.period.seconds
-        sasl.login.refresh.window.factor sasl.login.refresh.window.jitter sasl.oauthbearer.scope.claim.name
-        sasl.oauthbearer.sub.claim.name sasl.kerberos.min.time.before.relogin
+    "a token endpoint that is away is asked again as a broker is, with retry.backoff.ms": """
+        sasl.login.retry.backoff.ms sasl.login.retry.backoff.max.ms""",
+    "nobody looks into tokens here, and tickets are kept fresh outside": """
+        sasl.oauthbearer.scope.claim.name sasl.oauthbearer.sub.claim.name sasl.oauthbearer.jwt.validator.class
+        sasl.oauthbearer.clock.skew.seconds sasl.kerberos.min.time.before.relogin
         sasl.kerberos.ticket.renew.jitter sasl.kerberos.ticket.renew.window.factor""",
     "a batch is sent when it is full or the writer flushes, and a writer waits while 5 requests are in flight": """
         linger.ms buffer.memory max.block.ms max.in.flight.requests.per.connection""",
@@ -405,7 +406,6 @@ _REFUSED: dict[str, str] = {
     "interceptor.classes": _CLASS,
     "transactional.id": "the exactly-once sink chooses transactional ids itself",
     "metric.reporters": _CLASS,
-    "config.providers": _CLASS,
     "security.providers": _CLASS,
     "ssl.engine.factory.class": _CLASS,
     "ssl.provider": "it names a security provider of Java, and no Java runs here: TLS is the system's OpenSSL",
@@ -415,7 +415,24 @@ _REFUSED: dict[str, str] = {
     "group.remote.assignor": "no group is joined",
     "ssl.cipher.suites": "suite names are Java's; the system's OpenSSL policy decides",
     "sasl.kerberos.kinit.cmd": "run kinit, or keep the ticket fresh with k5start, outside",
-    "sasl.oauthbearer.jwks.endpoint.url": "it is for brokers, which check tokens",
+    **dict.fromkeys(
+        [
+            *("sasl.oauthbearer.jwks.endpoint.url", "sasl.oauthbearer.jwks.endpoint.refresh.ms"),
+            *("sasl.oauthbearer.jwks.endpoint.retry.backoff.ms", "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms"),
+            *("sasl.oauthbearer.expected.audience", "sasl.oauthbearer.expected.issuer"),
+        ],
+        "it is for brokers, which check tokens",
+    ),
+    **dict.fromkeys(
+        [
+            f"sasl.oauthbearer.assertion.{name}"
+            for name in (
+                *("algorithm", "claim.aud", "claim.exp.seconds", "claim.iss", "claim.jti.include", "claim.nbf.seconds"),
+                *("claim.sub", "file", "private.key.file", "private.key.passphrase", "template.file"),
+            )
+        ],
+        "tokens are asked for with a client secret, are in a file, or are the machine's; for others there is token_provider",
+    ),
 }
 
 _KNOWN = frozenset({*_CLIENT, *_LEVEL_NAMES, *_TLS, *_SECURITY, *_HARMLESS, *_ONLY, *_REFUSED})

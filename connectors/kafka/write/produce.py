@@ -223,6 +223,11 @@ class BatchSender:
 
     def _channel(self, broker: Broker) -> _Channel:
         channel = self._channels.get(broker)
+        if channel is not None and not channel.connection.usable:  # its session nears its end, so nothing more is sent on it
+            while channel.requests:
+                self._receive(channel)
+            self._cluster.give_back(channel.connection)
+            channel = None
         if channel is None:
             channel = self._channels[broker] = _Channel(self._cluster.lease(broker))
         return channel

@@ -311,7 +311,7 @@ class _Rows:
         self._cluster, self._topic, self._encoder, self._commit_topic = cluster, topic, encoder, commit_topic
         self._encoders: dict[str, RecordEncoder] = {}
 
-    def write(self, rows: pa.RecordBatch, letters: pa.RecordBatch | None, sender: BatchSender) -> None:
+    def write(self, rows: pa.RecordBatch, sender: BatchSender, letters: pa.RecordBatch | None = None) -> None:
         """Make batches, and send what is full. Of `letters` each names its topic, also where all other rows have one."""
         now_ms = time.time_ns() // 1_000_000
         others = [] if letters is None else _each_to_its_own(letters)
@@ -380,7 +380,7 @@ class KafkaTransaction(Transaction[KafkaHandle]):
         encoded = _encoded(rest, self._sink)
         sender, rows = self._begun()
         with self._explaining():
-            rows.write(encoded, letters, sender)
+            rows.write(encoded, sender, letters)
 
     def prepare(self) -> KafkaHandle | None:
         """All acknowledged by all in-sync replicas."""
@@ -546,7 +546,7 @@ class _AtLeastOnceTransaction(Transaction[Any]):
             producer = Transactions(cluster).init_idempotent()
             self._sender = idempotent_sender(cluster)
             self._rows = _Rows(cluster, self._sink.topic, lambda partitions: _encoder(config, partitions, producer))
-        self._rows.write(encoded, letters, self._sender)
+        self._rows.write(encoded, self._sender, letters)
 
     def prepare(self) -> None:
         try:

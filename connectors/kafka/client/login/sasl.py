@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
-from headrace.connectors.kafka.client.login.tokens import ClientCredentials, MskTokens
+from headrace.connectors.kafka.client.login.endpoint import Http
+from headrace.connectors.kafka.client.login.renewal import Renewal
+from headrace.connectors.kafka.client.login.tokens import (
+    AZURE_IMDS,
+    ClientCredentials,
+    FileTokens,
+    ManagedIdentity,
+    MskTokens,
+)
 from headrace.enumerator.errors import UsageError
 
 __all__ = ["SASL_PROPERTIES", "SaslConfig", "login", "parse_jaas"]
@@ -44,7 +54,8 @@ class SaslConfig:
             object.__setattr__(self, "token_provider", MskTokens())
         if self.mechanism in _WITH_TOKEN and not callable(getattr(self.token_provider, "token", None)):
             raise UsageError(
-                "sasl.mechanism OAUTHBEARER needs the property sasl.oauthbearer.token.endpoint.url, or from Python "
+                "sasl.mechanism OAUTHBEARER needs the property sasl.oauthbearer.token.endpoint.url (or "
+                "sasl.oauthbearer.metadata.authentication.type), or from Python "
                 "SaslConfig(token_provider=...), an object with a token() method"
             )
 
@@ -62,6 +73,12 @@ _SPELLINGS: dict[str, tuple[str, ...]] = {
     "scope": (_OAUTH + "scope",),
 }
 _ENCODED, _EXTENSIONS, _METHOD = _OAUTH + "header.urlencode", _OAUTH + "extensions", _OAUTH + "method"
+_METADATA, _CONFIG = _OAUTH + "metadata.authentication.type", _OAUTH + "config"  # librdkafka's
+_CA = "https.ca.location"  # librdkafka's
+_RETRIEVER = _OAUTH + "jwt.retriever.class"
+_KAFKAS_RETRIEVERS = frozenset(
+    f"org.apache.kafka.common.security.oauthbearer.{name}JwtRetriever" for name in ("Default", "ClientCredentials", "File")
+)
 _HANDLERS = ("sasl.client.callback.handler.class", "sasl.login.callback.handler.class")
 _KAFKAS_HANDLERS = frozenset(
     f"org.apache.kafka.common.security.oauthbearer.{name}"
@@ -74,11 +91,21 @@ _MSK_HANDLERS = frozenset(
     f"software.amazon.msk.auth.iam.{name}" for name in ("IAMClientCallbackHandler", "IAMOAuthBearerLoginCallbackHandler")
 )
 
+_NUMBERS: Mapping[str, tuple[float, float, float]] = {
+    "sasl.login.refresh.window.factor": (0.5, 1.0, 1.0),
+    "sasl.login.refresh.window.jitter": (0.0, 0.25, 1.0),
+    "sasl.login.refresh.min.period.seconds": (0, 900, 1.0),
+    "sasl.login.refresh.buffer.seconds": (0, 3600, 1.0),
+    "sasl.login.connect.timeout.ms": (1, 2**31 - 1, 1000.0),
+    "sasl.login.read.timeout.ms": (1, 2**31 - 1, 1000.0),
+}
+"""Least, most, and how many of the unit are a second or the whole."""
+
 SASL_PROPERTIES: tuple[str, ...] = tuple(
     sorted(
         {
             *("sasl.mechanism", "sasl.jaas.config", "sasl.kerberos.service.name"),
-            *(_URL, _ENCODED, _EXTENSIONS, _METHOD, *_HANDLERS),
+            *(_URL, _ENCODED, _EXTENSIONS, _METHOD, _METADATA, _CONFIG, _CA, _RETRIEVER, *_HANDLERS, *_NUMBERS),
             *(name for names in _SPELLINGS.values() for name in names),
         }
     )
@@ -100,8 +127,8 @@ def login(given: Mapping[str, str]) -> SaslConfig:
     provider: Any = None
     if is_msk:
         provider = _msk_tokens(given, options)
-    elif mechanism == "OAUTHBEARER" and _URL in given:
-        provider = _client_credentials(given, options)
+    elif mechanism == "OAUTHBEARER":
+        provider = _token_provider(given, options)
     return SaslConfig(
         mechanism=mechanism,
         username=options.get("username"),
@@ -137,7 +164,66 @@ def _msk_tokens(given: Mapping[str, str], options: Mapping[str, str]) -> MskToke
         region=region[1].lower() if region else None,
         profile=options.get("awsProfileName"),
         role_arn=options.get("awsRoleArn"),
+        renewal=_renewal(given),
         **session,
+    )
+
+
+def _token_provider(given: Mapping[str, str], options: Mapping[str, str]) -> Any:  # noqa: ANN401 - one of several
+    """Whoever provides tokens, as the properties say; None where they name nobody."""
+    _check_retriever(given)
+    kind = given.get(_METADATA, "none")
+    if kind not in ("none", "azure_imds"):
+        raise UsageError(f"Kafka option '{_METADATA}' may be none or azure_imds, not {kind!r}")
+    if kind == "azure_imds":
+        _refuse_credentials(given, options, "this machine's identity needs none")
+        return _managed_identity(given, options)
+    if _CONFIG in given:
+        raise UsageError(f"Kafka option '{_CONFIG}' needs {_METADATA}=azure_imds")
+    if _URL not in given:
+        return None
+    if given[_URL].lower().startswith("file:"):
+        _refuse_credentials(given, options, "a token in a file needs none")
+        return FileTokens(path=_local_path(given[_URL]), sasl_extensions=_extensions(given, options))
+    return _client_credentials(given, options)
+
+
+def _refuse_credentials(given: Mapping[str, str], options: Mapping[str, str], why: str) -> None:
+    """What nobody is asked with, of the login module and of properties, must not look as if it were."""
+    for name in sorted(options.keys() & _CLIENT_OPTIONS):
+        raise UsageError(f"the option {name} in sasl.jaas.config is for a token endpoint: {why}")
+    for name in sorted(name for names in _SPELLINGS.values() for name in names if name in given):
+        raise UsageError(f"Kafka option '{name}' is for a token endpoint: {why}")
+
+
+def _check_retriever(given: Mapping[str, str]) -> None:
+    if given.get(_RETRIEVER, "") not in {"", *_KAFKAS_RETRIEVERS}:
+        raise UsageError(
+            f"Kafka option '{_RETRIEVER}' names a Java class, and no Java runs here; of Kafka's own these are understood: "
+            f"{', '.join(sorted(_KAFKAS_RETRIEVERS))}"
+        )
+
+
+def _local_path(url: str) -> str:
+    """Of a file: URL, as Java reads it."""
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise UsageError(f"{_URL} must be like file:///path/of/the/token, not {url!r}")
+    return unquote(parts.path)
+
+
+def _managed_identity(given: Mapping[str, str], options: Mapping[str, str]) -> ManagedIdentity:
+    config = _pairs(given.get(_CONFIG, ""), _CONFIG)
+    if config.keys() - {"query"}:
+        raise UsageError(f"Kafka option '{_CONFIG}' may hold query=..., and nothing else")
+    if "query" not in config and _URL not in given:
+        raise UsageError(f"{_METADATA}=azure_imds needs {_CONFIG}=query=api-version=2018-02-01&resource=...")
+    return ManagedIdentity(
+        query=config.get("query", ""),
+        url=given.get(_URL, AZURE_IMDS),
+        sasl_extensions=_extensions(given, options),
+        http=_http(given, options),
+        renewal=_renewal(given),
     )
 
 
@@ -152,23 +238,67 @@ def _client_credentials(given: Mapping[str, str], options: Mapping[str, str]) ->
     encoded = given.get(_ENCODED, "false").lower()
     if encoded not in ("true", "false"):
         raise UsageError(f"{_ENCODED} must be true or false, not {given[_ENCODED]!r}")
-    prefix = "extension_"
-    extensions = {name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)}
     return ClientCredentials(
         url=given[_URL],
         client_id=found["clientId"],
         client_secret=found["clientSecret"],
         scope=found["scope"] or None,
-        sasl_extensions=tuple(sorted((extensions | _pairs(given.get(_EXTENSIONS, ""))).items())),
+        sasl_extensions=_extensions(given, options),
         sends_encoded=encoded == "true",
+        http=_http(given, options),
+        renewal=_renewal(given),
     )
 
 
-def _pairs(text: str) -> dict[str, str]:
-    """librdkafka's extensions: name=value, several separated by commas."""
+def _extensions(given: Mapping[str, str], options: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    prefix = "extension_"
+    of_module = {name.removeprefix(prefix): value for name, value in options.items() if name.startswith(prefix)}
+    return tuple(sorted((of_module | _pairs(given.get(_EXTENSIONS, ""), _EXTENSIONS)).items()))
+
+
+def _number(given: Mapping[str, str], name: str, default: float) -> float:
+    if name not in given:
+        return default
+    least, most, unit = _NUMBERS[name]
+    try:
+        found = float(given[name])
+    except ValueError:
+        found = math.nan
+    if not least <= found <= most:
+        raise UsageError(f"{name} must be a number from {least:g} to {most:g}, not {given[name]!r}")
+    return found / unit
+
+
+def _renewal(given: Mapping[str, str]) -> Renewal:
+    default = Renewal()
+    return Renewal(
+        window_factor=_number(given, "sasl.login.refresh.window.factor", default.window_factor),
+        window_jitter=_number(given, "sasl.login.refresh.window.jitter", default.window_jitter),
+        min_period_s=_number(given, "sasl.login.refresh.min.period.seconds", default.min_period_s),
+        buffer_s=_number(given, "sasl.login.refresh.buffer.seconds", default.buffer_s),
+    )
+
+
+def _http(given: Mapping[str, str], options: Mapping[str, str]) -> Http:
+    """How the endpoint is asked; its certificates by the login module's options, as in Java, or by librdkafka's property."""
+    if options.get(_STORE_TYPE, "PEM").upper() != "PEM":
+        raise UsageError(f"the option {_STORE_TYPE} in sasl.jaas.config may only be PEM: convert the store to it")
+    default = Http()
+    return Http(
+        connect_timeout_s=_number(given, "sasl.login.connect.timeout.ms", default.connect_timeout_s),
+        read_timeout_s=_number(given, "sasl.login.read.timeout.ms", default.read_timeout_s),
+        ca_file=options.get(_STORE) or given.get(_CA) or None,
+    )
+
+
+_STORE, _STORE_TYPE = "ssl.truststore.location", "ssl.truststore.type"
+
+
+def _pairs(text: str, option: str) -> dict[str, str]:
+    """librdkafka's way: name=value, several separated by commas."""
     pairs = [part.strip().partition("=") for part in text.split(",") if part.strip()]
     if not all(name and equals for name, equals, _ in pairs):
-        raise UsageError(f"{_EXTENSIONS} must be name=value, several separated by commas")
+        raise UsageError(f"{option} must be name=value, several separated by commas")
     return {name: value for name, _, value in pairs}
 
 
@@ -176,9 +306,9 @@ def _pairs(text: str) -> dict[str, str]:
 
 _QUOTED = r'"(?:[^"\\]|\\.)*"' + r"|'(?:[^'\\]|\\.)*'"
 _JAAS = re.compile(
-    rf"\s*(?P<module>[\w.$]+)\s+(?P<flag>\w+)(?P<options>(?:\s+\w+\s*=\s*(?:{_QUOTED}|[^\s;\"']+))*)\s*;\s*", re.DOTALL
+    rf"\s*(?P<module>[\w.$]+)\s+(?P<flag>\w+)(?P<options>(?:\s+[\w.$-]+\s*=\s*(?:{_QUOTED}|[^\s;\"']+))*)\s*;\s*", re.DOTALL
 )
-_JAAS_OPTION = re.compile(rf"(\w+)\s*=\s*({_QUOTED}|[^\s;\"']+)", re.DOTALL)
+_JAAS_OPTION = re.compile(rf"([\w.$-]+)\s*=\s*({_QUOTED}|[^\s;\"']+)", re.DOTALL)
 _LOGIN_MODULES: dict[str, tuple[str, ...]] = {
     "org.apache.kafka.common.security.plain.PlainLoginModule": ("PLAIN",),
     "org.apache.kafka.common.security.scram.ScramLoginModule": ("SCRAM-SHA-256", "SCRAM-SHA-512"),
@@ -217,7 +347,7 @@ def parse_jaas(text: str, mechanism: str) -> dict[str, str]:
 
 # Options of Java's login modules. What names credentials that are not taken from there is refused, so that no others are used.
 _PASSWORD_OPTIONS = frozenset({"username", "password", "tokenauth"})
-_CLIENT_OPTIONS = frozenset({"clientId", "clientSecret", "scope"})
+_CLIENT_OPTIONS = frozenset({"clientId", "clientSecret", "scope", _STORE, _STORE_TYPE})
 _AWS_OPTIONS = frozenset({"awsProfileName", "awsRoleArn", "awsRoleSessionName"})
 _LOGIN_OPTIONS: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(_WITH_PASSWORD, _PASSWORD_OPTIONS),
@@ -237,6 +367,7 @@ _LOGIN_INSTEAD = {
     "ticketCache": "set KRB5CCNAME",
     "awsStsRegion": "set AWS_REGION",
 }
+_UNSECURED = "unsecuredLogin"
 
 
 def _check_login_option(name: str, mechanism: str) -> None:
@@ -244,6 +375,10 @@ def _check_login_option(name: str, mechanism: str) -> None:
         return
     if name not in _LOGIN_OPTIONS.get(mechanism, frozenset()) | _LOGIN_HARMLESS:
         instead = _LOGIN_INSTEAD.get(name, "leave it out")
+        if name.startswith(_UNSECURED):
+            instead = "it makes tokens that nobody signs; put one into a file, and name it as file:///path in " + _URL
+        elif name.startswith("ssl."):
+            instead = f"for the token endpoint's certificate there are {_STORE} and {_STORE_TYPE}=PEM"
         raise UsageError(f"the option {name} in sasl.jaas.config is not supported: {instead}")
 
 

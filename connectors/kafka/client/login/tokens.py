@@ -1,75 +1,37 @@
-"""Bearer tokens for SASL OAUTHBEARER (KIP-255): from an OAuth 2 token endpoint (KIP-768), or signed for AWS's IAM (MSK).
+"""Bearer tokens for SASL OAUTHBEARER (KIP-255): from an OAuth 2 token endpoint (KIP-768), a file, a cloud's metadata service,
+or signed for AWS's IAM (MSK).
 
-A provider is a value that travels: hashable, picklable, no secret in its repr. Tokens are kept in the process for
-four fifths of their life, so that connections share them.
+A provider is a value that travels: hashable, picklable, no secret in its repr. Tokens are kept in the process (`renewal.py`),
+so that connections share them.
 """
 
 from __future__ import annotations
 
 import base64
-import json
 import os
-import threading
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
-from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 
+from headrace.connectors.kafka.client.login.endpoint import Http, Question, checked, is_web_address, token_of
+from headrace.connectors.kafka.client.login.renewal import Renewal, kept
 from headrace.enumerator.errors import AuthenticationError, RetriableError, UsageError
 
-__all__ = ["ClientCredentials", "MskTokens"]
+__all__ = ["AZURE_IMDS", "ClientCredentials", "FileTokens", "ManagedIdentity", "MskTokens"]
 
-_TIMEOUT_S = 10.0
-_LONGEST_ANSWER = 1 << 20
-_DEFAULT_LIFE_S = 60.0  # where an endpoint does not tell (RFC 6749 has it optional)
-_USED_FOR = 0.8
-_REFUSED = frozenset({400, 401, 403})
-
-
-class _Kept:
-    """Tokens by who asks, until they are to be renewed. Thread-safe; one token is asked for at a time."""
-
-    def __init__(self) -> None:
-        self.start_afresh()
-
-    def start_afresh(self) -> None:
-        """In a forked child: a thread of the parent may have held the lock."""
-        self._lock = threading.Lock()
-        self._tokens: dict[Hashable, tuple[str, float]] = {}
-
-    def get(self, provider: Hashable, ask: Callable[[], tuple[str, float]]) -> str:
-        """The token, asked for where there is none or it is too old. `ask` gives the token and its life in seconds."""
-        with self._lock:
-            token, until = self._tokens.get(provider, ("", 0.0))
-            if time.monotonic() >= until:
-                began = time.monotonic()
-                token, life_s = ask()
-                self._tokens[provider] = (token, began + life_s * _USED_FOR)
-            return token
-
-
-_kept = _Kept()
-os.register_at_fork(after_in_child=_kept.start_afresh)
-
-
-def _is_web_address(url: str) -> bool:
-    try:
-        parts = urllib.parse.urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # brackets without an IPv6 address, a port that is none
-        return False
+AZURE_IMDS = "http://169.254.169.254/metadata/identity/oauth2/token"
+"""Where a virtual machine of Azure asks for tokens of its managed identity."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClientCredentials:
     """Tokens of an OAuth 2 token endpoint, by the grant "client credentials" (RFC 6749, 4.4; KIP-768).
 
-    `url`: http or https, whose certificate must be trusted by the system. `sends_encoded`: id and secret are URL-encoded before
-    they become the Authorization header, as RFC 6749 has it and Java does with `sasl.oauthbearer.header.urlencode`.
-    `sasl_extensions`: (name, value) pairs that brokers get with the token (KIP-342). Raises UsageError for what cannot be.
+    `url`: http or https. `sends_encoded`: id and secret are URL-encoded before they become the Authorization header, as RFC
+    6749 has it and Java does with `sasl.oauthbearer.header.urlencode`. `sasl_extensions`: (name, value) pairs that brokers get
+    with the token (KIP-342). Raises UsageError for what cannot be.
     """
 
     url: str
@@ -78,11 +40,15 @@ class ClientCredentials:
     scope: str | None = None
     sasl_extensions: tuple[tuple[str, str], ...] = ()
     sends_encoded: bool = False
+    http: Http = field(default_factory=Http)
+    renewal: Renewal = field(default_factory=Renewal)
 
     def __post_init__(self) -> None:
-        """Refuse addresses of other kinds, such as files, and empty names."""
-        if not _is_web_address(self.url):
-            raise UsageError(f"sasl.oauthbearer.token.endpoint.url must be like https://host/path, not {self.url!r}")
+        """Refuse addresses of other kinds, and empty names."""
+        if not is_web_address(self.url):
+            raise UsageError(
+                f"sasl.oauthbearer.token.endpoint.url must be like https://host/path, or file:///path, not {self.url!r}"
+            )
         if not self.client_id or not self.client_secret:
             raise UsageError(
                 "the token endpoint needs a client id and a client secret: clientId and clientSecret in sasl.jaas.config, or "
@@ -90,27 +56,14 @@ class ClientCredentials:
             )
 
     def token(self) -> str:
-        """A token that is valid for some time yet. Raises AuthenticationError, or RetriableError."""
-        return _kept.get(self, self._ask)
+        """A token that is good for some time yet. Raises AuthenticationError, RetriableError; without urllib3 UsageError."""
+        return kept.get(self, self.renewal, self._ask)
 
     def extensions(self) -> dict[str, str]:
         """What brokers get beside the token."""
         return dict(self.sasl_extensions)
 
     def _ask(self) -> tuple[str, float]:
-        where = f"the token endpoint {self.url}"
-        try:
-            with _opener.open(self._request(), timeout=_TIMEOUT_S) as response:
-                answer = response.read(_LONGEST_ANSWER)
-        except urllib.error.HTTPError as error:
-            with error:
-                raise _refusal(where, self.client_id, error) from None
-        except OSError as error:
-            reason = getattr(error, "reason", error)
-            raise RetriableError(f"{where} cannot be reached: {reason}") from error
-        return _parsed(where, answer)
-
-    def _request(self) -> urllib.request.Request:
         names = (self.client_id, self.client_secret)
         user, password = map(urllib.parse.quote_plus, names) if self.sends_encoded else names
         form = {"grant_type": "client_credentials"} | ({"scope": self.scope} if self.scope else {})
@@ -119,42 +72,64 @@ class ClientCredentials:
             "Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode(),
             "Content-Type": "application/x-www-form-urlencoded",
         }
-        return urllib.request.Request(self.url, urllib.parse.urlencode(form).encode(), headers)  # noqa: S310 - see __post_init__
+        who = f"the client id {self.client_id!r} or its secret"
+        body = urllib.parse.urlencode(form).encode()
+        return token_of(Question(url=self.url, method="POST", headers=headers, body=body, who=who), self.http)
 
 
-class _NowhereElse(urllib.request.HTTPRedirectHandler):
-    """Follows no redirection: the secret is for the address that was given."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ManagedIdentity:
+    """Tokens of Azure's metadata service (IMDS) for the identity of the machine: no secret is needed.
 
-    def redirect_request(self, *_: object) -> None:
-        return None
+    `query`: what is asked, such as "api-version=2018-02-01&resource=api://...", with "&client_id=..." for one of several
+    identities.
+    """
+
+    query: str
+    url: str = AZURE_IMDS
+    sasl_extensions: tuple[tuple[str, str], ...] = ()
+    http: Http = field(default_factory=Http)
+    renewal: Renewal = field(default_factory=Renewal)
+
+    def __post_init__(self) -> None:
+        """Refuse addresses of other kinds."""
+        if not is_web_address(self.url):
+            raise UsageError(f"sasl.oauthbearer.token.endpoint.url must be like http://host/path, not {self.url!r}")
+
+    def token(self) -> str:
+        """As `ClientCredentials`."""
+        return kept.get(self, self.renewal, self._ask)
+
+    def extensions(self) -> dict[str, str]:
+        """What brokers get beside the token."""
+        return dict(self.sasl_extensions)
+
+    def _ask(self) -> tuple[str, float]:
+        url = f"{self.url}?{self.query}" if self.query else self.url
+        headers = {"Accept": "application/json", "Metadata": "true"}
+        return token_of(Question(url=url, method="GET", headers=headers, body=None, who="this machine's identity"), self.http)
 
 
-_opener = urllib.request.build_opener(_NowhereElse)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileTokens:
+    """A token that somebody else puts into a file, and renews there: it is read for every connection."""
 
+    path: str
+    sasl_extensions: tuple[tuple[str, str], ...] = ()
 
-def _refusal(where: str, client_id: str, error: urllib.error.HTTPError) -> Exception:
-    try:
-        said = json.loads(error.read(_LONGEST_ANSWER))
-        reason = " ".join(str(said[name]) for name in ("error", "error_description") if name in said)
-    except (ValueError, TypeError, OSError):
-        reason = ""
-    story = f"{where} answered {error.code} {error.reason}" + (f": {reason[:300]}" if reason else "")
-    if error.code in _REFUSED:
-        return AuthenticationError(f"{story}; it refused the client id {client_id!r} or its secret")
-    if error.code < 400:
-        return AuthenticationError(f"{story}: it sends elsewhere, which is not followed; give the address that answers")
-    return RetriableError(story)
+    def token(self) -> str:
+        """What the file holds now. Raises RetriableError while it cannot be read, AuthenticationError for what is no token."""
+        try:
+            text = Path(self.path).read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise RetriableError(f"the file of the token, {self.path}, cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError:
+            text = ""
+        return checked(text, f"the file {self.path}")
 
-
-def _parsed(where: str, answer: bytes) -> tuple[str, float]:
-    try:
-        found = json.loads(answer)
-        token, life_s = found["access_token"], float(found.get("expires_in") or _DEFAULT_LIFE_S)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise AuthenticationError(f"{where} answered without an access_token") from None
-    if not isinstance(token, str) or not token.isascii() or not token.isprintable() or not token:
-        raise AuthenticationError(f"{where} answered with an access_token that is none")
-    return token, life_s
+    def extensions(self) -> dict[str, str]:
+        """What brokers get beside the token."""
+        return dict(self.sasl_extensions)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,6 +144,7 @@ class MskTokens:
     profile: str | None = None
     role_arn: str | None = None
     session_name: str = "headrace"
+    renewal: Renewal = field(default_factory=Renewal)
 
     def __post_init__(self) -> None:
         """Refuse two identities."""
@@ -177,7 +153,7 @@ class MskTokens:
 
     def token(self) -> str:
         """A signed token. Raises UsageError without the package or a region, AuthenticationError without credentials."""
-        return _kept.get(self, self._ask)
+        return kept.get(self, self.renewal, self._ask)
 
     def _ask(self) -> tuple[str, float]:
         try:
