@@ -48,7 +48,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Report:
+class ReplayReport:
     """What became of the letters that were wanted: by topic where they were written; and those that were not."""
 
     written: Counter[str] = field(default_factory=Counter)
@@ -90,7 +90,7 @@ class Replay:
         self._replayed = Replayed(topic, None, "")
         self._waiting: list[Letter] = []
         self._bytes = 0
-        self.report: Report = Report()
+        self.report: ReplayReport = ReplayReport()
 
     def begin(self) -> None:
         """Shut out another replay of this topic, end what it has left, and read what was replayed.
