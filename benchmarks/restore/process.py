@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 END_S = 20.0
+DEAD_POLL_S = 0.002
 LOG_LINES, LINE_LENGTH = 30, 400
 _ANCESTORS = (("pyspark.daemon",), ("spark_zygote", "spark_zygote"))
 """By their command lines, the parent of a worker, and the parent's: a daemon, which may itself be forked from our zygote."""
@@ -27,6 +30,7 @@ class Family:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], directory: Path) -> None:
         """Start it; what it writes is appended to `job.log` in `directory`."""
         self._log = directory / "job.log"
+        self._status = directory / "status.json"
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own command
                 command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -47,9 +51,7 @@ class Family:
                     process.kill()
             killed |= new
         self._process.wait(END_S)
-        _, alive = psutil.wait_procs(killed, END_S)
-        if alive:
-            raise RuntimeError(f"processes that were killed did not end: {alive}")
+        _wait_until_dead(killed)
         if self._process.returncode != -signal.SIGKILL:
             raise RuntimeError(f"it was to die by SIGKILL, and ended with status {self._process.returncode}")
         return at, time.monotonic()
@@ -65,10 +67,31 @@ class Family:
         at = time.monotonic()
         for worker in workers:
             worker.kill()
-        _, alive = psutil.wait_procs(workers, END_S)
-        if alive:
-            raise RuntimeError(f"workers that were killed did not end: {alive}")
+        _wait_until_dead(workers)
         return at, time.monotonic()
+
+    def kill_active(self) -> tuple[float, float]:
+        """SIGKILL to the active driver of a supervisor and all its processes. As `kill`. Raises RuntimeError where none is."""
+        active = self._supervised().get("active")
+        if active is None:
+            raise RuntimeError("there is no active driver to kill")
+        root = psutil.Process(active["pid"])
+        at = time.monotonic()
+        killed = [root, *root.children(recursive=True)]
+        for process in killed:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        _wait_until_dead(killed)
+        return at, time.monotonic()
+
+    def has_standby(self) -> bool:
+        """Whether a standby waits, and another driver is active."""
+        status = self._supervised()
+        return bool(status.get("active")) and "ARMED" in [standby["state"] for standby in status.get("standbys", [])]
+
+    def _supervised(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self._status.read_text()) if self._status.exists() else {}
+        return found
 
     def end(self) -> None:
         """Whatever is left of it."""
@@ -116,3 +139,22 @@ class Family:
         """Its parents are the nursery, the coordinator, and the supervisor, which is `headrace run`."""
         above = process.parents()[:3]
         return len(above) == 3 and above[2].pid == self._process.pid and _COMMAND_LINE in above[2].cmdline()
+
+
+def _wait_until_dead(processes: Iterable[psutil.Process]) -> None:
+    """Until none of them runs. One that nobody has waited for yet is dead, too: its orphans may be that for seconds.
+
+    Raises RuntimeError if one stays.
+    """
+    deadline = time.monotonic() + END_S
+    while alive := [process for process in processes if _runs(process)]:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"processes that were killed did not end: {alive}")
+        time.sleep(DEAD_POLL_S)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running()) and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -198,9 +198,22 @@ class Rig:
         """Start it, and wait for its first record. Raises RuntimeError when none comes."""
         self.controls.rate.value = TRICKLE
         self.start(self.work.scenario.phase)
+        assert self.family is not None
         if not self.wait_for(lambda: self.controls.visible.value > 0, START_S):
-            assert self.family is not None
             raise RuntimeError(f"no record came out within {START_S:g} s:\n{self.family.log_tail()}")
+        if self.work.system.victim is Victim.ACTIVE and not self.wait_for(self.family.has_standby, START_S):
+            raise RuntimeError(f"no standby waits after {START_S:g} s:\n{self.family.log_tail()}")
+
+    def strike(self, stopped: int | None) -> tuple[float, float]:
+        """Kill what is to be killed; `stopped` is a process that has stopped in a phase. When, and when all was dead."""
+        assert self.family is not None
+        match self.work.system.victim:
+            case Victim.ALL:
+                return self.family.kill()
+            case Victim.ACTIVE:
+                return self.family.kill_active()
+            case Victim.WORKERS | Victim.WORKER:
+                return self.family.kill_workers(stopped, self.work.system.most)
 
     def settle(self) -> None:
         """Wait until the lag neither grows nor shrinks. Raises RuntimeError when it does for too long."""
@@ -355,16 +368,14 @@ def _kill(rig: Rig, generator: random.Random) -> Killed:
         rig.wait(delay)
     else:
         stopped = _reach_phase(rig)
-    assert rig.family is not None
-    workers = rig.work.system.victim is not Victim.ALL
-    at, dead = rig.family.kill_workers(stopped, rig.work.system.most) if workers else rig.family.kill()
+    at, dead = rig.strike(stopped)
     killed = Killed(at, dead, scenario.phase)
     (rig.directory / "armed").unlink(missing_ok=True)
     if scenario.added:
         total = PARTITIONS + scenario.added
         add_partitions(rig.bootstrap, rig.source, total)
         rig.controls.partitions.value = total
-    if not workers:
+    if rig.work.system.victim is Victim.ALL:
         rig.start(None, scenario.more)
     rig.wait(ECHO_S)  # what they had committed reaches the probe
     killed.visible = rig.controls.visible.value
@@ -375,14 +386,11 @@ def _kill(rig: Rig, generator: random.Random) -> Killed:
 
 def _kill_again(rig: Rig, killed: Killed, share: float) -> None:
     """In the restart, which is then made once more."""
-    assert rig.family is not None
-    workers = rig.work.system.victim is not Victim.ALL
-    earliest, latest = WORKER_RESTART_KILL_S if workers else RESTART_KILL_S
+    starts_anew = rig.work.system.victim is Victim.ALL
+    earliest, latest = WORKER_RESTART_KILL_S if not starts_anew else RESTART_KILL_S
     rig.wait(earliest + share * (latest - earliest))
-    if workers:
-        _, killed.dead = rig.family.kill_workers(None, rig.work.system.most)
-    else:
-        _, killed.dead = rig.family.kill()
+    _, killed.dead = rig.strike(None)
+    if starts_anew:
         rig.start(None, rig.work.scenario.more)
     killed.kills += 1
 

@@ -29,6 +29,7 @@ class Victim(Enum):
     ALL = "the driver and all its processes"
     WORKERS = "the Python workers, or the TaskManager; the driver, or the JobManager, survives"
     WORKER = "one worker; the others and the coordinator survive"
+    ACTIVE = "the active driver and all its processes; the supervisor and the standby survive"
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,10 @@ EXACTLY, AT_LEAST = "exactly once", "at least once"
 
 SYSTEMS = (
     _headrace("headrace", "headrace on Spark", has_phases=True),
+    _headrace(
+        "headrace-standby", "headrace on Spark, with a standby: twice the memory", script="spark_standby.py",
+        victim=Victim.ACTIVE, has_phases=True, capacity_of="headrace",
+    ),
     System("jvm", "Spark's JVM connector", AT_LEAST, "spark_copy.py", more=_spark("kafka")),
     System(
         "flink", "Flink SQL", EXACTLY, "flink_copy.py", flink_python,

@@ -37,11 +37,11 @@ from headrace.runners.spark.supervision.standby import (
     DriverDied,
     DriverLife,
     DriverPhase,
+    DriverReport,
     DriverReported,
     Finish,
     Kill,
     Launch,
-    Report,
     StandbyCore,
     StandbyLimits,
     Stop,
@@ -67,14 +67,14 @@ def armed(standbys=1, **settings):
     core = started(standbys, **settings)
     assert gets_on(core, 1, 5.0) == [Launch(2 + n) for n in range(standbys)]
     for number in range(2, 2 + standbys):
-        assert core.handle(DriverReported(number, 6.0, Report.ARMED)) == []
+        assert core.handle(DriverReported(number, 6.0, DriverReport.ARMED)) == []
     return core
 
 
 def gets_on(core, number, now_s):
     """It begins, and ends its first batch."""
-    assert core.handle(DriverReported(number, now_s, Report.BEGAN)) == []
-    return core.handle(DriverReported(number, now_s, Report.PROGRESSED))
+    assert core.handle(DriverReported(number, now_s, DriverReport.BEGAN)) == []
+    return core.handle(DriverReported(number, now_s, DriverReport.PROGRESSED))
 
 
 def phases(core):
@@ -83,9 +83,9 @@ def phases(core):
 
 def test_the_first_driver_is_called_at_once_and_standbys_start_when_it_gets_on():
     core = started(2)
-    assert core.handle(DriverReported(1, 1.0, Report.ALIVE)) == []
-    assert core.handle(DriverReported(1, 5.0, Report.BEGAN)) == []
-    assert core.handle(DriverReported(1, 7.0, Report.PROGRESSED)) == [Launch(2), Launch(3)]
+    assert core.handle(DriverReported(1, 1.0, DriverReport.ALIVE)) == []
+    assert core.handle(DriverReported(1, 5.0, DriverReport.BEGAN)) == []
+    assert core.handle(DriverReported(1, 7.0, DriverReport.PROGRESSED)) == [Launch(2), Launch(3)]
     assert phases(core) == {1: "ACTIVE", 2: "WARMING", 3: "WARMING"}
 
 
@@ -103,7 +103,7 @@ def test_a_second_death_while_the_next_standby_warms_waits_for_it_and_no_longer_
     core.handle(DriverDied(1, 100.0, KILLED, EVEN))
     gets_on(core, 2, 100.5)
     assert core.handle(DriverDied(2, 105.0, KILLED, EVEN)) == []
-    assert core.handle(DriverReported(3, 120.0, Report.ARMED)) == [CallDriver(3)]
+    assert core.handle(DriverReported(3, 120.0, DriverReport.ARMED)) == [CallDriver(3)]
 
 
 def test_a_driver_that_still_warms_is_called_when_the_delay_is_over_as_it_is_nearer_than_a_new_one():
@@ -113,7 +113,7 @@ def test_a_driver_that_still_warms_is_called_when_the_delay_is_over_as_it_is_nea
     core.handle(DriverDied(2, 105.0, KILLED, EVEN))
     assert core.handle(TimePassed(164.9)) == []
     assert core.handle(TimePassed(165.0)) == [CallDriver(3)]
-    assert core.handle(DriverReported(3, 165.1, Report.ARMED)) == []  # was under way when it was called
+    assert core.handle(DriverReported(3, 165.1, DriverReport.ARMED)) == []  # was under way when it was called
     assert phases(core) == {3: "TAKING_OVER"}
 
 
@@ -162,12 +162,12 @@ def looks(core, count, first_s=6.0):
 
 def test_a_silent_active_is_killed_and_a_standby_is_called_only_when_it_is_dead():
     core = armed()
-    core.handle(DriverReported(2, 6.0, Report.ALIVE))
+    core.handle(DriverReported(2, 6.0, DriverReport.ALIVE))
     for n in range(LOOKS + 1):
-        core.handle(DriverReported(2, 7.0 + 2 * n, Report.ALIVE))
+        core.handle(DriverReported(2, 7.0 + 2 * n, DriverReport.ALIVE))
         assert core.handle(TimePassed(8.0 + 2 * n)) == ([Kill(1)] if n == LOOKS else [])
     assert phases(core) == {1: "DYING", 2: "ARMED"}
-    assert core.handle(DriverReported(1, 20.0, Report.PROGRESSED)) == []  # too late
+    assert core.handle(DriverReported(1, 20.0, DriverReport.PROGRESSED)) == []  # too late
     assert core.handle(DriverDied(1, 20.1, KILLED, EVEN)) == [CallDriver(2)]
     assert core.job.last_failure == "the driver has said nothing for 8 s"
 
@@ -175,7 +175,7 @@ def test_a_silent_active_is_killed_and_a_standby_is_called_only_when_it_is_dead(
 def test_a_silent_standby_is_killed_and_replaced_and_the_active_is_left_alone():
     core = armed()
     for n in range(LOOKS + 1):
-        core.handle(DriverReported(1, 7.0 + 2 * n, Report.PROGRESSED))
+        core.handle(DriverReported(1, 7.0 + 2 * n, DriverReport.PROGRESSED))
         assert core.handle(TimePassed(8.0 + 2 * n)) == ([Kill(2)] if n == LOOKS else [])
     assert core.handle(DriverDied(2, 20.0, KILLED, EVEN)) == []
     assert core.job.phase is SupervisionPhase.RUNNING
@@ -185,7 +185,7 @@ def test_a_clock_that_jumps_makes_nobody_silent():
     """A supervisor, or a machine, that was stopped for an hour."""
     core = armed()
     assert core.handle(TimePassed(3600.0)) == []
-    assert core.handle(DriverReported(1, 3600.1, Report.ALIVE)) == []
+    assert core.handle(DriverReported(1, 3600.1, DriverReport.ALIVE)) == []
 
 
 def test_a_driver_that_starts_has_more_time_for_its_first_word():

@@ -27,7 +27,12 @@ def start_session(told: dict[str, Any]) -> Any:  # noqa: ANN401 - Spark is impor
 
     builder = warm_session_builder if told["warm"] else session_builder
     mark(told, "imported")
-    settings = {
+    return builder().config(map=settings(told)).getOrCreate()
+
+
+def settings(told: dict[str, Any]) -> dict[str, str]:
+    """Of the session."""
+    found = {
         "spark.master": told.get("master", f"local[{told['parallelism']},4]"),
         "spark.driver.memory": "2g",
         "spark.driver.host": "127.0.0.1",
@@ -38,8 +43,8 @@ def start_session(told: dict[str, Any]) -> Any:  # noqa: ANN401 - Spark is impor
         "spark.kafka.consumer.cache.capacity": "256",
     }
     if told["jars"]:
-        settings["spark.jars"] = ",".join(told["jars"])
-    return builder().config(map=settings).getOrCreate()
+        found["spark.jars"] = ",".join(told["jars"])
+    return found
 
 
 def start_query(spark: Any, told: dict[str, Any]) -> Any:  # noqa: ANN401 - Spark's

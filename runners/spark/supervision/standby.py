@@ -184,7 +184,7 @@ DRIVER_TRANSITIONS: Transitions[DriverPhase] = MappingProxyType(
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 
-class Report(Enum):
+class DriverReport(Enum):
     """What a driver says. `ALIVE` says no more than that, as the others do, too."""
 
     ALIVE = auto()
@@ -199,7 +199,7 @@ class DriverReported:
 
     number: int
     now_s: float
-    report: Report
+    report: DriverReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,18 +308,18 @@ class StandbyCore:
             case _:
                 assert_never(event)
 
-    def _reported(self, number: int, now_s: float, report: Report) -> list[StandbyCommand]:
+    def _reported(self, number: int, now_s: float, report: DriverReport) -> list[StandbyCommand]:
         driver = self.drivers[number]
         driver.handle(Heard())
         match report:
-            case Report.ALIVE:
+            case DriverReport.ALIVE:
                 return []
-            case Report.ARMED:
+            case DriverReport.ARMED:
                 driver.handle(Warmed())
                 return self._hand_over(now_s)
-            case Report.BEGAN:
+            case DriverReport.BEGAN:
                 driver.handle(Began())
-            case Report.PROGRESSED:
+            case DriverReport.PROGRESSED:
                 self._has_progressed = self._has_progressed or number == self.called
             case _:
                 assert_never(report)

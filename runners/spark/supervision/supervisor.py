@@ -37,11 +37,11 @@ from headrace.runners.spark.supervision.processes import DriverProcess
 from headrace.runners.spark.supervision.standby import (
     CallDriver,
     DriverDied,
+    DriverReport,
     DriverReported,
     Finish,
     Kill,
     Launch,
-    Report,
     StandbyCommand,
     StandbyCore,
     StandbyEvent,
@@ -181,7 +181,7 @@ class _Supervisor:
         if driver is None:
             return  # its end was ready, too, and came first
         for said in driver.news():
-            report = next((report for name, report in _REPORTS.items() if name in said), Report.ALIVE)
+            report = next((report for name, report in _REPORTS.items() if name in said), DriverReport.ALIVE)
             self._shown[number] |= {name: what for name, what in said.items() if name != "armed"}
             self._tell(DriverReported(number, time.monotonic(), report))
         if driver.is_silent:
@@ -235,7 +235,7 @@ class _Supervisor:
         return {"queries": [], "batches": {}, **shown} if number == self._core.called else shown
 
 
-_REPORTS = {"armed": Report.ARMED, "queries": Report.BEGAN, "batches": Report.PROGRESSED}
+_REPORTS = {"armed": DriverReport.ARMED, "queries": DriverReport.BEGAN, "batches": DriverReport.PROGRESSED}
 
 
 def _until(at_s: float | None) -> float | None:

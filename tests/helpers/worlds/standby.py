@@ -36,11 +36,11 @@ from headrace.runners.spark.supervision.lock import (
 from headrace.runners.spark.supervision.standby import (
     CallDriver,
     DriverDied,
+    DriverReport,
     DriverReported,
     Finish,
     Kill,
     Launch,
-    Report,
     StandbyCore,
     StandbyEvent,
     StandbyLimits,
@@ -83,7 +83,7 @@ class Family:
     jvm: Played | None = None
     is_called: bool = False
     is_to_stop: bool = False
-    said: list[Report] = field(default_factory=list)
+    said: list[DriverReport] = field(default_factory=list)
     end: DriverEnd = KILLED
 
     @property
@@ -163,14 +163,14 @@ class World:
         """A driver's own process: warm, wait, lock, start, watch."""
         for _ in range(self.chances.randrange(20)):
             yield
-            family.said.append(Report.ALIVE)
+            family.said.append(DriverReport.ALIVE)
             if family.is_called:
                 break
         if not family.is_called:
             self.rehearse(family)
-            family.said.append(Report.ARMED)
+            family.said.append(DriverReport.ARMED)
         while not family.is_called:
-            family.said.append(Report.ALIVE)
+            family.said.append(DriverReport.ALIVE)
             yield
         try:
             yield from self.lock(family)
@@ -179,10 +179,10 @@ class World:
             return
         family.jvm = Played(f"{family.name}'s JVM", self.query(family))
         yield
-        family.said.append(Report.BEGAN)
+        family.said.append(DriverReport.BEGAN)
         while family.jvm.is_alive:
             if not family.jvm.is_stopped:
-                family.said.append(Report.PROGRESSED)
+                family.said.append(DriverReport.PROGRESSED)
             if family.is_to_stop:
                 family.jvm.is_alive, family.end = False, DriverEnd(Ending.STOPPED, "it was stopped")
             yield

@@ -1,0 +1,42 @@
+"""A supervised Spark job with a standby: `spark_copy.py`'s query, whose active driver is to be killed.
+
+    python spark_standby.py <json>, as for spark_copy.py
+
+`status.json` beside the job's state says which driver is active, and whether the standby waits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from marks import mark
+from spark_copy import settings, start_query
+
+TOLD = "RESTORE_JOB"
+
+
+def job(spark: Any) -> Any:  # noqa: ANN401 - Spark's
+    """In a driver: called for the rehearsal, and when it runs the job."""
+    told = json.loads(os.environ[TOLD])
+    mark(told, "called")
+    query = start_query(spark, told)
+    mark(told, "query")
+    return query
+
+
+def main(told: dict[str, Any]) -> None:
+    """Until killed."""
+    from headrace.run import FixedDelay
+    from headrace.spark import run
+
+    os.environ[TOLD] = json.dumps(told)
+    status = Path(told["state"]).parent / "status.json"
+    run(job, standby=1, restart=FixedDelay(attempts=1000), conf=settings(told), status=status)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
