@@ -285,6 +285,44 @@ class TestErrors:
         assert values(kafka, "two") == ["behind"]
 
 
+def brought_nothing(topic):
+    """A new leader's answer as long as it does not know its high watermark."""
+
+    def change(response):
+        for part in (part for found in response.responses if found.topic_id == topic for part in found.partitions):
+            part.records, part.high_watermark, part.last_stable_offset = b"", 0, 0
+
+    return change
+
+
+class TestNewLeader:
+    """It brings nothing of what it has until it knows its high watermark, for some milliseconds after an outage."""
+
+    def test_seen_here_what_is_to_be_copied_is_not_taken_for_lost_when_a_new_leader_brings_nothing_yet(self, kafka, sink):
+        handles = prepared(sink, JOB, 0, ["a"])
+        recorded_and_killed(sink, handles)
+        take_over(sink, handles[0])
+        topic = sink.cluster().topic_id("out")
+        nothing = kafka.fault("Fetch", Rewrite(brought_nothing(topic)), nth=2, times=2, when=lambda asked: asks(asked, topic))
+        committer(sink, JOB).recover()
+        assert values(kafka) == ["a"]
+        assert nothing.fired == 2
+
+    def test_seen_here_nor_does_it_end_the_reading_of_the_lists(self, kafka, sink):
+        handles = prepared(sink, JOB, 0, ["a"])
+        recorded_and_killed(sink, handles)
+        other = replace(sink, properties={**sink.properties, "client.id": "another"})
+        topic = other.cluster().topic_id("commits")
+        nothing = kafka.fault("Fetch", Rewrite(brought_nothing(topic)), times=2, when=lambda asked: asks(asked, topic))
+        committer(other, JOB).recover()
+        assert values(kafka) == ["a"]
+        assert nothing.fired == 2
+
+
+def asks(request, topic):
+    return any(item.topic_id == topic for item in request.topics)
+
+
 UNKNOWN_TOPIC_OR_PARTITION, TOPIC_AUTHORIZATION_FAILED, OPERATION_NOT_ATTEMPTED = 3, 29, 55
 
 

@@ -410,6 +410,19 @@ class TestFirstContact:
         waiting.join(LONGEST_S)
         assert not waiting.is_alive()
 
+    def test_seen_here_so_is_one_that_others_had_though_this_process_has_found_none(self, kafka, sink, caplog):
+        """A new task in the outage of its coordinator alone: "there never is one" was said after a minute."""
+        JobCommitter(JOB, sink.committer(JOB)).recover()
+        lost = kafka.fault("FindCoordinator", Refuse(COORDINATOR_NOT_AVAILABLE), times=None)
+        task = sink_of(kafka, **{"client.id": "task"})
+        task.reached()
+        found = Future()
+        threading.Thread(target=lambda: settle(found, lambda: prepared(task, JOB, 0, ["a"]))).start()
+        wait_for(lambda: "trying on" in caplog.text, "nobody waits")
+        threading.Event().wait(0.2)
+        lost.stop()
+        assert len(found.result(LONGEST_S)) == 1
+
     def test_another_process_of_a_run_that_has_reached_it_waits_from_its_first_call_on(self, kafka, sink, caplog, monkeypatch):
         outage = Outage(kafka, "begin", caplog, monkeypatch)
         outage.at("begin")

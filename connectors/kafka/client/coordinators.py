@@ -9,7 +9,7 @@ from headrace.connectors.kafka.client.calls import Calls
 from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.errors import NoCoordinatorError, broker_error
 from headrace.connectors.kafka.client.topology import Broker
-from headrace.connectors.kafka.client.wire.protocol import FindCoordinatorRequest
+from headrace.connectors.kafka.client.wire.protocol import FindCoordinatorRequest, MetadataRequest
 
 __all__ = ["CoordinatorKind", "Coordinators"]
 
@@ -21,6 +21,7 @@ class CoordinatorKind(Enum):
     TRANSACTION = 1
 
 
+_TOPICS = {CoordinatorKind.GROUP: "__consumer_offsets", CoordinatorKind.TRANSACTION: "__transaction_state"}
 _HINTS = {
     CoordinatorKind.GROUP: "if it stays so: are there as many brokers as offsets.topic.replication.factor says?",
     CoordinatorKind.TRANSACTION: "if it stays so: are there as many brokers as transaction.state.log.replication.factor says?",
@@ -50,7 +51,7 @@ class Coordinators:
         response = self._calls.call_any(FindCoordinatorRequest(key=key, key_type=kind.value, coordinator_keys=[key]))
         found = response.coordinators[0] if response.API_VERSION >= 4 else response
         where = f"looking for the coordinator of {kind.name.lower()} {key!r}"
-        if found.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE and kind not in self._found:
+        if found.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE and not self._were_there(kind):
             raise NoCoordinatorError(found.error_code, where, _HINTS[kind])
         if found.error_code != ErrorCode.NONE:
             raise broker_error(found.error_code, where)
@@ -59,6 +60,15 @@ class Coordinators:
         with self._lock:
             self._known[kind, key] = broker
         return broker
+
+    def _were_there(self, kind: CoordinatorKind) -> bool:
+        """Whether there have been coordinators, which are away now: one was found, or a broker knows their topic."""
+        if kind not in self._found:
+            wanted = [MetadataRequest.MetadataRequestTopic(name=_TOPICS[kind])]
+            answer = self._calls.call_any(MetadataRequest(topics=wanted, allow_auto_topic_creation=False, min_version=4))
+            if any(topic.error_code in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE) for topic in answer.topics):
+                self._found.add(kind)
+        return kind in self._found
 
     def forget(self, kind: CoordinatorKind, key: str) -> None:
         """See `KafkaCluster.forget_coordinator`."""

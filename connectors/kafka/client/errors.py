@@ -56,9 +56,9 @@ class RetriableBrokerError(BrokerError, RetriableError):
 
 
 class NoCoordinatorError(RetriableBrokerError):
-    """Brokers answer and know no coordinator, and this process has never found one of the kind: perhaps there never is one.
+    """Brokers answer and know no coordinator, and no topic of theirs: perhaps there never is one.
 
-    Theirs is an internal topic, which is not created where it is to have more replicas than there are brokers.
+    It is an internal topic, which is not created where it is to have more replicas than there are brokers.
     """
 
 

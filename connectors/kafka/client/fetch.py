@@ -9,12 +9,13 @@ from uuid import UUID
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.errors import broker_error
+from headrace.connectors.kafka.client.positions import Latest
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.client.wire.protocol import FetchRequest, Message
 from headrace.connectors.kafka.format.fetch_protocol import FetchAnswer, PartitionAnswer
 from headrace.enumerator.errors import RetriableError
 
-__all__ = ["FetchLimits", "PartitionFetch", "fetch_once", "fetch_request"]
+__all__ = ["FetchLimits", "PartitionFetch", "fetch_once", "fetch_request", "fetch_there"]
 
 _FETCH_BYTES = 8 * 1024 * 1024
 _LAST_WITH_NAMES = 12  # later versions name topics by id (KIP-516)
@@ -92,7 +93,7 @@ def fetch_once(cluster: KafkaCluster, topic: str, partition: int, offset: int, i
 
     def ask() -> PartitionAnswer:
         leader = cluster.leader(topic, partition)
-        wanted = PartitionFetch(topic, cluster.topic_id(topic), partition, offset, _FETCH_BYTES)
+        wanted = PartitionFetch(topic, cluster.topic_id(topic), partition, offset, _FETCH_BYTES, leader.epoch)
         answer: FetchAnswer = cluster.call(leader.broker, fetch_request([wanted], limits, isolation, rack=None))
         if not answer.error and not answer.partitions:
             raise RetriableError(f"{where}: {leader.broker} left the partition out of its answer, as one that throttles does")
@@ -103,3 +104,21 @@ def fetch_once(cluster: KafkaCluster, topic: str, partition: int, offset: int, i
         return answer.partitions[0]
 
     return cluster.retrying(where, ask)
+
+
+def fetch_there(cluster: KafkaCluster, topic: str, partition: int, offset: int, isolation: Isolation) -> PartitionAnswer:
+    """`fetch_once` at an offset that was there: it brings nothing only if the leader says that its log ends before.
+
+    A new leader brings nothing of what it has as long as it does not know its high watermark; asked where its log ends, it
+    refuses to answer meanwhile (KAFKA-7703).
+    """
+
+    def ask() -> PartitionAnswer:
+        answer = fetch_once(cluster, topic, partition, offset, isolation)
+        if not answer.error and not len(answer.records):
+            end = cluster.list_offsets({(topic, partition): Latest()}, isolation)[topic, partition].offset
+            if end is not None and end > offset:
+                raise RetriableError(f"{topic}-{partition} ends at {end}, and nothing was brought of offset {offset}")
+        return answer
+
+    return cluster.retrying(f"reading {topic}-{partition} at offset {offset}", ask)

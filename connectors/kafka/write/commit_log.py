@@ -21,7 +21,7 @@ import pyarrow as pa
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.errors import BrokerError, broker_error
-from headrace.connectors.kafka.client.fetch import fetch_once
+from headrace.connectors.kafka.client.fetch import fetch_there
 from headrace.connectors.kafka.client.positions import Earliest, Latest
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.client.topology import TopicMetadata
@@ -202,7 +202,7 @@ class CommitLog:
 
     def _read_from(self, position: int, end: int) -> int:
         """Take in what one Fetch brings; the position after it."""
-        answer = fetch_once(self.cluster, self.topic, _PARTITION, position, Isolation.READ_COMMITTED)
+        answer = fetch_there(self.cluster, self.topic, _PARTITION, position, Isolation.READ_COMMITTED)
         if answer.error or not len(answer.records):
             raise PeerError(f"{self.topic}-{_PARTITION} ends at offset {end}, and nothing could be read at {position}")
         batches = decode(

@@ -16,7 +16,7 @@ from crc32c import crc32c
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.error_codes import ErrorCode
-from headrace.connectors.kafka.client.fetch import fetch_once
+from headrace.connectors.kafka.client.fetch import fetch_once, fetch_there
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.client.retries import giving_up_when
 from headrace.connectors.kafka.client.topology import TopicMetadata, TopicPartition
@@ -68,7 +68,7 @@ def _same(expected: UUID | None, found: UUID | None) -> bool:
 
 
 def _ask(cluster: KafkaCluster, handle: KafkaHandle, written: WrittenRange, why_open: Callable[[int], str]) -> Outcome | None:
-    answer = fetch_once(cluster, written.topic, written.partition, written.first, Isolation.READ_COMMITTED)
+    answer = fetch_there(cluster, written.topic, written.partition, written.first, Isolation.READ_COMMITTED)
     if answer.error == ErrorCode.OFFSET_OUT_OF_RANGE:
         return None
     if answer.last_stable_offset is not None and answer.last_stable_offset <= written.first:
@@ -174,7 +174,7 @@ _LOST = "a transaction timed out before it could be committed, and what it wrote
 def _own_batches(cluster: KafkaCluster, handle: KafkaHandle, written: WrittenRange) -> Iterator[StoredBatch]:
     position = written.first
     while position <= written.last:
-        answer = fetch_once(cluster, written.topic, written.partition, position, Isolation.READ_UNCOMMITTED)
+        answer = fetch_there(cluster, written.topic, written.partition, position, Isolation.READ_UNCOMMITTED)
         batches = list(stored_batches(answer.records))
         if answer.error == ErrorCode.OFFSET_OUT_OF_RANGE or not batches:
             return
