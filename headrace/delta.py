@@ -1,5 +1,6 @@
-"""Delta tables as a sink: `DeltaSink` appends, exactly once. Needs `pip install 'headrace[delta]'`."""
+"""Delta tables as a sink: `DeltaSink` appends rows, or merges `Changes` by key, exactly once. Needs the extra `delta`."""
 
+from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.delta import DeltaSink
 
-__all__ = ["DeltaSink"]
+__all__ = ["Changes", "DeltaSink"]

@@ -9,6 +9,7 @@ registry, whichever of its schemas they have: `pip install 'headrace[registry]'`
 
 from headrace.connectors.formats.avro.avro_format import AvroFormat
 from headrace.connectors.formats.by_name import FORMAT_NAMES, create_format
+from headrace.connectors.formats.debezium import debezium_changes
 from headrace.connectors.formats.json_values import JsonFormat
 from headrace.connectors.formats.plain import BytesFormat, StringFormat
 from headrace.connectors.formats.registry.client import SchemaRegistry
@@ -30,5 +31,6 @@ __all__ = [
     "SubjectStrategy",
     "ValueFormat",
     "create_format",
+    "debezium_changes",
     "subject_name",
 ]

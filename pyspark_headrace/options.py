@@ -20,7 +20,6 @@ from headrace.connectors.sink import TwoPhaseSink, check_job, is_one_off
 from headrace.enumerator.errors import UsageError
 
 __all__ = [
-    "PARTITION_BY",
     "REPEATED_WRITE",
     "Option",
     "OptionTable",
@@ -258,18 +257,6 @@ REPEATED_WRITE: tuple[Option, ...] = (
     ),
 )
 """The options of every sink."""
-
-
-def _names(option: Option, value: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text(option, value).split(","))
-
-
-PARTITION_BY = Option(
-    "partitionBy",
-    _names,
-    "columns to partition a new table by, separated by commas; a table that exists stays as it is",
-)
-"""Of sinks that make tables of open formats."""
 
 
 def sink_write(sink: SinkT, given: Mapping[str, Any]) -> SinkWrite[SinkT]:

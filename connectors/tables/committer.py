@@ -20,12 +20,15 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+import pyarrow as pa
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from headrace.connectors.sink import CommitList, Committer, Outcome, content_number, is_one_off, numbered_content
 from headrace.connectors.tables.handles import TableHandle
-from headrace.connectors.tables.log import JobMarker, LoadedTable, TableLog
+from headrace.connectors.tables.log import JobMarker, LoadedTable, TableFile, TableLog
+from headrace.connectors.tables.merging import Merge, merged
 from headrace.connectors.tables.work import LeftOver, WorkFolder, refused_by_store
+from headrace.connectors.tables.writing import Layout
 from headrace.enumerator.errors import (
     DataLossError,
     FencedError,
@@ -48,9 +51,11 @@ LONGEST_PAUSE_S = 5.0
 class TableCommitter(Committer[TableHandle]):
     """Commits a job's files to one table. Raises PeerError for what the store refuses; recovering later goes on from there."""
 
-    def __init__(self, table: TableLog, job: str, where: str) -> None:
-        """`where` names the table in messages. Contacts nobody yet."""
+    def __init__(self, table: TableLog, job: str, where: str, layout: Layout | None = None) -> None:
+        """`where` names the table in messages; `layout` is of the files that merges write. Contacts nobody yet."""
         self._log = table
+        self._layout = layout or Layout()
+        self._merge: Merge | None = None  # what was tried last
         self._job = job
         self._where = where
         self._driver: int | None = None
@@ -81,8 +86,11 @@ class TableCommitter(Committer[TableHandle]):
 
         Raises PeerError for files that do not fit the table any more.
         """
-        self._retrying(lambda: self._record(commits))
-        self._commits = commits
+        self._merge = None
+        merge = self._retrying(lambda: self._record(commits))
+        self._commits = commits if merge is None else replace(commits, handles=(*commits.handles, merge.handle))
+        if merge is not None:
+            self._retrying(lambda: self._work().close(merge.handle.place))
 
     def end(self, handle: TableHandle) -> Outcome:
         """COMMITTED: `record` has done it. ABORTED if a reader would look for a file of it that is gone."""
@@ -94,7 +102,7 @@ class TableCommitter(Committer[TableHandle]):
         is_lost = bool(gone) and self._retrying(lambda: self._log.load().refers_to(gone))
         if is_lost:
             return Outcome.ABORTED
-        self._retrying(lambda: self._work().close(handle.place))
+        self._retrying(lambda: self._leave(handle))
         return Outcome.COMMITTED
 
     def copy(self, handles: Sequence[TableHandle]) -> TableHandle:
@@ -114,6 +122,10 @@ class TableCommitter(Committer[TableHandle]):
         """`sweep` of these tasks' transactions alone; lists stay."""
         kept = {handle.place for handle in keep}
         self._retrying(lambda: self._sweep(self._work().look().of_tasks(tasks), kept))
+
+    def widen(self, missing: Callable[[pa.Schema], pa.Schema]) -> None:
+        """Add the columns that `missing` gives for the table's, if there are any, whoever else adds some meanwhile."""
+        self._retrying(lambda: self._widen(missing))
 
     def give_up(self, places: Collection[str]) -> frozenset[str]:
         """Remove the files of these transactions, whoever wants them; those that are committed stay. Gives what it removed.
@@ -165,25 +177,60 @@ class TableCommitter(Committer[TableHandle]):
         self._driver = marker.driver
         return loaded
 
-    def _record(self, commits: CommitList[TableHandle]) -> None:
+    def _record(self, commits: CommitList[TableHandle]) -> Merge | None:
+        """Gives the merge that is committed, if there was one."""
         loaded, marker = self._own()
         if commits.epoch < marker.following:
             if commits.completed:
                 self._work().remove_list(commits.epoch, marker.recorded_by)
-            return
+            return self._merge
         loaded.check_writable()
         for handle in commits.handles:
             self._check_fits(loaded, handle)
+        merge = self._merge_into(loaded, [handle for handle in commits.handles if handle.changes is not None])
+        rows = [handle for handle in commits.handles if handle.changes is None]
         if commits.handles:
             self._list = (commits.epoch, marker.driver)
-            self._work().write_list(marker.driver, commits)
+            merges = () if merge is None else (merge.handle,)
+            self._work().write_list(marker.driver, replace(commits, handles=(*commits.handles, *merges)))
+            rows.extend(merges)
         recorded = JobMarker(marker.driver, commits.epoch + 1, marker.driver, content_number(commits.content))
-        self._commit(loaded, recorded, commits.handles)
+        self._commit(loaded, recorded, rows, () if merge is None else merge.removed)
+        return merge
 
-    def _commit(self, loaded: LoadedTable, marker: JobMarker, handles: Sequence[TableHandle]) -> None:
+    def _merge_into(self, loaded: LoadedTable, changes: Sequence[TableHandle]) -> Merge | None:
+        """What these changes make of this version. It is made again for another one: the last can then not be committed."""
+        if not changes:
+            return None
+        if self._merge is not None and self._merge.version != loaded.version:
+            self._work().remove_data(self._merge.handle.place)
+            self._work().close(self._merge.handle.place)
+            self._merge = None
+        if self._merge is None:
+            loaded.check_rewritable()
+            self._merge = merged(loaded, self._work(), self._layout, changes, self._where)
+        return self._merge
+
+    def _leave(self, handle: TableHandle) -> None:
+        """It is committed. Changes that were staged are of no more use."""
+        work = self._work()
+        if handle.changes is not None:
+            work.remove_data(handle.place)
+        work.close(handle.place)
+
+    def _widen(self, missing: Callable[[pa.Schema], pa.Schema]) -> None:
+        loaded = self._log.load()
+        columns = missing(loaded.schema)
+        if len(columns):
+            loaded.check_writable()
+            loaded.widen(columns)
+
+    def _commit(
+        self, loaded: LoadedTable, marker: JobMarker, handles: Sequence[TableHandle], removed: Sequence[TableFile] = ()
+    ) -> None:
         """What fails after the commit, such as a checkpoint of the table's log, does not undo it."""
         try:
-            loaded.commit(self._job, marker, handles)
+            loaded.commit(self._job, marker, [file for handle in handles for file in handle.files], removed)
         except RetriableError:
             raise
         except PeerError as error:
@@ -232,7 +279,8 @@ class TableCommitter(Committer[TableHandle]):
         now = {field.name: str(field.type) for field in loaded.schema}
         changed = [name for name, kind in handle.columns if now.get(name) != kind]
         required = {field.name for field in loaded.schema if not field.nullable} - dict(handle.columns).keys()
-        if handle.table != loaded.id or handle.partitioning != loaded.partitioning or changed or required:
+        is_placed = handle.changes is not None or handle.partitioning == loaded.partitioning
+        if handle.table != loaded.id or not is_placed or changed or required:
             what = ", ".join([*changed, *sorted(required)]) or "it is another one, or is partitioned in another way"
             raise PeerError(
                 f"{self._where}: the table has changed since the files were written ({what}): write the epoch again"

@@ -14,33 +14,30 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
+from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
-from deltalake.transaction import AddAction, CommitProperties, Transaction
+from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 from pyarrow import fs
 
 from headrace.connectors.files.store import is_local, normal_path
-from headrace.connectors.sink import Attempt, TwoPhaseSink, check_job
-from headrace.connectors.tables.committer import TableCommitter
-from headrace.connectors.tables.handles import DataFile, TableHandle, TableHandleSerializer
-from headrace.connectors.tables.log import FileLayout, JobMarker, LoadedTable, OutdatedError, TableLog
-from headrace.connectors.tables.rows import can_partition, check_columns, check_partition_columns, fitting_schema
+from headrace.connectors.tables.handles import DataFile
+from headrace.connectors.tables.log import FileLayout, JobMarker, LoadedTable, OutdatedError, TableFile, TableLog
+from headrace.connectors.tables.rows import between, can_partition, check_columns, check_partition_columns
+from headrace.connectors.tables.sink import TableSink
 from headrace.connectors.tables.statistics import delta_statistics
 from headrace.connectors.tables.work import jobs_in, refused_by_store
-from headrace.connectors.tables.writing import Layout, TableTransaction
 from headrace.enumerator.errors import PeerError, RetriableError, UsageError
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
 __all__ = ["DeltaSink"]
-
-TARGET_FILE_BYTES = 128 << 20
 
 _WRITTEN_AS_ASKED = frozenset({"appendOnly", "changeDataFeed", "deletionVectors", "timestampNtz", "vacuumProtocolCheck"})
 """Features of which a writer that only appends has nothing to do."""
@@ -53,28 +50,30 @@ _PROPERTIES = {
     "delta.setTransactionRetentionDuration": "it forgets what jobs have committed (delta.setTransactionRetentionDuration)",
     "delta.randomizeFilePrefixes": "it wants its files under random names (delta.randomizeFilePrefixes)",
 }
+_NOT_REWRITTEN = {
+    "delta.appendOnly": "its rows stay as they are",
+    "delta.enableChangeDataFeed": "it keeps a record of every change, which this sink does not write",
+}
 _OF_COLUMNS = ("delta.invariants", "delta.generationExpression", "delta.identity.start", "delta.columnMapping.physicalName")
 
 
 @dataclass(frozen=True)
-class DeltaSink(TwoPhaseSink[TableHandle]):
-    """Appends rows to a Delta table, exactly once; readers see each epoch whole, as one version of the table.
+class DeltaSink(TableSink):
+    """Writes rows to a Delta table, exactly once; readers see each epoch whole, as one version of the table.
 
     - `uri`: where the table is: a local path, or an address of `deltalake` (`s3://`, `az://`, `gs://`). The table exists:
       `create_table` makes one.
     - `target_file_bytes`: a file ends after so many bytes, 128 MiB by default; each task and partition has files of its own.
     - `compression`: Parquet's; snappy by default.
+    - `merge_schema`: `create_table` adds columns that a table does not have; by default it leaves a table as it is.
+    - `changes`: rows are changes, and take the place of those with the same keys; by default rows are appended.
     - `storage_options`: what `deltalake` is told about the store; never shown.
 
     A value that is checked when made, hashable and picklable; contacts nobody before a method is called. Raises UsageError for
     what cannot be honoured.
     """
 
-    commits_by_list: ClassVar[bool] = True
-
     uri: str
-    target_file_bytes: int = field(default=TARGET_FILE_BYTES, kw_only=True)
-    compression: str = field(default="snappy", kw_only=True)
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -83,22 +82,17 @@ class DeltaSink(TwoPhaseSink[TableHandle]):
             raise UsageError("a Delta table needs a path or an address")
         local = is_local(self.uri) or self.uri.startswith("file:")
         object.__setattr__(self, "uri", normal_path(self.uri) if local else self.uri.rstrip("/"))
-        if self.target_file_bytes < 1:
-            raise UsageError(f"target_file_bytes must be at least 1, not {self.target_file_bytes}")
+        super().__post_init__()
         if self.compression != "none" and not _has_codec(self.compression):
             raise UsageError(f"this pyarrow has no compression {self.compression!r}")
 
     @property
-    def handles(self) -> TableHandleSerializer:
-        """JSON objects that name files, with their statistics."""
-        return TableHandleSerializer()
+    def where(self) -> str:
+        """The address."""
+        return self.uri
 
-    def create_table(self, schema: pa.Schema, partition_by: Sequence[str] = ()) -> None:
-        """Make an empty table with these columns, unless there is a table already, which is left as it is.
-
-        Raises UsageError for a type that Delta has not, and for a partition column of another type than text, integers,
-        booleans and dates.
-        """
+    def _make(self, schema: pa.Schema, partition_by: Sequence[str]) -> None:
+        """Partitions are by text, integers, booleans and dates."""
         check_partition_columns(schema, partition_by, self.uri)
         if is_local(self.uri):
             os.makedirs(self.uri, exist_ok=True)
@@ -113,22 +107,6 @@ class DeltaSink(TwoPhaseSink[TableHandle]):
                 )
         except OutdatedError:  # somebody has made one in the same moment: then there is one
             self.log().load()
-
-    def check_rows(self, schema: pa.Schema) -> None:
-        """Load the table, and raise UsageError unless rows of this schema could be written; every task finds out, too."""
-        loaded = self.log().load()
-        loaded.check_writable()
-        fitting_schema(schema, loaded.schema, loaded.partitioning, self.uri)
-
-    def begin(self, attempt: Attempt) -> TableTransaction:
-        """A new transaction; nothing is written before its first row. What an earlier attempt left is swept at the commit."""
-        check_job(attempt.job)
-        layout = Layout(self.target_file_bytes, self.compression)
-        return TableTransaction(self.log(), layout, attempt, self.uri)
-
-    def committer(self, job: str) -> TableCommitter:
-        """The one that commits this job's files."""
-        return TableCommitter(self.log(), check_job(job), self.uri)
 
     def log(self) -> TableLog:
         """The table's log, and the store of its files."""
@@ -182,28 +160,40 @@ class _LoadedDelta(LoadedTable):
 
     @property
     def files(self) -> FileLayout:
-        return _DeltaFiles()
+        return _DeltaFiles(self.partitioning)
+
+    @property
+    def version(self) -> object:
+        return self._table.version()
 
     def check_writable(self) -> None:
         for why in self._obstacles():
             raise UsageError(f"{self._uri}: headrace cannot write to this table: {why}")
 
+    def check_rewritable(self) -> None:
+        protocol, properties = self._table.protocol(), self._metadata.configuration
+        for name, why in _NOT_REWRITTEN.items():
+            if properties.get(name) == "true":
+                raise UsageError(f"{self._uri}: headrace cannot replace rows of this table: {why} ({name})")
+        if "deletionVectors" in (protocol.reader_features or ()):
+            raise UsageError(f"{self._uri}: headrace cannot replace rows of this table: it has deletion vectors")
+
     def marker(self, job: str) -> JobMarker | None:
         driver, *others = (self._table.transaction_version(name) for name in _applications(job))
         return None if driver is None else JobMarker(driver, *(number or 0 for number in others))
 
-    def commit(self, job: str, marker: JobMarker, handles: Sequence[TableHandle]) -> None:
+    def commit(self, job: str, marker: JobMarker, added: Sequence[DataFile], removed: Sequence[TableFile] = ()) -> None:
         """Tried once: whether to try again is for who knows the marker."""
         versions = zip(_applications(job), astuple(marker), strict=True)
         now_ms = time.time_ns() // 1_000_000
         properties = CommitProperties(
-            custom_metadata={"isBlindAppend": True},  # others need not fear that we have read what they change
+            custom_metadata={"isBlindAppend": not removed},  # if so, others need not fear that we have read what they change
             app_transactions=[Transaction(name, version, now_ms) for name, version in versions],
             max_commit_retries=0,
         )
         with _translated(self._uri):
             self._table.create_write_transaction(
-                [_added(file, now_ms) for handle in handles for file in handle.files],
+                [*(_removed(file, now_ms) for file in removed), *(_added(file, now_ms) for file in added)],
                 "append",
                 self._table.schema(),
                 partition_by=list(self.partitioning),
@@ -217,6 +207,18 @@ class _LoadedDelta(LoadedTable):
         with _translated(self._uri):
             check_columns(self._schema, columns, self._uri)
             yield from self._table.to_pyarrow_dataset().to_batches(columns=list(columns))
+
+    def files_with(self, keys: pa.Table) -> Iterator[TableFile]:
+        """Those whose least and greatest values leave room for one of the keys."""
+        with _translated(self._uri):
+            dataset = self._table.to_pyarrow_dataset()
+            for fragment in dataset.get_fragments(between(keys)):
+                yield _DeltaFile(fragment, dataset.schema, self._schema)
+
+    def widen(self, columns: pa.Schema) -> None:
+        with _translated(self._uri):
+            fields = DeltaSchema.from_arrow(_microseconds(columns)).fields
+            self._table.alter.add_columns(fields, commit_properties=CommitProperties(max_commit_retries=0))
 
     def refers_to(self, paths: Collection[str]) -> bool:
         added = pa.table(self._table.get_add_actions(flatten=True)).column("path")
@@ -242,13 +244,37 @@ class _LoadedDelta(LoadedTable):
                 yield f"it is partitioned by {name!r}, which is {kind}"
 
 
-class _DeltaFiles(FileLayout):
-    def columns(self, schema: pa.Schema, partitioning: tuple[str, ...]) -> pa.Schema:
-        """Partition columns are in the log only."""
-        return pa.schema([column for column in schema if column.name not in partitioning])
+class _DeltaFile(TableFile):
+    def __init__(self, fragment: Any, schema: pa.Schema, wanted: pa.Schema) -> None:  # noqa: ANN401 - of pyarrow's datasets
+        self._fragment, self._schema, self._wanted = fragment, schema, wanted
 
-    def partition(self, partitioning: tuple[str, ...], values: tuple[object, ...]) -> tuple[tuple[str, str | None], ...]:
-        return tuple((name, _partition_value(name, value)) for name, value in zip(partitioning, values, strict=True))
+    @property
+    def path(self) -> str:
+        """As the log has it."""
+        return str(self._fragment.path)
+
+    def read(self) -> pa.Table:
+        return self._fragment.to_table(schema=self._schema).cast(self._wanted)
+
+
+class _DeltaFiles(FileLayout):
+    def __init__(self, partitioning: tuple[str, ...]) -> None:
+        self._partitioning = partitioning
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return self._partitioning
+
+    def keys(self, rows: pa.RecordBatch) -> Sequence[pa.Array]:
+        """The columns as they are."""
+        return [rows.column(name) for name in self._partitioning]
+
+    def columns(self, schema: pa.Schema) -> pa.Schema:
+        """Partition columns are in the log only."""
+        return pa.schema([column for column in schema if column.name not in self._partitioning])
+
+    def partition(self, values: tuple[object, ...]) -> tuple[tuple[str, str | None], ...]:
+        return tuple((name, _partition_value(name, value)) for name, value in zip(self._partitioning, values, strict=True))
 
     def statistics(self, footer: pq.FileMetaData, schema: pa.Schema, with_nan: frozenset[str]) -> str:
         return delta_statistics(footer, schema, with_nan)
@@ -294,6 +320,11 @@ def _applications(job: str) -> tuple[str, str, str, str]:
 
 def _added(file: DataFile, now_ms: int) -> AddAction:
     return AddAction(file.path, file.size, dict(file.partition), now_ms, data_change=True, stats=file.statistics)
+
+
+def _removed(file: TableFile, now_ms: int) -> RemoveAction:
+    assert isinstance(file, _DeltaFile)
+    return RemoveAction(file.path, data_change=True, deletion_timestamp=now_ms)
 
 
 def _partition_value(name: str, value: object) -> str | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.connectors.sink import Attempt, HandleSerializer, check_job, stored_number, stored_text
+from headrace.connectors.tables.changes import Changes
 
 __all__ = ["DataFile", "TableHandle", "TableHandleSerializer", "place_of", "task_of"]
 
@@ -29,7 +30,7 @@ class TableHandle:
     """The files of one transaction. `token` tells it from every other; `table` is the id of the table they were written for.
 
     `columns`: name and Arrow type of each column, in the files or in their partition values. `partitioning`: the columns that
-    the table was partitioned by.
+    the table was partitioned by. `changes`: the files hold staged changes, to be merged into the table; None: its rows.
     """
 
     attempt: Attempt
@@ -38,6 +39,7 @@ class TableHandle:
     columns: tuple[tuple[str, str], ...]
     partitioning: tuple[str, ...]
     files: tuple[DataFile, ...]
+    changes: Changes | None = None
 
     @property
     def place(self) -> str:
@@ -58,10 +60,11 @@ def task_of(place: str) -> int:
 class TableHandleSerializer(HandleSerializer[TableHandle]):
     """Version 1: {"job", "epoch", "task", "number", "token", "table", "columns", "partitioning", "files"}.
 
-    A column is [name, type], a file [path, size, rows, [[column, value], ...], statistics].
+    A column is [name, type], a file [path, size, rows, [[column, value], ...], statistics]. Version 2 has "changes", too: null,
+    or {"keys", "sequence", "change_type"}.
     """
 
-    version = 1
+    version = 2
 
     def serialize(self, handle: TableHandle) -> dict[str, Any]:
         """The handle as a JSON object."""
@@ -79,11 +82,12 @@ class TableHandleSerializer(HandleSerializer[TableHandle]):
                 [file.path, file.size, file.rows, [list(value) for value in file.partition], file.statistics]
                 for file in handle.files
             ],
+            "changes": None if handle.changes is None else handle.changes.stored(),
         }
 
     def deserialize(self, version: int, value: Any) -> TableHandle:  # noqa: ANN401 - any JSON value
         """What `serialize` wrote. Raises KeyError, TypeError or ValueError for anything else."""
-        if version != 1:
+        if version not in (1, 2):
             raise ValueError(f"no TableHandle was ever written in version {version}")
         token = stored_text(value["token"])
         if not token.isalnum():
@@ -96,6 +100,7 @@ class TableHandleSerializer(HandleSerializer[TableHandle]):
             tuple((stored_text(name), stored_text(kind)) for name, kind in value["columns"]),
             tuple(stored_text(name) for name in value["partitioning"]),
             tuple(_file(item) for item in value["files"]),
+            None if version == 1 or value["changes"] is None else Changes.from_stored(value["changes"]),
         )
 
 

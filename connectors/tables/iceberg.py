@@ -18,10 +18,10 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, field
-from datetime import date
-from typing import Any, ClassVar
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 from pyiceberg.catalog import Catalog, load_catalog
@@ -34,7 +34,9 @@ from pyiceberg.exceptions import (
     ServiceUnavailableError,
     TableAlreadyExistsError,
 )
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, GreaterThanOrEqual, LessThanOrEqual
 from pyiceberg.io.pyarrow import (
+    ArrowScan,
     PyArrowFileIO,
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
@@ -44,105 +46,78 @@ from pyiceberg.io.pyarrow import (
 from pyiceberg.manifest import DataFile as IcebergFile
 from pyiceberg.manifest import DataFileContent, FileFormat
 from pyiceberg.schema import sanitize_column_names
-from pyiceberg.table import Table
-from pyiceberg.transforms import IdentityTransform
+from pyiceberg.table import FileScanTask, Table
 from pyiceberg.typedef import Record
-from pyiceberg.types import BooleanType, DateType, IntegerType, LongType, StringType
 
-from headrace.connectors.sink import Attempt, TwoPhaseSink, check_job
-from headrace.connectors.tables.committer import TableCommitter
-from headrace.connectors.tables.handles import DataFile, TableHandle, TableHandleSerializer
-from headrace.connectors.tables.log import FileLayout, JobMarker, LoadedTable, OutdatedError, TableLog
-from headrace.connectors.tables.rows import check_columns, check_partition_columns, fitting_schema
-from headrace.connectors.tables.writing import Layout, TableTransaction
+from headrace.connectors.tables.handles import DataFile
+from headrace.connectors.tables.iceberg_partitions import Partition
+from headrace.connectors.tables.log import FileLayout, JobMarker, LoadedTable, OutdatedError, TableFile, TableLog
+from headrace.connectors.tables.rows import check_columns
+from headrace.connectors.tables.sink import TableSink
 from headrace.enumerator.errors import HeadraceError, PeerError, RetriableError, UsageError
 
 __all__ = ["IcebergSink"]
 
-TARGET_FILE_BYTES = 128 << 20
 _PREFIX = "headrace."
 _CATALOG = "default"
 _OURS = {"commit.retry.num-retries": "0"}
-_PARTITION_TYPES = (StringType, IntegerType, LongType, BooleanType, DateType)
 _BOUNDS = ("lower_bounds", "upper_bounds")
 _COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
-_EPOCH_DAY = date(1970, 1, 1)
 
 
 @dataclass(frozen=True)
-class IcebergSink(TwoPhaseSink[TableHandle]):
-    """Appends rows to an Iceberg table, exactly once; readers see each epoch whole, as one snapshot.
+class IcebergSink(TableSink):
+    """Writes rows to an Iceberg table, exactly once; readers see each epoch whole, as one snapshot.
 
     - `table`: `namespace.table`. It exists: `create_table` makes one.
     - `catalog`: PyIceberg's properties of the catalog, such as `type`, `uri` and `warehouse`, and its `name`, which in a SQL
       catalog is part of every table's (`default` by default); never shown.
     - `target_file_bytes`: a file ends after so many bytes, 128 MiB by default; each task and partition has files of its own.
     - `compression`: Parquet's; zstd by default, as Iceberg has it.
+    - `merge_schema`: `create_table` adds columns that a table does not have; by default it leaves a table as it is.
+    - `changes`: rows are changes, and take the place of those with the same keys; by default rows are appended.
 
     A value that is checked when made, hashable and picklable; contacts nobody before a method is called. Raises UsageError for
     what cannot be honoured.
     """
 
-    commits_by_list: ClassVar[bool] = True
-
     table: str
     catalog: Mapping[str, str] = field(repr=False, hash=False)
-    target_file_bytes: int = field(default=TARGET_FILE_BYTES, kw_only=True)
     compression: str = field(default="zstd", kw_only=True)
 
     def __post_init__(self) -> None:
         """Check what can be checked here."""
         if not all(self.table.split(".")) or "." not in self.table:
             raise UsageError(f"an Iceberg table is named namespace.table, not {self.table!r}")
-        if self.target_file_bytes < 1:
-            raise UsageError(f"target_file_bytes must be at least 1, not {self.target_file_bytes}")
+        super().__post_init__()
         if self.compression not in ("none", "snappy", "zstd", "gzip", "lz4", "brotli"):
             raise UsageError(f"compression must be none, snappy, zstd, gzip, lz4 or brotli, not {self.compression!r}")
 
     @property
-    def handles(self) -> TableHandleSerializer:
-        """JSON objects that name files, with their statistics."""
-        return TableHandleSerializer()
+    def where(self) -> str:
+        """Its name."""
+        return self.table
 
-    def create_table(self, schema: pa.Schema, partition_by: Sequence[str] = ()) -> None:
-        """Make an empty table with these columns, and its namespace, unless there is a table already, which is left as it is.
-
-        Raises UsageError for a type that Iceberg has not, and for a partition column of another type than text, integers,
-        booleans and dates. Partitions are the columns as they are (`identity`).
-        """
-        check_partition_columns(schema, partition_by, self.table)
+    def _make(self, schema: pa.Schema, partition_by: Sequence[str]) -> None:
+        """With its namespace. Partitions are columns, or transforms of columns, such as `bucket(16, id)` and `day(at)`."""
+        partitions = [Partition.parse(text, schema, self.table) for text in partition_by]
         try:
             with _translated(self.table):
-                self._create(_catalog(self.catalog), schema, partition_by)
+                self._create(_catalog(self.catalog), schema, partitions)
         except OutdatedError:  # somebody has made one in the same moment: then there is one
             self.log().load()
 
-    def _create(self, catalog: Catalog, schema: pa.Schema, partition_by: Sequence[str]) -> None:
+    def _create(self, catalog: Catalog, schema: pa.Schema, partitions: Sequence[Partition]) -> None:
         with suppress(NamespaceAlreadyExistsError):
             catalog.create_namespace(self.table.rpartition(".")[0])
         if catalog.table_exists(self.table):
             return
         with suppress(TableAlreadyExistsError):
             creation = catalog.create_table_transaction(self.table, schema=schema)
-            with creation.update_spec() as partitions:
-                for name in partition_by:
-                    partitions.add_identity(name)
+            with creation.update_spec() as spec:
+                for partition in partitions:
+                    spec.add_field(partition.column, partition.transform, partition.name)
             creation.commit_transaction()
-
-    def check_rows(self, schema: pa.Schema) -> None:
-        """Load the table, and raise UsageError unless rows of this schema could be written; every task finds out, too."""
-        loaded = self.log().load()
-        loaded.check_writable()
-        fitting_schema(schema, loaded.schema, loaded.partitioning, self.table)
-
-    def begin(self, attempt: Attempt) -> TableTransaction:
-        """A new transaction; nothing is written before its first row. What an earlier attempt left is swept at the commit."""
-        check_job(attempt.job)
-        return TableTransaction(self.log(), Layout(self.target_file_bytes, self.compression), attempt, self.table)
-
-    def committer(self, job: str) -> TableCommitter:
-        """The one that commits this job's files."""
-        return TableCommitter(self.log(), check_job(job), self.table)
 
     def log(self) -> TableLog:
         """The table's log, and the store of its files."""
@@ -195,26 +170,40 @@ class _LoadedIceberg(LoadedTable):
 
     @property
     def partitioning(self) -> tuple[str, ...]:
-        schema = self._table.schema()
-        return tuple(schema.find_column_name(part.source_id) or "" for part in self._table.spec().fields)
+        return tuple(str(partition) for partition in self._partitions)
 
     @property
     def files(self) -> FileLayout:
-        return _IcebergFiles(self._table)
+        return _IcebergFiles(self._table, self._partitions)
+
+    @property
+    def version(self) -> object:
+        snapshot = self._table.current_snapshot()
+        return None if snapshot is None else snapshot.snapshot_id
+
+    @property
+    def _partitions(self) -> tuple[Partition, ...]:
+        schema = self._table.schema()
+        return tuple(
+            Partition(schema.find_column_name(part.source_id) or "", part.transform, schema.find_type(part.source_id))
+            for part in self._table.spec().fields
+        )
 
     def check_writable(self) -> None:
         schema = self._table.schema()
-        for part in self._table.spec().fields:
-            kind = schema.find_type(part.source_id)
-            if not isinstance(part.transform, IdentityTransform) or not isinstance(kind, _PARTITION_TYPES):
+        for part, partition in zip(self._table.spec().fields, self._partitions, strict=True):
+            if not partition.can_be_written:
                 raise UsageError(
                     f"{self._name}: headrace cannot write to this table: its partition {part.name!r} is {part.transform} of "
-                    f"{kind}, and only text, integers, booleans and dates as they are can be written"
+                    f"{partition.kind}"
                 )
         if sanitize_column_names(schema) != schema:
             raise UsageError(f"{self._name}: headrace cannot write to this table: Avro does not allow the names of its columns")
         if self._table.metadata.format_version > 2:
             raise UsageError(f"{self._name}: headrace writes to tables of format version 1 and 2, and this one is newer")
+
+    def check_rewritable(self) -> None:
+        """Position deletes of others are applied, and equality deletes refused, by the library when files are read."""
 
     def jobs(self) -> list[str]:
         """Those of which there is a marker."""
@@ -226,16 +215,19 @@ class _LoadedIceberg(LoadedTable):
         driver, *others = (self._properties.get(name) for name in _names(job))
         return None if driver is None else JobMarker(int(driver), *(int(number or 0) for number in others))
 
-    def commit(self, job: str, marker: JobMarker, handles: Sequence[TableHandle]) -> None:
+    def commit(self, job: str, marker: JobMarker, added: Sequence[DataFile], removed: Sequence[TableFile] = ()) -> None:
         """Tried once: whether to try again is for who knows the marker."""
         properties = {name: str(number) for name, number in zip(_names(job), astuple(marker), strict=True)}
         with _translated(self._name):
             transaction = self._table.transaction()
             transaction.set_properties(properties)
-            with transaction.update_snapshot(snapshot_properties=properties).fast_append() as append:
-                for handle in handles:
-                    for file in handle.files:
-                        append.append_data_file(self._added(file))
+            update = transaction.update_snapshot(snapshot_properties=properties)
+            with update.overwrite() if removed else update.fast_append() as snapshot:
+                for old in removed:
+                    assert isinstance(old, _IcebergFile)
+                    snapshot.delete_data_file(old.task.file)
+                for file in added:
+                    snapshot.append_data_file(self._added(file))
             transaction.commit_transaction()
 
     def drop_marker(self, job: str) -> None:
@@ -248,15 +240,27 @@ class _LoadedIceberg(LoadedTable):
             check_columns(self._schema, columns, self._name)
             yield from self._table.scan(selected_fields=tuple(columns)).to_arrow_batch_reader()
 
+    def files_with(self, keys: pa.Table) -> Iterator[TableFile]:
+        """Those whose least and greatest values leave room for one of the keys."""
+        with _translated(self._name):
+            for task in self._table.scan(row_filter=_between(keys)).plan_files():
+                yield _IcebergFile(self._table, task, self._schema)
+
+    def widen(self, columns: pa.Schema) -> None:
+        with _translated(self._name):
+            transaction = self._table.transaction()
+            with transaction.update_schema() as update:
+                update.union_by_name(columns)
+            transaction.commit_transaction()
+
     def refers_to(self, paths: Collection[str]) -> bool:
         wanted = {f"{self._table.location()}/{path}" for path in paths}
         with _translated(self._name):
             return any(task.file.file_path in wanted for task in self._table.scan().plan_files())
 
     def _added(self, file: DataFile) -> IcebergFile:
-        spec, schema = self._table.spec(), self._table.schema()
-        kinds = [schema.find_type(part.source_id) for part in spec.fields]
-        values = [_partition_value(text, kind) for (_, text), kind in zip(file.partition, kinds, strict=True)]
+        spec = self._table.spec()
+        values = [part.stored(text) for (_, text), part in zip(file.partition, self._partitions, strict=True)]
         return IcebergFile.from_args(
             content=DataFileContent.DATA,
             file_path=f"{self._table.location()}/{file.path}",
@@ -271,16 +275,35 @@ class _LoadedIceberg(LoadedTable):
         )
 
 
-class _IcebergFiles(FileLayout):
-    def __init__(self, table: Table) -> None:
-        self._schema, self._properties = table.schema(), table.metadata.properties
+class _IcebergFile(TableFile):
+    def __init__(self, table: Table, task: FileScanTask, wanted: pa.Schema) -> None:
+        self._table, self.task, self._wanted = table, task, wanted
 
-    def columns(self, schema: pa.Schema, partitioning: tuple[str, ...]) -> pa.Schema:
+    def read(self) -> pa.Table:
+        metadata = self._table.metadata
+        scan = ArrowScan(metadata, self._table.io, self._table.schema(), AlwaysTrue())
+        return scan.to_table([self.task]).cast(self._wanted)
+
+
+class _IcebergFiles(FileLayout):
+    def __init__(self, table: Table, partitions: tuple[Partition, ...]) -> None:
+        self._schema, self._properties, self._partitions = table.schema(), table.metadata.properties, partitions
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(part.column for part in self._partitions))
+
+    def keys(self, rows: pa.RecordBatch) -> Sequence[pa.Array]:
+        return [part.values_of(rows.column(part.column)) for part in self._partitions]
+
+    def columns(self, schema: pa.Schema) -> pa.Schema:
         """All, with their ids."""
         return schema
 
-    def partition(self, partitioning: tuple[str, ...], values: tuple[object, ...]) -> tuple[tuple[str, str | None], ...]:
-        return tuple((name, None if value is None else str(value)) for name, value in zip(partitioning, values, strict=True))
+    def partition(self, values: tuple[object, ...]) -> tuple[tuple[str, str | None], ...]:
+        return tuple(
+            (str(part), None if value is None else str(value)) for part, value in zip(self._partitions, values, strict=True)
+        )
 
     def statistics(self, footer: pq.FileMetaData, schema: pa.Schema, with_nan: frozenset[str]) -> str:
         """Iceberg's bounds leave NaN out, as Parquet's do."""
@@ -309,12 +332,16 @@ def _names(job: str) -> tuple[str, str, str, str]:
     return f"{name}.driver", name, f"{name}.recorded-by", f"{name}.content"
 
 
-def _partition_value(text: str | None, kind: object) -> object:
-    if text is None or isinstance(kind, StringType):
-        return text
-    if isinstance(kind, DateType):
-        return (date.fromisoformat(text) - _EPOCH_DAY).days
-    return text == "True" if isinstance(kind, BooleanType) else int(text)
+def _between(keys: pa.Table) -> BooleanExpression:
+    """What every row with one of these keys satisfies; keys whose values the library takes in no expression are left out."""
+    found: BooleanExpression = AlwaysTrue()
+    for name in keys.column_names:
+        if pa.types.is_integer(keys[name].type) or pa.types.is_string(keys[name].type):
+            bounds = pc.min_max(keys[name]).as_py()
+            found = And(
+                found, GreaterThanOrEqual(term=name, value=bounds["min"]), LessThanOrEqual(term=name, value=bounds["max"])
+            )
+    return found
 
 
 def _to_json(statistics: Mapping[str, Any]) -> str:

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from headrace.connectors.tables.handles import TableHandle
+from headrace.connectors.tables.handles import DataFile
 from headrace.enumerator.errors import RetriableError
 
-__all__ = ["FileLayout", "JobMarker", "LoadedTable", "OutdatedError", "TableLog"]
+__all__ = ["FileLayout", "JobMarker", "LoadedTable", "OutdatedError", "TableFile", "TableLog"]
 
 
 class OutdatedError(RetriableError):
@@ -41,21 +41,43 @@ class JobMarker:
 class FileLayout(ABC):
     """What a table format wants in its files and says of them."""
 
+    @property
     @abstractmethod
-    def columns(self, schema: pa.Schema, partitioning: tuple[str, ...]) -> pa.Schema:
+    def sources(self) -> tuple[str, ...]:
+        """The columns that partitions are made of."""
+
+    @abstractmethod
+    def keys(self, rows: pa.RecordBatch) -> Sequence[pa.Array]:
+        """What each row's partition is, in as many columns as partitions are made of."""
+
+    @abstractmethod
+    def columns(self, schema: pa.Schema) -> pa.Schema:
         """The columns that are in the files, of those that the rows have."""
 
     @abstractmethod
-    def partition(self, partitioning: tuple[str, ...], values: tuple[object, ...]) -> tuple[tuple[str, str | None], ...]:
-        """The columns' values as the log has them. Raises UsageError for one that it cannot tell from another."""
+    def partition(self, values: tuple[object, ...]) -> tuple[tuple[str, str | None], ...]:
+        """One row of `keys` as the log has it. Raises UsageError for a value that it cannot tell from another."""
 
     @abstractmethod
     def statistics(self, footer: pq.FileMetaData, schema: pa.Schema, with_nan: frozenset[str]) -> str:
         """What the log says of a file. `with_nan`: columns with a NaN, of which Parquet's statistics say nothing."""
 
 
+class TableFile(ABC):
+    """A data file of a version of a table."""
+
+    @abstractmethod
+    def read(self) -> pa.Table:
+        """Its rows, with the table's columns as the table has them."""
+
+
 class LoadedTable(ABC):
     """A table at one of its versions."""
+
+    @property
+    @abstractmethod
+    def version(self) -> object:
+        """Which version it is. Another commit than the first that was made from it is refused."""
 
     @property
     @abstractmethod
@@ -70,7 +92,7 @@ class LoadedTable(ABC):
     @property
     @abstractmethod
     def partitioning(self) -> tuple[str, ...]:
-        """The columns that it is partitioned by."""
+        """What it is partitioned by: a column's name where partitions are its values, else `transform(column)`."""
 
     @property
     @abstractmethod
@@ -82,12 +104,18 @@ class LoadedTable(ABC):
         """Raise UsageError naming what this table asks of its writers and this sink does not do."""
 
     @abstractmethod
+    def check_rewritable(self) -> None:
+        """Raise UsageError naming why rows of this table cannot be replaced or removed by this sink."""
+
+    @abstractmethod
     def marker(self, job: str) -> JobMarker | None:
         """What it says of the job; None for a job that never came here."""
 
     @abstractmethod
-    def commit(self, job: str, marker: JobMarker, handles: Sequence[TableHandle]) -> None:
-        """Add these files and set the job's marker, in one commit on top of this version. Once for each object.
+    def commit(self, job: str, marker: JobMarker, added: Sequence[DataFile], removed: Sequence[TableFile] = ()) -> None:
+        """Add and remove these files and set the job's marker, in one commit on top of this version. Once for each object.
+
+        `removed` are of `files_with` of this version, or of the same one loaded before.
 
         Raises OutdatedError if there is a newer version, or if the answer was lost; another PeerError if it was refused.
         """
@@ -99,6 +127,14 @@ class LoadedTable(ABC):
     @abstractmethod
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows of this version, of these columns. Raises UsageError for a column that it has not."""
+
+    @abstractmethod
+    def files_with(self, keys: pa.Table) -> Iterator[TableFile]:
+        """The files that may have rows with any of these keys."""
+
+    @abstractmethod
+    def widen(self, columns: pa.Schema) -> None:
+        """Add these columns to the table, which may be null, in a commit of its own. Raises OutdatedError as `commit` does."""
 
     @abstractmethod
     def refers_to(self, paths: Collection[str]) -> bool:

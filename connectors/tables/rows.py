@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -10,7 +10,18 @@ from pyarrow import types
 
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["can_partition", "check_columns", "check_partition_columns", "fitted", "fitting_schema", "partitions_of"]
+__all__ = [
+    "between",
+    "can_partition",
+    "check_columns",
+    "check_partition_columns",
+    "completed",
+    "fitted",
+    "fitting_schema",
+    "new_columns",
+    "partitions_of",
+    "row_numbers",
+]
 
 _INTEGERS = (types.is_int8, types.is_int16, types.is_int32, types.is_int64)
 _ROW = "__headrace_row"
@@ -70,16 +81,42 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBat
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def partitions_of(batch: pa.RecordBatch, names: tuple[str, ...]) -> Iterator[tuple[tuple[object, ...], pa.RecordBatch]]:
-    """The values of these columns, and the rows that have them, in their order."""
-    if not names:
+def between(keys: pa.Table) -> pc.Expression:
+    """What every row with one of these keys satisfies."""
+    found = pc.scalar(value=True)
+    for name in keys.column_names:
+        bounds = pc.min_max(keys[name])
+        found = found & (pc.field(name) >= bounds["min"]) & (pc.field(name) <= bounds["max"])
+    return found
+
+
+def new_columns(rows: pa.Schema, table: pa.Schema) -> pa.Schema:
+    """The columns of rows that the table does not have, nullable."""
+    return pa.schema([field.with_nullable(nullable=True) for field in rows if field.name not in table.names])
+
+
+def completed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """With the columns of this schema that the rows do not have, which are null."""
+    columns = [rows[field.name] if field.name in rows.schema.names else pa.nulls(len(rows), field.type) for field in schema]
+    return pa.table(columns, schema=schema)
+
+
+def partitions_of(batch: pa.RecordBatch, keys: Sequence[pa.Array]) -> Iterator[tuple[tuple[object, ...], pa.RecordBatch]]:
+    """The values of these columns, which are as long as the batch, and the rows that have them, in their order."""
+    if not keys:
         yield (), batch
         return
-    keys = pa.table({name: batch.column(name) for name in names} | {_ROW: pa.array(range(batch.num_rows), pa.int64())})
-    groups = keys.group_by(list(names), use_threads=False).aggregate([(_ROW, "list")])
+    names = [str(at) for at in range(len(keys))]
+    numbered = pa.table([*keys, row_numbers(batch.num_rows)], names=[*names, _ROW])
+    groups = numbered.group_by(names, use_threads=False).aggregate([(_ROW, "list")])
     for group in range(groups.num_rows):
         values = tuple(groups.column(name)[group].as_py() for name in names)
         yield values, batch.take(groups.column(f"{_ROW}_list")[group].values)
+
+
+def row_numbers(count: int) -> pa.Array:
+    """From 0."""
+    return pc.subtract(pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count)), 1)
 
 
 def _cast(column: pa.Array, field: pa.Field, where: str) -> pa.Array:

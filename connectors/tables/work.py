@@ -69,6 +69,10 @@ class WorkFolder:
         """A new data file, to be written and closed."""
         return self._new(path)
 
+    def open_data(self, path: str) -> pa.NativeFile:
+        """A data file, to be read and closed."""
+        return self._store.open_input_file(path)
+
     def enter(self) -> None:
         """Say that the job has a marker in the table."""
         self._write(f"{self._folder}{_JOB}", b"")

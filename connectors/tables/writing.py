@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from uuid import uuid4
@@ -13,13 +14,16 @@ import pyarrow.parquet as pq
 
 from headrace.connectors.files.guard import AllOrNothing
 from headrace.connectors.sink import Attempt, Transaction
+from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.handles import DataFile, TableHandle, place_of
-from headrace.connectors.tables.log import FileLayout, TableLog
+from headrace.connectors.tables.log import FileLayout, LoadedTable, TableLog
 from headrace.connectors.tables.rows import fitted, fitting_schema, partitions_of
 from headrace.connectors.tables.work import WorkFolder
 from headrace.enumerator.errors import PeerError
 
-__all__ = ["Layout", "TableTransaction"]
+__all__ = ["TARGET_FILE_BYTES", "Layout", "PartitionedFiles", "TableTransaction", "written_columns"]
+
+TARGET_FILE_BYTES = 128 << 20
 
 ROW_GROUP_BYTES = 64 << 20
 MOST_OPEN_FILES = 64
@@ -29,19 +33,19 @@ MOST_OPEN_FILES = 64
 class Layout:
     """How files are written. A file ends after `target_file_bytes`, `compression` is Parquet's."""
 
-    target_file_bytes: int
-    compression: str
+    target_file_bytes: int = TARGET_FILE_BYTES
+    compression: str = "snappy"
 
 
 class TableTransaction(Transaction[TableHandle]):
     """One attempt's files. Raises PeerError for what the store refuses, UsageError for rows that do not fit the table."""
 
-    def __init__(self, log: TableLog, layout: Layout, attempt: Attempt, where: str) -> None:
-        """Contacts nobody yet."""
-        self._log, self._layout, self._attempt, self._where = log, layout, attempt, where
+    def __init__(self, log: TableLog, layout: Layout, attempt: Attempt, where: str, changes: Changes | None = None) -> None:
+        """`changes`: rows are changes, which are staged for the commit to merge them. Contacts nobody yet."""
+        self._log, self._layout, self._attempt, self._where, self._changes = log, layout, attempt, where, changes
         self._token = uuid4().hex[:16]
         self._place = place_of(attempt, self._token)
-        self._files: _Files | None = None
+        self._begun: _Begun | None = None
         self._whole = AllOrNothing(where, f"transaction {self._place}", self.abort)
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -50,68 +54,104 @@ class TableTransaction(Transaction[TableHandle]):
         if not batch.num_rows:
             return
         with self._whole.steps():
-            if self._files is None:
-                self._files = self._begin(batch.schema)
-            self._files.write(batch)
+            if self._begun is None:
+                self._begun = self._begin(batch)
+            self._begun.files.write(self._fitted(batch, self._begun.schema))
 
     def prepare(self) -> TableHandle | None:
         """Close the files. None when no row was written. Raises PeerError if a driver has given this transaction up."""
         self._whole.check()
-        if self._files is None:
+        if self._begun is None:
             return None
         with self._whole.steps():
-            files = self._files
-            written = files.close()
-            if not files.work.is_open(self._place):
+            begun = self._begun
+            written = begun.files.close()
+            if not begun.work.is_open(self._place):
                 raise PeerError(f"{self._where}: transaction {self._place} was given up by a driver: write the epoch again")
-        self._files = None
-        columns = tuple((field.name, str(field.type)) for field in files.schema)
-        return TableHandle(self._attempt, self._token, files.table, columns, files.partitioning, written)
+        self._begun = None
+        columns = tuple((field.name, str(field.type)) for field in begun.schema)
+        partitioning = begun.table.partitioning if self._changes is None else ()
+        return TableHandle(self._attempt, self._token, begun.table.id, columns, partitioning, written, self._changes)
 
     def abort(self) -> None:
         """Remove the files, unless they are prepared; what fails is left to the next sweep."""
-        files, self._files = self._files, None
-        if files is None:
+        begun, self._begun = self._begun, None
+        if begun is None:
             return
         with suppress(OSError, ValueError, pa.ArrowException):
-            files.discard()
+            begun.files.discard()
         with suppress(OSError, pa.ArrowException):
-            files.work.remove_data(self._place)
-            files.work.close(self._place)
+            begun.work.remove_data(self._place)
+            begun.work.close(self._place)
 
-    def _begin(self, rows: pa.Schema) -> _Files:
+    def _begin(self, batch: pa.RecordBatch) -> _Begun:
         loaded = self._log.load()
         loaded.check_writable()
-        schema = fitting_schema(rows, loaded.schema, loaded.partitioning, self._where)
+        schema = written_columns(self._changes, batch.schema, loaded, self._where)
         work = WorkFolder(self._log.store(), self._attempt.job)
-        files = _Files(work, self._place, self._layout, loaded.files, schema, loaded.partitioning, loaded.id, self._where)
+        formats = loaded.files if self._changes is None else _Staged()
+        files = PartitionedFiles(work, self._place, self._layout, formats, self._fitted(batch, schema).schema)
         work.open(self._place)
-        return files
+        return _Begun(loaded, schema, work, files)
+
+    def _fitted(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+        if self._changes is None:
+            return fitted(batch, schema, self._where)
+        return self._changes.staged(batch, schema, self._where)
 
 
-class _Files:
+def written_columns(changes: Changes | None, rows: pa.Schema, loaded: LoadedTable, where: str) -> pa.Schema:
+    """The table's fields that are written of such rows. Raises UsageError naming what does not fit."""
+    if changes is None:
+        return fitting_schema(rows, loaded.schema, loaded.files.sources, where)
+    loaded.check_rewritable()
+    return changes.table_columns(rows, loaded.schema, loaded.files.sources, where)
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A transaction with rows. `schema`: of the columns of the table that it writes."""
+
+    table: LoadedTable
+    schema: pa.Schema
+    work: WorkFolder
+    files: PartitionedFiles
+
+
+class _Staged(FileLayout):
+    """Of files that no table has: the driver reads them whole."""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return ()
+
+    def keys(self, rows: pa.RecordBatch) -> Sequence[pa.Array]:
+        return ()
+
+    def columns(self, schema: pa.Schema) -> pa.Schema:
+        return schema
+
+    def partition(self, values: tuple[object, ...]) -> tuple[tuple[str, str | None], ...]:
+        return ()
+
+    def statistics(self, footer: pq.FileMetaData, schema: pa.Schema, with_nan: frozenset[str]) -> str:
+        return ""
+
+
+class PartitionedFiles:
     """The open files of one transaction, one for each partition, and what is known of those that are closed."""
 
-    def __init__(
-        self,
-        work: WorkFolder,
-        place: str,
-        layout: Layout,
-        files: FileLayout,
-        schema: pa.Schema,
-        partitioning: tuple[str, ...],
-        table: str,
-        where: str,
-    ) -> None:
-        self.work, self.schema, self.partitioning, self.table = work, schema, partitioning, table
-        self._place, self._layout, self._format, self._where = place, layout, files, where
-        self._columns = files.columns(schema, partitioning)
+    def __init__(self, work: WorkFolder, place: str, layout: Layout, files: FileLayout, schema: pa.Schema) -> None:
+        """`schema`: of the rows, which fit the table already. Contacts nobody yet."""
+        self._work, self._place, self._layout, self._format = work, place, layout, files
+        self._columns = files.columns(schema)
         self._open: OrderedDict[tuple[object, ...], _File] = OrderedDict()
         self._written: list[DataFile] = []
         self._begun = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        for values, rows in partitions_of(fitted(batch, self.schema, self._where), self.partitioning):
+        """Each row into the file of its partition."""
+        for values, rows in partitions_of(batch, self._format.keys(batch)):
             file = self._open.get(values) or self._begin(values)
             self._open.move_to_end(values)
             file.write(rows.select(self._columns.names))
@@ -119,23 +159,25 @@ class _Files:
                 self._close(values)
 
     def close(self) -> tuple[DataFile, ...]:
+        """What was written."""
         for values in list(self._open):
             self._close(values)
         return tuple(self._written)
 
     def discard(self) -> None:
+        """Close what is open, without a word about it."""
         for file in self._open.values():
             with suppress(OSError, ValueError, pa.ArrowException):
                 file.close()
         self._open.clear()
 
     def _begin(self, values: tuple[object, ...]) -> _File:
-        partition = self._format.partition(self.partitioning, values)
+        partition = self._format.partition(values)
         if len(self._open) >= MOST_OPEN_FILES:
             self._close(next(iter(self._open)))  # nothing has come for it for the longest time
-        path = self.work.data_path(self._place, self._begun)
+        path = self._work.data_path(self._place, self._begun)
         self._begun += 1
-        self._open[values] = _File(self.work.create(path), path, partition, self._columns, self._layout, self._format)
+        self._open[values] = _File(self._work.create(path), path, partition, self._columns, self._layout, self._format)
         return self._open[values]
 
     def _close(self, values: tuple[object, ...]) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.handles import DataFile, TableHandle
 from headrace.delta import DeltaSink
 from headrace.sinks import Attempt
@@ -39,6 +41,12 @@ HANDLE = TableHandle(
 )
 
 
+def golden_handles() -> Sequence[tuple[int, str, Any]]:
+    changes = {"keys": ["value"], "sequence": ["offset"], "change_type": "op"}
+    staged = replace(HANDLE, changes=Changes(("value",), ("offset",), "op"))
+    return [(1, json.dumps(GOLDEN), HANDLE), (2, json.dumps({**GOLDEN, "changes": changes}), staged)]
+
+
 class DeltaContext(SinkContext):
     def __init__(self) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="headrace-kit-")
@@ -57,7 +65,7 @@ class DeltaContext(SinkContext):
         return len(open_marks(self.folder.name, job) | unadded_transactions(self.folder.name, job))
 
     def golden_handles(self) -> Sequence[tuple[int, str, Any]]:
-        return [(1, json.dumps(GOLDEN), HANDLE)]
+        return golden_handles()
 
     def abort_prepared(self, handle: TableHandle) -> None:
         if handle.files[0].path in delta_paths(self.folder.name):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from headrace.connectors.tables.handles import TableHandle
 from headrace.iceberg import IcebergSink
 from headrace.testing import SinkConformance, SinkContext
-from tests.conformance.test_sink_delta import GOLDEN, HANDLE
+from tests.conformance.test_sink_delta import golden_handles
 from tests.helpers.iceberg_rig import catalog_of, iceberg_paths, iceberg_values
 from tests.helpers.table_rig import VALUES, batch_of, open_marks
 
@@ -37,7 +36,7 @@ class IcebergContext(SinkContext):
         return len(open_marks(f"{self.folder.name}/shop/orders", job))
 
     def golden_handles(self) -> Sequence[tuple[int, str, Any]]:
-        return [(1, json.dumps(GOLDEN), HANDLE)]
+        return golden_handles()
 
     def abort_prepared(self, handle: TableHandle) -> None:
         paths = [Path(self.folder.name) / "shop" / "orders" / file.path for file in handle.files]

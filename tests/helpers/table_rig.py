@@ -93,6 +93,7 @@ class WatchedTable(LoadedTable):
     id = property(lambda self: self._inner.id)  # type: ignore[assignment]
     schema = property(lambda self: self._inner.schema)  # type: ignore[assignment]
     files = property(lambda self: self._inner.files)  # type: ignore[assignment]
+    version = property(lambda self: self._inner.version)  # type: ignore[assignment]
     partitioning = property(lambda self: self._inner.partitioning)  # type: ignore[assignment]
 
     def check_writable(self) -> None:
@@ -110,9 +111,19 @@ class WatchedTable(LoadedTable):
     def refers_to(self, paths: Any) -> bool:
         return self._inner.refers_to(paths)
 
-    def commit(self, job: str, marker: Any, handles: Any) -> None:
+    def check_rewritable(self) -> None:
+        self._inner.check_rewritable()
+
+    def files_with(self, keys: Any) -> Any:
+        return self._inner.files_with(keys)
+
+    def widen(self, columns: Any) -> None:
         self._watched.commits += 1
-        self._watched.around(self._watched.commits, lambda: self._inner.commit(job, marker, handles))
+        self._watched.around(self._watched.commits, lambda: self._inner.widen(columns))
+
+    def commit(self, job: str, marker: Any, added: Any, removed: Any = ()) -> None:
+        self._watched.commits += 1
+        self._watched.around(self._watched.commits, lambda: self._inner.commit(job, marker, added, removed))
 
 
 class WatchedLog(TableLog):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from unittest.mock import patch
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.types import LongType
 
 from headrace.connectors.commit import JobCommitter
 from headrace.connectors.sink import Attempt, one_off_job
@@ -128,7 +130,7 @@ def test_what_is_committed_survives_expiry_rollback_and_new_columns(sink, folder
     table = iceberg_table(folder)
     table.maintenance.expire_snapshots().by_ids([shot.snapshot_id for shot in table.metadata.snapshots[:-1]]).commit()
     with iceberg_table(folder).update_schema() as update:
-        update.add_column("more", iceberg.LongType())
+        update.add_column("more", LongType())
     assert len(iceberg_table(folder).metadata.snapshots) == 1
     driver(sink).commit(0, (prepared(sink, 0, 0, ["a"]),))
     driver(sink).commit(1, (prepared(sink, 1, 0, ["b"]),))
@@ -179,7 +181,7 @@ def test_values_and_partitions_come_back_and_filters_find_them(folder):
         transaction.write(pa.RecordBatch.from_pylist(rows, schema=schema))
         handle = transaction.prepare()
     text = sink.handles.serialize(handle)
-    driver(sink).commit(0, (sink.handles.deserialize(1, text),))
+    driver(sink).commit(0, (sink.handles.deserialize(2, text),))
     table = iceberg_table(folder)
     assert sorted(map(str, table.scan().to_arrow().cast(schema).to_pylist())) == sorted(
         map(str, pa.Table.from_pylist(rows, schema=schema).to_pylist())
@@ -202,13 +204,68 @@ def test_a_table_is_made_once_however_many_make_it(folder):
         sink.create_table(pa.schema([("real", pa.float64())]), ("real",))
 
 
-def test_other_transforms_are_refused(sink, folder):
-    from pyiceberg.transforms import BucketTransform
+TRANSFORMS = {
+    "bucket(4, id)": "id = 5",
+    "truncate(2, name)": "name = 'b\u00e9ta'",
+    "truncate(10, id)": "id >= 10",
+    "years(at)": "at >= '2024-01-01T00:00:00+00:00'",
+    "month(day)": "day = '1969-12-31'",
+    "day(at)": "at < '1970-01-01T00:00:00+00:00'",
+    "hours( at )": "at < '1970-01-01T00:00:00+00:00'",
+    "void(name)": "id = 5",
+}
 
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_partitions_by_a_transform_are_those_that_the_library_finds(folder, transform):
+    """What we write, the library's own append agrees with; a filter finds each row, and only files that may have it."""
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("at", pa.timestamp("us", tz="UTC")), ("day", pa.date32())])
+    sink = IcebergSink(TABLE, catalog_of(folder))
+    sink.create_table(schema, (transform,))
+    at = datetime(1969, 12, 31, 23, 30, 0, 1, UTC)
+    rows = [
+        {"id": number, "name": name, "at": moment, "day": None if moment is None else moment.date()}
+        for number, name, moment in ((5, "b\u00e9ta", at), (-7, "be", datetime(2024, 2, 29, 12, tzinfo=UTC)), (12, None, None))
+    ]
+    with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
+        transaction.write(pa.RecordBatch.from_pylist(rows, schema=schema))
+        handle = transaction.prepare()
+    driver(sink).commit(0, (sink.handles.deserialize(2, sink.handles.serialize(handle)),))
+    table = iceberg_table(folder)
+    field = table.spec().fields[0]
+    function = field.transform.transform(table.schema().find_type(field.source_id))
+    for task in table.scan().plan_files():
+        values = pq.read_table(task.file.file_path.removeprefix("file://"))[table.schema().find_column_name(field.source_id)]
+        wanted = {function(internal(value)) for value in values.to_pylist()}
+        assert wanted == {task.file.partition[0]}
+    found = table.scan(row_filter=TRANSFORMS[transform]).to_arrow()
+    everything = table.scan().to_arrow()
+    assert found.num_rows == 1
+    assert everything.num_rows == 3
+    pruned = len(list(table.scan(row_filter=TRANSFORMS[transform]).plan_files()))
+    assert pruned < len(list(table.scan().plan_files())) or transform == "void(name)"
+
+
+def internal(value):
+    """As the library's transforms take it."""
+    if isinstance(value, datetime):
+        return (value - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    return (value - date(1970, 1, 1)).days if isinstance(value, date) else value
+
+
+@pytest.mark.parametrize("partition", ["bucket(id)", "bucket(0, id)", "sorted(id)", "year(3, id)", "truncate(id)"])
+def test_what_is_no_partition_is_refused(folder, partition):
+    with pytest.raises(UsageError, match=r"is no partition: column, bucket\(n, column\)"):
+        IcebergSink(TABLE, catalog_of(folder)).create_table(pa.schema([("id", pa.int64())]), (partition,))
+
+
+def test_partitions_that_cannot_be_written_are_refused(folder):
+    sink = IcebergSink(TABLE, catalog_of(folder))
+    sink.create_table(pa.schema([("value", pa.string()), ("real", pa.float64())]))
     with iceberg_table(folder).update_spec() as update:
-        update.add_field("value", BucketTransform(4))
+        update.add_identity("real")
     for refused in (lambda: sink.check_rows(VALUES), lambda: driver(sink).recover(), lambda: prepared(sink, 0, 0, ["a"])):
-        with pytest.raises(UsageError, match=r"its partition 'value_bucket_4' is bucket\[4\] of string"):
+        with pytest.raises(UsageError, match=r"its partition 'real' is identity of double"):
             refused()
 
 

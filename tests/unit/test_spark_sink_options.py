@@ -3,12 +3,14 @@
 import json
 import pickle
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from headrace.connectors.files import FileFormat, FileSink
 from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.sink import one_off_job
+from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.delta import DeltaSink
 from headrace.connectors.tables.iceberg import IcebergSink
 from headrace.enumerator.errors import UsageError
@@ -72,7 +74,7 @@ class TestConnector:
         assert isinstance(planned_stream_write(KAFKA, SCHEMA, complete=True)[0].sink, KafkaSink)
 
 
-@pytest.mark.parametrize("write", [kafka_write, sql_write, file_write, lambda options: delta_write(options)[0]])
+@pytest.mark.parametrize("write", [kafka_write, sql_write, file_write, lambda options: delta_write(options, SCHEMA)[0]])
 class TestEverySink:
     def options(self, write, **more):
         needed = {kafka_write: KAFKA, sql_write: {"url": URL, "dbtable": "orders"}, file_write: {"path": "/tmp/out"}}
@@ -222,7 +224,7 @@ class TestFiles:
 class TestDelta:
     def test_options(self):
         write, partition_by = delta_write(
-            {"path": "s3://b/t", "PARTITIONBY": "a, b", "targetFileSize": "5", "compression": "zstd"}
+            {"path": "s3://b/t", "PARTITIONBY": "a, b", "targetFileSize": "5", "compression": "zstd"}, SCHEMA
         )
         assert write.sink == DeltaSink("s3://b/t", target_file_bytes=5, compression="zstd")
         assert partition_by == ("a", "b")
@@ -241,20 +243,38 @@ class TestDelta:
         [
             ({}, "option 'path' is missing"),
             ({"path": "/t", "targetFileSize": "0"}, "targetFileSize must be positive"),
+            ({"path": "/t", "changeTypeColumn": "op"}, "'changeTypeColumn' is about changes by key: it needs upsertKeys"),
+            ({"path": "/t", "mergeSchema": "yes"}, "'mergeSchema' must be true or false"),
             ({"path": "s3://b/t", "storageOptions": '{"secret": 1, "other": "s3cret"}'}, "must be JSON like"),
         ],
     )
     def test_what_is_wrong_is_named_and_no_secret_shown(self, options, complaint):
         with pytest.raises(UsageError, match=complaint) as caught:
-            delta_write(options)
+            delta_write(options, SCHEMA)
         assert "s3cret" not in str(caught.value)
+
+    def test_changes_are_put_in_order_by_the_offset_where_there_is_one(self):
+        given = {"path": "/t", "upsertKeys": "id, city", "changeTypeColumn": "op", "mergeSchema": "TRUE"}
+        frame = StructType([StructField("id", LongType()), StructField("offset", LongType())])
+        sink = delta_write(given, frame)[0].sink
+        assert sink == DeltaSink("/t", merge_schema=True, changes=Changes(("id", "city"), ("offset",), "op"))
+        assert delta_write({**given, "sequenceBy": "ts, n"}, frame)[0].sink.changes.sequence == ("ts", "n")
+        assert delta_write(given, SCHEMA)[0].sink.changes.sequence == ()
+
+    def test_a_table_gets_the_columns_that_it_lacks_where_that_is_asked_for(self, tmp_path):
+        options = {"connector": "delta", "path": str(tmp_path / "t")}
+        planned_batch_write(options, StructType([StructField("id", LongType())]), overwrite=False)
+        wider = StructType([StructField("id", LongType()), StructField("name", StringType())])
+        write, columns = planned_batch_write({**options, "mergeSchema": "true"}, wider, overwrite=False)
+        assert columns == ["id", "name"]
+        write.sink.check_rows(pa.schema([("id", pa.int64()), ("name", pa.string())]))
 
 
 class TestIceberg:
     def test_options(self):
         given = {"table": "a.b", "catalog": '{"uri": "s3cret"}', "targetFileSize": "5", "compression": "snappy"}
-        write, partition_by = iceberg_write({**given, "partitionBy": "day, city"})
-        assert partition_by == ("day", "city")
+        write, partition_by = iceberg_write({**given, "partitionBy": "bucket(4, day), city"}, SCHEMA)
+        assert partition_by == ("bucket(4, day)", "city")
         assert write.sink == IcebergSink("a.b", {"uri": "s3cret"}, target_file_bytes=5, compression="snappy")
         assert "s3cret" not in repr(write)
 
@@ -273,5 +293,5 @@ class TestIceberg:
     )
     def test_what_is_wrong_is_named_and_no_secret_shown(self, options, complaint):
         with pytest.raises(UsageError, match=complaint) as caught:
-            iceberg_write(options)
+            iceberg_write(options, SCHEMA)
         assert "s3cret" not in str(caught.value)

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from unittest.mock import patch
@@ -16,6 +17,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from headrace.connectors.commit import JobCommitter
 from headrace.connectors.sink import Attempt, CommitList, CommitListSerializer, Outcome
+from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.committer import TableCommitter
 from headrace.connectors.tables.handles import DataFile, TableHandle, TableHandleSerializer
 from headrace.connectors.tables.log import OutdatedError
@@ -89,14 +91,17 @@ HANDLE = TableHandle(
     ("day",),
     (DataFile("part-query-1/7-3-1-0123456789abcdef/00000.parquet", 1 << 40, 1000, (("day", None),), '{"numRecords":1000}'),),
 )
-GOLDEN = Path(__file__).parent / "golden" / "table_commit_list_v1.json"
+GOLDEN = Path(__file__).parent / "golden"
+STAGED = replace(HANDLE, partitioning=(), changes=Changes(("value", "day"), ("ts", "offset"), "op"))
 
 
 def test_the_list_in_a_table_is_as_it_was_written():
     """A difference here means that the format has changed, and needs a new version."""
     lists = CommitListSerializer(TableHandleSerializer())
-    assert lists.deserialize(GOLDEN.read_bytes(), "golden") == CommitList(7, (HANDLE,))
-    assert lists.serialize(CommitList(7, (HANDLE,))) == GOLDEN.read_bytes()
+    newest = (GOLDEN / "table_commit_list_v2.json").read_bytes()
+    assert lists.deserialize(newest, "golden") == CommitList(7, (HANDLE, STAGED))
+    assert lists.serialize(CommitList(7, (HANDLE, STAGED))) == newest
+    assert lists.deserialize((GOLDEN / "table_commit_list_v1.json").read_bytes(), "golden") == CommitList(7, (HANDLE,))
 
 
 def applications(sink: DeltaSink) -> dict[str, int]:
@@ -130,13 +135,21 @@ def test_a_marker_of_before_is_read_and_its_epoch_is_told_by_its_number(sink):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"job": "../x"}, {"token": "../x"}, {"epoch": "7"}, {"number": True}, {"table": None}, {"files": [["a", -1, 0, [], ""]]}],
+    [
+        {"job": "../x"},
+        {"token": "../x"},
+        {"epoch": "7"},
+        {"number": True},
+        {"table": None},
+        {"files": [["a", -1, 0, [], ""]]},
+        {"changes": {"keys": []}},
+    ],
     ids=str,
 )
 def test_a_damaged_handle_is_refused(changes):
     handles = TableHandleSerializer()
     with pytest.raises((KeyError, TypeError, ValueError)):
-        handles.deserialize(1, handles.serialize(HANDLE) | changes)
+        handles.deserialize(2, handles.serialize(HANDLE) | changes)
 
 
 # --- deaths -------------------------------------------------------------------------------------------------------------
@@ -618,7 +631,7 @@ def test_many_partitions_have_few_files_open(tmp_path):
     sink.create_table(schema, ["p"])
     with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
         transaction.write(pa.RecordBatch.from_pydict({"p": list(range(200)), "v": list(range(200))}, schema=schema))
-        assert len(transaction._files._open) == 64
+        assert len(transaction._begun.files._open) == 64
         handle = transaction.prepare()
     driver(sink).commit(0, (handle,))
     assert DeltaTable(sink.uri).to_pyarrow_table().num_rows == 200

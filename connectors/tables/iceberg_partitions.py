@@ -1,0 +1,168 @@
+"""Partitions of Iceberg tables: a column as it is, or a transform of one."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.transforms import (
+    BucketTransform,
+    DayTransform,
+    HourTransform,
+    IdentityTransform,
+    MonthTransform,
+    TimeTransform,
+    Transform,
+    TruncateTransform,
+    UnknownTransform,
+    VoidTransform,
+    YearTransform,
+)
+from pyiceberg.types import (
+    BooleanType,
+    DateType,
+    DecimalType,
+    IcebergType,
+    IntegerType,
+    LongType,
+    StringType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from headrace.connectors.tables.rows import can_partition
+from headrace.enumerator.errors import UsageError
+
+__all__ = ["Partition"]
+
+_AS_THEY_ARE = (StringType, IntegerType, LongType, BooleanType, DateType)
+_TRANSFORMED = (StringType, IntegerType, LongType, DateType, DecimalType, TimestampType, TimestamptzType)
+_EPOCH_DAY = date(1970, 1, 1)
+_EPOCH = datetime(1970, 1, 1)
+_MICROSECOND = timedelta(microseconds=1)
+_OF_TIME: dict[str, Transform[Any, Any]] = {
+    "year": YearTransform(),
+    "month": MonthTransform(),
+    "day": DayTransform(),
+    "hour": HourTransform(),
+}
+_CALL = re.compile(r"(\w+)\s*\(\s*(?:(\d{1,9})\s*,\s*)?(.+?)\s*\)")
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A transform of a column of this type; with the transform identity, the column as it is. `kind`: None if not known yet."""
+
+    column: str
+    transform: Transform[Any, Any]
+    kind: IcebergType | None = None
+
+    def __str__(self) -> str:
+        """As handles have it."""
+        return self.column if isinstance(self.transform, IdentityTransform) else f"{self.transform}({self.column})"
+
+    @classmethod
+    def parse(cls, text: str, schema: pa.Schema, where: str) -> Partition:
+        """`column`, or as Spark has it `bucket(16, column)`, `truncate(4, column)`, `year(column)`, `months(column)`, ...
+
+        Raises UsageError for what cannot be a partition of a table with these columns.
+        """
+        call = _CALL.fullmatch(text.strip())
+        if call is None:
+            found = cls(text.strip(), IdentityTransform())
+        else:
+            name, number, column = call[1].lower(), call[2], call[3]
+            transform = _transform(name, None if number is None else int(number))
+            if transform is None:
+                raise UsageError(
+                    f"{where}: {text!r} is no partition: column, bucket(n, column), truncate(n, column), year(column), "
+                    "month(column), day(column), hour(column) or void(column)"
+                )
+            found = cls(column, transform)
+        found._check(schema, where)
+        return found
+
+    def _check(self, schema: pa.Schema, where: str) -> None:
+        if schema.names.count(self.column) != 1:
+            raise UsageError(f"{where}: {self.column!r} is not among the columns: partitions are made of one")
+        kind = schema.field(self.column).type
+        if isinstance(self.transform, IdentityTransform) and not can_partition(kind):
+            raise UsageError(f"{where}: {self.column!r} is {kind}: partitions are by text, integers, booleans or dates")
+
+    @property
+    def name(self) -> str:
+        """Of the field in the table's partitions, as Spark names it."""
+        match self.transform:
+            case IdentityTransform():
+                return self.column
+            case BucketTransform():
+                return f"{self.column}_bucket"
+            case TruncateTransform():
+                return f"{self.column}_trunc"
+            case VoidTransform():
+                return f"{self.column}_null"
+            case other:
+                return f"{self.column}_{other}"
+
+    @property
+    def can_be_written(self) -> bool:
+        """Whether values of this partition can be found here."""
+        if isinstance(self.transform, VoidTransform):
+            return True
+        if isinstance(self.transform, UnknownTransform) or self.kind is None:
+            return False
+        kinds = _AS_THEY_ARE if isinstance(self.transform, IdentityTransform) else _TRANSFORMED
+        return isinstance(self.kind, kinds) and self.transform.can_transform(self.kind)
+
+    def values_of(self, column: pa.Array) -> pa.Array:
+        """Each row's value, by the library's own function, which is asked once for each value that there is."""
+        if isinstance(self.transform, IdentityTransform):
+            return column
+        if isinstance(self.transform, VoidTransform):
+            return pa.nulls(len(column), pa.int32())
+        assert self.kind is not None
+        if isinstance(self.transform, TimeTransform) and pa.types.is_timestamp(column.type):
+            column = pc.floor_temporal(column.cast(pa.timestamp("us")), unit="hour")  # so that there are few
+        found = column.dictionary_encode()
+        function = self.transform.transform(self.kind)
+        made = [function(_internal(value)) for value in found.dictionary.to_pylist()]
+        kind = column.type if isinstance(self.transform, TruncateTransform) else pa.int32()
+        return pc.take(pa.array(made, kind), found.indices)
+
+    def stored(self, text: str | None) -> object:
+        """What is in the table's manifests for the text in a handle."""
+        if text is None or isinstance(self.transform, VoidTransform):
+            return None
+        is_value = isinstance(self.transform, IdentityTransform | TruncateTransform)
+        if not is_value:
+            return int(text)
+        match self.kind:
+            case StringType():
+                return text
+            case DateType():
+                return (date.fromisoformat(text) - _EPOCH_DAY).days
+            case BooleanType():
+                return text == "True"
+            case DecimalType():
+                return Decimal(text)
+        return int(text)
+
+
+def _transform(name: str, number: int | None) -> Transform[Any, Any] | None:
+    if number is not None:
+        if not number:
+            return None
+        return BucketTransform(number) if name == "bucket" else TruncateTransform(number) if name == "truncate" else None
+    return VoidTransform() if name == "void" else _OF_TIME.get(name.removesuffix("s"))
+
+
+def _internal(value: Any) -> Any:  # noqa: ANN401 - a value of any column
+    """As the library's functions take it."""
+    if isinstance(value, datetime):
+        return (value - _EPOCH) // _MICROSECOND
+    return (value - _EPOCH_DAY).days if isinstance(value, date) else value

@@ -1,0 +1,91 @@
+"""What the sinks of all table formats share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import pyarrow as pa
+
+from headrace.connectors.sink import Attempt, TwoPhaseSink, check_job
+from headrace.connectors.tables.changes import Changes
+from headrace.connectors.tables.committer import TableCommitter
+from headrace.connectors.tables.handles import TableHandle, TableHandleSerializer
+from headrace.connectors.tables.log import TableLog
+from headrace.connectors.tables.rows import fitting_schema, new_columns
+from headrace.connectors.tables.writing import TARGET_FILE_BYTES, Layout, TableTransaction, written_columns
+from headrace.enumerator.errors import UsageError
+
+__all__ = ["TableSink"]
+
+
+@dataclass(frozen=True)
+class TableSink(TwoPhaseSink[TableHandle]):
+    """A table as a sink. Subclasses say where it is, and add `compression`, whose default differs."""
+
+    commits_by_list: ClassVar[bool] = True
+
+    target_file_bytes: int = field(default=TARGET_FILE_BYTES, kw_only=True)
+    compression: str = field(default="snappy", kw_only=True)
+    merge_schema: bool = field(default=False, kw_only=True)
+    changes: Changes | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        """Check what can be checked here."""
+        if self.target_file_bytes < 1:
+            raise UsageError(f"target_file_bytes must be at least 1, not {self.target_file_bytes}")
+
+    @property
+    @abstractmethod
+    def where(self) -> str:
+        """The table, in messages."""
+
+    @abstractmethod
+    def log(self) -> TableLog:
+        """The table's log, and the store of its files."""
+
+    @abstractmethod
+    def _make(self, schema: pa.Schema, partition_by: Sequence[str]) -> None:
+        """An empty table, unless there is one."""
+
+    @property
+    def handles(self) -> TableHandleSerializer:
+        """JSON objects that name files, with their statistics."""
+        return TableHandleSerializer()
+
+    def create_table(self, schema: pa.Schema, partition_by: Sequence[str] = ()) -> None:
+        """Make an empty table for rows with these columns, unless there is a table already.
+
+        That is left as it is, but gets the columns that it does not have, all nullable, with `merge_schema`. With `changes` the
+        column of the change type is none of the table's. Raises UsageError for what the format has no type or partitions for.
+        """
+        wanted = schema if self.changes is None else self.changes.new_table(schema)
+        self._make(wanted, partition_by)
+        if self.merge_schema:
+            self.committer("schema").widen(lambda table: self._missing(wanted, table))
+
+    def _missing(self, wanted: pa.Schema, table: pa.Schema) -> pa.Schema:
+        """Those that it has are to fit: then nothing is added."""
+        fitting_schema(pa.schema([field for field in wanted if field.name in table.names]), table, (), self.where)
+        return new_columns(wanted, table)
+
+    def check_rows(self, schema: pa.Schema) -> None:
+        """Load the table, and raise UsageError unless rows of this schema could be written; every task finds out, too."""
+        loaded = self.log().load()
+        loaded.check_writable()
+        written_columns(self.changes, schema, loaded, self.where)
+
+    def begin(self, attempt: Attempt) -> TableTransaction:
+        """A new transaction; nothing is written before its first row. What an earlier attempt left is swept at the commit."""
+        check_job(attempt.job)
+        return TableTransaction(self.log(), self._layout, attempt, self.where, self.changes)
+
+    def committer(self, job: str) -> TableCommitter:
+        """The one that commits this job's files."""
+        return TableCommitter(self.log(), check_job(job), self.where, self._layout)
+
+    @property
+    def _layout(self) -> Layout:
+        return Layout(self.target_file_bytes, self.compression)

@@ -1,0 +1,466 @@
+"""Changes merged into tables by key: the last change of a key counts, an epoch is one commit, whoever dies where."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from headrace.connectors.commit import JobCommitter
+from headrace.connectors.sink import Attempt
+from headrace.connectors.tables.changes import Changes
+from headrace.connectors.tables.committer import TableCommitter
+from headrace.connectors.tables.handles import TableHandle
+from headrace.connectors.tables.log import OutdatedError
+from headrace.connectors.tables.rows import new_columns
+from headrace.delta import DeltaSink
+from headrace.enumerator.errors import FencedError, UsageError
+from headrace.iceberg import IcebergSink
+from tests.helpers.iceberg_rig import TABLE, catalog_of, iceberg_paths, iceberg_table
+from tests.helpers.table_rig import JOB, KilledError, WatchedLog, delta_actions, delta_paths, driver
+
+BY_ID = Changes(("id",), ("offset",), "op")
+ROWS = pa.schema([("id", pa.int64()), ("name", pa.string()), ("op", pa.string()), ("offset", pa.int64())])
+Row = tuple[int, str | None, str]
+
+
+class Rig:
+    """A table of one of the formats, in a folder. `offset` counts all changes."""
+
+    def __init__(self, kind: str, folder: Path, changes: Changes = BY_ID, schema: pa.Schema = ROWS, **given: Any) -> None:
+        self.kind, self.folder, self.schema = kind, str(folder), schema
+        self.offset = 0
+        folder.mkdir(exist_ok=True)
+        partitions = given.pop("partition_by", ())
+        given["changes"] = changes
+        self.sink: Any = (
+            DeltaSink(f"{folder}/table", **given) if kind == "delta" else IcebergSink(TABLE, catalog_of(str(folder)), **given)
+        )
+        self.sink.create_table(schema, partitions)
+
+    def batch(self, rows: Sequence[Row]) -> pa.RecordBatch:
+        """With the next offsets."""
+        ids, names, ops = zip(*rows, strict=True)
+        offsets = range(self.offset, self.offset + len(rows))
+        self.offset += len(rows)
+        return pa.RecordBatch.from_pydict({"id": ids, "name": names, "op": ops, "offset": offsets}, schema=self.schema)
+
+    def prepared(self, epoch: int, batch: pa.RecordBatch, task: int = 0) -> TableHandle:
+        with self.sink.begin(Attempt(JOB, epoch, task, 0)) as transaction:
+            transaction.write(batch)
+            return transaction.prepare()
+
+    def commit(self, epoch: int, *rows: Row) -> None:
+        driver(self.sink).commit(epoch, (self.prepared(epoch, self.batch(rows)),))
+
+    def watched(self, around: Callable[[int, Callable[[], None]], None], calling=lambda: None) -> JobCommitter[Any]:
+        return JobCommitter(JOB, TableCommitter(WatchedLog(self.sink.log(), around, calling), JOB, "the table"))
+
+    def table(self) -> pa.Table:
+        """By the format's own library."""
+        if self.kind == "delta":
+            return DeltaTable(self.sink.uri).to_pyarrow_table()
+        return iceberg_table(self.folder).scan().to_arrow()
+
+    def rows(self) -> dict[int, str | None]:
+        found = self.table()
+        assert len(set(found["id"].to_pylist())) == found.num_rows, "a key is there twice"
+        return dict(zip(found["id"].to_pylist(), found["name"].to_pylist(), strict=True))
+
+    def unused(self) -> set[str]:
+        """Files of the job that no version of the table has, marks and lists."""
+        if self.kind == "delta":
+            root = Path(self.sink.uri)
+            used = {str(root / action["add"]["path"]) for action in delta_actions(str(root)) if "add" in action}
+        else:
+            root = Path(self.folder) / "shop/orders"
+            found = iceberg_table(self.folder).inspect.all_data_files()["file_path"].to_pylist()
+            used = {path.removeprefix("file://") for path in found}
+        ours = {str(path) for path in root.glob(f"part-{JOB}/*/*.parquet")}
+        return (ours - used) | {path.name for path in (root / "_headrace" / JOB).glob("*")}
+
+
+@pytest.fixture(params=["delta", "iceberg"])
+def rig(request, tmp_path) -> Rig:
+    return Rig(request.param, tmp_path)
+
+
+def test_the_last_change_of_each_key_is_what_the_table_has(rig):
+    rig.commit(0, (1, "a", "c"), (2, "b", "c"), (3, "c", "r"), (1, "a2", "u"), (4, "gone", "c"), (4, None, "d"))
+    assert rig.rows() == {1: "a2", 2: "b", 3: "c"}
+    rig.commit(1, (2, None, "d"), (3, "c2", "u"), (9, None, "d"), (5, "e", "c"), (2, "back", "c"), (3, None, "d"))
+    assert rig.rows() == {1: "a2", 2: "back", 5: "e"}
+    assert rig.table().column_names == ["id", "name", "offset"]
+
+
+def test_the_order_of_changes_is_that_of_their_sequence_whichever_task_has_them(rig):
+    early, late = rig.batch([(1, "early", "c"), (2, "early", "c")]), rig.batch([(1, None, "d"), (2, "late", "u")])
+    driver(rig.sink).commit(0, (rig.prepared(0, late, 0), rig.prepared(0, early, 1)))
+    assert rig.rows() == {2: "late"}
+
+
+def test_an_epoch_is_one_version_and_leaves_nothing(rig):
+    rig.commit(0, (1, "a", "c"), (2, "b", "c"))
+    before = versions(rig)
+    committing = driver(rig.sink)
+    committing.recover()
+    committing.commit(1, (rig.prepared(1, rig.batch([(1, "a2", "u"), (3, "c", "c")])),))
+    assert versions(rig) == before + 2  # one of the new driver
+    assert rig.unused() == set()
+    assert rig.rows() == {1: "a2", 2: "b", 3: "c"}
+
+
+def versions(rig: Rig) -> int:
+    if rig.kind == "delta":
+        return DeltaTable(rig.sink.uri).version()
+    return len(iceberg_table(rig.folder).metadata.snapshots)
+
+
+def test_files_without_a_changed_key_are_left_as_they_are(rig):
+    rig.commit(0, *((number, "a", "c") for number in range(10)))
+    (first,) = paths(rig)
+    rig.commit(1, *((number, "b", "c") for number in range(10, 20)))
+    rig.commit(2, (12, None, "d"))
+    assert first in paths(rig)
+    assert len(rig.rows()) == 19
+
+
+def paths(rig: Rig) -> list[str]:
+    return delta_paths(rig.sink.uri) if rig.kind == "delta" else iceberg_paths(rig.folder)
+
+
+def test_rows_of_others_are_changed_too(rig):
+    """Of whatever file of the table, also of one with a partition's name in its path."""
+    theirs = pa.table({"id": [1, 2], "name": ["theirs", "theirs"], "offset": pa.array([None, None], pa.int64())})
+    if rig.kind == "delta":
+        write_deltalake(rig.sink.uri, theirs, mode="append")
+    else:
+        iceberg_table(rig.folder).append(theirs)
+    rig.commit(0, (2, "ours", "u"))
+    assert rig.rows() == {1: "theirs", 2: "ours"}
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_partitions_and_keys_of_several_columns(tmp_path, kind):
+    schema = pa.schema([("city", pa.string()), ("day", pa.date32()), ("total", pa.decimal128(9, 2)), ("n", pa.int32())])
+    rig = Rig(kind, tmp_path, Changes(("city", "day"), ("n",)), schema, partition_by=("city",))
+    days = [date(2024, 1, 1), date(2024, 1, 2)]
+    rows = [{"city": city, "day": day, "total": Decimal("1.50"), "n": 1} for city in ("a/b %c", "d") for day in days]
+    driver(rig.sink).commit(0, (rig.prepared(0, pa.RecordBatch.from_pylist(rows, schema=schema)),))
+    update = [{**rows[0], "total": Decimal("2.50"), "n": 2}, {**rows[0], "day": date(2024, 1, 3)}]
+    driver(rig.sink).commit(1, (rig.prepared(1, pa.RecordBatch.from_pylist(update, schema=schema)),))
+    found = rig.table().sort_by([("city", "ascending"), ("day", "ascending")]).select(schema.names).to_pylist()
+    assert found == [update[0], rows[1], update[1], rows[2], rows[3]]
+
+
+def test_a_key_whose_change_moves_it_to_another_partition_is_there_once(tmp_path):
+    rig = Rig("delta", tmp_path, partition_by=("name",))
+    rig.commit(0, (1, "here", "c"), (2, "here", "c"))
+    rig.commit(1, (1, "there", "u"))
+    assert rig.rows() == {1: "there", 2: "here"}
+
+
+def test_change_types_of_other_systems(tmp_path):
+    for at, (insert, before, update, delete) in enumerate(
+        (("+I", "-U", "+U", "-D"), ("insert", "update_preimage", "update_postimage", "delete"))
+    ):
+        rig = Rig("delta", tmp_path / str(at))
+        rig.commit(0, (1, "a", insert), (1, "a", before), (1, "b", update), (2, "x", insert), (2, "x", delete))
+        assert rig.rows() == {1: "b"}
+        with pytest.raises(UsageError, match=r"column 'op' says what becomes of a row by c, r, u, .*, and not by 't'"):
+            rig.commit(1, (1, None, "t"))
+
+
+def test_a_boolean_says_what_is_deleted_and_without_a_change_type_every_row_takes_the_place_of_another(tmp_path):
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("gone", pa.bool_())])
+    rig = Rig("delta", tmp_path / "a", Changes(("id",), (), "gone"), schema)
+    rows = {"id": [1, 2], "name": ["a", "b"], "gone": [False, False]}
+    driver(rig.sink).commit(0, (rig.prepared(0, pa.RecordBatch.from_pydict(rows, schema=schema)),))
+    rows = {"id": [1], "name": [None], "gone": [True]}
+    driver(rig.sink).commit(1, (rig.prepared(1, pa.RecordBatch.from_pydict(rows, schema=schema)),))
+    assert rig.rows() == {2: "b"}
+    plain = pa.schema([("id", pa.int64()), ("name", pa.string())])
+    rig = Rig("delta", tmp_path / "b", Changes(("id",), ()), plain)
+    batch = pa.RecordBatch.from_pydict({"id": [1, 1], "name": ["a", "b"]}, schema=plain)
+    with pytest.raises(UsageError, match=r"\{'id': 1\} has more than one change in an epoch, and no sequence says which"):
+        driver(rig.sink).commit(0, (rig.prepared(0, batch),))
+
+
+def test_what_a_deleted_row_lacks_does_not_matter_and_what_another_lacks_does(tmp_path):
+    schema = pa.schema(
+        [ROWS.field("id"), pa.field("name", pa.string(), nullable=False), ROWS.field("op"), ROWS.field("offset")]
+    )
+    rig = Rig("delta", tmp_path, schema=schema)
+    rig.schema = ROWS
+    rig.commit(0, (1, "a", "c"), (2, None, "d"))
+    assert rig.rows() == {1: "a"}
+    with pytest.raises(UsageError, match="column 'name' of the table must not be null"):
+        rig.commit(1, (3, None, "c"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ({"name": ["a"], "op": ["c"], "offset": [1]}, "changes need the column 'id'; the columns are name, op, offset"),
+        ({"id": [1], "name": ["a"], "offset": [1]}, "changes need the column 'op'"),
+        ({"id": [1], "name": ["a"], "op": ["c"]}, "changes need the column 'offset'"),
+        ({"id": [None], "name": ["a"], "op": ["c"], "offset": [1]}, "column 'id' is null in the table|'id' .*null"),
+        ({"id": [1], "name": ["a"], "op": ["c"], "offset": [None]}, "'offset' says which change is the later one"),
+        ({"id": [1], "name": ["a"], "op": [None], "offset": [1]}, "and not by None"),
+        ({"id": ["x"], "name": ["a"], "op": ["c"], "offset": [1]}, "column 'id' is int64 in the table, and string"),
+    ],
+)
+def test_changes_that_cannot_be_merged_are_refused_in_their_task(tmp_path, rows, message):
+    rig = Rig("delta", tmp_path)
+    kinds = {field.name: field.type for field in ROWS}
+    columns = {name: pa.array(values, None if values == ["x"] else kinds[name]) for name, values in rows.items()}
+    with pytest.raises(UsageError, match=message):
+        rig.prepared(0, pa.RecordBatch.from_pydict(columns))
+    assert rig.unused() == set()
+
+
+def test_keys_that_cannot_be_compared_are_refused():
+    with pytest.raises(UsageError, match="one key or more, each named once"):
+        Changes(())
+    with pytest.raises(UsageError, match="cannot be the change type and a key"):
+        Changes(("op",), (), "op")
+
+
+@pytest.mark.parametrize("name", ["delta.appendOnly", "delta.enableChangeDataFeed"])
+def test_tables_whose_rows_may_not_be_replaced_are_refused(tmp_path, name):
+    schema = pa.schema([field for field in ROWS if field.name != "op"])
+    DeltaTable.create(f"{tmp_path}/table", schema=schema, configuration={name: "true"})
+    rig = Rig("delta", tmp_path)
+    with pytest.raises(UsageError, match=f"cannot replace rows of this table: .* \\({name}\\)"):
+        rig.commit(0, (1, "a", "c"))
+
+
+def test_values_come_through_a_merge_as_they_are(tmp_path):
+    """Rows that are written anew because a neighbour has changed keep every type."""
+    schema = pa.schema(
+        [
+            ("id", pa.int64()),
+            ("at", pa.timestamp("us", tz="UTC")),
+            ("local", pa.timestamp("us")),
+            ("list", pa.list_(pa.int32())),
+            ("inner", pa.struct([("a", pa.int64()), ("b", pa.string())])),
+            ("raw", pa.binary()),
+            ("flag", pa.bool_()),
+            ("offset", pa.int64()),
+        ]
+    )
+    at = datetime(1969, 12, 31, 23, 59, 59, 123456, UTC)
+    row = {"id": 1, "at": at, "local": at.replace(tzinfo=None), "list": [1, None], "inner": {"a": 1, "b": None}}
+    row |= {"raw": b"\x00\xff", "flag": True, "offset": 1}
+    for kind in ("delta", "iceberg"):
+        rig = Rig(kind, tmp_path / kind, Changes(("id",)), schema)
+        rows = [row, {**row, "id": 2}]
+        driver(rig.sink).commit(0, (rig.prepared(0, pa.RecordBatch.from_pylist(rows, schema=schema)),))
+        update = {**dict.fromkeys(row), "id": 2, "offset": 2}
+        driver(rig.sink).commit(1, (rig.prepared(1, pa.RecordBatch.from_pylist([update], schema=schema)),))
+        assert sorted(rig.table().cast(schema).to_pylist(), key=lambda found: found["id"]) == [row, update]
+
+
+# --- rivals, deaths, lost answers ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_applied", [True, False])
+def test_a_commit_whose_answer_is_lost_is_not_merged_twice(rig, is_applied):
+    def around(number, commit):
+        if number == 2:
+            if is_applied:
+                commit()
+            raise OutdatedError("planted")
+        commit()
+
+    rig.watched(around).commit(0, (rig.prepared(0, rig.batch([(1, "a", "c"), (2, "b", "c")])),))
+    assert rig.rows() == {1: "a", 2: "b"}
+    assert rig.unused() == set()
+
+
+def test_a_rival_that_writes_the_same_keys_during_a_commit_is_seen(rig):
+    """What was made of the older version is thrown away, with its files."""
+    rivals = []
+
+    def around(number, commit):
+        if number in (2, 3):
+            theirs = pa.table({"id": [1, 10 + number], "name": ["theirs"] * 2, "offset": pa.array([0, 0], pa.int64())})
+            if not rivals:
+                write(theirs)
+            else:
+                write(theirs.slice(1))
+            rivals.append(number)
+        commit()
+
+    def write(rows: pa.Table) -> None:
+        if rig.kind == "delta":
+            write_deltalake(rig.sink.uri, rows, mode="append")
+        else:
+            iceberg_table(rig.folder).append(rows)
+
+    rig.watched(around).commit(0, (rig.prepared(0, rig.batch([(1, "ours", "c")])),))
+    assert rivals == [2, 3]
+    assert rig.rows() == {1: "ours", 12: "theirs", 13: "theirs"}
+    assert rig.unused() == set()
+
+
+def test_a_driver_that_takes_over_during_a_merge_fences_it(rig):
+    newer = driver(rig.sink)
+
+    def around(number, commit):
+        if number == 2:
+            newer.recover()
+        commit()
+
+    with pytest.raises(FencedError):
+        rig.watched(around).commit(0, (rig.prepared(0, rig.batch([(1, "a", "c")])),))
+    assert rig.rows() == {}
+    newer.commit(0, (rig.prepared(0, rig.batch([(1, "a", "c")])),))
+    assert rig.rows() == {1: "a"}
+    assert rig.unused() == set()
+
+
+class Death:
+    """Kills at the nth thing that is done, store calls and both sides of commits."""
+
+    def __init__(self, nth: int) -> None:
+        self.left = nth
+
+    def step(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KilledError
+
+    def around(self, _: int, commit: Callable[[], None]) -> None:
+        self.step()
+        commit()
+        self.step()
+
+
+STEP = 5
+"""Deaths that are tried: at each fifth thing that is done. All of them (1) take a minute."""
+
+
+def test_a_driver_that_dies_before_anything_that_it_does(tmp_path):
+    deaths = 0
+    for nth in range(1, 300, STEP):
+        rig = Rig(("delta", "iceberg")[nth // STEP % 2], tmp_path / str(nth))
+        rig.commit(0, (1, "a", "c"), (2, "b", "c"), (3, "c", "c"))
+        death = Death(nth)
+        changes = rig.batch([(1, "a2", "u"), (2, None, "d"), (4, "d", "c")])
+        try:
+            rig.watched(death.around, death.step).commit(
+                1, (rig.prepared(1, changes.slice(0, 2)), rig.prepared(1, changes.slice(2), 1))
+            )
+        except KilledError:
+            deaths += 1
+        successor = driver(rig.sink)
+        successor.recover()
+        is_recorded = rig.sink.recorded_epochs()[JOB] == 1
+        assert rig.rows() == ({1: "a2", 3: "c", 4: "d"} if is_recorded else {1: "a", 2: "b", 3: "c"}), nth
+        successor.commit(1, () if is_recorded else (rig.prepared(1, changes),))
+        successor.commit(2, (rig.prepared(2, rig.batch([(3, "c2", "u")])),))
+        assert rig.rows() == {1: "a2", 3: "c2", 4: "d"}, nth
+        assert rig.unused() == set(), nth
+        if death.left > 0:
+            break
+    assert deaths > 3
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_a_changelog_in_many_epochs_gives_the_same_table_as_a_plain_replay(tmp_path, kind):
+    """Kills at random between, epochs written again in other shares; judged by a dictionary."""
+    chance, rig, wanted, kills = random.Random(5), Rig(kind, tmp_path), {}, 0
+    for epoch in range(4):
+        changes = [(chance.randrange(40), f"{epoch}.{n}", chance.choice("crud")) for n in range(30)]
+        batch = rig.batch(changes)
+        for key, name, op in changes:
+            wanted.pop(key, None) if op == "d" else wanted.update({key: name})
+        for death in (Death(chance.randrange(1, 40)), Death(chance.randrange(1, 40)), Death(10**6)):
+            cut = chance.randrange(1, 29)
+            recorded = rig.sink.recorded_epochs().get(JOB, -1)
+            shares = (
+                ()
+                if recorded == epoch
+                else (rig.prepared(epoch, batch.slice(cut)), rig.prepared(epoch, batch.slice(0, cut), 1))
+            )
+            try:
+                rig.watched(death.around, death.step).commit(epoch, shares)
+                break
+            except KilledError:
+                kills += 1
+    assert kills > 3
+    assert rig.rows() == wanted
+
+
+# --- columns that a table does not have yet ------------------------------------------------------------------------------
+
+NARROW = pa.schema([("id", pa.int64()), ("name", pa.string())])
+WIDE = pa.schema([pa.field("extra", pa.float64(), nullable=False), *NARROW, ("tags", pa.list_(pa.string()))])
+
+
+def appending(kind: str, folder: Path, **given: Any) -> Any:
+    return DeltaSink(f"{folder}/table", **given) if kind == "delta" else IcebergSink(TABLE, catalog_of(str(folder)), **given)
+
+
+def read(kind: str, folder: Path) -> pa.Table:
+    return DeltaTable(f"{folder}/table").to_pyarrow_table() if kind == "delta" else iceberg_table(str(folder)).scan().to_arrow()
+
+
+def append(sink: Any, epoch: int, row: dict[str, Any], schema: pa.Schema) -> None:
+    with sink.begin(Attempt(JOB, epoch, 0, 0)) as transaction:
+        transaction.write(pa.RecordBatch.from_pylist([row], schema=schema))
+        handle = transaction.prepare()
+    driver(sink).commit(epoch, (handle,))
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_columns_that_a_table_does_not_have_are_added_if_that_is_asked_for(tmp_path, kind):
+    appending(kind, tmp_path).create_table(NARROW)
+    append(appending(kind, tmp_path), 0, {"id": 1, "name": "a"}, NARROW)
+    plain, merging = appending(kind, tmp_path), appending(kind, tmp_path, merge_schema=True)
+    plain.create_table(WIDE)
+    with pytest.raises(UsageError, match="the table has no column 'extra'"):
+        plain.check_rows(WIDE)
+    for _ in range(2):
+        merging.create_table(WIDE)
+    append(merging, 1, {"id": 2, "name": "b", "extra": 0.5, "tags": ["x"]}, WIDE)
+    append(merging, 2, {"id": 3, "name": "c"}, NARROW)
+    found = read(kind, tmp_path).sort_by("id").to_pylist()
+    assert [row["extra"] for row in found] == [None, 0.5, None]
+    assert [row["tags"] for row in found] == [None, ["x"], None]
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_a_column_of_another_type_is_not_changed(tmp_path, kind):
+    sink = appending(kind, tmp_path, merge_schema=True)
+    sink.create_table(NARROW)
+    other = pa.schema([("id", pa.int64()), ("name", pa.int64()), ("more", pa.int64())])
+    with pytest.raises(UsageError, match=r"column 'name' is .*string in the table, and int64 in the rows: cast it"):
+        sink.create_table(other)
+    assert "more" not in read(kind, tmp_path).column_names
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_a_rival_that_adds_the_same_columns_at_the_same_time_is_no_failure(tmp_path, kind):
+    sink = appending(kind, tmp_path, merge_schema=True)
+    sink.create_table(NARROW)
+    rivals = []
+
+    def around(number, commit):
+        rivals.append(number)
+        if number == 1:
+            sink.create_table(WIDE)
+        commit()
+
+    committer = TableCommitter(WatchedLog(sink.log(), around), "schema", "the table")
+    committer.widen(lambda table: new_columns(WIDE, table))
+    assert rivals == [1]
+    assert sorted(read(kind, tmp_path).column_names) == ["extra", "id", "name", "tags"]
