@@ -5,7 +5,7 @@
         handle = transaction.prepare()
     JobCommitter("job", sink.committer("job")).commit(0, (handle,))               # in the driver
 
-`headrace.testing.SinkConformance` tests a sink of yours.
+`headrace.testing.SinkConformance` tests a sink of yours. `Changes` says to a table's sink that rows change others, by key.
 """
 
 from headrace.connectors.commit import JobCommitter
@@ -22,9 +22,11 @@ from headrace.connectors.sink import (
     TwoPhaseSink,
     check_job,
 )
+from headrace.connectors.tables.keyed.changes import Changes
 
 __all__ = [
     "Attempt",
+    "Changes",
     "CommitList",
     "CommitListSerializer",
     "Committer",

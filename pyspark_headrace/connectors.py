@@ -72,7 +72,7 @@ def _files(options: Mapping[str, str], schema: StructType) -> Planned:
 
 def _delta(options: Mapping[str, str], schema: StructType) -> Planned:
     with _brought_by("delta"):
-        from pyspark_headrace.delta_write import delta_write
+        from pyspark_headrace.tables.delta_write import delta_write
     write, partition_by = delta_write(options, schema)
     _make_table(write.sink, to_arrow_schema(schema, timezone="UTC"), partition_by)
     return write, schema.names
@@ -87,7 +87,7 @@ def _make_table(sink: DeltaSink | IcebergSink, schema: pa.Schema, partition_by: 
 
 def _iceberg(options: Mapping[str, str], schema: StructType) -> Planned:
     with _brought_by("iceberg"):
-        from pyspark_headrace.iceberg_write import iceberg_write
+        from pyspark_headrace.tables.iceberg_write import iceberg_write
     write, partition_by = iceberg_write(options, schema)
     _make_table(write.sink, to_arrow_schema(schema, timezone="UTC"), partition_by)
     return write, schema.names

@@ -25,8 +25,8 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 
 from headrace.connectors.sink import CommitList, Committer, Outcome, content_number, is_one_off, numbered_content
 from headrace.connectors.tables.handles import TableHandle
+from headrace.connectors.tables.keyed.merging import Merge, merged
 from headrace.connectors.tables.log import JobMarker, LoadedTable, TableFile, TableLog
-from headrace.connectors.tables.merging import Merge, merged
 from headrace.connectors.tables.work import LeftOver, WorkFolder, refused_by_store
 from headrace.connectors.tables.writing import Layout
 from headrace.enumerator.errors import (

@@ -29,7 +29,7 @@ from headrace.connectors.files.store import is_local, normal_path
 from headrace.connectors.tables.handles import DataFile
 from headrace.connectors.tables.log import FileLayout, JobMarker, LoadedTable, OutdatedError, TableFile, TableLog
 from headrace.connectors.tables.rows import between, can_partition, check_columns, check_partition_columns
-from headrace.connectors.tables.sink import TableSink
+from headrace.connectors.tables.sink import OpenTableSink
 from headrace.connectors.tables.statistics import delta_statistics
 from headrace.connectors.tables.work import jobs_in, refused_by_store
 from headrace.enumerator.errors import PeerError, RetriableError, UsageError
@@ -58,7 +58,7 @@ _OF_COLUMNS = ("delta.invariants", "delta.generationExpression", "delta.identity
 
 
 @dataclass(frozen=True)
-class DeltaSink(TableSink):
+class DeltaSink(OpenTableSink):
     """Writes rows to a Delta table, exactly once; readers see each epoch whole, as one version of the table.
 
     - `uri`: where the table is: a local path, or an address of `deltalake` (`s3://`, `az://`, `gs://`). The table exists:
@@ -270,7 +270,7 @@ class _DeltaFiles(FileLayout):
         return [rows.column(name) for name in self._partitioning]
 
     def columns(self, schema: pa.Schema) -> pa.Schema:
-        """Partition columns are in the log only."""
+        """TablePartition columns are in the log only."""
         return pa.schema([column for column in schema if column.name not in self._partitioning])
 
     def partition(self, values: tuple[object, ...]) -> tuple[tuple[str, str | None], ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.connectors.sink import Attempt, HandleSerializer, check_job, stored_number, stored_text
-from headrace.connectors.tables.changes import Changes
+from headrace.connectors.tables.keyed.changes import Changes
 
 __all__ = ["DataFile", "TableHandle", "TableHandleSerializer", "place_of", "task_of"]
 

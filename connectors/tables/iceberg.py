@@ -50,10 +50,10 @@ from pyiceberg.table import FileScanTask, Table
 from pyiceberg.typedef import Record
 
 from headrace.connectors.tables.handles import DataFile
-from headrace.connectors.tables.iceberg_partitions import Partition
+from headrace.connectors.tables.iceberg_partitions import TablePartition
 from headrace.connectors.tables.log import FileLayout, JobMarker, LoadedTable, OutdatedError, TableFile, TableLog
 from headrace.connectors.tables.rows import check_columns
-from headrace.connectors.tables.sink import TableSink
+from headrace.connectors.tables.sink import OpenTableSink
 from headrace.enumerator.errors import HeadraceError, PeerError, RetriableError, UsageError
 
 __all__ = ["IcebergSink"]
@@ -66,7 +66,7 @@ _COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_count
 
 
 @dataclass(frozen=True)
-class IcebergSink(TableSink):
+class IcebergSink(OpenTableSink):
     """Writes rows to an Iceberg table, exactly once; readers see each epoch whole, as one snapshot.
 
     - `table`: `namespace.table`. It exists: `create_table` makes one.
@@ -100,14 +100,14 @@ class IcebergSink(TableSink):
 
     def _make(self, schema: pa.Schema, partition_by: Sequence[str]) -> None:
         """With its namespace. Partitions are columns, or transforms of columns, such as `bucket(16, id)` and `day(at)`."""
-        partitions = [Partition.parse(text, schema, self.table) for text in partition_by]
+        partitions = [TablePartition.parse(text, schema, self.table) for text in partition_by]
         try:
             with _translated(self.table):
                 self._create(_catalog(self.catalog), schema, partitions)
         except OutdatedError:  # somebody has made one in the same moment: then there is one
             self.log().load()
 
-    def _create(self, catalog: Catalog, schema: pa.Schema, partitions: Sequence[Partition]) -> None:
+    def _create(self, catalog: Catalog, schema: pa.Schema, partitions: Sequence[TablePartition]) -> None:
         with suppress(NamespaceAlreadyExistsError):
             catalog.create_namespace(self.table.rpartition(".")[0])
         if catalog.table_exists(self.table):
@@ -182,10 +182,10 @@ class _LoadedIceberg(LoadedTable):
         return None if snapshot is None else snapshot.snapshot_id
 
     @property
-    def _partitions(self) -> tuple[Partition, ...]:
+    def _partitions(self) -> tuple[TablePartition, ...]:
         schema = self._table.schema()
         return tuple(
-            Partition(schema.find_column_name(part.source_id) or "", part.transform, schema.find_type(part.source_id))
+            TablePartition(schema.find_column_name(part.source_id) or "", part.transform, schema.find_type(part.source_id))
             for part in self._table.spec().fields
         )
 
@@ -286,7 +286,7 @@ class _IcebergFile(TableFile):
 
 
 class _IcebergFiles(FileLayout):
-    def __init__(self, table: Table, partitions: tuple[Partition, ...]) -> None:
+    def __init__(self, table: Table, partitions: tuple[TablePartition, ...]) -> None:
         self._schema, self._properties, self._partitions = table.schema(), table.metadata.properties, partitions
 
     @property

@@ -38,7 +38,7 @@ from pyiceberg.types import (
 from headrace.connectors.tables.rows import can_partition
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["Partition"]
+__all__ = ["TablePartition"]
 
 _AS_THEY_ARE = (StringType, IntegerType, LongType, BooleanType, DateType)
 _TRANSFORMED = (StringType, IntegerType, LongType, DateType, DecimalType, TimestampType, TimestamptzType)
@@ -55,7 +55,7 @@ _CALL = re.compile(r"(\w+)\s*\(\s*(?:(\d{1,9})\s*,\s*)?(.+?)\s*\)")
 
 
 @dataclass(frozen=True)
-class Partition:
+class TablePartition:
     """A transform of a column of this type; with the transform identity, the column as it is. `kind`: None if not known yet."""
 
     column: str
@@ -67,8 +67,8 @@ class Partition:
         return self.column if isinstance(self.transform, IdentityTransform) else f"{self.transform}({self.column})"
 
     @classmethod
-    def parse(cls, text: str, schema: pa.Schema, where: str) -> Partition:
-        """`column`, or as Spark has it `bucket(16, column)`, `truncate(4, column)`, `year(column)`, `months(column)`, ...
+    def parse(cls, text: str, schema: pa.Schema, where: str) -> TablePartition:
+        """`column`, or `bucket(16, column)`, `truncate(4, column)`, `year(column)`, `months(column)`, ...
 
         Raises UsageError for what cannot be a partition of a table with these columns.
         """
@@ -96,7 +96,7 @@ class Partition:
 
     @property
     def name(self) -> str:
-        """Of the field in the table's partitions, as Spark names it."""
+        """Of the field in the table's partitions, as Iceberg's own writers name it."""
         match self.transform:
             case IdentityTransform():
                 return self.column

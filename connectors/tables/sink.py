@@ -10,19 +10,19 @@ from typing import ClassVar
 import pyarrow as pa
 
 from headrace.connectors.sink import Attempt, TwoPhaseSink, check_job
-from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.committer import TableCommitter
 from headrace.connectors.tables.handles import TableHandle, TableHandleSerializer
+from headrace.connectors.tables.keyed.changes import Changes
 from headrace.connectors.tables.log import TableLog
 from headrace.connectors.tables.rows import fitting_schema, new_columns
 from headrace.connectors.tables.writing import TARGET_FILE_BYTES, Layout, TableTransaction, written_columns
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["TableSink"]
+__all__ = ["OpenTableSink"]
 
 
 @dataclass(frozen=True)
-class TableSink(TwoPhaseSink[TableHandle]):
+class OpenTableSink(TwoPhaseSink[TableHandle]):
     """A table as a sink. Subclasses say where it is, and add `compression`, whose default differs."""
 
     commits_by_list: ClassVar[bool] = True

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 
 from headrace.connectors.files.guard import AllOrNothing
 from headrace.connectors.sink import Attempt, Transaction
-from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.handles import DataFile, TableHandle, place_of
+from headrace.connectors.tables.keyed.changes import Changes
 from headrace.connectors.tables.log import FileLayout, LoadedTable, TableLog
 from headrace.connectors.tables.rows import fitted, fitting_schema, partitions_of
 from headrace.connectors.tables.work import WorkFolder

@@ -6,12 +6,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from headrace.delta import Changes, DeltaSink
+from headrace.delta import DeltaSink
 from headrace.errors import UsageError
 from headrace.formats import JsonFormat, debezium_changes
 from headrace.kafka import KafkaSource, Latest
 from headrace.run import Pipeline
-from headrace.testing import FakeKafka, NewRecord
+from headrace.sinks import Changes
+from headrace.testing import FakeKafka
+from headrace.testing.fake_kafka.kafka import NewRecord
 
 ROW = pa.struct([("id", pa.int64()), ("name", pa.string())])
 ENVELOPE = pa.struct([("before", ROW), ("after", ROW), ("op", pa.string())])

@@ -10,15 +10,15 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from headrace.connectors.files import FileFormat, FileSink
 from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.sink import one_off_job
-from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.delta import DeltaSink
 from headrace.connectors.tables.iceberg import IcebergSink
+from headrace.connectors.tables.keyed.changes import Changes
 from headrace.enumerator.errors import UsageError
 from pyspark_headrace.connectors import kafka_options, planned_batch_write, planned_stream_write
-from pyspark_headrace.delta_write import delta_write
 from pyspark_headrace.files_write import file_write
-from pyspark_headrace.iceberg_write import iceberg_write
 from pyspark_headrace.kafka_write import kafka_write
+from pyspark_headrace.tables.delta_write import delta_write
+from pyspark_headrace.tables.iceberg_write import iceberg_write
 
 pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
 

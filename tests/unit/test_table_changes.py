@@ -15,9 +15,9 @@ from deltalake import DeltaTable, write_deltalake
 
 from headrace.connectors.commit import JobCommitter
 from headrace.connectors.sink import Attempt
-from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.committer import TableCommitter
 from headrace.connectors.tables.handles import TableHandle
+from headrace.connectors.tables.keyed.changes import Changes
 from headrace.connectors.tables.log import OutdatedError
 from headrace.connectors.tables.rows import new_columns
 from headrace.delta import DeltaSink

@@ -17,9 +17,9 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from headrace.connectors.commit import JobCommitter
 from headrace.connectors.sink import Attempt, CommitList, CommitListSerializer, Outcome
-from headrace.connectors.tables.changes import Changes
 from headrace.connectors.tables.committer import TableCommitter
 from headrace.connectors.tables.handles import DataFile, TableHandle, TableHandleSerializer
+from headrace.connectors.tables.keyed.changes import Changes
 from headrace.connectors.tables.log import OutdatedError
 from headrace.connectors.tables.work import WorkFolder
 from headrace.delta import DeltaSink

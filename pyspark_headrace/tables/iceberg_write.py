@@ -8,7 +8,7 @@ from pyspark.sql.types import StructType
 
 from headrace.connectors.tables.iceberg import IcebergSink
 from pyspark_headrace.options import Option, OptionTable, SinkWrite, json_texts, sink_write, text
-from pyspark_headrace.tables_write import table_arguments, table_options
+from pyspark_headrace.tables.table_options import table_arguments, table_options
 
 __all__ = ["OPTIONS", "iceberg_write"]
 

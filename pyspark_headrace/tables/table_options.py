@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark.sql.types import StructType
 
-from headrace.connectors.tables.changes import Changes
+from headrace.connectors.tables.keyed.changes import Changes
 from headrace.enumerator.errors import UsageError
 from pyspark_headrace.options import REPEATED_WRITE, Option, Parse, boolean, integer, text
 

@@ -38,9 +38,10 @@ class Changes:
     - `sequence`: columns that say which change of a key is the later one within an epoch, `offset` by default: changes of a key
       are in one partition. They are written if the table has them. Of equal ones the last that was read counts. Empty: a key
       that comes twice in an epoch is refused. A change of a later epoch is always the later one.
-    - `change_type`: a column that says what becomes of the row, which is not written: Debezium's `op` (c, r, u, d), Flink's
-      row kinds (+I, -U, +U, -D), Delta's `_change_type` (insert, update_preimage, update_postimage, delete), or a boolean that
-      is true for a delete. Of a delete only the keys count. None: every row is inserted, or takes the place of another.
+    - `change_type`: a column that says what becomes of the row, which is not written: Debezium's `op` (c, r, u, d), the row
+      kinds of changelogs (+I, -U, +U, -D), Delta's `_change_type` (insert, update_preimage, update_postimage, delete), or a
+      boolean that is true for a delete. Of a delete only the keys count. None: every row is inserted, or takes the place of
+      another.
 
     Raises UsageError for what contradicts itself.
     """

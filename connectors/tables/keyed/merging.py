@@ -13,8 +13,8 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headrace.connectors.tables.changes import last_of_each_key, without_keys
 from headrace.connectors.tables.handles import TableHandle, place_of
+from headrace.connectors.tables.keyed.changes import last_of_each_key, without_keys
 from headrace.connectors.tables.log import LoadedTable, TableFile
 from headrace.connectors.tables.rows import completed
 from headrace.connectors.tables.work import WorkFolder
