@@ -15,14 +15,18 @@ pytest.importorskip("pyspark")
 pytest.importorskip("apache_beam")
 
 import apache_beam as beam
+from apache_beam.testing.util import assert_that, equal_to
 
-from headrace.beam import BeamSource
+from headrace.beam import BeamSource, ReadFromKafka, ReadFromSource
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import DataLossError, StateError, UsageError
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.resumed import ResumedDiscovery, ResumedLogDiscovery
 from headrace.kafka import AtLeastOnceKafkaSink, KafkaSink, KafkaSource, KafkaSplit, Latest
 from headrace.run import Pipeline
+from headrace.runners.beam.coders import EnumerationFormat, ReaderFormat
+from headrace.runners.beam.event_time import SplitWatermark
+from headrace.runners.beam.restrictions.split import Enumerated
 from headrace.runners.local.savepoints import Savepoint
 from headrace.runners.spark import writers
 from headrace.testing import FakeKafka, MemoryLog, MemorySource
@@ -283,3 +287,27 @@ class TestOnBeam:
             self.expanded(copying(kafka, stop=Latest()))
         with pytest.raises(UsageError, match="this source has no end"):
             self.expanded(copying(kafka, sink=AtLeastOnceKafkaSink(kafka.bootstrap, topic="out")))
+
+    @pytest.mark.parametrize("limit", [{"stop": Latest()}, {"max_num_records": 16}])
+    def test_read_from_kafka_begins_where_a_savepoint_stands_whatever_else_says_where(self, kafka, tmp_path, limit):
+        produce(kafka, 0, 30)
+        savepoint = savepoint_of(kafka, tmp_path / "savepoint.json", [4, 10, 0])
+        config = {"bootstrap.servers": kafka.bootstrap, "auto.offset.reset": "latest"}
+        with on_direct() as p:
+            pairs = p | ReadFromKafka(config, ["in"], start_from_savepoint=savepoint, **limit)
+            expected = [(None, b"%d" % number) for number in range(30) if number // 3 >= [4, 10, 0][number % 3]]
+            assert_that(pairs, equal_to(expected))
+
+    def test_a_restored_job_does_not_look_at_the_savepoint_and_says_so(self, kafka, tmp_path, caplog):
+        source = KafkaSource(kafka.bootstrap, topics=["in"])
+        savepoint = savepoint_of(kafka, tmp_path / "savepoint.json", [4, 10, 0])
+        enumerate_fn, _ = ReadFromSource(source, output="arrow", start_from_savepoint=savepoint).stages({})
+        enumerate_fn.setup()
+        own = EnumerationFormat(source).encode(Enumerated(Checkpoint(1, (), exhausted=False)))
+        stage = enumerate_fn.process(None, enumerate_fn.create_tracker(own), SplitWatermark(None))
+        found = [next(stage) for _ in range(PARTITIONS)]
+        stage.close()
+        enumerate_fn.teardown()
+        splits = [split for element in found for split in ReaderFormat(source).decode(element.state).reading]
+        assert {split.next_offset for split in splits} == {0}
+        assert "is not looked at" in caplog.text
