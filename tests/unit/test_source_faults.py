@@ -18,6 +18,7 @@ from headrace.connectors.kafka.client.wire.connection import Connection
 from headrace.connectors.kafka.client.wire.protocol import MetadataRequest
 from headrace.connectors.kafka.client.wire.throttles import Throttles
 from headrace.connectors.kafka.read import fetch_plan, fetcher
+from headrace.connectors.kafka.read import reader as reader_module
 from headrace.connectors.kafka.read.discovery import java_pattern
 from headrace.connectors.kafka.read.split import KafkaSplit, KafkaSplitSerializer
 from headrace.enumerator.errors import CorruptDataError, DeadlineExceededError, OutageError, UsageError
@@ -395,6 +396,18 @@ def test_nothing_is_assigned_and_a_poll_waits(kafka):
     assert reader.poll(0.2) is None
     assert time.monotonic() - started >= 0.4
     reader.close()
+
+
+def test_seen_here_one_that_was_closed_starts_no_thread_when_it_is_collected(kafka, monkeypatch):
+    """Each did, whenever that came: in the worker of an engine one for every task."""
+    begun = []
+    monkeypatch.setattr(reader_module, "_close_beside", begun.append)
+    kafka.append("t", b"x")
+    with source_of(kafka).batches() as batches:
+        next(batches)
+    del batches
+    gc.collect()
+    assert begun == []
 
 
 def test_a_reader_is_dropped_in_the_middle_and_its_threads_end(kafka):

@@ -64,6 +64,7 @@ class KafkaReader(SourceReader[KafkaSplit]):
         self._budget_bytes = fetch_budget_bytes
         self._fail_on_data_loss = fail_on_data_loss
         self._fetcher: Fetcher | None = None
+        self._dropped: weakref.finalize[..., KafkaReader] | None = None
         self._splits: dict[TopicPartition, KafkaSplit] = {}
         self._waiting: dict[TopicPartition, deque[KafkaSplit]] = {}
         self._ended: deque[KafkaSplit] = deque()
@@ -86,7 +87,8 @@ class KafkaReader(SourceReader[KafkaSplit]):
                 fetch.append(_fetch_from(split))
         if self._fetcher is None:
             self._fetcher = Fetcher(self._cluster, fetch, budget_bytes=self._budget_bytes)
-            weakref.finalize(self, _close_beside, self._fetcher).atexit = False
+            self._dropped = weakref.finalize(self, _close_beside, self._fetcher)
+            self._dropped.atexit = False
         else:
             for source in fetch:
                 self._fetcher.assign(source)
@@ -110,8 +112,9 @@ class KafkaReader(SourceReader[KafkaSplit]):
         """Stop the fetching threads."""
         self._closed.set()
         self._decoding = None
-        if self._fetcher is not None:
+        if self._fetcher is not None and self._dropped is not None:
             self._fetcher.close()
+            self._dropped.detach()  # whose thread would have nothing to close
             self._fetcher = None
 
     def _fetch(self, timeout: float) -> bool:
