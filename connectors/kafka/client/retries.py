@@ -49,36 +49,29 @@ def giving_up_when(is_enough: Callable[[], bool]) -> Iterator[None]:
         _is_enough.reset(token)
 
 
-class _Grace:
-    """How long a topic has been unknown without a break. What no broker could be asked in between proves nothing."""
+class _Streak:
+    """How long errors of one kind have come without a break. Whatever comes in between, nobody reached too, begins it anew."""
 
-    def __init__(self) -> None:
-        self._since: float | None = None
-
-    def ends_with(self, error: BaseException) -> bool:
-        if not isinstance(error, UnknownTopicError):
-            self._since = None
-            return False
-        now = time.monotonic()
-        self._since = now if self._since is None else self._since
-        return now - self._since > _UNKNOWN_TOPIC_GRACE_S
-
-
-class Refusals:
-    """How long a broker has answered, without a break, what is no outage: it is there, and a wait may have no end."""
-
-    def __init__(self) -> None:
-        """Nothing was answered yet."""
+    def __init__(self, longest_s: float, is_one: Callable[[BaseException | None], bool]) -> None:
+        self._longest_s, self._is_one = longest_s, is_one
         self._since: float | None = None
 
     def ends_with(self, error: BaseException | None) -> bool:
-        """Whether this answer is one of 60 s of such answers, and nothing else in between."""
-        if getattr(error, "code", None) not in _NO_OUTAGE:
+        """Whether this error, the last so far, is one of them, and they have come for too long."""
+        now = time.monotonic()
+        if not self._is_one(error):
             self._since = None
             return False
-        now = time.monotonic()
         self._since = now if self._since is None else self._since
-        return now - self._since > _LONGEST_CALL_S
+        return now - self._since > self._longest_s
+
+
+class Refusals(_Streak):
+    """How long, up to 60 s, a broker has answered what is no outage: it is there, and a wait may have no end."""
+
+    def __init__(self) -> None:
+        """Nothing was answered yet."""
+        super().__init__(_LONGEST_CALL_S, lambda error: getattr(error, "code", None) in _NO_OUTAGE)
 
 
 class Outage:
@@ -150,10 +143,11 @@ class Retries:
 
     def run(self, what: str, operation: Callable[[], T]) -> T:
         """See `KafkaCluster.retrying`."""
-        started, waiter, grace, refusals = time.monotonic(), object(), _Grace(), Refusals()
+        started, waiter, refusals = time.monotonic(), object(), Refusals()
+        unknown = _Streak(_UNKNOWN_TOPIC_GRACE_S, lambda error: isinstance(error, UnknownTopicError))
 
         def worth_another_try(error: BaseException) -> bool:
-            return not grace.ends_with(error) and is_retriable(error) and not self._is_stopped()
+            return not unknown.ends_with(error) and is_retriable(error) and not self._is_stopped()
 
         def tell(state: tenacity.RetryCallState) -> None:
             if self._contact is not None and self._contact() is not Contact.NONE and state.outcome is not None:
