@@ -17,6 +17,7 @@ from headrace.connectors.sink import Attempt
 from headrace.enumerator.errors import StateError, UsageError
 from headrace.formats import JsonFormat, RegisteredAvroFormat, SchemaRegistry, StringFormat
 from headrace.kafka import At, DeadLetters, KafkaSource, Latest
+from headrace.run import Pipeline
 from headrace.testing import DyingCommitter, FakeKafka, Killed
 from headrace.testing.fake_kafka import NewRecord
 from tests.helpers.schema_registry import FakeRegistry
@@ -275,6 +276,16 @@ def test_the_oracle_finds_letters_that_are_written_outside_the_transaction(kafka
     for _ in range(2):  # the second time after a kill
         write(beside, [made for batch in kept(kafka).batches() for made in DeadLetters("letters")(batch)])
     assert len(kafka.records("letters")) == 2
+
+
+def test_headrace_run_writes_letters_in_the_transactions_of_its_checkpoints(kafka, tmp_path):
+    for number in range(300):
+        kafka.append("in", b'{"n": %d}' % number if number % 3 else b"bad %d" % number, partition=number % PARTITIONS)
+    source = kept(kafka, ["key", "value", DEAD_LETTER])
+    sink = KafkaSink(kafka.bootstrap, topic="out", value=VALUES, commit_topic="commits")
+    Pipeline(source, sink, DeadLetters("letters")).run(checkpoints=str(tmp_path), workers=2, interval_s=0.2)
+    assert Counter(json.loads(record.value)["n"] for record in kafka.records("out")) == Counter(n for n in range(300) if n % 3)
+    assert Counter(record.value for record in kafka.records("letters")) == Counter(b"bad %d" % n for n in range(0, 300, 3))
 
 
 def test_a_replayed_epoch_with_letters_for_another_topic_is_refused_where_rows_name_their_topics(kafka):

@@ -286,6 +286,12 @@ def test_an_endpoint_whose_certificate_is_of_its_own_authority_is_asked_with_tha
         config_of(by_token(url) | JAVA).sasl.token_provider.token()
 
 
+def test_certificates_that_are_not_there_are_named_and_not_waited_for(endpoint):
+    properties = by_token(endpoint.url) | JAVA | {"https.ca.location": "/not/there.pem"}
+    with pytest.raises(UsageError, match=r"certificates in /not/there\.pem, and there is no such file here"):
+        config_of(properties).sasl.token_provider.token()
+
+
 def test_a_token_in_a_file_is_read_for_every_connection(kafka, tmp_path):
     path = tmp_path / "my token"
     properties = by_token(path.as_uri()) | {"sasl.jaas.config": f'{OAUTH_MODULE} required extension_a="b";'}

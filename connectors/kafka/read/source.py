@@ -93,7 +93,8 @@ class KafkaSource(LogSource[KafkaSplit]):
     - `value`, `key`: formats of `headrace.formats` (default None: bytes as they are). The column then has the format's type.
     - `on_bad_record`: what becomes of a record whose value or key its format cannot decode: "fail" (default) raises
       CorruptDataError, which names topic, partition and offset; "keep" has a null, and the columns badValue and badReason (and
-      badKey) when they are asked for; "skip" leaves it out, and counts it in the log. What is not asked for is not decoded.
+      badKey) when they are asked for, and deadLetter, the whole record on its way to a topic of its own; "skip"
+      leaves it out, and counts it in the log. What is not asked for is not decoded.
     - `no_match`: what a start Timestamp later than every record means: "latest" (default), the end, or "error".
 
     Raises UsageError for anything that contradicts itself; contacts nobody.

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -88,6 +89,8 @@ def _urllib3() -> Any:  # noqa: ANN401 - a module
 
 def _exchange(question: Question, http: Http, where: str) -> tuple[int, str, bytes]:
     urllib3 = _urllib3()
+    if http.ca_file is not None and not Path(http.ca_file).is_file():
+        raise UsageError(f"{where} is to be trusted by the certificates in {http.ca_file}, and there is no such file here")
     timeout = urllib3.Timeout(connect=http.connect_timeout_s, read=http.read_timeout_s)
     try:
         with urllib3.PoolManager(ca_certs=http.ca_file, timeout=timeout, retries=False) as pool:
@@ -105,8 +108,6 @@ def _exchange(question: Question, http: Http, where: str) -> tuple[int, str, byt
         if "CERTIFICATE_VERIFY_FAILED" in brief:
             raise AuthenticationError(f"the certificate of {where} is not trusted: {brief}") from None
         raise RetriableError(f"{where} cannot be reached: {brief}") from None
-    except OSError as error:  # the file of certificates
-        raise UsageError(f"the certificates in {http.ca_file} cannot be read: {error}") from None
 
 
 def _read(response: Any, http: Http, where: str) -> bytes:  # noqa: ANN401 - urllib3's
