@@ -55,12 +55,21 @@ class TypedOptions:
 
 
 class TypedFormat(ValueFormat):
-    """A format whose columns have the Arrow types that Spark has. A value that does not fit such a type is bad."""
+    """A format whose columns have the Arrow types that Spark is given. A value that does not fit such a type is bad."""
 
-    def __init__(self, inner: ValueFormat, pinned: Mapping[str, Any]) -> None:
-        """`pinned`: what a checkpoint keeps of it, as JSON. Raises UsageError, which names the type, where Spark has none."""
+    def __init__(self, inner: ValueFormat, pinned: Mapping[str, Any], kind: pa.DataType) -> None:
+        """`pinned`: what a checkpoint keeps of it, as JSON. `kind`: the type of its columns, to which the inner one's is cast."""
         self.inner, self.pinned = inner, pinned
-        self._type = _spark_type(inner.arrow_type)
+        self._type = kind
+
+    @classmethod
+    def seen(cls, inner: ValueFormat, pinned: Mapping[str, Any], columns: StructType | None, field: Field) -> TypedFormat:
+        """Of a `field` that may be one of the `columns` asked for (None: of all).
+
+        Raises UsageError, which names the type, where Spark has to take the field, and has no type for it.
+        """
+        is_seen = columns is None or field in columns.names
+        return cls(inner, pinned, _spark_type(inner.arrow_type) if is_seen else inner.arrow_type)
 
     @property
     def arrow_type(self) -> pa.DataType:
@@ -188,13 +197,12 @@ def read_formats(
     formats: dict[Field, TypedFormat] = {}
     for field in FIELDS:
         name: FormatName | None = given.get(f"{field}Format")
-        column = next((each.dataType for each in wanted or () if each.name == field), None)
         if name is FormatName.AVRO:
-            formats[field] = _avro(field, given, topics, column, registry_properties)
+            formats[field] = _avro(field, given, topics, wanted, registry_properties)
         elif name is FormatName.JSON:
-            formats[field] = TypedFormat(_json(field, given, column), {"format": str(name)})
+            formats[field] = TypedFormat.seen(_json(field, given, wanted), {"format": str(name)}, wanted, field)
         elif name is FormatName.STRING:
-            formats[field] = TypedFormat(StringFormat(), {"format": str(name)})
+            formats[field] = TypedFormat.seen(StringFormat(), {"format": str(name)}, wanted, field)
     return TypedOptions(formats, str(given.get("onBadRecord", BadRecord.FAIL)))  # type: ignore[arg-type] # its values
 
 
@@ -220,7 +228,7 @@ def _avro(
     field: Field,
     given: Mapping[str, Any],
     topics: Sequence[str] | None,
-    column: DataType | None,
+    wanted: StructType | None,
     registry_properties: Mapping[str, str],
 ) -> TypedFormat:
     """Values of a schema registry, or of one schema without its wire format."""
@@ -228,20 +236,21 @@ def _avro(
     from headrace.connectors.formats.registry.client import SchemaRegistry
     from headrace.connectors.formats.registry.registered import RegisteredAvroFormat
 
-    fields = None if column is None else list(_leaves(column, "")) or None
+    fields = _fields(field, wanted)
     text = _inline(field, given)
     if text is not None and "schemaRegistryUrl" in given:
         raise UsageError(f"give {field}Schema, or schemaRegistryUrl, whose values name their schemas, not both")
     if text is not None:
         if f"{field}Subject" in given or f"{field}SchemaVersion" in given:
             raise UsageError(f"give {field}Schema, or {field}Subject of a schema registry, not both")
-        return TypedFormat(AvroFormat(text, fields=fields), _avro_pin(RegisteredSchema(0, "AVRO", text), {}))
+        own = RegisteredSchema(0, "AVRO", text)
+        return TypedFormat.seen(AvroFormat(text, fields=fields), _avro_pin(own, {}), wanted, field)
     if "schemaRegistryUrl" not in given:
         raise UsageError(f"{field}Format=avro needs schemaRegistryUrl, or a schema in {field}Schema or {field}SchemaFile")
     registry = SchemaRegistry(given["schemaRegistryUrl"], registry_properties)
     version, subject = given.get(f"{field}SchemaVersion"), _subject(field, given, topics)
     found = RegisteredAvroFormat.of_subject(registry, subject, version=version, fields=fields, field=field)
-    return TypedFormat(found, _avro_pin(found.reader, {"id": str(found.reader.id)}))
+    return TypedFormat.seen(found, _avro_pin(found.reader, {"id": str(found.reader.id)}), wanted, field)
 
 
 def _avro_pin(reader: RegisteredSchema, named: Mapping[str, str]) -> dict[str, Any]:
@@ -254,6 +263,19 @@ def _avro_pin(reader: RegisteredSchema, named: Mapping[str, str]) -> dict[str, A
         return {**pin, "type": _described(arrow_type(parse(reader.text, dict(reader.references))))}
     except UsageError:
         return pin
+
+
+def _column(field: Field, columns: StructType | None) -> DataType | None:
+    """The type that is asked for; None if any is taken, or if the field is not asked for."""
+    return None if columns is None or field not in columns.names else columns[field].dataType
+
+
+def _fields(field: Field, wanted: StructType | None) -> list[str] | None:
+    """The fields that are asked for: None is all. None at all are needed of a column that is not asked for."""
+    if wanted is None:
+        return None
+    column = _column(field, wanted)
+    return [] if column is None else list(_leaves(column, "")) or None
 
 
 def _leaves(kind: DataType, path: str) -> Iterator[str]:
@@ -294,11 +316,14 @@ def _subject(field: Field, given: Mapping[str, Any], topics: Sequence[str] | Non
     return subject_name(SubjectStrategy.TOPIC_NAME, names.pop(), field=field, record=None)
 
 
-def _json(field: Field, given: Mapping[str, Any], column: DataType | None) -> ValueFormat:
+def _json(field: Field, given: Mapping[str, Any], columns: StructType | None) -> ValueFormat:
     from headrace.connectors.formats.json_values import JsonFormat
 
-    if f"{field}Schema" in given:
-        column = column if column is not None else _from_json(field, given[f"{field}Schema"])
+    column = _column(field, columns)
+    if column is None and f"{field}Schema" in given:
+        column = _from_json(field, given[f"{field}Schema"])
+    if column is None and columns is not None:  # nobody sees the field: whether it is JSON is all that may matter
+        column = StructType([])
     if column is None:
         raise UsageError(
             f"{field}Format=json needs the type of the {field}: with .schema('{field} struct<...>'), or in {field}Schema the "
@@ -331,7 +356,7 @@ def write_formats(
     formats: dict[Field, ValueFormat] = {}
     for field in FIELDS:
         name: FormatName | None = given.get(f"{field}Format")
-        column = next((each.dataType for each in schema if each.name == field), None)
+        column = _column(field, schema)
         if name is None:
             continue
         if column is None:
@@ -339,18 +364,18 @@ def write_formats(
         if name is FormatName.JSON and f"{field}Schema" in given:
             raise UsageError(f"option '{field}Schema' means nothing to a sink with {field}Format=json: the frame has the type")
         kind = to_arrow_type(column, timezone="UTC")
-        formats[field] = _writer(name, field, given, column, registry_properties)
+        formats[field] = _writer(name, field, given, schema, registry_properties)
         formats[field].encode(pa.array([], kind))  # what can never fit is refused here, and not by every task
     return formats
 
 
 def _writer(
-    name: FormatName, field: Field, given: Mapping[str, Any], column: DataType, registry_properties: Mapping[str, str]
+    name: FormatName, field: Field, given: Mapping[str, Any], schema: StructType, registry_properties: Mapping[str, str]
 ) -> ValueFormat:
     if name is FormatName.STRING:
         return StringFormat()
     if name is FormatName.JSON:
-        return _json(field, given, column)
+        return _json(field, given, schema)
     text = _inline(field, given)
     if "schemaRegistryUrl" in given:
         topics = [given["topic"]] if "topic" in given else None

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
+import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -93,8 +94,8 @@ TYPED = KafkaOffsets(
     KafkaSource(
         "127.0.0.1:1",
         topics=["t"],
-        value=TypedFormat(StringFormat(), PINNED),
-        key=TypedFormat(StringFormat(), {"format": "string"}),
+        value=TypedFormat(StringFormat(), PINNED, pa.string()),
+        key=TypedFormat(StringFormat(), {"format": "string"}, pa.string()),
     )
 )
 

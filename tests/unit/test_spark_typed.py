@@ -19,7 +19,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import SerializationContext
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import IntegerType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from headrace.connectors.dead_letters import ADDRESSED_TYPE, LETTER_TYPE
 from headrace.connectors.formats.registry import client
@@ -171,6 +171,31 @@ def test_a_type_that_spark_does_not_have_is_refused_and_its_neighbours_are_read(
         Frame(kafka, **options)
     only = StructType([StructField("value", StructType([StructField("a", IntegerType())]))])
     assert Frame(kafka, only, **options).column("value") == [{"a": 1}]
+
+
+def test_seen_here_a_column_that_nobody_asks_for_may_have_a_type_that_spark_does_not_have(kafka):
+    """Its records are still left out, or kept with a reason, where they end too early."""
+    union = {"name": "u", "type": ["int", "string"]}
+    itself = {"name": "more", "type": ["null", "R"]}
+    schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}, union, itself]}
+    kafka.append("flights", avro(schema, {"a": 1, "u": "x", "more": None}), b"\x02")
+    options = {"valueFormat": "avro", "valueSchema": json.dumps(schema)}
+    offsets = StructType([StructField("offset", LongType())])
+    assert Frame(kafka, offsets, **options).column("offset") == [0, 1]
+    assert Frame(kafka, offsets, onBadRecord="skip", **options).column("offset") == [0]
+    told = StructType([*offsets, StructField("badReason", StringType())])
+    assert [bool(each) for each in Frame(kafka, told, onBadRecord="keep", **options).column("badReason")] == [False, True]
+    assert Frame(kafka, offsets, valueFormat="json").column("offset") == [0, 1]
+    assert Frame(kafka, offsets, valueFormat="json", onBadRecord="skip").column("offset") == []
+
+
+def test_a_query_that_asks_for_no_value_pins_the_whole_schema(kafka, registry):
+    registry.register("flights-value", FLIGHT)
+    wanted = StructType([StructField("offset", LongType())])
+    options = {"kafka.bootstrap.servers": kafka.bootstrap, "subscribe": "flights", **typed(registry)}
+    pins = [kafka_read(options, Mode.STREAM, each).source.typed.formats["value"].pinned for each in (None, wanted)]
+    assert pins[0] == pins[1]
+    assert list(pins[1]["type"]) == ["carrier", "delay", "at", "legs"]
 
 
 def test_seen_here_a_decimal_that_spark_cannot_hold_is_refused_and_the_field_named():

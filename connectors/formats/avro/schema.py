@@ -231,8 +231,11 @@ def _with_logical(node: AvroPrimitive | AvroFixed, schema: Mapping[str, Any]) ->
 def only(schema: AvroType, fields: Sequence[str]) -> AvroType:
     """The same schema with only these fields of its record. A dotted name means one field of a field.
 
-    Raises UsageError for a field that there is not, for a schema that is no record, and for no field at all.
+    With no field at all a record has none, and a schema that is no record stays as it is. Raises UsageError for a field that
+    there is not, and for fields of a schema that is no record.
     """
+    if not fields:
+        return replace(schema, fields=()) if isinstance(schema, AvroRecord) else schema
     wanted: dict[str, list[str]] = {}
     for name in fields:
         head, dot, rest = name.partition(".")
@@ -254,8 +257,8 @@ def _pruned(schema: AvroType, fields: Sequence[str], wanted: Mapping[str, list[s
             raise UsageError(f"fields {', '.join(map(repr, fields))} were asked for of a schema that is no record")
     there = [field.name for field in schema.fields]
     unknown = [name for name in wanted if name not in there]
-    if unknown or not wanted:
-        asked = ", ".join(map(repr, unknown)) or "none"
+    if unknown:
+        asked = ", ".join(map(repr, unknown))
         raise UsageError(f"record {schema.name} has the fields {', '.join(there)}; asked for: {asked}")
     kept = []
     for field in schema.fields:
