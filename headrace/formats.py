@@ -1,10 +1,11 @@
 """What the bytes of a record's key or value mean: binary columns to typed ones and back.
 
 `AvroFormat(schema).decode(batch.column("value"))` gives the typed column and the values that are bad. Formats by name are
-`create_format("json", arrow_type=...)`. Avro needs `pip install 'headrace[avro]'`.
+`create_format("json", arrow_type=...)`. Avro needs `pip install 'headrace[avro]'`,
+Protobuf `pip install 'headrace[protobuf]'`.
 
 `RegisteredAvroFormat.of_subject(SchemaRegistry(url), "flights-value")` decodes values in the wire format of Confluent's schema
-registry, whichever of its schemas they have: `pip install 'headrace[registry]'`.
+registry, whichever of its schemas they have: `pip install 'headrace[registry]'`; `RegisteredProtobufFormat` likewise.
 """
 
 from headrace.connectors.formats.avro.avro_format import AvroFormat
@@ -12,8 +13,10 @@ from headrace.connectors.formats.by_name import FORMAT_NAMES, create_format
 from headrace.connectors.formats.debezium import debezium_changes
 from headrace.connectors.formats.json_values import JsonFormat
 from headrace.connectors.formats.plain import BytesFormat, StringFormat
+from headrace.connectors.formats.protobuf.protobuf_format import ProtobufFormat
+from headrace.connectors.formats.registry.avro_values import RegisteredAvroFormat
 from headrace.connectors.formats.registry.client import SchemaRegistry
-from headrace.connectors.formats.registry.registered import RegisteredAvroFormat
+from headrace.connectors.formats.registry.protobuf_values import RegisteredProtobufFormat
 from headrace.connectors.formats.registry.schemas import RegisteredSchema, SubjectStrategy, subject_name
 from headrace.connectors.formats.value_format import BadValue, DecodedValues, ValueFormat
 
@@ -24,7 +27,9 @@ __all__ = [
     "BytesFormat",
     "DecodedValues",
     "JsonFormat",
+    "ProtobufFormat",
     "RegisteredAvroFormat",
+    "RegisteredProtobufFormat",
     "RegisteredSchema",
     "SchemaRegistry",
     "StringFormat",

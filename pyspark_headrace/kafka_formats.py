@@ -17,7 +17,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
+from headrace.connectors.formats.by_name import create_format
 from headrace.connectors.formats.plain import StringFormat
+from headrace.connectors.formats.registry.registered import RegisteredFormat
 from headrace.connectors.formats.registry.schemas import RegisteredSchema, SubjectStrategy, UnknownSchemaError, subject_name
 from headrace.connectors.formats.value_format import BadValue, DecodedValues, ValueFormat
 from headrace.connectors.kafka.read.typed import BadRecords
@@ -35,6 +37,7 @@ class FormatName(StrEnum):
 
     AVRO = "avro"
     JSON = "json"
+    PROTOBUF = "protobuf"
     STRING = "string"
 
 
@@ -58,7 +61,7 @@ class TypedFormat(ValueFormat):
     """A format whose columns have the Arrow types that Spark is given. A value that does not fit such a type is bad."""
 
     def __init__(self, inner: ValueFormat, pinned: Mapping[str, Any], kind: pa.DataType) -> None:
-        """`pinned`: what a checkpoint keeps of it, as JSON. `kind`: the type of its columns, to which the inner one's is cast."""
+        """`pinned`: what a checkpoint keeps of it, as JSON. `kind`: the type of its columns, to which they are cast."""
         self.inner, self.pinned = inner, pinned
         self._type = kind
 
@@ -168,7 +171,13 @@ def _plain(kind: pa.DataType) -> pa.DataType:
         return pa.binary()
     if types.is_time(kind):
         return pa.time64("ns")
+    if kind in _UNSIGNED:
+        return _UNSIGNED[kind]
     return pa.timestamp("us", tz=kind.tz) if types.is_timestamp(kind) else kind
+
+
+_UNSIGNED = {pa.uint32(): pa.int64(), pa.uint64(): pa.decimal128(20, 0)}
+"""Numbers that Spark has no type for, in the narrowest of its own that has them all."""
 
 
 def _described(kind: pa.DataType) -> Any:  # noqa: ANN401 - JSON
@@ -197,8 +206,8 @@ def read_formats(
     formats: dict[Field, TypedFormat] = {}
     for field in FIELDS:
         name: FormatName | None = given.get(f"{field}Format")
-        if name is FormatName.AVRO:
-            formats[field] = _avro(field, given, topics, wanted, registry_properties)
+        if name in _KINDS:
+            formats[field] = _schemed(name, field, given, topics, wanted, registry_properties)
         elif name is FormatName.JSON:
             formats[field] = TypedFormat.seen(_json(field, given, wanted), {"format": str(name)}, wanted, field)
         elif name is FormatName.STRING:
@@ -212,19 +221,21 @@ def _check(given: Mapping[str, Any], registry_properties: Mapping[str, str]) -> 
         name = given.get(f"{field}Format")
         for option in (f"{field}Subject", f"{field}SchemaVersion", f"{field}Schema", f"{field}SchemaFile"):
             if option in given and (name is None or name is FormatName.STRING):
-                raise UsageError(f"option '{option}' means nothing without {field}Format=avro or json")
+                raise UsageError(f"option '{option}' means nothing without {field}Format=avro, protobuf or json")
             if option in given and name is FormatName.JSON and option != f"{field}Schema":
                 raise UsageError(f"option '{option}' means nothing with {field}Format=json")
-    avro = [field for field in FIELDS if given.get(f"{field}Format") is FormatName.AVRO]
-    if "schemaRegistryUrl" in given and not avro:
-        raise UsageError("option 'schemaRegistryUrl' means nothing without valueFormat=avro or keyFormat=avro")
+        if f"{field}Message" in given and name is not FormatName.PROTOBUF:
+            raise UsageError(f"option '{field}Message' means nothing without {field}Format=protobuf")
+    if "schemaRegistryUrl" in given and not any(given.get(f"{field}Format") in _KINDS for field in FIELDS):
+        raise UsageError("option 'schemaRegistryUrl' means nothing without valueFormat or keyFormat of avro or protobuf")
     if registry_properties and "schemaRegistryUrl" not in given:
         raise UsageError(f"option '{REGISTRY_PREFIX}{min(registry_properties)}' needs schemaRegistryUrl")
     if "onBadRecord" in given and not any(f"{field}Format" in given for field in FIELDS):
         raise UsageError("option 'onBadRecord' means nothing without valueFormat or keyFormat")
 
 
-def _avro(
+def _schemed(
+    name: FormatName,
     field: Field,
     given: Mapping[str, Any],
     topics: Sequence[str] | None,
@@ -232,35 +243,58 @@ def _avro(
     registry_properties: Mapping[str, str],
 ) -> TypedFormat:
     """Values of a schema registry, or of one schema without its wire format."""
-    from headrace.connectors.formats.avro.avro_format import AvroFormat
     from headrace.connectors.formats.registry.client import SchemaRegistry
-    from headrace.connectors.formats.registry.registered import RegisteredAvroFormat
 
-    fields = _fields(field, wanted)
-    text = _inline(field, given)
+    fields, text = _fields(field, wanted), _inline(field, given)
     if text is not None and "schemaRegistryUrl" in given:
         raise UsageError(f"give {field}Schema, or schemaRegistryUrl, whose values name their schemas, not both")
     if text is not None:
         if f"{field}Subject" in given or f"{field}SchemaVersion" in given:
             raise UsageError(f"give {field}Schema, or {field}Subject of a schema registry, not both")
-        own = RegisteredSchema(0, "AVRO", text)
-        return TypedFormat.seen(AvroFormat(text, fields=fields), _avro_pin(own, {}), wanted, field)
+        own = RegisteredSchema(0, _KINDS[name], text)
+        made = _bare(name, field, given, text, fields)
+        return TypedFormat.seen(made, _pin(name, field, given, own, {}), wanted, field)
     if "schemaRegistryUrl" not in given:
-        raise UsageError(f"{field}Format=avro needs schemaRegistryUrl, or a schema in {field}Schema or {field}SchemaFile")
+        raise UsageError(f"{field}Format={name} needs schemaRegistryUrl, or a schema in {field}Schema or {field}SchemaFile")
     registry = SchemaRegistry(given["schemaRegistryUrl"], registry_properties)
     version, subject = given.get(f"{field}SchemaVersion"), _subject(field, given, topics)
-    found = RegisteredAvroFormat.of_subject(registry, subject, version=version, fields=fields, field=field)
-    return TypedFormat.seen(found, _avro_pin(found.reader, {"id": str(found.reader.id)}), wanted, field)
+    more = _message(field, given)
+    found = _registered_class(name).of_subject(registry, subject, version=version, fields=fields, field=field, **more)
+    return TypedFormat.seen(found, _pin(name, field, given, found.reader, {"id": str(found.reader.id)}), wanted, field)
 
 
-def _avro_pin(reader: RegisteredSchema, named: Mapping[str, str]) -> dict[str, Any]:
+_KINDS = {FormatName.AVRO: "AVRO", FormatName.PROTOBUF: "PROTOBUF"}
+"""What a registry calls the formats whose schemas it has."""
+
+
+def _registered_class(name: FormatName) -> type[RegisteredFormat]:
+    if name is FormatName.AVRO:
+        from headrace.connectors.formats.registry.avro_values import RegisteredAvroFormat
+
+        return RegisteredAvroFormat
+    from headrace.connectors.formats.registry.protobuf_values import RegisteredProtobufFormat
+
+    return RegisteredProtobufFormat
+
+
+def _message(field: Field, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The message type, as an argument, if it is named."""
+    return {"message": given[f"{field}Message"]} if f"{field}Message" in given else {}
+
+
+def _bare(name: FormatName, field: Field, given: Mapping[str, Any], text: str, fields: Sequence[str] | None) -> ValueFormat:
+    """Values of one schema, without a registry's wire format."""
+    return create_format(str(name), schema=text, fields=fields, **_message(field, given))
+
+
+def _pin(
+    name: FormatName, field: Field, given: Mapping[str, Any], reader: RegisteredSchema, named: Mapping[str, str]
+) -> dict[str, Any]:
     """With the type of all that the schema has, of which a query may read a part; a type within itself has none."""
-    from headrace.connectors.formats.avro.program import arrow_type
-    from headrace.connectors.formats.avro.schema import parse
-
-    pin = {"format": str(FormatName.AVRO), **named, "fingerprint": reader.fingerprint}
+    pin = {"format": str(name), **named, "fingerprint": reader.fingerprint}
     try:
-        return {**pin, "type": _described(arrow_type(parse(reader.text, dict(reader.references))))}
+        made = create_format(str(name), schema=reader.text, references=dict(reader.references), **_message(field, given))
+        return {**pin, "type": _described(made.arrow_type)}
     except UsageError:
         return pin
 
@@ -380,16 +414,22 @@ def _writer(
     if "schemaRegistryUrl" in given:
         topics = [given["topic"]] if "topic" in given else None
         subject, version = _subject(field, given, topics), given.get(f"{field}SchemaVersion")
-        properties = tuple(sorted(registry_properties.items()))
-        registers = given.get("registerSchemas", False)
-        return _registered(given["schemaRegistryUrl"], properties, subject, version, text, registers, _now_and_then())
+        asked = _Asked(
+            name=name,
+            url=given["schemaRegistryUrl"],
+            properties=tuple(sorted(registry_properties.items())),
+            subject=subject,
+            version=version,
+            text=text,
+            registers=given.get("registerSchemas", False),
+            message=given.get(f"{field}Message"),
+        )
+        return _registered(asked, _now_and_then())
     if text is None:
-        raise UsageError(f"{field}Format=avro needs schemaRegistryUrl, or a schema in {field}Schema or {field}SchemaFile")
+        raise UsageError(f"{field}Format={name} needs schemaRegistryUrl, or a schema in {field}Schema or {field}SchemaFile")
     if f"{field}Subject" in given or f"{field}SchemaVersion" in given:
         raise UsageError(f"options '{field}Subject' and '{field}SchemaVersion' need schemaRegistryUrl")
-    from headrace.connectors.formats.avro.avro_format import AvroFormat
-
-    return AvroFormat(text)
+    return _bare(name, field, given, text, None)
 
 
 _ASKED_AGAIN_S = 300.0
@@ -400,30 +440,38 @@ def _now_and_then() -> int:
     return int(time.monotonic() // _ASKED_AGAIN_S)
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """What a sink's options say of a registry's schema: a version of a subject; or a text, that is registered or is to be."""
+
+    name: FormatName
+    url: str
+    properties: tuple[tuple[str, str], ...]
+    subject: str
+    version: int | None
+    text: str | None
+    registers: bool
+    message: str | None
+
+
 @functools.lru_cache(maxsize=64)
-def _registered(
-    url: str,
-    properties: tuple[tuple[str, str], ...],
-    subject: str,
-    version: int | None,
-    text: str | None,
-    registers: bool,  # noqa: FBT001 - a key of the cache
-    _period: int,
-) -> ValueFormat:
+def _registered(asked: _Asked, _period: int) -> ValueFormat:
     """Encodes by a version of a subject; or by a schema of one's own, as it is registered there, or is to be now."""
     from headrace.connectors.formats.registry.client import SchemaRegistry
-    from headrace.connectors.formats.registry.registered import RegisteredAvroFormat
 
-    registry = SchemaRegistry(url, dict(properties))
-    if text is None:
-        if registers:
+    registry = SchemaRegistry(asked.url, dict(asked.properties))
+    make = functools.partial(_registered_class(asked.name), registry)
+    if asked.message is not None:
+        make = functools.partial(make, message=asked.message)
+    if asked.text is None:
+        if asked.registers:
             raise UsageError("option 'registerSchemas' needs the schema that is to be registered, in valueSchema or keySchema")
-        return RegisteredAvroFormat(registry, registry.version(subject, version))
-    if version is not None:
+        return make(registry.version(asked.subject, asked.version))
+    if asked.version is not None:
         raise UsageError("give a version of the subject, or a schema, not both")
-    own = RegisteredSchema(0, "AVRO", text)
-    RegisteredAvroFormat(registry, own)  # what is no Avro schema is not registered
-    return RegisteredAvroFormat(registry, registry.register(subject, own) if registers else registry.lookup(subject, own))
+    own = RegisteredSchema(0, _KINDS[asked.name], asked.text)
+    make(own)  # what is no schema of the format is not registered
+    return make(registry.register(asked.subject, own) if asked.registers else registry.lookup(asked.subject, own))
 
 
 # --- what a checkpoint pins -------------------------------------------------------------------------------------------
@@ -460,10 +508,8 @@ def _difference(was: Mapping[str, Any], typed: TypedFormat) -> str | None:
 
 def _other_registry(was: Mapping[str, Any], typed: TypedFormat) -> str | None:
     """What the registry says otherwise of the schema that was the newest then. That there are newer ones proves nothing."""
-    from headrace.connectors.formats.registry.registered import RegisteredAvroFormat
-
     fingerprint = typed.pinned.get("fingerprint")
-    if was["id"] != typed.pinned["id"] and isinstance(typed.inner, RegisteredAvroFormat):
+    if was["id"] != typed.pinned["id"] and isinstance(typed.inner, RegisteredFormat):
         try:
             fingerprint = typed.inner.pinned(_schema_id(was["id"])).fingerprint
         except UnknownSchemaError:

@@ -1,1 +1,1 @@
-"""What the bytes of a record's key or value mean: strings, JSON, Avro. Binary columns to typed ones and back, without Kafka."""
+"""What the bytes of a record's key or value mean: strings, JSON, Avro, Protobuf. It knows no Kafka."""

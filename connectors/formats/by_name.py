@@ -12,7 +12,7 @@ from headrace.enumerator.errors import UsageError
 
 __all__ = ["FORMAT_NAMES", "create_format"]
 
-FORMAT_NAMES = ("avro", "bytes", "json", "string")
+FORMAT_NAMES = ("avro", "bytes", "json", "protobuf", "string")
 """What `create_format` takes."""
 
 
@@ -22,22 +22,23 @@ def create_format(
     arrow_type: pa.DataType | None = None,
     schema: str | None = None,
     reader_schema: str | None = None,
+    message: str | None = None,
     references: Mapping[str, str] | None = None,
     fields: Sequence[str] | None = None,
 ) -> ValueFormat:
     """The format of this name, one of FORMAT_NAMES.
 
-    `json` needs `arrow_type`, and `avro` needs `schema`; `reader_schema`, `references` and `fields` are of `avro` alone and as
-    `AvroFormat` has them. Raises UsageError for another name, for an argument that is missing, and for one that the format does
-    not use; MissingExtraError where `avro` has no fastavro.
+    `json` needs `arrow_type`, `avro` and `protobuf` need `schema`; `reader_schema`, `message`, `references` and `fields` are as
+    `AvroFormat` and `ProtobufFormat` have them. Raises UsageError for another name, for an argument that is missing, for one
+    that the format does not use, and where a library is not installed.
     """
-    avro = {"schema": schema, "reader_schema": reader_schema, "references": references, "fields": fields}
-    given = {key for key, value in {"arrow_type": arrow_type, **avro}.items() if value is not None}
-    if name == "protobuf":
-        raise UsageError("format 'protobuf' is not supported; take 'bytes', and decode the column with a Protobuf library")
+    shared = {"schema": schema, "references": references, "fields": fields}
+    more = {"arrow_type": arrow_type, "reader_schema": reader_schema, "message": message}
+    given = {key for key, value in {**shared, **more}.items() if value is not None}
     if name not in FORMAT_NAMES:
         raise UsageError(f"format {name!r} is not known; there are {', '.join(FORMAT_NAMES)}")
-    if surplus := given - {"json": {"arrow_type"}, "avro": set(avro)}.get(name, set()):
+    own = {"json": {"arrow_type"}, "avro": {*shared, "reader_schema"}, "protobuf": {*shared, "message"}}
+    if surplus := given - own.get(name, set()):
         raise UsageError(f"format {name!r} does not use {', '.join(sorted(surplus))}")
     if name == "json":
         return _json(arrow_type)
@@ -47,6 +48,12 @@ def create_format(
         from headrace.connectors.formats.avro.avro_format import AvroFormat
 
         return AvroFormat(schema, reader_schema=reader_schema, references=references, fields=fields)
+    if name == "protobuf":
+        if schema is None:
+            raise UsageError("format 'protobuf' needs schema, the text of a .proto file")
+        from headrace.connectors.formats.protobuf.protobuf_format import ProtobufFormat
+
+        return ProtobufFormat(schema, message=message, references=references, fields=fields)
     return StringFormat() if name == "string" else BytesFormat()
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -65,9 +65,9 @@ def batch_row(partition: int, batch: DumpedBatch) -> Sequence[object]:
 class RegistryValues:
     """Keys or values as JSON, each by the schema that it names in a registry."""
 
-    def __init__(self, registry: SchemaRegistry, field: str) -> None:
+    def __init__(self, registry: SchemaRegistry, field: str, encoding: Encoding) -> None:
         """`field`: key or value. Contacts nobody."""
-        self._registry, self._field = registry, field
+        self._registry, self._field, self._encoding = registry, field, encoding
 
     def shown(self, values: pa.Array, headers: pa.Array) -> list[str]:
         """Each on one line; what cannot be decoded as its bytes, with the reason.
@@ -81,35 +81,56 @@ class RegistryValues:
         schemas = self._registry.by_ids({group.schema_id for group in groups if isinstance(group, Framed)})
         for group in groups:
             rows = group.rows.to_pylist()
-            found = _decoded(group, schemas, values.take(group.rows)) if isinstance(group, Framed) else group.reason
+            own = values.take(group.rows)
+            found = _decoded(group, schemas, own, self._encoding) if isinstance(group, Framed) else group.reason
             if isinstance(found, str):
                 for row in rows:
                     texts[row] = f"{texts[row]} ({found})"
                 continue
-            reasons = {each.row: each.reason for each in found.bad}
-            for index, (row, value) in enumerate(zip(rows, found.values.to_pylist(), strict=True)):
-                told = one_line(json.dumps(value, default=str, ensure_ascii=False))
-                texts[row] = f"{texts[row]} ({reasons[index]})" if index in reasons else told
+            for part in found:
+                reasons = {each.row: each.reason for each in part.decoded.bad}
+                for index, (at, value) in enumerate(zip(part.rows, part.decoded.values.to_pylist(), strict=True)):
+                    row, told = rows[at], one_line(json.dumps(value, default=str, ensure_ascii=False))
+                    texts[row] = f"{texts[row]} ({reasons[index]})" if index in reasons else told
         return texts
 
 
-def _decoded(group: Framed, schemas: Mapping[SchemaId, RegisteredSchema], values: pa.Array) -> DecodedValues | str:
-    from headrace.connectors.formats.avro.avro_format import AvroFormat
+class _Part(NamedTuple):
+    """Some rows of a group, decoded."""
+
+    rows: Sequence[int]
+    decoded: DecodedValues
+
+
+def _decoded(
+    group: Framed, schemas: Mapping[SchemaId, RegisteredSchema], values: pa.Array, wanted: Encoding
+) -> list[_Part] | str:
+    """Values of one schema, by the message types that they name if it has several; or why they cannot be decoded."""
+    import pyarrow as pa
+
+    from headrace.connectors.formats.by_name import create_format
+    from headrace.connectors.formats.registry.protobuf_values import by_message_type
 
     if group.schema_id not in schemas:
         return f"the schema registry has no schema {group.schema_id}"
     schema = schemas[group.schema_id]
+    if schema.kind != wanted.upper():
+        return f"schema {schema.id} of the registry is {schema.kind}"
     try:
-        avro = AvroFormat(schema.text, references=dict(schema.references), header_bytes=group.skipped)
+        if schema.kind == "PROTOBUF":
+            return [_Part(rows, made.decode(bodies)) for rows, bodies, made in by_message_type(schema, group, values)]
+        made = create_format(wanted, schema=schema.text, references=dict(schema.references))
     except UsageError as error:
         return str(error)
-    return avro.decode(values)
+    bodies = pa.array([value[group.skipped :] for value in values.to_pylist()], pa.binary())
+    return [_Part(range(len(bodies)), made.decode(bodies))]
 
 
 class Encoding(StrEnum):
     """How keys or values are encoded, for those that are no text."""
 
     AVRO = "avro"
+    PROTOBUF = "protobuf"
 
 
 def record_rows(
@@ -138,7 +159,7 @@ def typed_values(
     registry: str | None, encodings: Mapping[str, Encoding | None], properties: Mapping[str, str]
 ) -> dict[str, RegistryValues]:
     """What shows key and value where they have an encoding. Raises UsageError for options that need each other."""
-    wanted = [name for name, encoding in encodings.items() if encoding is not None]
+    wanted = {name: encoding for name, encoding in encodings.items() if encoding is not None}
     if bool(wanted) != (registry is not None):
         raise UsageError("--key-format and --value-format need --schema-registry, and it needs one of them")
     if registry is None:
@@ -146,7 +167,7 @@ def typed_values(
     from headrace.connectors.formats.registry.client import SchemaRegistry
 
     client = SchemaRegistry(registry, properties)
-    return {name: RegistryValues(client, name) for name in wanted}
+    return {name: RegistryValues(client, name, encoding) for name, encoding in wanted.items()}
 
 
 def _transaction(batch: DumpedBatch) -> str | None:

@@ -19,6 +19,9 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+
+from headrace.connectors.formats.protobuf.compiler import descriptor_set
 from headrace.harness.kafka.security import Certificates
 
 JAVAS_INT = 2**31 - 1
@@ -26,6 +29,13 @@ NO_SUCH_PATH = {"error_code": 404, "message": "HTTP 404 Not Found"}
 """What JAX-RS says of a path that there is not, and of one with a number that is no `int` of Java's."""
 
 NOT_FOUND = {40401: "Subject not found.", 40402: "Version not found.", 40403: "Schema not found"}
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:  # Protobuf
+        return text
 
 
 class FakeRegistry(AbstractContextManager["FakeRegistry"]):
@@ -94,6 +104,8 @@ class FakeRegistry(AbstractContextManager["FakeRegistry"]):
     # --- the API
 
     def _answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+        path, _, query = path.partition("?")
+        self._as_descriptors = "format=serialized" in query
         routes: list[tuple[str, str, Callable[..., tuple[int, Any]]]] = [
             ("GET", r"/schemas/ids/(\d+)", lambda number: self._by_id(int(number))),
             ("GET", r"/schemas/guids/([0-9a-f-]+)", self._by_guid),
@@ -138,7 +150,7 @@ class FakeRegistry(AbstractContextManager["FakeRegistry"]):
         if subject not in self._subjects:
             return self._missing(40401)
         for schema_id in self._subjects[subject].values():
-            if json.loads(self._schemas[schema_id]["schema"]) == json.loads(body["schema"]):
+            if _parsed(self._schemas[schema_id]["schema"]) == _parsed(body["schema"]):
                 return self._with_id(subject, schema_id)
         return self._missing(40403)
 
@@ -149,7 +161,16 @@ class FakeRegistry(AbstractContextManager["FakeRegistry"]):
     def _shown(self, entry: dict[str, Any]) -> dict[str, Any]:
         """As the real one: Avro is not said, and no references are left out."""
         left_out = {"schemaType"} if entry["schemaType"] == "AVRO" else set()
+        if entry["schemaType"] == "PROTOBUF" and self._as_descriptors:
+            entry = {**entry, "schema": self._descriptors(entry)}
         return {key: value for key, value in entry.items() if key not in left_out and value != []}
+
+    def _descriptors(self, entry: dict[str, Any]) -> str:
+        """As the real one has it for `?format=serialized`: what Python's clients ask for."""
+        versions = {each["name"]: (each["subject"], str(each["version"])) for each in entry["references"]}
+        texts = {name: self._version(*each)[1]["schema"] for name, each in versions.items()}
+        files = FileDescriptorSet.FromString(descriptor_set(entry["schema"], texts))
+        return base64.b64encode(files.file[-1].SerializeToString()).decode()
 
     def _missing(self, code: int) -> tuple[int, Any]:
         return 404, {"error_code": code, "message": NOT_FOUND[code]}
@@ -161,14 +182,13 @@ class FakeRegistry(AbstractContextManager["FakeRegistry"]):
             protocol_version = "HTTP/1.1"
 
             def _serve(self) -> None:
-                path = urlsplit(self.path).path
-                registry.asked.append(f"{self.command} {path}")
+                registry.asked.append(f"{self.command} {urlsplit(self.path).path}")
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 status, headers, answer = 401, {}, b'{"error_code": 401, "message": "Unauthorized"}'
                 if registry.answers:
                     status, headers, answer = registry.answers.pop(0)
                 elif registry._wanted in (None, self.headers.get("Authorization")):
-                    status, document = registry._answer(self.command, path, json.loads(body) if body else None)
+                    status, document = registry._answer(self.command, self.path, json.loads(body) if body else None)
                     answer = json.dumps(document).encode()
                 self.send_response(status)
                 for name, value in {**headers, "Content-Length": str(len(answer)), "Connection": "close"}.items():

@@ -247,3 +247,24 @@ def test_seen_here_records_with_many_headers_are_dumped_all_of_them():
         kafka.append("t", *(NewRecord(b"%d" % number, headers=headers) for number in range(5)))
         found = CliRunner().invoke(cli.app, ["dump", "t", "--records", "--bootstrap", kafka.bootstrap])
     assert [line.split("\t")[5] for line in found.stdout.splitlines() if line.startswith("record")] == ["0", "1", "2", "3", "4"]
+
+
+def test_protobuf_values_are_shown_by_the_message_type_that_each_names(monkeypatch):
+    monkeypatch.setattr("headrace.connectors.formats.registry.client._PAUSES_S", ())
+    client._known.clear()
+    with FakeKafka() as kafka, FakeRegistry() as registry:
+        kafka.create_topic("t", partitions=1)
+        number = registry.register(
+            "t-value", 'syntax="proto3"; message M { int32 a=1; } message N { string b=1; }', kind="PROTOBUF"
+        )
+        avro = registry.register("other", '"string"')
+        of = [b"\0" + each.to_bytes(4, "big") for each in (number, avro)]
+        kafka.append("t", of[0] + b"\0\x08\x01", of[0] + b"\2\2\x0a\1x", of[0] + b"\0\x08", of[1] + b"\2x", NewRecord(None))
+        options = ["--bootstrap", kafka.bootstrap, "--value-format", "protobuf", "--schema-registry", registry.url]
+        result = CliRunner().invoke(cli.app, ["dump", "t", *options])
+        assert result.exit_code == 0, result.output
+        shown = [line.split("\t")[5] for line in result.output.splitlines() if line.startswith("record")]
+        assert shown[:2] == ['{"a": 1}', '{"b": "x"}']
+        assert shown[2].endswith("(is no message M: its bytes are not of Protobuf's wire format)")
+        assert shown[3].endswith(f"(schema {avro} of the registry is AVRO)")
+        assert shown[4] == "null"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 import json
 import logging
@@ -522,9 +523,12 @@ def test_a_value_that_the_schema_cannot_hold_is_refused_and_nothing_of_the_batch
     ("options", "words"),
     [
         ({"valueFormat": "avro"}, "valueFormat=avro needs schemaRegistryUrl, or a schema in valueSchema or valueSchemaFile"),
-        ({"valueFormat": "protobuf"}, "'valueFormat' must be avro or json or string"),
-        ({"schemaRegistryUrl": "http://a"}, "'schemaRegistryUrl' means nothing without valueFormat=avro"),
-        ({"valueSubject": "s"}, "'valueSubject' means nothing without valueFormat=avro or json"),
+        ({"valueFormat": "protobuf"}, "valueFormat=protobuf needs schemaRegistryUrl, or a schema in valueSchema"),
+        ({"valueFormat": "csv"}, "'valueFormat' must be avro or json or protobuf or string"),
+        ({"valueFormat": "avro", "valueMessage": "M"}, "'valueMessage' means nothing without valueFormat=protobuf"),
+        ({"valueFormat": "protobuf", "valueSchema": "nonsense"}, "this is not a Protobuf schema: line 1:1"),
+        ({"schemaRegistryUrl": "http://a"}, "'schemaRegistryUrl' means nothing without valueFormat or keyFormat of avro"),
+        ({"valueSubject": "s"}, "'valueSubject' means nothing without valueFormat=avro, protobuf or json"),
         ({"keyFormat": "json", "keySchemaFile": "f"}, "'keySchemaFile' means nothing with keyFormat=json"),
         ({"onBadRecord": "skip"}, "'onBadRecord' means nothing without valueFormat or keyFormat"),
         ({"schema.registry.basic.auth.user.info": "u:hidden"}, "'schema.registry.basic.auth.user.info' needs schemaRegistry"),
@@ -541,3 +545,54 @@ def test_options_that_contradict_each_other_or_mean_nothing_are_refused_by_name(
     with pytest.raises(UsageError, match=words) as raised:
         kafka_read({"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "flights", **options}, Mode.STREAM)
     assert "hidden" not in str(raised.value)
+
+
+# --- Protobuf
+
+
+PROTO = """syntax = "proto3"; package air; import "google/protobuf/timestamp.proto"; enum Carrier { UA = 0; AA = 1; }
+message Flight { Carrier carrier = 1; optional int32 delay = 2; google.protobuf.Timestamp at = 3; repeated Leg legs = 4;
+  uint32 seats = 5; uint64 miles = 6; map<string, Leg> named = 7; message Leg { string to = 1; int32 km = 2; } }
+message Other { string x = 1; }
+"""
+
+
+def test_protobuf_of_a_registry_is_written_and_read_in_sparks_types(kafka, registry):
+    registry.register("flights-value", PROTO, kind="PROTOBUF")
+    options = {"valueFormat": "protobuf", "schemaRegistryUrl": registry.url}
+    frame = Frame(kafka, **options)
+    kind = frame.schema["value"].dataType
+    assert kind.simpleString() == (
+        "struct<carrier:string,delay:int,at:timestamp,legs:array<struct<to:string,km:int>>,seats:bigint,"
+        "miles:decimal(20,0),named:map<string,struct<to:string,km:int>>>"
+    )
+    struct = to_arrow_schema(StructType([StructField("value", kind)]), timezone="UTC").field("value").type
+    at = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
+    leg = {"to": "Rome", "km": 7}
+    row = {"carrier": "AA", "delay": 5, "at": at, "legs": [leg], "seats": 2**32 - 1, "miles": 2**64 - 1, "named": [("a", leg)]}
+    Output(kafka, **options).write([{"value": row}, {"value": None}], value=struct)
+    assert Frame(kafka, **options).column("value") == [row, None]
+    only = StructType([StructField("value", StructType([StructField("delay", IntegerType())]))])
+    assert Frame(kafka, only, **options).column("value") == [{"delay": 5}, None]
+    others = Frame(kafka, onBadRecord="keep", valueMessage="air.Other", **options)
+    assert others.column("badReason")[0] == "value: it is a message air.Flight of schema 1, and not air.Other"
+
+
+def test_protobuf_in_the_options_or_in_a_file_needs_no_registry(kafka, tmp_path):
+    path = tmp_path / "flight.proto"
+    path.write_text(PROTO)
+    kafka.append("flights", b"\x10\x05")
+    for options in ({"valueSchema": PROTO}, {"valueSchemaFile": str(path), "valueMessage": "air.Flight"}):
+        assert Frame(kafka, valueFormat="protobuf", **options).column("value")[0]["delay"] == 5
+
+
+def test_a_protobuf_schema_is_pinned_and_one_with_fewer_fields_refused(kafka, registry):
+    registry.register("flights-value", PROTO, kind="PROTOBUF")
+    kafka.append("flights", b"\0\0\0\0\1\0")
+    query = Query(kafka, valueFormat="protobuf", schemaRegistryUrl=registry.url)
+    assert query.trigger()
+    assert (pinned(query)["format"], pinned(query)["id"], pinned(query)["type"]["delay"]) == ("protobuf", "1", "int32")
+    registry.register("flights-value", PROTO.replace("optional int32 delay = 2;", ""), kind="PROTOBUF")
+    query.run()
+    with pytest.raises(StateError, match="its schema has no field 'delay' any more"):
+        query.trigger()

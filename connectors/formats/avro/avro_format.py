@@ -25,9 +25,9 @@ class AvroFormat(ValueFormat):
     """Values that were written with the schema `schema`, as the schema `reader_schema` wants them.
 
     Both are JSON texts; the default reader's schema is the writer's. `references`: texts of the schemas that they use by full
-    name; those of the reader's are `reader_references`, by default the same. `fields`: only these fields of the reader's
-    record are decoded, `"address.city"` is one of a field, and none makes an empty
-    struct; the default is all. `header_bytes` (default 0) are passed over at the start of each value, such as the 5 of a registry's wire format.
+    name; those of the reader's are `reader_references`, by default the same. `fields`: only these fields of the reader's record
+    are decoded, `"address.city"` is one of a field, and none makes an empty struct; the default is all. `header_bytes`
+    (default 0) are passed over at the start of each value, such as the 5 of a registry's wire format.
 
     A value's bytes after its end are ignored, as other readers of Avro do; of a field that is skipped only the extent is
     checked, not whether its text is UTF-8 or its symbol known. Raises UsageError for what is no Avro schema, for

@@ -2,6 +2,7 @@
 
 Before the value: a byte 0 and the id as 4 bytes, big-endian; or a byte 1 and the schema's own id (a GUID) as 16 bytes. In the
 header `__value_schema_id` (`__key_schema_id`), which newer writers choose: the same bytes, and nothing before the value.
+Of Protobuf the indices of the message type follow the id, wherever that is.
 https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#wire-format
 """
 
@@ -24,11 +25,12 @@ _LARGEST_ID = 2**31 - 1  # a registry's ids are Java's int
 
 
 class Framed(NamedTuple):
-    """Rows of one schema. `skipped`: bytes before each value."""
+    """Rows of one schema. `skipped`: bytes before each value. `tail`: what follows the id in the header that names it."""
 
     rows: pa.Array
     schema_id: SchemaId
     skipped: int
+    tail: bytes = b""
 
 
 class Unframed(NamedTuple):
@@ -88,8 +90,9 @@ def _header_frames(headers: pa.Array, name: str) -> pa.Array | None:
     if wanted is None or not pc.any(wanted).as_py():
         return None
     parents, found = pc.list_parent_indices(headers).filter(wanted), flat.field("value").filter(wanted)
-    last = dict(zip(parents.to_pylist(), found.to_pylist(), strict=True))
-    return pa.array([last.get(row) for row in range(len(headers))], pa.binary())
+    is_last = pa.concat_arrays([pc.not_equal(parents[1:], parents[:-1]), pa.array([True])])
+    rows = pa.array(range(len(headers)), parents.type)
+    return found.filter(is_last).take(pc.index_in(rows, value_set=parents.filter(is_last)))
 
 
 def _grouped(rows: pa.Array, frames: pa.Array, *, in_header: bool) -> Iterator[_Frame]:
@@ -105,14 +108,15 @@ def _grouped(rows: pa.Array, frames: pa.Array, *, in_header: bool) -> Iterator[_
 def _read(found: _Frame) -> Framed | Unframed:
     """Of garbage many rows may begin alike or not; each reason says how."""
     frame = found.frame
-    skipped = 0 if found.in_header else len(frame)
-    if len(frame) == _NUMBER and frame[0] == 0:
-        number = int.from_bytes(frame[1:], "big")
+    length = _NUMBER if frame.startswith(b"\0") else _GUID
+    skipped, tail = (0, frame[length:]) if found.in_header else (length, b"")
+    if len(frame) >= length and frame[0] == 0:
+        number = int.from_bytes(frame[1:length], "big")
         if number > _LARGEST_ID:
             return Unframed(found.rows, f"it names schema {number}, and a schema registry has no ids above {_LARGEST_ID}")
-        return Framed(found.rows, number, skipped)
-    if len(frame) == _GUID and frame[0] == 1:
-        return Framed(found.rows, UUID(bytes=frame[1:]), skipped)
+        return Framed(found.rows, number, skipped, tail)
+    if len(frame) >= length and frame[0] == 1:
+        return Framed(found.rows, UUID(bytes=frame[1:length]), skipped, tail)
     where = "the header that names its schema" if found.in_header else "the value"
     if not frame:
         return Unframed(found.rows, f"{where} is empty, and names no schema")

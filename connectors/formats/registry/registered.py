@@ -1,39 +1,39 @@
-"""Avro values by a schema registry: each says its writer's schema, and all become columns of one reader's schema."""
+"""Values by a schema registry: each says its writer's schema, and all become columns of one reader's schema."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.connectors.formats.avro.avro_format import AvroFormat
 from headrace.connectors.formats.registry.client import SchemaRegistry
 from headrace.connectors.formats.registry.framing import Framed, framing, prefix
 from headrace.connectors.formats.registry.schemas import RegisteredSchema, SchemaId
 from headrace.connectors.formats.value_format import BadValue, ColumnFullError, DecodedValues, ValueFormat, as_binary
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["RegisteredAvroFormat"]
+__all__ = ["RegisteredFormat"]
 
 _MOST_KNOWN = 20
 
-_MOST_FORMATS = 256
-"""Programs that are kept, one for each writer's schema: more than a topic has, and a bound on what garbage can cost."""
 
+class RegisteredFormat(ValueFormat):
+    """Values in a registry's wire format as the one schema `reader` wants them, and back. There is a class for each kind.
 
-class RegisteredAvroFormat(ValueFormat):
-    """Avro values in a registry's wire format as the one schema `reader` wants them, and back.
-
-    `known`: schemas that were asked for already; others are asked for as they come, once in a process. `fields`: only these of
-    the reader's record, as `AvroFormat` has them. `field`: "key" or "value" of a record, for the header that names a schema.
+    `known`: schemas that were asked for already; others are asked for as they come, once in a process. `field`: "key" or
+    "value" of a record, for the header that names a schema.
 
     A value whose schema no registry knows, is of another kind or does not resolve with the reader's is bad. Raises UsageError
-    for a reader's schema that is not Avro, and as `AvroFormat`.
+    for a reader's schema of another kind.
     """
+
+    kind: ClassVar[str]
+    """AVRO, JSON or PROTOBUF, as the registry has it."""
 
     def __init__(
         self,
@@ -44,20 +44,22 @@ class RegisteredAvroFormat(ValueFormat):
         fields: Sequence[str] | None = None,
         field: Literal["key", "value"] = "value",
     ) -> None:
-        if reader.kind != "AVRO":
-            raise UsageError(f"schema {reader.id} of {registry.config.shown} is {reader.kind}, and not AVRO")
+        if reader.kind != self.kind:
+            raise UsageError(f"schema {reader.id} of {registry.config.shown} is {reader.kind}, and not {self.kind}")
         self.registry: SchemaRegistry = registry
         self.reader: RegisteredSchema = reader
         self._known: dict[SchemaId, RegisteredSchema] = {schema.id: schema for schema in known}
         self._fields, self._field = fields, field
-        self._own = self._format(reader, 0)
-        self._formats: dict[tuple[SchemaId, int], AvroFormat | str] = {}
+        self._own = self._reading_own()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled by its arguments, and with the schemas that it knows: programs are compiled where it arrives."""
+        """Pickled by its arguments, and with the schemas that it knows: what is compiled is compiled where it arrives."""
         known = tuple(self._known.values())
-        make = partial(RegisteredAvroFormat, self.registry, self.reader, known=known, fields=self._fields, field=self._field)
-        return make, ()
+        return partial(type(self), self.registry, self.reader, known=known, field=self._field, **self._arguments()), ()
+
+    def _arguments(self) -> dict[str, Any]:
+        """Those of the format, whatever the registry."""
+        return {"fields": self._fields}
 
     @classmethod
     def of_subject(
@@ -68,14 +70,28 @@ class RegisteredAvroFormat(ValueFormat):
         version: int | None = None,
         fields: Sequence[str] | None = None,
         field: Literal["key", "value"] = "value",
-    ) -> RegisteredAvroFormat:
+        **more: Any,  # noqa: ANN401 - what a class has besides
+    ) -> Self:
         """A format whose reader's schema is this version of a subject, the newest now by default (None).
 
         That is looked up here and once, with the newest 20 versions, which travel with the format. Raises UnknownSchemaError
         where there is no such subject or version, and as `SchemaRegistry.by_id`.
         """
         reader = registry.version(subject, version)
-        return cls(registry, reader, known=[*registry.versions(subject, _MOST_KNOWN), reader], fields=fields, field=field)
+        known = [*registry.versions(subject, _MOST_KNOWN), reader]
+        return cls(registry, reader, known=known, fields=fields, field=field, **more)
+
+    @abstractmethod
+    def _reading_own(self) -> ValueFormat:
+        """What reads and writes values of the reader's schema, without what stands before them. Raises UsageError."""
+
+    @abstractmethod
+    def _decoded(self, writer: RegisteredSchema, group: Framed, values: pa.Array) -> DecodedValues | str:
+        """Values that were written with this schema, each behind `group.skipped` bytes; or why none can be read."""
+
+    def _prefix(self, schema_id: int) -> bytes:
+        """What stands before a value of the reader's schema."""
+        return prefix(schema_id)
 
     @property
     def arrow_type(self) -> pa.DataType:
@@ -102,12 +118,11 @@ class RegisteredAvroFormat(ValueFormat):
         groups = list(framing(binary, headers, self._field))
         writers = self._writers(group for group in groups if isinstance(group, Framed))
         for group in groups:
-            avro = self._format_of(group, writers) if isinstance(group, Framed) else group.reason
-            if isinstance(avro, str):
-                bad += [BadValue(row, avro) for row in group.rows.to_pylist()]
+            decoded = self._group(group, writers, binary) if isinstance(group, Framed) else group.reason
+            if isinstance(decoded, str):
+                bad += [BadValue(row, decoded) for row in group.rows.to_pylist()]
                 parts.append(self._nothing(group.rows))
                 continue
-            decoded = avro.decode(binary if len(group.rows) == len(binary) else binary.take(group.rows))
             rows = group.rows.to_pylist() if decoded.bad else []
             bad += [BadValue(rows[each.row], each.reason) for each in decoded.bad]
             parts.append(_Part(group.rows, decoded.values))
@@ -125,7 +140,7 @@ class RegisteredAvroFormat(ValueFormat):
         """Values by the reader's schema, with its id before each, as `ValueFormat` says."""
         if not isinstance(self.reader.id, int):
             raise UsageError("values can only be written by a schema that has a number in the registry")
-        start = pa.scalar(prefix(self.reader.id), pa.binary())
+        start = pa.scalar(self._prefix(self.reader.id), pa.binary())
         return pc.binary_join_element_wise(start, self._own.encode(values), pa.scalar(b"", pa.binary()))
 
     def _nothing(self, rows: pa.Array) -> _Part:
@@ -155,35 +170,17 @@ class RegisteredAvroFormat(ValueFormat):
         known = {each: self._known[each] for each in wanted if each in self._known}
         return known | self.registry.by_ids(wanted - known.keys())
 
-    def _format_of(self, group: Framed, writers: Mapping[SchemaId, RegisteredSchema]) -> AvroFormat | str:
-        """What decodes these values, or why nothing does."""
-        key = (group.schema_id, group.skipped)
-        if key in self._formats:
-            return self._formats[key]
+    def _group(self, group: Framed, writers: Mapping[SchemaId, RegisteredSchema], binary: pa.Array) -> DecodedValues | str:
+        """The values of one schema, or why none of them can be read."""
         writer = writers.get(group.schema_id)
-        if writer is None:  # it may be known later, so this is not kept here
+        if writer is None:
             return f"the schema registry has no schema {group.schema_id}"
-        if writer.kind != "AVRO":
-            made: AvroFormat | str = f"schema {group.schema_id} of the registry is {writer.kind}, and not AVRO"
-        else:
-            try:
-                made = self._format(writer, group.skipped)
-            except UsageError as error:
-                made = f"schema {group.schema_id} cannot be read by the reader's schema: {error}"
-        if len(self._formats) >= _MOST_FORMATS:
-            self._formats.clear()
-        self._formats[key] = made
-        return made
-
-    def _format(self, writer: RegisteredSchema, skipped: int) -> AvroFormat:
-        return AvroFormat(
-            writer.text,
-            references=dict(writer.references),
-            reader_schema=self.reader.text,
-            reader_references=dict(self.reader.references),
-            fields=self._fields,
-            header_bytes=skipped,
-        )
+        if writer.kind != self.kind:
+            return f"schema {group.schema_id} of the registry is {writer.kind}, and not {self.kind}"
+        try:
+            return self._decoded(writer, group, binary if len(group.rows) == len(binary) else binary.take(group.rows))
+        except UsageError as error:
+            return f"schema {group.schema_id} cannot be read by the reader's schema: {error}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,73 @@
+"""Arrow columns around ptars: what it makes as our types have it, and what it is given checked before.
+
+ptars' columns say of most fields that they are never null. Ours are nullable everywhere, so that a type does not change with
+the way in which a message was written.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["as_kind", "beyond", "nullable", "picked", "struct_of"]
+
+_EXTREMES = pa.array([-(2**63), 2**63 - 1], pa.int64())
+
+
+def nullable(kind: pa.DataType) -> pa.DataType:
+    """The same type with nullable fields everywhere; keys of maps are not."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(each.name, nullable(each.type)) for each in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_type, nullable(kind.item_type))
+    return pa.list_(nullable(kind.value_type)) if pa.types.is_list(kind) else kind
+
+
+def picked(kind: pa.DataType, fields: dict[str, Any]) -> pa.DataType:
+    """A struct with only these fields, in the order of the type; a field's own fields likewise, and all if there are none."""
+    if pa.types.is_list(kind):
+        return pa.list_(picked(kind.value_type, fields))
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_type, picked(kind.item_type, fields))
+    kept = [each for each in kind if each.name in fields]
+    return pa.struct([each.with_type(picked(each.type, fields[each.name])) if fields[each.name] else each for each in kept])
+
+
+def struct_of(batch: pa.RecordBatch, kind: pa.DataType, valid: pa.Array) -> pa.Array:
+    """A batch as one column of structs, null where `valid` is false; `kind` may leave fields out."""
+    children = [as_kind(batch.column(each.name), each.type) for each in kind]
+    return pa.Array.from_buffers(kind, len(valid), [valid.buffers()[1]], offset=valid.offset, children=children)
+
+
+def as_kind(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The same values, without a copy, in a type that differs in what may be null, or leaves fields out. No slice."""
+    if array.type == kind:
+        return array
+    if pa.types.is_struct(kind):
+        buffers, children = 1, [as_kind(array.field(each.name), each.type) for each in kind]
+    elif pa.types.is_map(kind):
+        entries = pa.struct([pa.field("key", kind.key_type, nullable=False), pa.field("value", kind.item_type)])
+        keys, items = as_kind(array.keys, kind.key_type), as_kind(array.items, kind.item_type)
+        inner = pa.Array.from_buffers(entries, len(keys), [None], 0, children=[keys, items])
+        buffers, children = 2, [inner]
+    else:
+        buffers, children = 2, [as_kind(array.values, kind.value_type)]
+    return pa.Array.from_buffers(kind, len(array), array.buffers()[:buffers], array.null_count, children=children)
+
+
+def beyond(array: pa.Array) -> bool:
+    """Whether a time or a duration anywhere in a column is one that ptars has put in place of what does not fit 64 bits."""
+    kind = array.type
+    if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
+        return bool(pc.any(pc.is_in(array.view(pa.int64()), value_set=_EXTREMES)).as_py())
+    return any(beyond(child) for child in _children(array))
+
+
+def _children(array: pa.Array) -> list[pa.Array]:
+    if pa.types.is_struct(array.type):
+        return [array.field(i) for i in range(array.type.num_fields)]
+    if pa.types.is_map(array.type):
+        return [array.keys, array.items]
+    return [array.values] if pa.types.is_list(array.type) else []

@@ -1,0 +1,169 @@
+"""From the text of a Protobuf schema to descriptors, by protoc. What is registered as descriptors is read.
+
+A schema may come from a registry that anybody writes to: so it is compiled in a process and a folder of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import importlib
+import re
+import subprocess
+import sys
+import tempfile
+from binascii import Error as NoBase64
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from headrace.enumerator.errors import UsageError
+
+__all__ = ["descriptor_set", "runtime"]
+
+_MAIN = "headrace_schema.proto"
+_PROTOC_S = 30.0
+_LONGEST_ERROR = 500
+_COMPILERS_OWN = re.compile(r"WARNING: |[IWE]\d{4} |.*: warning: ")
+"""Lines of protoc's that tell nothing of an error."""
+
+_KNOWN = re.compile(r"google/(protobuf|type)/[a-z_]+\.proto")
+"""Files that Python packages bring, and no schema has to."""
+
+
+def runtime() -> Any:  # noqa: ANN401 - a module
+    """`google.protobuf.descriptor_pb2`. Raises UsageError where Protobuf's libraries are not installed."""
+    try:
+        import ptars  # noqa: F401
+        from google.protobuf import descriptor_pb2
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error.name or error} is not installed; run: pip install 'headrace[protobuf]'") from error
+    return descriptor_pb2
+
+
+def descriptor_set(schema: str | bytes, references: Mapping[str, str] | None = None) -> bytes:
+    """A serialized FileDescriptorSet with all that the schema uses, its own file last.
+
+    `schema`: the text of a `.proto` file, or a FileDescriptorSet as `protoc --include_imports --descriptor_set_out` writes it.
+    `references`: the texts of the files that it imports, by the names by which it does; files of Google's that Python packages
+    bring are known. Raises UsageError for what is none of these, with the compiler's words, and where a library is missing.
+    """
+    if isinstance(schema, str):
+        return _compiled(schema, tuple((references or {}).items()))
+    files = runtime().FileDescriptorSet()
+    from google.protobuf.message import DecodeError
+
+    try:
+        files.ParseFromString(schema)
+    except DecodeError as error:
+        raise UsageError("this is no FileDescriptorSet, as protoc --descriptor_set_out writes it") from error
+    if not files.file:
+        raise UsageError("this FileDescriptorSet has no file in it")
+    return schema
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(text: str, references: tuple[tuple[str, str], ...]) -> bytes:
+    pb2 = runtime()
+    own = _serialized(text)
+    texts, kept = {}, {}
+    for name, each in references:
+        found = _serialized(each)
+        if found is None:
+            texts[name] = each
+        else:
+            found.name = name
+            kept[name] = found
+    if own is None:
+        return _protoc({**texts, _MAIN: text}, kept.values())
+    if texts:
+        raise UsageError("a Protobuf schema that is a descriptor has references that are texts; give all in one form")
+    kept = {name: each for name, each in kept.items() if name != own.name}
+    return bytes(pb2.FileDescriptorSet(file=[*_with_known([*kept.values(), own]), own]).SerializeToString())
+
+
+def _serialized(text: str) -> Any:  # noqa: ANN401 - a FileDescriptorProto, or None
+    """The file that a text is in base64; None for a text of Protobuf's language, which has blanks and braces."""
+    file = runtime().FileDescriptorProto
+    from google.protobuf.message import DecodeError
+
+    try:
+        found = file.FromString(base64.b64decode(text, validate=True))
+    except (NoBase64, ValueError, DecodeError):
+        return None
+    return found if found.name and (found.message_type or found.enum_type or found.public_dependency) else None
+
+
+def _with_known(files: Iterable[Any]) -> list[Any]:
+    """The files but the last, each after those that it imports, with those that Python packages bring."""
+    given, found, under_way = {each.name: each for each in files}, dict[str, Any](), set[str]()
+    *_, last = given.values()
+
+    def add(name: str) -> None:
+        if name in found:
+            return
+        if name in under_way:
+            raise UsageError(f"the Protobuf schema imports itself by {name}")
+        under_way.add(name)
+        file = given.get(name) or _known(name)
+        for each in file.dependency:
+            add(each)
+        found[name] = file
+
+    for each in last.dependency:
+        add(each)
+    return list(found.values())
+
+
+def _known(name: str) -> Any:  # noqa: ANN401 - a FileDescriptorProto
+    try:
+        if _KNOWN.fullmatch(name) is None:
+            raise ModuleNotFoundError(name)
+        module = importlib.import_module(name.removesuffix(".proto").replace("/", ".") + "_pb2")
+    except ModuleNotFoundError as error:
+        raise UsageError(f"the Protobuf schema imports {name}, which is not among its references") from error
+    return runtime().FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
+
+
+def _protoc(texts: Mapping[str, str], kept: Iterable[Any]) -> bytes:
+    """The compiled form of the text under _MAIN. `kept`: descriptors of files that it may import, too."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder, "in")
+        for name, text in texts.items():
+            path = PurePosixPath(name)
+            if path.is_absolute() or ".." in path.parts or not path.name:
+                raise UsageError(f"a Protobuf schema refers to a file named {name!r}, which is no path below its own")
+            there = root.joinpath(*path.parts)
+            there.parent.mkdir(parents=True, exist_ok=True)
+            there.write_text(text, encoding="utf-8")
+        out, known = Path(folder, "out"), Path(folder, "known")
+        known.write_bytes(runtime().FileDescriptorSet(file=_all_known(kept)).SerializeToString())
+        _run(root, known, out)
+        return out.read_bytes()
+
+
+def _all_known(kept: Iterable[Any]) -> list[Any]:
+    """Descriptors of what any schema may import, and of what these import."""
+    files: dict[str, Any] = {each.name: each for each in kept}
+    names = ("any", "api", "duration", "empty", "field_mask", "source_context", "struct", "timestamp", "type", "wrappers")
+    types = ("date", "datetime", "dayofweek", "decimal", "fraction", "interval", "latlng", "money", "month", "timeofday")
+    for name in [*(f"google/protobuf/{each}.proto" for each in names), *(f"google/type/{each}.proto" for each in types)]:
+        files.setdefault(name, _known(name))
+    files.setdefault("google/protobuf/descriptor.proto", _known("google/protobuf/descriptor.proto"))
+    return list(files.values())
+
+
+def _run(root: Path, known: Path, out: Path) -> None:
+    options = [f"--proto_path={root}", f"--descriptor_set_in={known}", "--include_imports", f"--descriptor_set_out={out}"]
+    command = [sys.executable, "-m", "grpc_tools.protoc", *options, _MAIN]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PROTOC_S, check=False)  # noqa: S603 - our own
+    except subprocess.TimeoutExpired as error:
+        raise UsageError(f"protoc did not compile a Protobuf schema within {_PROTOC_S:g} s") from error
+    if done.returncode == 0:
+        return
+    if "No module named" in done.stderr:
+        raise UsageError("grpcio-tools is not installed; run: pip install 'headrace[protobuf]'")
+    said = done.stderr.replace(f"{root}/", "").replace(f"{_MAIN}:", "line ")
+    told = [line for line in said.splitlines() if _COMPILERS_OWN.match(line) is None]
+    raise UsageError(f"this is not a Protobuf schema: {' '.join(told)[:_LONGEST_ERROR]}")

@@ -1,0 +1,165 @@
+"""Protobuf's encoding of one message type as a format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.connectors.formats.protobuf import schema as messages
+from headrace.connectors.formats.protobuf.columns import beyond, nullable, picked, struct_of
+from headrace.connectors.formats.protobuf.compiler import descriptor_set
+from headrace.connectors.formats.protobuf.writing import writable
+from headrace.connectors.formats.value_format import BadValue, ColumnFullError, DecodedValues, ValueFormat, as_binary
+from headrace.enumerator.errors import UsageError
+
+__all__ = ["ProtobufFormat"]
+
+
+class ProtobufFormat(ValueFormat):
+    """Messages of the type `message` of a schema, as structs of its fields.
+
+    `schema`: the text of a `.proto` file, whose imports `references` has by their names; or a serialized FileDescriptorSet.
+    `message`: its full name; by default the first of the schema, or of the set's last file. `fields`: only these are decoded,
+    `"address.city"` is one of a field, and none makes an empty struct; the default is all. `header_bytes` (default 0) are
+    passed over at the start of each value.
+
+    A value is read by Protobuf's own runtime, as to what is bad, which of several alternatives counts, and what an unknown
+    number of a proto2 enum means. A field that can be told from one that is not set is null where it is not; others have their
+    default. Enums are strings; a message within itself is its bytes; a Timestamp has microseconds.
+
+    Raises UsageError for what is no such schema, for a message or a field that it does not have, for groups and editions,
+    which cannot be read, and where the libraries are missing (the extra `protobuf`).
+    """
+
+    def __init__(
+        self,
+        schema: str | bytes,
+        *,
+        message: str | None = None,
+        references: Mapping[str, str] | None = None,
+        fields: Sequence[str] | None = None,
+        header_bytes: int = 0,
+    ) -> None:
+        files = descriptor_set(schema, references)
+        self.message: str = messages.first_message(files) if message is None else message
+        # Pickled by the descriptors, so that no task needs a compiler.
+        self._made_by = partial(ProtobufFormat, files, message=self.message, fields=fields, header_bytes=header_bytes)
+        self._header_bytes = header_bytes
+        self._reader = _Types(messages.only(files, self.message, fields), self.message)
+        self._type = self._reader.kind if fields is None else picked(self._reader.kind, _tree(fields))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by its arguments."""
+        return self._made_by, ()
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """A struct of the message's fields, all nullable."""
+        return self._type
+
+    def decode(self, values: pa.Array) -> DecodedValues:
+        """As `ValueFormat` says. Bad: what is no such message, text that is not UTF-8, a time beyond 64-bit microseconds."""
+        read, bad = self._reader.read(as_binary(values), self._header_bytes)
+        parts = list(self._columns(read, 0, bad))
+        try:
+            column = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+        except pa.ArrowInvalid as error:  # offsets overflow
+            raise ColumnFullError(
+                "a column of decoded values would be larger than 2 GiB; decode fewer values at once"
+            ) from error
+        return DecodedValues(column, [BadValue(row, bad[row]) for row in sorted(bad)])
+
+    def encode(self, values: pa.Array) -> pa.Array:
+        """As `ValueFormat` says. Fields are found by their names; those that are missing or null are not set.
+
+        Raises UsageError for a field that the message does not have, for two alternatives at once, for a null in a list or a
+        map, and for a text that is no symbol.
+        """
+        checked = writable(values, self._reader.message.DESCRIPTOR, self._reader.number_kind)
+        columns = [checked.field(index) for index in range(checked.type.num_fields)]
+        if not columns:
+            return pc.if_else(values.is_valid(), pa.scalar(b""), pa.scalar(None, pa.binary()))
+        encoded = self._reader.numbers.record_batch_to_array(pa.record_batch(columns, names=checked.type.names))
+        return pc.if_else(values.is_valid(), encoded, pa.scalar(None, pa.binary())) if values.null_count else encoded
+
+    def _columns(self, read: pa.Array, start: int, bad: dict[int, str]) -> Iterator[pa.Array]:
+        """Columns of these messages, by halves where one of them is bad."""
+        try:
+            batch = self._reader.symbols.array_to_record_batch(read)
+            column = struct_of(batch, self._type, read.is_valid())
+            fault = "a time or a duration in it does not fit 64-bit microseconds" if beyond(column) else None
+        except ValueError as error:
+            fault = "text is not UTF-8" if "UTF-8" in str(error) else "is no such message"
+        if fault is None:
+            yield column
+        elif len(read) == 1:
+            bad[start] = fault
+            yield pa.nulls(1, self._type)
+        else:
+            half = len(read) // 2
+            yield from self._columns(read.slice(0, half), start, bad)
+            yield from self._columns(read.slice(half), start + half, bad)
+
+
+class _Types:
+    """A message type with the fields that are asked for, by the runtime and by ptars. Made where it is used."""
+
+    def __init__(self, files: bytes, name: str) -> None:
+        import ptars
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+        pool = descriptor_pool.DescriptorPool()
+        try:
+            for file in descriptor_pb2.FileDescriptorSet.FromString(files).file:
+                pool.Add(file)
+            descriptor = pool.FindMessageTypeByName(name)
+        except (TypeError, KeyError) as error:
+            raise UsageError(f"the Protobuf schema cannot be used: {error}") from error
+        self.message: Any = message_factory.GetMessageClass(descriptor)
+        config = ptars.PtarsConfig(timestamp_unit="us", duration_unit="us", enum_repr="string")
+        self.symbols: Any = ptars.HandlerPool([descriptor.file], config=config).get_for_message(descriptor)
+        config = ptars.PtarsConfig(timestamp_unit="us", duration_unit="us")
+        self.numbers: Any = ptars.HandlerPool([descriptor.file], config=config).get_for_message(descriptor)
+        self.kind: pa.DataType = nullable(pa.struct(list(self.symbols.schema())))
+        self.number_kind: pa.DataType = nullable(pa.struct(list(self.numbers.schema())))
+
+    def read(self, values: pa.Array, header_bytes: int) -> tuple[pa.Array, dict[int, str]]:
+        """The messages as the runtime writes them: with what is asked for alone, and nothing that can be read in two ways."""
+        from google.protobuf.message import DecodeError
+
+        found: list[bytes | None] = []
+        bad: dict[int, str] = {}
+        new = self.message
+        for row, value in enumerate(values.to_pylist()):
+            if value is None:
+                found.append(None)
+                continue
+            message = new()
+            try:
+                message.ParseFromString(value[header_bytes:] if header_bytes else value)
+            except DecodeError:
+                found.append(None)
+                bad[row] = f"is no message {message.DESCRIPTOR.full_name}: its bytes are not of Protobuf's wire format"
+                continue
+            message.DiscardUnknownFields()
+            found.append(message.SerializePartialToString())
+        return pa.array(found, pa.binary()), bad
+
+
+def _tree(fields: Sequence[str]) -> dict[str, Any]:
+    """Dotted names as a tree: an empty one is all of a field."""
+    tree: dict[str, Any] = {}
+    whole = set(fields)
+    for name in fields:
+        inside, path = tree, ""
+        for part in name.split("."):
+            path = f"{path}.{part}" if path else part
+            inside = inside.setdefault(part, {})
+            if path in whole:
+                inside.clear()
+                break
+    return tree

@@ -1,0 +1,402 @@
+"""Protobuf to columns and back: every answer is the one of Protobuf's own runtime, on good bytes and on mutated ones."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import pickle
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto
+from google.protobuf.message import DecodeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.connectors.formats.protobuf.compiler import descriptor_set
+from headrace.connectors.formats.registry.protobuf_values import indices_as_bytes, read_indices
+from headrace.enumerator.errors import UsageError
+from headrace.formats import ProtobufFormat, create_format
+
+PROTO3 = """
+syntax = "proto3"; package p.q;
+import "google/protobuf/timestamp.proto"; import "google/protobuf/duration.proto"; import "google/protobuf/wrappers.proto";
+enum E { A = 0; B = 1; MINUS = -3; }
+message M {
+  int32 i = 1; optional int32 oi = 2; string s = 3; In n = 4; repeated int32 ri = 5; repeated In rn = 6;
+  map<string, int32> m = 7; oneof c { int32 ca = 8; string cb = 9; In cc = 10; } E e = 11; optional E oe = 12;
+  repeated E re = 13; google.protobuf.Timestamp ts = 14; google.protobuf.Duration du = 15;
+  google.protobuf.Int32Value wi = 16; google.protobuf.StringValue ws = 17; bool b = 18; bytes y = 19; uint32 u32 = 20;
+  uint64 u64 = 21; sint32 s32 = 22; sint64 s64 = 23; fixed32 f32 = 24; fixed64 f64 = 25; sfixed32 sf32 = 26;
+  sfixed64 sf64 = 27; float fl = 28; double d = 29; map<int64, In> mi = 30; map<bool, E> me = 31; M self = 32;
+  repeated google.protobuf.Timestamp rts = 33; int64 l = 34; repeated string rs = 35 ; repeated int32 un = 36 [packed = false];
+}
+message In { int32 x = 1; string y = 2; optional string z = 3; oneof c { int32 a = 4; int64 b = 5; } }
+"""
+PROTO2 = """
+syntax = "proto2";
+enum E { A = 1; B = 2; }
+message M {
+  required int32 r = 1; optional int32 o = 2 [default = 5]; optional string s = 3 [default = "x"];
+  optional E e = 4 [default = B];
+  repeated E re = 5 [packed = true]; repeated int32 rp = 6; optional In n = 9; map<string, int32> m = 10;
+  oneof c { int32 ca = 11; E ce = 12; } optional bytes y = 13; extensions 100 to 200; repeated In rn = 14; optional bool b = 15;
+}
+message In { optional int32 x = 1; required string q = 2; }
+"""
+FIELD = FieldDescriptorProto
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+def message_class(text: str, name: str) -> Any:
+    pool = descriptor_pool.DescriptorPool()
+    for file in descriptor_pb2.FileDescriptorSet.FromString(descriptor_set(text)).file:
+        pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+
+
+FORMATS = {name: (ProtobufFormat(text), message_class(text, name)) for text, name in ((PROTO3, "p.q.M"), (PROTO2, "M"))}
+
+
+# --- the oracle
+
+
+class BadTextError(Exception):
+    """A text that is not UTF-8, which the runtime gives as bytes: of proto2, where it may be."""
+
+
+class BeyondError(Exception):
+    """A time that 64-bit microseconds do not hold."""
+
+
+def expected(message: Any, within: tuple[str, ...] = ()) -> Any:
+    """A message as the runtime has read it, by the rules of our columns."""
+    inside = (*within, message.DESCRIPTOR.full_name)
+    return {field.name: of_field(message, field, inside) for field in message.DESCRIPTOR.fields}
+
+
+def of_field(message: Any, field: Any, within: tuple[str, ...]) -> Any:
+    value = getattr(message, field.name)
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        of = field.message_type.fields_by_name["value"]
+        keyed = field.message_type.fields_by_name["key"]
+        return sorted((one(key, keyed, within), one(value[key], of, within)) for key in value)
+    if field.is_repeated:
+        return [one(each, field, within) for each in value]
+    return None if field.has_presence and not message.HasField(field.name) else one(value, field, within)
+
+
+def one(value: Any, field: Any, within: tuple[str, ...]) -> Any:
+    if field.enum_type is not None:
+        return field.enum_type.values_by_number[value].name if value in field.enum_type.values_by_number else str(value)
+    if field.type == FIELD.TYPE_STRING and isinstance(value, bytes):
+        raise BadTextError
+    if field.message_type is None:
+        return number(value)
+    name = field.message_type.full_name
+    if name in ("google.protobuf.Timestamp", "google.protobuf.Duration"):
+        microseconds = value.seconds * 10**6 + int(value.nanos / 1000)
+        if not -(2**63) < microseconds < 2**63 - 1:
+            raise BeyondError
+        return microseconds
+    if name.startswith("google.protobuf."):
+        return number(value.value)
+    return value.SerializePartialToString() if name in within else expected(value, within)
+
+
+def number(value: Any) -> Any:
+    """NaN, which is not itself, as a text. Negative zero is written as zero."""
+    return "NaN" if isinstance(value, float) and math.isnan(value) else value
+
+
+def plain(value: Any, kind: pa.DataType) -> Any:
+    """A value of our columns as the oracle has it. Maps have no order, and times may be beyond Python's."""
+    if value is None:
+        return None
+    if pa.types.is_struct(kind):
+        return {each.name: plain(value[each.name], each.type) for each in kind}
+    if pa.types.is_map(kind):
+        return sorted((key, plain(each, kind.item_type)) for key, each in value)
+    return [plain(each, kind.value_type) for each in value] if pa.types.is_list(kind) else number(value)
+
+
+def with_numbers(kind: pa.DataType) -> pa.DataType:
+    """Times as their microseconds."""
+    if pa.types.is_struct(kind):
+        return pa.struct([each.with_type(with_numbers(each.type)) for each in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(with_numbers(kind.value_type))
+    return pa.int64() if pa.types.is_timestamp(kind) or pa.types.is_duration(kind) else kind
+
+
+def answers(name: str, values: list[bytes]) -> list[Any]:
+    """What our column has for each, or the word bad; held to the runtime's answer by `oracle`."""
+    decoded, bad = FORMATS[name][0].decode(pa.array(values, pa.binary()))
+    decoded.validate(full=True)
+    numbers = decoded.cast(with_numbers(decoded.type))
+    rows = {each.row for each in bad}
+    return ["bad" if row in rows else plain(value, numbers.type) for row, value in enumerate(numbers.to_pylist())]
+
+
+def oracle(name: str, value: bytes) -> Any:
+    try:
+        message = FORMATS[name][1].FromString(value)
+        message.DiscardUnknownFields()
+        found = expected(message)
+    except (DecodeError, BadTextError, BeyondError):
+        return "bad"
+    return found
+
+
+# --- values
+
+
+def whole(bits: int, least: int) -> Callable[[random.Random], int]:
+    return lambda r: r.choice([0, 1, least, least + 2**bits - 1, least + r.randrange(2**bits)])
+
+
+def real(r: random.Random) -> float:
+    return r.choice([0.0, 1.5, -2.25, math.inf, -math.inf, math.nan, r.getrandbits(24) * 0.5])
+
+
+NUMBERS: dict[int, Callable[[random.Random], Any]] = {
+    **dict.fromkeys([FIELD.TYPE_INT32, FIELD.TYPE_SINT32, FIELD.TYPE_SFIXED32], whole(32, -(2**31))),
+    **dict.fromkeys([FIELD.TYPE_INT64, FIELD.TYPE_SINT64, FIELD.TYPE_SFIXED64], whole(64, -(2**63))),
+    **dict.fromkeys([FIELD.TYPE_UINT32, FIELD.TYPE_FIXED32], whole(32, 0)),
+    **dict.fromkeys([FIELD.TYPE_UINT64, FIELD.TYPE_FIXED64], whole(64, 0)),
+    **dict.fromkeys([FIELD.TYPE_FLOAT, FIELD.TYPE_DOUBLE], real),
+    FIELD.TYPE_BOOL: lambda r: r.random() < 0.5,
+    FIELD.TYPE_STRING: lambda r: "".join(r.choices("aé☃😀\0", k=r.randrange(4))),
+    FIELD.TYPE_BYTES: lambda r: r.randbytes(r.randrange(4)),
+}
+
+
+def message_of(of: Any, r: random.Random, depth: int = 2) -> Any:
+    """A message of a class, by its descriptor."""
+    message = of()
+    for field in message.DESCRIPTOR.fields:
+        if field.is_required or r.random() < 0.4:
+            fill(message, field, r, depth)
+    return message
+
+
+def fill(message: Any, field: Any, r: random.Random, depth: int) -> None:
+    inner = field.message_type
+    if inner is not None and inner.GetOptions().map_entry:
+        key, value = inner.fields_by_name["key"], inner.fields_by_name["value"]
+        for _ in range(r.randrange(3)):
+            at, items = scalar(key, r), getattr(message, field.name)
+            if value.message_type is None:
+                items[at] = scalar(value, r)
+            else:
+                items[at].CopyFrom(message_of(message_factory.GetMessageClass(value.message_type), r, 0))
+    elif field.is_repeated:
+        getattr(message, field.name).extend(item(field, r, depth) for _ in range(r.randrange(4)))
+    elif inner is None:
+        setattr(message, field.name, scalar(field, r))
+    elif depth:
+        getattr(message, field.name).CopyFrom(item(field, r, depth))
+
+
+def item(field: Any, r: random.Random, depth: int) -> Any:
+    if field.message_type is None:
+        return scalar(field, r)
+    return message_of(message_factory.GetMessageClass(field.message_type), r, max(0, depth - 1))
+
+
+def scalar(field: Any, r: random.Random) -> Any:
+    return r.choice(field.enum_type.values).number if field.enum_type is not None else NUMBERS[field.type](r)
+
+
+def mutated(value: bytes, r: random.Random) -> bytes:
+    made = bytearray(value + value[: r.choice([0, 0, 8])])
+    for _ in range(r.randint(1, 4)):
+        at = r.randint(0, len(made))
+        made[at : at + r.randrange(3)] = r.randbytes(r.randrange(4))
+    return bytes(made)
+
+
+SEEDS = st.integers(0, 2**63)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@settings(max_examples=40, deadline=None)
+@given(seed=SEEDS)
+def test_good_values_are_what_the_runtime_reads_and_are_written_as_it_reads_them(name, seed):
+    made, of = FORMATS[name]
+    r = random.Random(seed)
+    found = [message_of(of, r) for _ in range(8)]
+    values = [each.SerializeToString() for each in found]
+    for ours, value in zip(answers(name, values), values, strict=True):
+        assert ours == oracle(name, value)
+    writable = [each for each, row in zip(values, found, strict=True) if name == "M" or not row.HasField("self")]
+    decoded, bad = made.decode(pa.array(writable, pa.binary()))
+    for row, again in enumerate(made.encode(decoded).to_pylist()):
+        assert row in {each.row for each in bad} or oracle(name, again) == oracle(name, writable[row])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@settings(max_examples=60, deadline=None)
+@given(seed=SEEDS)
+def test_mutated_values_are_bad_or_what_the_runtime_reads_and_cost_no_neighbour(name, seed):
+    r = random.Random(seed)
+    good = [message_of(FORMATS[name][1], r).SerializeToString() for _ in range(8)]
+    values = [each for pair in zip(good, [mutated(value, r) for value in good], strict=True) for each in pair]
+    for ours, value in zip(answers(name, values), values, strict=True):
+        assert ours == oracle(name, value)
+
+
+def test_the_oracle_sees_a_planted_difference():
+    value = b"\x08\x01\x58\x07"
+    (row,) = answers("p.q.M", [value])
+    assert row == oracle("p.q.M", value) != oracle("p.q.M", b"\x08\x02\x58\x07")
+
+
+# --- single rules
+
+
+def decoded(text: str, *values: bytes | None, **options: Any) -> tuple[list[Any], dict[int, str]]:
+    column, bad = ProtobufFormat(text, **options).decode(pa.array(values, pa.binary()))
+    return column.to_pylist(), {each.row: each.reason for each in bad}
+
+
+def test_what_may_be_absent_is_null_and_the_rest_has_its_default():
+    (row,), _ = decoded(PROTO3, b"", fields=["i", "oi", "s", "n", "ri", "m", "ca", "e", "oe", "ts", "wi", "b", "y"])
+    assert row == {
+        "i": 0, "oi": None, "s": "", "n": None, "ri": [], "m": [], "ca": None, "e": "A", "oe": None, "ts": None, "wi": None,
+        "b": False, "y": b"",
+    }  # fmt: skip
+    (row,), _ = decoded(PROTO2, b"", fields=["r", "o", "s", "e", "re"])
+    assert row == {"r": None, "o": None, "s": None, "e": None, "re": []}
+
+
+def test_an_unknown_number_of_an_open_enum_is_its_number_and_of_a_closed_one_is_not_set():
+    assert decoded(PROTO3, b"\x58\x07", fields=["e"]) == ([{"e": "7"}], {})
+    assert decoded(PROTO2, b"\x20\x07\x2a\x02\x07\x01", fields=["e", "re"]) == ([{"e": None, "re": ["A"]}], {})
+
+
+def test_of_several_alternatives_the_last_one_counts_and_of_a_key_too():
+    assert decoded(PROTO3, b"\x40\x01\x4a\x01a", fields=["ca", "cb"]) == ([{"ca": None, "cb": "a"}], {})
+    twice = b"\x3a\x05\x0a\x01a\x10\x01\x3a\x05\x0a\x01a\x10\x02"
+    assert decoded(PROTO3, twice, fields=["m"]) == ([{"m": [("a", 2)]}], {})
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (b"\x08\xff", "is no message p.q.M: its bytes are not of Protobuf's wire format"),
+        (b"\x1a\x01\xff", "is no message p.q.M"),
+        (b"\x7b" * 200_000 + b"\x7c" * 200_000, "is no message p.q.M"),
+        (b"\x82\x02\x00" + b"\x22\x02\x08", "is no message p.q.M"),
+        (b"\x72\x0a\x08\xff\xff\xff\xff\xff\xff\xff\xff\x7f", "a time or a duration in it does not fit 64-bit microseconds"),
+    ],
+)
+def test_what_is_no_message_is_bad_and_costs_no_neighbour(value, reason):
+    rows, bad = decoded(PROTO3, b"\x08\x01", value, None, b"\x08\x02")
+    assert [row and row["i"] for row in rows] == [1, None, None, 2]
+    assert list(bad) == [1]
+    assert bad[1].startswith(reason)
+
+
+def test_text_of_proto2_that_is_not_utf8_is_bad():
+    assert decoded(PROTO2, b"\x08\x01", b"\x1a\x01\xff", fields=["r", "s"])[1] == {1: "text is not UTF-8"}
+
+
+def test_only_the_fields_that_are_asked_for_are_columns_and_the_format_is_pickled_with_them():
+    made = ProtobufFormat(PROTO3, fields=["n.x", "mi.y", "rn", "i", "self"])
+    there = pickle.loads(pickle.dumps(made))
+    inner_type = "struct<x: int32, y: string, z: string, a: int32, b: int64>"
+    assert str(there.arrow_type) == (
+        f"struct<i: int32, n: struct<x: int32>, rn: list<item: {inner_type}>, mi: map<int64, struct<y: string>>, self: binary>"
+    )
+    value = FORMATS["p.q.M"][1](i=3, n={"x": 1, "y": "no"}, mi={7: {"x": 2, "y": "yes"}}, rn=[{"z": "z"}], l=5)
+    (row,), bad = there.decode(pa.array([value.SerializeToString()])).values.to_pylist(), []
+    assert (row["n"], row["mi"], row["rn"][0]["z"], bad) == ({"x": 1}, [(7, {"y": "yes"})], "z", [])
+    assert decoded(PROTO3, b"\x08\x01", None, b"\x08", fields=[])[0] == [{}, None, None]
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"e": "X"}, "row 1 cannot be written as Protobuf: field 'e' has a value that is no symbol of the enum p.q.E"),
+        ({"me": [(True, "X")]}, "field 'me{}' has a value that is no symbol"),
+        ({"ca": 1, "cb": "x"}, "has more than one of ca, cb, cc, which are alternatives"),
+        ({"ri": [1, None]}, r"row 1 .* field 'ri\[\]' is null, which no repeated field can hold"),
+        ({"rn": [{"a": 1, "b": 1}]}, r"row 1 .* field 'rn\[\]' has more than one of a, b"),
+        ({"m": [("a", None)]}, "field 'm{}' is null"),
+        ({"self": b""}, "field 'self' is a message p.q.M within itself, which cannot be written"),
+    ],
+)
+def test_what_a_message_cannot_hold_is_refused_with_its_row(row, words):
+    made = FORMATS["p.q.M"][0]
+    with pytest.raises(UsageError, match=words):
+        made.encode(pa.array([None, row], made.arrow_type))
+
+
+def test_columns_are_cast_and_found_by_name_and_what_is_missing_is_not_set():
+    made, message = FORMATS["p.q.M"]
+    enum, time, texts = pa.dictionary(pa.int8(), pa.string()), pa.timestamp("ms", "UTC"), pa.large_list(pa.large_string())
+    more = [("rs", texts), ("n", pa.struct([("x", pa.int64())])), ("s", pa.null())]
+    kind = pa.struct([("u32", pa.int64()), ("e", enum), ("ts", time), *more])
+    row = {"u32": 7, "e": "MINUS", "ts": EPOCH + datetime.timedelta(milliseconds=-1), "rs": ["a"], "n": {"x": 1}}
+    values = made.encode(pa.array([row, None, {}, row], kind)[1:])
+    found = [None if value is None else message.FromString(value) for value in values.to_pylist()]
+    assert found[:2] == [None, message()]
+    assert (found[2].u32, found[2].e, found[2].ts.ToMilliseconds(), found[2].rs, found[2].n.x) == (7, -3, -1, ["a"], 1)
+    for wrong, words in [
+        (pa.array([{"i": 2**40}]), "field 'i' is int64; this field takes int32: Integer value 1099511627776"),
+        (pa.array([{"zz": 1, "i": 1}]), "the message p.q.M, which has no field zz"),
+        (pa.array([{"ri": 1}]), "field 'ri' is int64; this repeated field takes a list"),
+        (pa.array([1]), "the value is int64; the message p.q.M takes a struct"),
+    ]:
+        with pytest.raises(UsageError, match=words):
+            made.encode(wrong)
+    with pytest.raises(UsageError, match="row 0 cannot be written as Protobuf: field 'r' is required, and null"):
+        FORMATS["M"][0].encode(pa.array([{"o": 1}]))
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "words"),
+    [
+        ("nonsense", {}, "this is not a Protobuf schema: line 1:1: Expected top-level statement"),
+        ('syntax="proto3"; message M { X x = 1; }', {}, 'this is not a Protobuf schema: line 1:30: "X" is not defined'),
+        ('syntax="proto3"; import "o.proto"; message M { }', {}, "o.proto: File not found"),
+        ('syntax="proto3"; message M { }', {"references": {"../o": "x"}}, "refers to a file named '../o'"),
+        ('syntax="proto3";', {}, "has no message type"),
+        ('edition="2023"; message M { }', {}, "is of an edition; proto2 and proto3 can be read"),
+        ('syntax="proto2"; message M { optional group G = 1 { } }', {}, "field 'g' of message M is a group"),
+        (PROTO3, {"message": "p.q.X"}, "has no message type p.q.X; there are: .*p.q.In"),
+        (PROTO3, {"fields": ["zz"]}, "message p.q.M has the fields i, .*; asked for: 'zz'"),
+        (PROTO3, {"fields": ["i.x"]}, "field 'i' of message p.q.M has no fields; asked for: 'i.x'"),
+        (b"\x08", {}, "this is no FileDescriptorSet"),
+    ],
+)
+def test_what_is_no_schema_or_cannot_be_read_is_refused_by_name(text, options, words):
+    with pytest.raises(UsageError, match=words):
+        ProtobufFormat(text, **options)
+
+
+def test_references_are_files_that_the_schema_imports_and_a_set_of_descriptors_is_a_schema():
+    other = 'syntax="proto3"; package o; message X { int32 a = 1; }'
+    text = (
+        'syntax="proto3"; import "d/o.proto"; import "google/type/date.proto"; message M { o.X x = 1; google.type.Date d = 2; }'
+    )
+    made = create_format("protobuf", schema=text, references={"d/o.proto": other})
+    assert str(made.arrow_type) == "struct<x: struct<a: int32>, d: date32[day]>"
+    files = descriptor_set(text, {"d/o.proto": other})
+    assert str(ProtobufFormat(files, message="o.X").arrow_type) == "struct<a: int32>"
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=5), st.binary(max_size=3))
+def test_indices_of_message_types_are_read_as_they_are_written(indices, more):
+    head = indices_as_bytes(indices)
+    assert read_indices(head + more) == (tuple(indices), len(head))
+
+
+@pytest.mark.parametrize("head", [b"", b"\x02", b"\x01", b"\x80", b"\x02\x01", b"\xff\xff\xff\xff\xff\x01", b"\x04\x00"])
+def test_indices_that_are_no_list_of_numbers_are_none(head):
+    assert read_indices(head) == ((), 0)

@@ -1,0 +1,159 @@
+"""Protobuf in a registry's wire format, held to Confluent's serializers: they write what we read, and read what we write."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient, header_schema_id_serializer
+from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from headrace.connectors.formats.protobuf.compiler import descriptor_set
+from headrace.connectors.formats.registry import client
+from headrace.enumerator.errors import UsageError
+from headrace.formats import RegisteredAvroFormat, RegisteredProtobufFormat, SchemaRegistry
+from tests.helpers.schema_registry import FakeRegistry
+
+FLIGHT = """
+syntax = "proto3"; package air; import "leg.proto"; import "google/protobuf/timestamp.proto";
+message Flight { string carrier = 1; optional int32 delay = 2; repeated Leg legs = 3; google.protobuf.Timestamp at = 4;
+  message Seat { string row = 1; } }
+message Other { int32 delay = 2; message Inner { message Most { int32 x = 1; } } }
+"""
+LEG = 'syntax = "proto3"; package air; message Leg { string to = 1; int32 km = 2; }'
+LATER = FLIGHT.replace("message Seat", "string gate = 5; message Seat")
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRegistry]:
+    client._known.clear()
+    monkeypatch.setattr(client, "_PAUSES_S", ())
+    with FakeRegistry() as registry:
+        yield registry
+
+
+def register(registry: FakeRegistry, text: str = FLIGHT, subject: str = "flights-value") -> int:
+    registry.register("leg.proto", LEG, kind="PROTOBUF")
+    return registry.register(subject, text, [{"name": "leg.proto", "subject": "leg.proto", "version": 1}], "PROTOBUF")
+
+
+def message_class(name: str, text: str = FLIGHT) -> Any:
+    pool = descriptor_pool.DescriptorPool()
+    for file in descriptor_pb2.FileDescriptorSet.FromString(descriptor_set(text, {"leg.proto": LEG})).file:
+        pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+
+
+Flight = message_class("air.Flight")
+CONTEXT = SerializationContext("flights", MessageField.VALUE)
+
+
+def theirs(registry: FakeRegistry, of: Any, **settings: Any) -> ProtobufSerializer:
+    conf = {"use.deprecated.format": False, "auto.register.schemas": True, **settings}
+    return ProtobufSerializer(of, SchemaRegistryClient({"url": registry.url}), conf)
+
+
+def flight(**more: Any) -> Any:
+    return Flight(carrier="UA", delay=5, legs=[{"to": "Rome", "km": 7}], **more)
+
+
+def column(*values: bytes | None) -> pa.Array:
+    return pa.array(values, pa.binary())
+
+
+def test_what_confluents_serializer_writes_is_read_and_it_registers_descriptors_with_references(registry):
+    serializer = theirs(registry, Flight)
+    values = [serializer(flight(), CONTEXT), None, serializer(Flight(), CONTEXT)]
+    made = RegisteredProtobufFormat.of_subject(
+        SchemaRegistry(registry.url), "flights-value", fields=["carrier", "delay", "legs"]
+    )
+    assert made.message == "air.Flight"
+    asked = len(registry.asked)
+    there = pickle.loads(pickle.dumps(made))
+    found, bad = there.decode(column(*values))
+    assert found.to_pylist() == [
+        {"carrier": "UA", "delay": 5, "legs": [{"to": "Rome", "km": 7}]},
+        None,
+        {"carrier": "", "delay": None, "legs": []},
+    ]
+    assert (bad, len(registry.asked)) == ([], asked)
+
+
+@pytest.mark.parametrize("name", ["air.Flight", "air.Flight.Seat", "air.Other.Inner.Most"])
+def test_a_message_type_anywhere_in_the_schema_is_read_and_written_as_confluent_does(registry, name):
+    of = message_class(name)
+    written = theirs(registry, of)(of(), CONTEXT)
+    made = RegisteredProtobufFormat.of_subject(SchemaRegistry(registry.url), "flights-value", message=name)
+    rows, bad = made.decode(column(written))
+    assert (len(bad), rows.is_valid().to_pylist()) == (0, [True])
+    (ours,) = made.encode(rows).to_pylist()
+    assert ours == written
+    reading = ProtobufDeserializer(of, {"use.deprecated.format": False}, SchemaRegistryClient({"url": registry.url}))
+    assert reading(ours, CONTEXT) == of()
+
+
+def test_a_header_names_the_schema_and_the_message_type(registry):
+    headers: list[tuple[str, bytes]] = []
+    context = SerializationContext("flights", MessageField.VALUE, headers)
+    bare = theirs(registry, Flight, **{"schema.id.serializer": header_schema_id_serializer})(flight(), context)
+    made = RegisteredProtobufFormat.of_subject(SchemaRegistry(registry.url), "flights-value")
+    ((name, frame),) = headers
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    other = frame[:17] + b"\4\0\0"
+    rows = pa.array([[{"key": name, "value": each}] for each in (frame, other, frame + b"x", frame[:17])], kind)
+    found, bad = made.decode_records(column(*[bare] * 4), rows)
+    assert [row and row["carrier"] for row in found.to_pylist()] == ["UA", None, None, None]
+    assert [each.reason for each in bad] == [
+        f"it is a message air.Flight.Seat of schema {UUID(bytes=frame[1:17])}, and not air.Flight",
+        "the header that names its schema is damaged",
+        "the indices of its message type are no list of numbers",
+    ]
+
+
+def test_values_of_several_versions_and_message_types_stand_side_by_side(registry):
+    first, later = register(registry), register(registry, LATER)
+    made = RegisteredProtobufFormat.of_subject(SchemaRegistry(registry.url), "flights-value", fields=["carrier", "gate"])
+    body = flight().SerializeToString()
+    after = message_class("air.Flight", LATER)(carrier="AA", gate="B").SerializeToString()
+    of = {number: b"\0" + number.to_bytes(4, "big") for number in (first, later)}
+    values = [
+        of[first] + b"\0" + body,
+        of[later] + b"\2\0" + after,  # the long form
+        of[later] + b"\2\2" + b"",  # Other
+        of[later] + b"\4\0",
+        of[later] + b"\2\x12" + after,
+        of[later],
+        of[first] + b"\0" + body[:-1],
+        of[later] + b"\0" + after,
+    ]
+    found, bad = made.decode(column(*values))
+    rows = [row and (row["carrier"], row["gate"]) for row in found.to_pylist()]
+    assert rows == [("UA", ""), ("AA", "B"), None, None, None, None, None, ("AA", "B")]
+    assert {each.row: each.reason for each in bad} == {
+        2: f"it is a message air.Other of schema {later}, and not air.Flight",
+        3: "the indices of its message type are no list of numbers",
+        4: f"schema {later} cannot be used: the Protobuf schema has no message type at [9]",
+        5: "the indices of its message type are no list of numbers",
+        6: "is no message air.Flight: its bytes are not of Protobuf's wire format",
+    }
+
+
+def test_a_schema_of_another_kind_is_bad_and_as_the_readers_it_is_refused(registry):
+    number = registry.register("avro-value", '"int"')
+    register(registry)
+    known = SchemaRegistry(registry.url)
+    made = RegisteredProtobufFormat.of_subject(known, "flights-value")
+    _, bad = made.decode(column(b"\0" + number.to_bytes(4, "big") + b"\0"))
+    assert [each.reason for each in bad] == [f"schema {number} of the registry is AVRO, and not PROTOBUF"]
+    for of, subject, words in [
+        (RegisteredProtobufFormat, "avro-value", "is AVRO, and not PROTOBUF"),
+        (RegisteredAvroFormat, "flights-value", "is PROTOBUF, and not AVRO"),
+    ]:
+        with pytest.raises(UsageError, match=words):
+            of.of_subject(known, subject)
