@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from headrace.connectors.commit import StaleEpochError
 from headrace.enumerator.errors import DataLossError, FencedError, OutageError, UsageError
 from headrace.enumerator.restarts import FixedDelay
 from headrace.enumerator.supervision import DriverEnd, Ending, SupervisionLimits
+from headrace.runners.spark.supervision import submitted
 from headrace.runners.spark.supervision.driver import DriverOrder
 from headrace.runners.spark.supervision.endings import end_by
 from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, kill_family, members
@@ -26,6 +28,7 @@ from headrace.runners.spark.supervision.processes import DriverProcess
 from headrace.runners.spark.supervision.queries import ProgressOfQueries, WatchedQuery, queries_of
 from headrace.runners.spark.supervision.standby import StandbyCore, StandbyLimits
 from headrace.runners.spark.supervision.status import StatusFile
+from headrace.runners.spark.supervision.submitted import as_it_was_submitted
 from headrace.runners.spark.supervision.supervisor import run, supervise
 from tests.helpers import supervised_job
 from tests.helpers.python_path import python_path
@@ -263,11 +266,66 @@ def test_a_status_that_cannot_be_written_is_refused_before_a_driver_starts(tmp_p
 
 def test_where_a_supervisor_cannot_be_is_said(monkeypatch):
     what = order("loses_data"), core(FixedDelay()), None
-    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
-    with pytest.raises(UsageError, match="spark-submit has started the JVM"):
-        supervise(*what)
     with ThreadPoolExecutor() as threads, pytest.raises(UsageError, match="only the main thread"):
         threads.submit(supervise, *what).result()
+
+
+@pytest.fixture
+def submission(monkeypatch):
+    """As spark-submit has set its program's environment, with a JVM that says what was submitted."""
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    monkeypatch.setenv("PYSPARK_GATEWAY_SECRET", "secret")
+    monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
+    settings = {"spark.master": "local[2]", "spark.hadoop.fs.s3a.secret.key": "a=b :c\\d"}
+    monkeypatch.setattr(submitted, "_settings", lambda: settings)
+    monkeypatch.setattr(submitted, "_end_with", lambda _: None)
+    return settings
+
+
+def test_drivers_of_a_submitted_supervisor_start_jvms_of_their_own_with_the_settings_of_the_submission(submission):
+    before = dict(os.environ)
+    with as_it_was_submitted():
+        assert "PYSPARK_GATEWAY_PORT" not in os.environ
+        assert "PYSPARK_GATEWAY_SECRET" not in os.environ
+        option, file, shell = shlex.split(os.environ["PYSPARK_SUBMIT_ARGS"])
+        assert (option, shell) == ("--properties-file", "pyspark-shell")
+        assert Path(file).stat().st_mode & 0o077 == 0  # there may be secrets in it
+        text = Path(file).read_text()
+    assert text == "spark.master=local[2]\nspark.hadoop.fs.s3a.secret.key=a\\=b\\ \\:c\\\\d\n"
+    assert not Path(file).exists()
+    assert dict(os.environ) == before
+
+
+def test_in_cluster_mode_a_supervisor_is_refused(submission):
+    submission["spark.submit.deployMode"] = "cluster"
+    with pytest.raises(UsageError, match="cluster mode"), as_it_was_submitted():
+        pytest.fail("it goes on")
+
+
+WAITS_FOR_ITS_PARENT = """
+import os, signal, subprocess, sys
+from headrace.runners.spark.supervision import submitted
+if len(sys.argv) == 1:
+    subprocess.Popen([sys.executable, __file__, "child"])
+    sys.stdin.read()
+else:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # in the threads to come, too: it waits for whoever asks
+    submitted._end_with(os.getppid())
+    print("ready", flush=True)
+    print(signal.sigwait([signal.SIGTERM]).name, flush=True)
+"""
+
+
+def test_the_end_of_spark_submit_is_taken_for_sigterm(tmp_path):
+    (tmp_path / "program.py").write_text(WAITS_FOR_ITS_PARENT)
+    environment = {**os.environ, "PYTHONPATH": python_path()}
+    parent = subprocess.Popen(
+        [sys.executable, tmp_path / "program.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+    )
+    assert parent.stdout.readline() == "ready\n"
+    parent.kill()
+    assert parent.stdout.readline() == "SIGTERM\n"
+    parent.communicate()
 
 
 def test_settings_for_a_session_that_the_job_makes_itself_are_refused():

@@ -29,7 +29,6 @@ from headrace.enumerator.supervision import (
     SupervisionStarted,
     TimePassed,
 )
-from headrace.runners.spark.session import GATEWAY
 from headrace.runners.spark.supervision.driver import DriverOrder
 from headrace.runners.spark.supervision.families import FAMILY_VARIABLE
 from headrace.runners.spark.supervision.jobs import FunctionName
@@ -49,6 +48,7 @@ from headrace.runners.spark.supervision.standby import (
     Stop,
 )
 from headrace.runners.spark.supervision.status import StatusFile, instant_in
+from headrace.runners.spark.supervision.submitted import as_it_was_submitted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -105,7 +105,7 @@ def supervise(order: DriverOrder, core: StandbyCore, status: StatusFile | None) 
     _refuse_where_it_cannot_be()
     if status is not None:
         status.check()
-    with _signals() as signals:
+    with as_it_was_submitted(), _signals() as signals:
         end = _Supervisor(order, core, status, signals).run()
     log.log(logging.INFO if end.ending is Ending.COMPLETED else logging.WARNING, "%s: %s", end.ending.name, end.reason)
     return end
@@ -254,11 +254,6 @@ def _refuse_where_it_cannot_be() -> None:
     if FAMILY_VARIABLE in os.environ:
         raise UsageError(
             'this is a supervised driver already: call run() under `if __name__ == "__main__"`, as a driver imports the file'
-        )
-    if GATEWAY in os.environ:
-        raise UsageError(
-            "spark-submit has started the JVM of this process, and a driver that is started again needs a new one. Start it "
-            "with python, or `headrace supervise`: each driver runs spark-submit itself, with the settings of conf"
         )
 
 

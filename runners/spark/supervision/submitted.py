@@ -1,0 +1,92 @@
+"""A supervisor that spark-submit has started, in client mode: each driver is submitted as the supervisor was.
+
+spark-submit starts a JVM, and then the program. A driver that is started again needs a JVM of its own, so that one is only
+asked what it was submitted with. It stays for as long as the supervisor, and its end is taken for SIGTERM.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shlex
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from headrace.enumerator.errors import UsageError
+from headrace.runners.spark.session import GATEWAY
+
+__all__ = ["as_it_was_submitted", "properties_text"]
+
+SECRET = "PYSPARK_GATEWAY_SECRET"  # noqa: S105 - the name of a variable
+ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
+_MODE = "spark.submit.deployMode"
+_OF_THAT_JVM = "spark.app.submitTime"
+
+
+@contextmanager
+def as_it_was_submitted() -> Iterator[None]:
+    """Have drivers started within it run with the settings of the submission. Nothing changes without spark-submit.
+
+    In the main thread. Raises UsageError in cluster mode.
+    """
+    if GATEWAY not in os.environ:
+        yield
+        return
+    settings = _settings()
+    if settings.get(_MODE) == "cluster":
+        raise UsageError(
+            "a supervisor cannot be in spark-submit's cluster mode, where the driver's JVM is there before it: submit in "
+            "client mode, and have the scheduler run that where the job is to be"
+        )
+    _end_with(os.getppid())
+    before = {name: os.environ[name] for name in (GATEWAY, SECRET, ARGUMENTS) if name in os.environ}
+    with tempfile.NamedTemporaryFile("w", prefix="headrace-submitted-", suffix=".conf", encoding="utf-8") as file:
+        file.write(properties_text(settings))  # on a command line, others would see the secrets among them
+        file.flush()
+        for name in before:
+            del os.environ[name]
+        os.environ[ARGUMENTS] = shlex.join(["--properties-file", str(Path(file.name)), "pyspark-shell"])
+        try:
+            yield
+        finally:
+            del os.environ[ARGUMENTS]
+            os.environ.update(before)
+
+
+def properties_text(settings: Mapping[str, str]) -> str:
+    """As Java's Properties read them."""
+    return "".join(f"{_escaped(name)}={_escaped(value)}\n" for name, value in settings.items())
+
+
+def _escaped(text: str) -> str:
+    text = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t")
+    for special in " :=#!":
+        text = text.replace(special, f"\\{special}")
+    return text
+
+
+def _settings() -> dict[str, str]:
+    from pyspark import SparkConf
+    from pyspark.java_gateway import launch_gateway
+
+    gateway = launch_gateway()  # type: ignore[no-untyped-call]  # connects to the JVM that is there
+    try:
+        found = dict(SparkConf(_jvm=gateway.jvm).getAll())
+    finally:
+        gateway.close()
+    return {name: value for name, value in found.items() if name != _OF_THAT_JVM}
+
+
+def _end_with(parent: int) -> None:
+    """SIGTERM for this process when that one, which has started it, is gone."""
+    process = os.pidfd_open(parent)
+
+    def wait() -> None:
+        select.select([process], [], [])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="headrace-spark-submit", daemon=True).start()
