@@ -51,12 +51,6 @@ class ProcessCounters:
             taken, self._sums = dict(self._sums), defaultdict(float)
         return taken
 
-    def give_back(self, taken: Mapping[str, float]) -> None:
-        """What could not be brought anywhere: it is taken again."""
-        with self._lock:
-            for what, amount in taken.items():
-                self._sums[what] += amount
-
 
 COUNTERS = ProcessCounters()
 """Those of this process."""

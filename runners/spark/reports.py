@@ -16,6 +16,7 @@ import os
 import secrets
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from headrace.connectors.counters import COUNTERS
@@ -30,6 +31,7 @@ QUERY_ID = "sql.streaming.queryId"
 
 _SEPARATOR = ":"
 _LARGEST = 1 << 16
+_MOST_QUERIES = 100
 
 TakeCounts = Callable[[str | None, Mapping[str, float]], None]
 """Given the query's id, None for what is of no single one, and what was counted."""
@@ -44,19 +46,46 @@ def own_address() -> str:
 def report(query: str | None) -> None:
     """Send what this process has counted since the last time. Never waits, never fails. In tasks, and where batches end."""
     address = os.environ.get(REPORTS_VARIABLE)
-    if address is None:
-        return
-    counts = COUNTERS.take()
-    if not counts:
-        return
-    name, _, secret = address.partition(_SEPARATOR)
-    data = json.dumps({"secret": secret, "query": query, "counts": counts}).encode()
+    if address is not None:
+        _OUTBOX.send(address, query, COUNTERS.take())
+
+
+class _Outbox:
+    """What could not be sent yet, by query: a worker runs tasks of several, and a standby's those of its rehearsals."""
+
+    def __init__(self) -> None:
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._unsent: dict[str | None, Counter[str]] = {}
+
+    def send(self, address: str, query: str | None, counts: Mapping[str, float]) -> None:
+        name, _, secret = address.partition(_SEPARATOR)
+        with self._lock:
+            if counts:
+                self._unsent.setdefault(query, Counter()).update(counts)
+            for forgotten in list(self._unsent)[: max(0, len(self._unsent) - _MOST_QUERIES)]:
+                del self._unsent[forgotten]
+            for of, sums in list(self._unsent.items()):
+                if not _sent(name, json.dumps({"secret": secret, "query": of, "counts": sums}).encode()):
+                    return
+                del self._unsent[of]
+
+
+def _sent(name: str, data: bytes) -> bool:
+    """False where nobody listens, or its queue is full."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ours:
             ours.setblocking(False)  # noqa: FBT003 - as it is defined
             ours.sendto(data, f"\0{name}")
-    except OSError:  # nobody listens, or its queue is full
-        COUNTERS.give_back(counts)
+    except OSError:
+        return False
+    return True
+
+
+_OUTBOX = _Outbox()
 
 
 class ReportListener:

@@ -44,6 +44,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="reports a
 def counters(monkeypatch):
     """Of this process, with nothing in them, and an address of this test."""
     COUNTERS.take()
+    reports._OUTBOX._begin()
     own_address.cache_clear()
     monkeypatch.setenv(REPORTS_VARIABLE, own_address())
 
@@ -286,6 +287,25 @@ def test_what_nobody_hears_is_kept_for_the_next_time(request):
     report("q")
     assert heard.arrived.acquire(timeout=LONG_S)
     assert heard.taken == [("q", {"records_skipped": 2})]
+
+
+def test_what_was_counted_for_one_query_is_never_told_of_another(request):
+    """As of a standby's rehearsals, which nobody hears: when it takes over, its workers go on with the job's own query."""
+    COUNTERS.add(Counted.RECORDS_SKIPPED, 2)
+    report("rehearsal")
+    heard = request.getfixturevalue("heard")
+    COUNTERS.add(Counted.RECORDS_SKIPPED)
+    report("q")
+    for _ in range(2):
+        assert heard.arrived.acquire(timeout=LONG_S)
+    assert heard.taken == [("rehearsal", {"records_skipped": 2}), ("q", {"records_skipped": 1})]
+
+
+def test_counts_of_queries_that_nobody_hears_of_are_not_kept_without_end(request):
+    for number in range(500):
+        COUNTERS.add(Counted.COMMITS)
+        report(str(number))
+    assert len(reports._OUTBOX._unsent) == reports._MOST_QUERIES
 
 
 @pytest.mark.parametrize(
