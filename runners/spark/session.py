@@ -30,8 +30,8 @@ from pyspark.sql import SparkSession
 from headrace.enumerator.errors import UsageError
 from headrace.harness.jars import cache_directory
 from headrace.runners.spark.class_archive import SUBMIT_OPTIONS, archive_file, use_archive
+from headrace.runners.spark.metrics.reports import REPORTS_VARIABLE, own_address
 from headrace.runners.spark.planning import PARALLELISM_VARIABLE
-from headrace.runners.spark.reports import REPORTS_VARIABLE, own_address
 from headrace.runners.spark_daemon import ZYGOTE_VARIABLE
 from headrace.runners.spark_zygote import HASH_SEED, SEED
 

@@ -23,8 +23,8 @@ from headrace.connectors.commit import JobCommitter, refuse_stale
 from headrace.connectors.counters import COUNTERS, Counted
 from headrace.connectors.sink import Attempt, HandleT, RecordedEpoch, TwoPhaseSink, another_write, one_off_job
 from headrace.enumerator.errors import FencedError, HeadraceError, UsageError
+from headrace.runners.spark.metrics.reports import QUERY_ID, report
 from headrace.runners.spark.offset_log import OffsetLog
-from headrace.runners.spark.reports import QUERY_ID, report
 
 log = logging.getLogger(__name__)
 

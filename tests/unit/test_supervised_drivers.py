@@ -19,7 +19,8 @@ from headrace.connectors.commit import StaleEpochError
 from headrace.enumerator.errors import DataLossError, FencedError, OutageError, UsageError
 from headrace.enumerator.restarts import FixedDelay
 from headrace.enumerator.supervision import DriverEnd, Ending, SupervisionLimits
-from headrace.runners.spark.supervision import submitted
+from headrace.runners.spark import submitted
+from headrace.runners.spark.submitted import as_it_was_submitted
 from headrace.runners.spark.supervision.driver import DriverOrder
 from headrace.runners.spark.supervision.endings import end_by
 from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, kill_family, members
@@ -28,7 +29,6 @@ from headrace.runners.spark.supervision.processes import DriverProcess
 from headrace.runners.spark.supervision.queries import ProgressOfQueries, WatchedQuery, queries_of
 from headrace.runners.spark.supervision.standby import StandbyCore, StandbyLimits
 from headrace.runners.spark.supervision.status import StatusFile
-from headrace.runners.spark.supervision.submitted import as_it_was_submitted
 from headrace.runners.spark.supervision.supervisor import run, supervise
 from tests.helpers import supervised_job
 from tests.helpers.python_path import python_path
@@ -304,7 +304,7 @@ def test_in_cluster_mode_a_supervisor_is_refused(submission):
 
 WAITS_FOR_ITS_PARENT = """
 import os, signal, subprocess, sys
-from headrace.runners.spark.supervision import submitted
+from headrace.runners.spark import submitted
 if len(sys.argv) == 1:
     subprocess.Popen([sys.executable, __file__, "child"])
     sys.stdin.read()

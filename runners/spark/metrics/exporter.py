@@ -19,8 +19,8 @@ from headrace.enumerator.supervision import Ending
 from headrace.runners.spark.metrics.families import MetricSource
 from headrace.runners.spark.metrics.job import JobStatus
 from headrace.runners.spark.metrics.queries import KnownQueries
+from headrace.runners.spark.metrics.reports import REPORTS_VARIABLE, ReportListener, own_address
 from headrace.runners.spark.metrics.sinks import ListsTransactions, SinkWatch
-from headrace.runners.spark.reports import REPORTS_VARIABLE, ReportListener, own_address
 from headrace.runners.spark.supervision import rehearsing
 from headrace.runners.spark.supervision.endings import end_by
 

@@ -29,6 +29,7 @@ from headrace.enumerator.supervision import (
     SupervisionStarted,
     TimePassed,
 )
+from headrace.runners.spark.submitted import as_it_was_submitted
 from headrace.runners.spark.supervision.driver import DriverOrder
 from headrace.runners.spark.supervision.families import FAMILY_VARIABLE
 from headrace.runners.spark.supervision.jobs import FunctionName
@@ -48,7 +49,6 @@ from headrace.runners.spark.supervision.standby import (
     Stop,
 )
 from headrace.runners.spark.supervision.status import StatusFile, instant_in
-from headrace.runners.spark.supervision.submitted import as_it_was_submitted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

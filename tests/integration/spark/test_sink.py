@@ -8,6 +8,8 @@ from pyspark.errors import PySparkException, StreamingQueryException
 
 from headrace.enumerator.supervision import Ending
 from headrace.runners.spark.supervision.endings import end_by
+from pyspark_headrace.checkpoints.copies import fork, write_copy
+from pyspark_headrace.checkpoints.logs import read_checkpoint
 from tests.helpers.sink_drivers import finish_driver, kill_driver
 from tests.helpers.sink_rig import eventually, read_all, set_transaction_version
 
@@ -156,6 +158,33 @@ class TestStream:
             self.copy(spark, topics, filled, written, tmp_path)
         assert end_by(failed.value).ending is Ending.BAD_CHECKPOINT  # as a supervisor takes it
         assert read_all(topics.bootstrap, written["topic"]) == sorted(map(str, range(100)))
+
+    def test_a_fork_of_a_running_query_and_the_query_itself_write_all_that_comes(
+        self, spark, topics, filled, written, tmp_path
+    ):
+        running = []
+
+        def start(checkpoint, to):
+            frame = spark.readStream.format("headrace").options(**topics.options(filled, startingOffsets="earliest")).load()
+            writer = frame.select("value").writeStream.format("headrace").options(**written | {"topic": to})
+            running.append(writer.option("checkpointLocation", str(checkpoint)).start())
+            running[-1].processAllAvailable()
+
+        forked = topics.create(2)
+        try:
+            start(tmp_path / "blue", written["topic"])
+            checkpoint = read_checkpoint(str(tmp_path / "blue"))
+            write_copy(checkpoint, str(tmp_path / "green"), fork(checkpoint), quiet_s=0.0)
+            topics.send(filled, range(100, 120), 0)
+            start(tmp_path / "green", forked)
+            topics.send(filled, range(120, 140), 1)
+            for query in running:
+                query.processAllAvailable()
+        finally:
+            for query in running:
+                query.stop()
+        eventually(lambda: read_all(topics.bootstrap, written["topic"]), sorted(map(str, range(140))))
+        eventually(lambda: read_all(topics.bootstrap, forked), sorted(map(str, range(100, 140))))
 
     def test_the_checkpoint_may_be_the_sessions(self, spark, topics, filled, written, tmp_path):
         spark.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path))

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from pyspark.errors import StreamingQueryException
 
+from pyspark_headrace.checkpoints.copies import export_to_jvm, write_copy
+from pyspark_headrace.checkpoints.logs import read_checkpoint
+
 
 def numbers(*spans):
     return [str(number) for span in spans for number in span]
@@ -39,13 +42,27 @@ def test_it_goes_on_where_the_jvm_connector_was_stopped(query, topics, filled):
     assert is_ours(logged(query, batches))
 
 
-def test_the_jvm_connector_goes_on_where_ours_was_stopped(query, topics, filled):
+def test_the_jvm_connector_goes_on_where_ours_was_stopped_with_an_export_too_and_ours_from_there(
+    query, topics, filled, tmp_path
+):
     options = topics.options(filled, startingOffsets="earliest", maxOffsetsPerTrigger=6)
     query.run_available(options)
     assert is_ours(logged(query, len(query.batches) - 1))
     topics.send(filled, range(20, 30), 0)
     query.run_available(options, "kafka")
     assert query.values == numbers(range(30))
+    topics.send(filled, range(30, 40), 1)
+    query.run_available(options)
+    checkpoint = read_checkpoint(str(query.checkpoint))
+    query.checkpoint = tmp_path / "exported"
+    write_copy(checkpoint, str(query.checkpoint), export_to_jvm(checkpoint), quiet_s=0.0)
+    assert not is_ours(logged(query, len(query.batches) - 1))
+    topics.send(filled, range(40, 50), 0)
+    query.run_available(options, "kafka")
+    topics.send(filled, range(50, 60), 1)
+    query.run_available(options)
+    assert query.values == numbers(range(60))
+    assert is_ours(logged(query, len(query.batches) - 1))
 
 
 def is_ours(offsets):
