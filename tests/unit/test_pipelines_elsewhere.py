@@ -22,7 +22,8 @@ from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import DataLossError, StateError, UsageError
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.resumed import ResumedDiscovery, ResumedLogDiscovery
-from headrace.kafka import AtLeastOnceKafkaSink, KafkaSink, KafkaSource, KafkaSplit, Latest
+from headrace.formats import JsonFormat
+from headrace.kafka import AtLeastOnceKafkaSink, DeadLetters, KafkaSink, KafkaSource, KafkaSplit, Latest
 from headrace.run import Pipeline
 from headrace.runners.beam.coders import EnumerationFormat, ReaderFormat
 from headrace.runners.beam.event_time import SplitWatermark
@@ -120,6 +121,17 @@ class TestOnSpark:
         produce(kafka, 30, 30)
         query.processAllAvailable()
         assert seen(kafka) == Counter([1000, *range(30, 60)])
+
+    def test_dead_letters_are_written_in_the_transaction_of_their_batch(self, kafka, spark, tmp_path):
+        kafka.create_topic("letters", partitions=1)
+        kafka.append("in", b'{"a": 1}', b"{", b'{"a": 2}')
+        numbers = JsonFormat(pa.struct([("a", pa.int64())]))
+        read = {"columns": ["value", "deadLetter"], "value": numbers, "on_bad_record": "keep"}
+        sink = KafkaSink(kafka.bootstrap, topic="out", value=numbers)
+        pipeline = copying(kafka, DeadLetters("letters"), sink, **read)
+        pipeline.start_on_spark(spark, checkpointLocation=str(tmp_path)).processAllAvailable()
+        assert [record.value for record in kafka.records("letters")] == [b"{"]
+        assert sorted(json.loads(record.value)["a"] for record in kafka.records("out")) == [1, 2]
 
     def test_options_of_the_query_reach_it(self, kafka, spark, tmp_path):
         trigger = {"processingTime": "1 second"}
