@@ -9,7 +9,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-beam test lowest lint docs bench bench-beam bench-growth bench-restore bench-outage soak soak-tables soak-beam soak-run soak-standby chaos fuzz mutants requirements clean
+.PHONY: help demo demo-beam demo-move test lowest lint docs bench bench-beam bench-growth bench-restore bench-outage soak soak-tables soak-beam soak-run soak-standby chaos fuzz mutants requirements clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -19,6 +19,9 @@ demo: $(INSTALLED) ## The flights pipeline on Spark: kills, restores, new partit
 
 demo-beam: $(INSTALLED) ## The same through a Beam pipeline on Flink: two kills, a savepoint, new partitions
 	$(BIN)/python examples/flights/demo_beam.py
+
+demo-move: $(INSTALLED) ## The flights copied by the JVM connector, headrace run, Spark, Beam on Flink, each from where the last has stopped
+	$(BIN)/python examples/flights/demo_move.py
 
 test: $(INSTALLED) ## All tests, with a real Kafka, Spark, Flink and databases
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder

@@ -19,7 +19,7 @@ class Follower:
     """Leave the context to close it."""
 
     def __init__(self, bootstrap: str, copy: str, delays: str) -> None:
-        """From the first record of both topics."""
+        """From the first record of both topics, which may be one: then nothing is totalled."""
         self._copy = copy
         self._consumer = Consumer(
             {
@@ -30,7 +30,7 @@ class Follower:
                 "log_level": 2,
             }
         )
-        self._consumer.assign(self._partitions([copy, delays]))
+        self._consumer.assign(self._partitions(list(dict.fromkeys((copy, delays)))))
         self.copied = 0
         """Records of the copy."""
         self.flights: Counter[str] = Counter()
