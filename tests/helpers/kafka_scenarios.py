@@ -531,6 +531,12 @@ def _keyless() -> bytes:
 
 
 @scenario
+def more_replicas_in_sync_than_there_are(world: World) -> Facts:
+    topic = world.topic(min_insync_replicas="3")
+    return [world.facts(world.produce(topic, batch(b"x"), acks=acks)) for acks in (-1, 1)]
+
+
+@scenario
 def the_time_of_appending(world: World) -> Facts:
     topic = world.topic(message_timestamp_type="LogAppendTime")
     world.written(topic, b"a", b"b")

@@ -88,7 +88,8 @@ def _checked(call: Call, topic: Topic, partition: Partition, records: bytes | No
     if partition.leader != call.broker.id:
         raise RefusedError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
     settings = {name: call.state.setting(name, topic.name) for name in ("min.insync.replicas", "max.message.bytes")}
-    if call.request.acks == _ALL_ACKS and len(partition.isr) < int(settings["min.insync.replicas"]):
+    least = min(int(settings["min.insync.replicas"]), len(partition.replicas))  # Partition.effectiveMinIsr
+    if call.request.acks == _ALL_ACKS and len(partition.isr) < least:
         raise RefusedError(ErrorCode.NOT_ENOUGH_REPLICAS)
     check_batch(batch)
     if len(batch.data) > int(settings["max.message.bytes"]):
