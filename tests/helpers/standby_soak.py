@@ -1,6 +1,6 @@
 """A supervised job with a standby under load, on real Spark and Kafka: takeovers of all kinds, and an oracle that counts.
 
-    python -m tests.helpers.standby_soak [--takeovers 200] [--rate 2000] [--seed 1] [--result FILE]
+    python -m tests.helpers.standby_soak [--takeovers 200] [--rate 2000] [--seed 1] [--only TEXT] [--result FILE]
 
 The kinds take turns: SIGKILL of all processes of the active driver; of its own process alone; of its JVM alone; SIGSTOP for
 longer than the supervisor bears, and SIGCONT; a second SIGKILL while the next standby warms; a broker that restarts meanwhile;
@@ -332,9 +332,10 @@ def soak(broker: BrokerCluster, directory: Path, arguments: argparse.Namespace) 
     """So many rounds; the document."""
     with running(directory, broker.bootstrap, arguments.rate) as (job, traffic), Progress() as progress:
         made = Soak(job, traffic, broker, random.Random(arguments.seed))
+        kinds = [kind for kind in made.kinds if arguments.only in kind]
         bar = progress.add_task("takeovers", total=arguments.takeovers)
         for number in range(arguments.takeovers):
-            kind = list(made.kinds)[number % len(made.kinds)]
+            kind = kinds[number % len(kinds)]
             outage_s = made.round(kind)
             progress.console.print(f"{number + 1}: {kind}: {outage_s:.2f} s")
             progress.advance(bar)
@@ -360,6 +361,7 @@ def main() -> None:
     parser.add_argument("--takeovers", type=int, default=200)
     parser.add_argument("--rate", type=float, default=2000.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default="", help="kinds with this text in them")
     parser.add_argument("--result", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory, start_broker() as broker:

@@ -65,16 +65,17 @@ def started(standbys=1, strategy=None, silence_s=8.0):
 def armed(standbys=1, **settings):
     """Driver 1 runs the job, the others wait."""
     core = started(standbys, **settings)
-    assert gets_on(core, 1, 5.0) == [Launch(2 + n) for n in range(standbys)]
+    assert gets_on(core, 1, 0.5) == [Launch(2 + n) for n in range(standbys)]
     for number in range(2, 2 + standbys):
         assert core.handle(DriverReported(number, 6.0, DriverReport.ARMED)) == []
     return core
 
 
 def gets_on(core, number, now_s):
-    """It begins, and ends its first batch."""
+    """It begins, ends its first batch, and some more."""
     assert core.handle(DriverReported(number, now_s, DriverReport.BEGAN)) == []
-    return core.handle(DriverReported(number, now_s, DriverReport.PROGRESSED))
+    assert core.handle(DriverReported(number, now_s, DriverReport.BATCHES)) == []
+    return core.handle(DriverReported(number, now_s + 5.0, DriverReport.BATCHES))
 
 
 def phases(core):
@@ -85,7 +86,11 @@ def test_the_first_driver_is_called_at_once_and_standbys_start_when_it_gets_on()
     core = started(2)
     assert core.handle(DriverReported(1, 1.0, DriverReport.ALIVE)) == []
     assert core.handle(DriverReported(1, 5.0, DriverReport.BEGAN)) == []
-    assert core.handle(DriverReported(1, 7.0, DriverReport.PROGRESSED)) == [Launch(2), Launch(3)]
+    assert core.handle(DriverReported(1, 7.0, DriverReport.PROGRESSED)) == []  # it was seen before its first batch
+    assert core.handle(DriverReported(1, 9.0, DriverReport.BATCHES)) == []
+    assert core.handle(DriverReported(1, 13.9, DriverReport.BATCHES)) == []
+    assert core.wake_at_s <= 14.0
+    assert core.handle(TimePassed(14.0)) == [Launch(2), Launch(3)]
     assert phases(core) == {1: "ACTIVE", 2: "WARMING", 3: "WARMING"}
 
 
@@ -102,7 +107,7 @@ def test_a_second_death_while_the_next_standby_warms_waits_for_it_and_no_longer_
     core = armed()
     core.handle(DriverDied(1, 100.0, KILLED, EVEN))
     gets_on(core, 2, 100.5)
-    assert core.handle(DriverDied(2, 105.0, KILLED, EVEN)) == []
+    assert core.handle(DriverDied(2, 106.0, KILLED, EVEN)) == []
     assert core.handle(DriverReported(3, 120.0, DriverReport.ARMED)) == [CallDriver(3)]
 
 
@@ -110,10 +115,10 @@ def test_a_driver_that_still_warms_is_called_when_the_delay_is_over_as_it_is_nea
     core = armed()
     core.handle(DriverDied(1, 100.0, KILLED, EVEN))
     gets_on(core, 2, 100.5)
-    core.handle(DriverDied(2, 105.0, KILLED, EVEN))
-    assert core.handle(TimePassed(164.9)) == []
-    assert core.handle(TimePassed(165.0)) == [CallDriver(3)]
-    assert core.handle(DriverReported(3, 165.1, DriverReport.ARMED)) == []  # was under way when it was called
+    core.handle(DriverDied(2, 106.0, KILLED, EVEN))
+    assert core.handle(TimePassed(165.9)) == []
+    assert core.handle(TimePassed(166.0)) == [CallDriver(3)]
+    assert core.handle(DriverReported(3, 166.1, DriverReport.ARMED)) == []  # was under way when it was called
     assert phases(core) == {3: "TAKING_OVER"}
 
 

@@ -16,6 +16,7 @@ from unittest.mock import MagicMock, patch
 
 import pytest
 from pyspark.sql import DataFrameWriter, SparkSession
+from pyspark.sql.streaming.query import StreamingQueryManager
 from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
 from headrace.enumerator.errors import FencedError, UsageError
@@ -23,8 +24,8 @@ from headrace.enumerator.restarts import FixedDelay
 from headrace.enumerator.supervision import DriverEnd, Ending, SupervisionLimits
 from headrace.runners.spark.metrics.exporter import metrics
 from headrace.runners.spark.offset_log import OffsetLog
+from headrace.runners.spark.supervision import families, rehearsing
 from headrace.runners.spark.supervision import rehearsal as rehearsals
-from headrace.runners.spark.supervision import rehearsing
 from headrace.runners.spark.supervision.driver import DriverOrder
 from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, Process, family_of, new_family, supervisor_of
 from headrace.runners.spark.supervision.jobs import FunctionName
@@ -51,7 +52,7 @@ def test_a_standby_takes_over_when_the_active_is_killed_and_the_next_one_warms(t
     monkeypatch.setenv("PYTHONPATH", python_path())
     job = FunctionName(supervised_job.__file__, "is_taken_over")
     order = DriverOrder(job, FunctionName(supervised_job.__file__, "session"), standbys=1)
-    core = StandbyCore(FixedDelay(attempts=1, delay_s=3600.0), SupervisionLimits(), StandbyLimits(1))
+    core = StandbyCore(FixedDelay(attempts=1, delay_s=3600.0), SupervisionLimits(), StandbyLimits(1, settle_s=0.0))
     status = StatusFile(tmp_path / "status")
     assert supervise(order, core, status) == DriverEnd(Ending.STOPPED, "it was stopped")
     shown = json.loads(status.path.read_text())
@@ -146,10 +147,19 @@ def test_a_family_says_who_has_started_it_and_a_process_of_it_says_its_family():
     assert supervisor_of(family) == Process.of(os.getpid())
     assert supervisor_of(family).is_alive
     assert not Process(os.getpid(), 0).is_alive
-    with subprocess.Popen(["sleep", "600"], env={FAMILY_VARIABLE: family}) as child:
+    with holder("/c", family) as child:  # which has said something, so it has its environment
         assert family_of(child.pid) == family
-        child.kill()
     assert family_of(child.pid) is None
+
+
+def test_one_that_is_just_being_replaced_by_another_program_is_killed_too(monkeypatch):
+    """For a moment it has no environment."""
+    family = new_family()
+    looks = [[], [7], [], []]
+    monkeypatch.setattr(families, "members", lambda _: looks.pop(0))
+    monkeypatch.setattr(families, "_kill", lambda pid: pid == 7)
+    assert families.kill_family(family) == 1
+    assert looks == []
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------------
@@ -250,6 +260,10 @@ class Noting:
     def write(self, what):
         self.asked.append(what)
 
+    def listen(self, add):
+        self.asked.append("a listener")
+        add()
+
 
 def test_a_started_query_is_known_by_what_the_job_has_called(java):
     noting, frame = Noting(), Frame()
@@ -303,6 +317,16 @@ def test_a_rehearsal_starts_every_query_in_a_form_that_writes_nothing(rehearsal,
     assert ("headraceRehearsal", "true") in of_rehearsal
     assert [call.args[0] for call in java.format.call_args_list] == ["headrace", "headrace", "delta", "noop"]
     assert java.stop.call_count == 2
+
+
+def test_a_listener_hears_of_the_job_and_not_of_its_rehearsal(rehearsal):
+    added = []
+    with patch.object(StreamingQueryManager, "addListener", lambda manager, listener: added.append(listener)):
+        manager = StreamingQueryManager(None)
+        assert rehearsal.first(lambda: manager.addListener("of the rehearsal")) is None
+        with intercepted(Takeover(new_family(), 1)):
+            manager.addListener("of the job")
+    assert added == ["of the job"]
 
 
 @pytest.mark.parametrize(

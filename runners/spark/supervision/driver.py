@@ -102,7 +102,9 @@ class _Driver:
         job = load(self._order.job)
         session = load(self._order.session)() if self._order.session is not None else _session(self._order.conf)
         rehearsal = Rehearsal(rehearsal_folder(self._family), self._called)
-        self._wait_for_call(rehearsal, partial(job, session), is_classic=isinstance(session, SparkSession))
+        # its own session: what the job registers by name there, such as a view, is not in the way of the job itself
+        on_stage = partial(job, session.newSession()) if isinstance(session, SparkSession) else None
+        self._wait_for_call(rehearsal, on_stage)
         if self._is_to_stop:
             return _STOPPED
         with intercepted(Takeover(self._family, self._order.standbys)):
@@ -113,12 +115,12 @@ class _Driver:
         session.stop()
         return end
 
-    def _wait_for_call(self, rehearsal: Rehearsal, job: Callable[[], object], *, is_classic: bool) -> None:
+    def _wait_for_call(self, rehearsal: Rehearsal, job: Callable[[], object] | None) -> None:
         """Get ready, say so, keep ready. Over at once for a driver that is called already, or told to end."""
         if self._called.is_set():
             return
         importlib.import_module(PRELOADED)
-        unrehearsed = rehearsal.first(job) if is_classic else "its session is none of classic PySpark"
+        unrehearsed = "its session is none of classic PySpark" if job is None else rehearsal.first(job)
         self._report(armed=True, unrehearsed=unrehearsed)
         warm_until = time.monotonic() + KEEP_WARM_S
         while not self._called.wait(POLL_S) and not self._is_to_stop:

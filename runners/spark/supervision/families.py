@@ -21,6 +21,7 @@ __all__ = ["FAMILY_VARIABLE", "Process", "family_of", "kill_family", "members", 
 FAMILY_VARIABLE = "HEADRACE_FAMILY"
 
 _WAIT_S = 1.0
+_LOOKS_IN_VAIN = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +84,13 @@ def members(family: str) -> list[int]:
 def kill_family(family: str) -> int:
     """Kill them all, and wait until the last is dead; how many there were. The caller, if it is one of them, is left out.
 
-    One that is killed may have started another just before: so they are looked for until there is none.
+    One that is killed may have started another just before; and one that is just being replaced by another program (`exec`) has
+    no environment for a moment. So they are looked for until there is none twice in a row.
     """
-    killed = 0
-    while others := [pid for pid in members(family) if pid != os.getpid()]:
+    killed = looks_in_vain = 0
+    while looks_in_vain < _LOOKS_IN_VAIN:
+        others = [pid for pid in members(family) if pid != os.getpid()]
+        looks_in_vain = 0 if others else looks_in_vain + 1
         for pid in others:
             killed += _kill(pid)
     return killed

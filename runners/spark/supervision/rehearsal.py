@@ -105,6 +105,9 @@ class Rehearsal:
         """As `Starter`: nothing may be written."""
         raise _NotRehearsed(f"besides its queries it calls {what}, which a standby must not")
 
+    def listen(self, add: Callable[[], None]) -> None:
+        """As `Starter`: nobody is told of a rehearsal."""
+
     # ------------------------------------------------------------------------------------------------------------------
 
     def _run(self, batches: int) -> None:

@@ -54,11 +54,13 @@ FIRST_LOOKS = 15 * LOOKS
 class StandbyLimits:
     """How many standbys a job has, and how long a driver may say nothing. Raises UsageError for what makes no sense.
 
-    `silence_s`: a driver that is stopped or hangs as a whole, or whose JVM does, is killed after so many seconds.
+    `silence_s`: a driver that is stopped or hangs as a whole, or whose JVM does, is killed after so many seconds. `settle_s`:
+    standbys are started so long after the first batch of a driver that was called, as it has to catch up.
     """
 
     standbys: int = 0
     silence_s: float = 10.0
+    settle_s: float = 5.0
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
@@ -185,12 +187,16 @@ DRIVER_TRANSITIONS: Transitions[DriverPhase] = MappingProxyType(
 
 
 class DriverReport(Enum):
-    """What a driver says. `ALIVE` says no more than that, as the others do, too."""
+    """What a driver says. `ALIVE` says no more than that, as the others do, too.
+
+    `PROGRESSED`: each query has ended a batch, or was seen with nothing to do; `BATCHES`: it has, and some batch has ended.
+    """
 
     ALIVE = auto()
     ARMED = auto()
     BEGAN = auto()
     PROGRESSED = auto()
+    BATCHES = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +281,7 @@ class StandbyCore:
         self._look_at_s: float | None = None
         self._end: DriverEnd | None = None
         self._is_ending = False
-        self._has_progressed = False
+        self._has_settled = False
 
     @property
     def standbys(self) -> Mapping[int, DriverLife]:
@@ -319,8 +325,11 @@ class StandbyCore:
                 return self._hand_over(now_s)
             case DriverReport.BEGAN:
                 driver.handle(Began())
-            case DriverReport.PROGRESSED:
-                self._has_progressed = self._has_progressed or number == self.called
+            case DriverReport.BATCHES if number == self.called and not self._has_settled:
+                self._has_settled = True
+                self._replace_at_s = now_s + self._limits.settle_s
+            case DriverReport.PROGRESSED | DriverReport.BATCHES:
+                pass
             case _:
                 assert_never(report)
         return self._carry_out(self.job.handle(DriverProgressed(now_s))) if number == self.called else []
@@ -328,7 +337,7 @@ class StandbyCore:
     def _died(self, event: DriverDied) -> list[StandbyCommand]:
         self.drivers.pop(event.number).handle(Died())
         if event.number == self.called:
-            self.called, self._has_progressed = None, False
+            self.called, self._has_settled = None, False
             ended = self.job.handle(DriverEnded(event.now_s, event.end, event.chance))
             return [*self._carry_out(ended), *self._hand_over(event.now_s)]
         if self._end is not None:
@@ -407,8 +416,8 @@ class StandbyCore:
         return Launch(self.drivers_started)
 
     def _top_up(self, now_s: float) -> list[StandbyCommand]:
-        """Standbys are started once the job gets on: before, they would only slow it down."""
-        if not self._has_progressed:
+        """Standbys are started once the job has got on for a while: before, they would only slow it down."""
+        if not self._has_settled:
             return []
         if self._replace_at_s is not None and now_s < self._replace_at_s:
             return []

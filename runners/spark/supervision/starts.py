@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from unittest.mock import patch
 
 from pyspark.sql import DataFrame, DataFrameWriter, DataFrameWriterV2, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery, StreamingQueryManager
 from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
 __all__ = ["DEFAULT_MODE", "OURS", "StartedQuery", "Starter", "intercepted"]
@@ -50,6 +50,9 @@ class Starter(Protocol):
     def write(self, what: str) -> None:
         """The job is about to write something itself, named in words."""
 
+    def listen(self, add: Callable[[], None]) -> None:
+        """The job adds a listener of queries; `add` is what it has called."""
+
 
 @contextmanager
 def intercepted(starter: Starter) -> Iterator[None]:
@@ -70,6 +73,9 @@ def _replacements(starter: Starter) -> Iterator[tuple[type, str, Callable[..., A
         for name in names:
             yield owner, name, _telling(getattr(owner, name), starter, f"{owner.__name__}.{name}()")
     yield SparkSession, "sql", _sql(SparkSession.sql, starter)
+    add_listener = StreamingQueryManager.addListener
+    listening = lambda manager, listener: starter.listen(lambda: add_listener(manager, listener))  # noqa: E731
+    yield StreamingQueryManager, "addListener", listening
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

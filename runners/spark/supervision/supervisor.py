@@ -181,7 +181,7 @@ class _Supervisor:
         if driver is None:
             return  # its end was ready, too, and came first
         for said in driver.news():
-            report = next((report for name, report in _REPORTS.items() if name in said), DriverReport.ALIVE)
+            report = _report(said)
             self._shown[number] |= {name: what for name, what in said.items() if name != "armed"}
             self._tell(DriverReported(number, time.monotonic(), report))
         if driver.is_silent:
@@ -235,7 +235,16 @@ class _Supervisor:
         return {"queries": [], "batches": {}, **shown} if number == self._core.called else shown
 
 
-_REPORTS = {"armed": DriverReport.ARMED, "queries": DriverReport.BEGAN, "batches": DriverReport.PROGRESSED}
+def _report(said: Mapping[str, Any]) -> DriverReport:
+    match said:
+        case {"armed": True}:
+            return DriverReport.ARMED
+        case {"queries": _}:
+            return DriverReport.BEGAN
+        case {"batches": batches}:
+            return DriverReport.BATCHES if batches else DriverReport.PROGRESSED
+        case _:
+            return DriverReport.ALIVE
 
 
 def _until(at_s: float | None) -> float | None:

@@ -54,6 +54,10 @@ class Takeover:
     def write(self, what: str) -> None:
         """As the job wants it."""
 
+    def listen(self, add: Callable[[], None]) -> None:
+        """As the job wants it."""
+        add()
+
     def start(self, started: StartedQuery, start: Callable[[], StreamingQuery]) -> StreamingQuery:
         """Lock, recover, start. Raises UsageError where a standby could not take over, FencedError as `CheckpointLock.take`."""
         location = checkpoint_of(started)

@@ -182,7 +182,7 @@ class World:
         family.said.append(DriverReport.BEGAN)
         while family.jvm.is_alive:
             if not family.jvm.is_stopped:
-                family.said.append(DriverReport.PROGRESSED)
+                family.said.append(DriverReport.BATCHES)
             if family.is_to_stop:
                 family.jvm.is_alive, family.end = False, DriverEnd(Ending.STOPPED, "it was stopped")
             yield
