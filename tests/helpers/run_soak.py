@@ -45,6 +45,7 @@ RECORDS = 5
 TIMEOUT_MS = 300_000
 PATIENCE_S = 120.0
 LOOK_S = 0.02
+TAIL = 300
 VICTIMS = {"worker": 3, "coordinator": 2, "everything": 1}
 """Who is killed, and how often in proportion: to start everything again takes seconds, the others tenths of one."""
 
@@ -123,8 +124,17 @@ class Soak:
         self.produce()
         has_ended = self._run.poll() is not None
         if (has_ended and not (self.folder / "done").exists()) or time.monotonic() > deadline_s:
+            self._dump_stacks()
             raise RuntimeError(f"waiting for {waiting_for}, status {self._run.poll()}: {self.tail()}")
         time.sleep(LOOK_S)
+
+    def _dump_stacks(self) -> None:
+        """Into the log: where each process of the run stands."""
+        with suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(self._run.pid).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGUSR1)
+        time.sleep(1.0)
 
     def produce(self) -> None:
         """Some more records: the partition as the key, a number as the value."""
@@ -150,7 +160,7 @@ class Soak:
 
     def tail(self) -> str:
         """The end of the run's log."""
-        return "\n".join((self.folder / "log").read_text().splitlines()[-30:])
+        return "\n".join((self.folder / "log").read_text().splitlines()[-TAIL:])
 
     def end(self) -> None:
         """Nothing is left of it."""

@@ -7,6 +7,7 @@ file `plan` there: `{"owner", "method", "when", "victims", "supervisor"}`. The p
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -50,7 +51,13 @@ def reached(owner: str, method: str, when: str) -> None:
         (FOLDER / "plan").rename(taken)
     except FileNotFoundError:
         return
-    victims = chosen(plan)
+    try:
+        victims = chosen(plan)
+    except psutil.NoSuchProcess:  # one of them has ended meanwhile
+        victims = []
+    if not victims:
+        taken.rename(FOLDER / "plan")  # for whoever comes next
+        return
     taken.write_text(json.dumps(victims))
     taken.rename(FOLDER / "done")
     for victim in victims:
@@ -98,6 +105,7 @@ for patched, methods in (
 ):
     for name in methods:
         plant(patched, name)
+faulthandler.register(signal.SIGUSR1)
 if TOLD["bug"] is not None:
     BUGS[TOLD["bug"]]()
 
