@@ -1,0 +1,92 @@
+"""`headrace run` against a real Kafka: the lines of the README."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from kafka import KafkaProducer
+
+from headrace.errors import RetriableError
+from headrace.harness.kafka import BrokerCluster, create_topic
+from headrace.harness.waiting import wait_until
+from tests.helpers.python_path import ROOT, python_path
+from tests.helpers.sink_rig import read_pairs
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
+
+PATIENCE_S = 90.0
+RECORDS = 2000
+
+
+def test_the_lines_of_the_readme_copy_a_topic_exactly_once_with_4_workers_killed_and_restarted(
+    broker: BrokerCluster, topic: Callable[[], str], tmp_path: Path
+) -> None:
+    source, target = topic(), topic()
+    for name in (source, target):
+        create_topic(broker.bootstrap, name, 4)
+    produced = 0
+
+    def more() -> None:
+        nonlocal produced
+        producer = KafkaProducer(bootstrap_servers=broker.bootstrap.split(","))
+        for number in range(produced, produced + RECORDS):
+            producer.send(source, b"%d" % number)
+        producer.close()
+        produced += RECORDS
+
+    def copied(at_least: int) -> Callable[[], None]:
+        def check() -> None:
+            assert run.poll() is None, log.read_text()
+            if len(read_pairs(broker.bootstrap, target)) < at_least:
+                raise RetriableError(log.read_text())
+
+        return check
+
+    job, log = tmp_path / "job.py", tmp_path / "log"
+    job.write_text(lines_of_the_readme(broker.bootstrap, source, target, tmp_path / "checkpoints"))
+    run = started(job, log)
+    try:
+        more()
+        wait_until(copied(RECORDS), "the first records", PATIENCE_S)
+        more()  # which it is copying when it is killed
+        run.send_signal(signal.SIGKILL)
+        run.wait()
+        run = started(job, log)
+        more()
+        wait_until(copied(produced), "all records", PATIENCE_S)
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(PATIENCE_S) == 0, log.read_text()
+    finally:
+        run.kill()
+        run.wait()
+    values = Counter(int(value) for _, value in read_pairs(broker.bootstrap, target))
+    assert values == Counter(range(produced))
+
+
+def lines_of_the_readme(bootstrap: str, source: str, target: str, checkpoints: Path) -> str:
+    """With these in place of its address, topics and folder, and checkpoints oftener than every 10 s."""
+    (lines,) = re.findall(r"```python\n(from headrace import Pipeline\nfrom headrace.kafka.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    for there, here in {
+        "127.0.0.1:9092": bootstrap,
+        '"numbers"': f'"{source}"',
+        '"copy"': f'"{target}"',
+        "/tmp/copy": str(checkpoints),
+        "workers=4": "workers=4, interval_s=0.2",
+    }.items():
+        assert there in lines
+        lines = lines.replace(there, here)
+    return lines
+
+
+def started(job: Path, log: Path) -> subprocess.Popen[bytes]:
+    with log.open("ab") as file:
+        environment = os.environ | {"PYTHONPATH": python_path()}
+        return subprocess.Popen([sys.executable, job], stdout=file, stderr=file, env=environment, start_new_session=True)
