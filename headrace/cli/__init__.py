@@ -13,7 +13,7 @@ from headrace.cli.dump import dump_command
 from headrace.cli.lag import lag_command
 from headrace.cli.letters.commands import dead_letters_app
 from headrace.cli.losses import accept_loss, forget
-from headrace.cli.run import rescale_command, run_command, savepoint_command
+from headrace.cli.run import rescale_command, run_command, savepoint_command, top_command
 from headrace.cli.spark.checkpoint import checkpoint_app
 from headrace.cli.spark.supervise import supervise_command
 from headrace.cli.spark.warm_up import warm_up_command
@@ -25,6 +25,7 @@ app.command(name="broker")(broker_command)
 app.command(name="run")(run_command)
 app.command(name="savepoint")(savepoint_command)
 app.command(name="rescale")(rescale_command)
+app.command(name="top")(top_command)
 app.command(name="beam")(beam_command)
 app.add_typer(checkpoint_app, name="checkpoint")
 app.command(name="supervise")(supervise_command)

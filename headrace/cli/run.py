@@ -25,6 +25,10 @@ def run_command(
         str | None, typer.Option(help="Write the last checkpoint into this folder as a savepoint when the run ends.")
     ] = None,
     from_savepoint: Annotated[str | None, typer.Option(help="A savepoint's file to begin with, in a new folder.")] = None,
+    metrics: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Serve Prometheus' metrics and /healthz on this port meanwhile.")
+    ] = None,
+    metrics_address: Annotated[str, typer.Option(help="Where they are served; 0.0.0.0 for other machines.")] = "127.0.0.1",
     config: Annotated[
         list[str] | None,
         typer.Option(help="A setting by Flink's name, such as execution.checkpointing.interval='1 s'. May be repeated."),
@@ -41,9 +45,10 @@ def run_command(
     from headrace.runners.local.processes import forked
     from headrace.runners.local.supervisor import supervise
 
-    options = {"savepoints": savepoints, "from_savepoint": from_savepoint}
+    options = {"savepoints": savepoints, "from_savepoint": from_savepoint, "metrics_port": metrics}
     given = {name: value for name, value in options.items() if value is not None}
-    settings = RunSettings(str(checkpoints), workers=workers, **{**flink_settings(named_settings(config)), **given})
+    configured = {**flink_settings(named_settings(config)), "metrics_address": metrics_address}
+    settings = RunSettings(str(checkpoints), workers=workers, **{**configured, **given})
     savepoint = supervise(PipelineFile.parse(pipeline), settings, forked)
     if savepoint is not None:
         typer.echo(savepoint)
@@ -104,3 +109,17 @@ def rescale_command(
     except BaseException:
         withdraw_request(checkpoints)
         raise
+
+
+def top_command(
+    checkpoints: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="The folder of the run's checkpoints.")],
+    *,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+) -> None:
+    """Show what a run at work does: a table that follows it on a terminal, lines of JSON in a pipe. Ends with the run.
+
+    Rates are of the records of the last snapshots, so they move once a checkpoint.
+    """
+    from headrace.cli.watching import follow
+
+    follow(checkpoints, every)

@@ -34,6 +34,7 @@ from headrace.enumerator.split import SplitT
 from headrace.runners.local.core import WorkerHandle
 
 __all__ = [
+    "LOCK",
     "SAVEPOINT",
     "CheckpointNotStoredError",
     "CheckpointStore",
@@ -60,7 +61,8 @@ _RUN = "run.json"
 SAVEPOINT = "savepoint.json"
 """The savepoint that the run began with, if it began with one."""
 
-_LOCK = "lock"
+LOCK = "lock"
+"""The name of the file that a coordinator locks."""
 
 
 class CheckpointNotStoredError(HeadraceError):
@@ -197,7 +199,7 @@ class CheckpointStore(Generic[SplitT, HandleT]):
         self._retained = retained
         folder.mkdir(parents=True, exist_ok=True)
         self._roster_lock = threading.Lock()
-        self._lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.roster = self._read_roster()

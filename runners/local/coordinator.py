@@ -26,6 +26,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from headrace._extras import needs_extra
 from headrace.connectors.commit import JobCommitter
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.enumerator import create_enumerator, restore_enumerator
@@ -88,6 +89,7 @@ from headrace.runners.local.pipeline import Pipeline, PipelineFile, Retention, R
 from headrace.runners.local.processes import Nursery
 from headrace.runners.local.rescale import requested_workers, withdraw_request
 from headrace.runners.local.savepoints import Savepoint, begin_with, begun, take_savepoint
+from headrace.runners.local.watching.status import RunStatus, remove_status
 from headrace.runners.local.worker import WorkerOrder, work
 
 __all__ = ["CoordinatorOrder", "RunOutcome", "coordinate"]
@@ -237,6 +239,7 @@ class _Coordination:
         )
         self._job = self._new_job()
         self._stored_id = 0
+        self._status = RunStatus(store.roster.run, order.settings.folder)
         self._messages: RunMessages[Any, Any] = RunMessages(pipeline.source.split_serializer, pipeline.sink.handles)
         self._server: CoordinationServer[Any, Any] = CoordinationServer(
             socket, self._messages, order.version, order.settings.workers, self._events.put, self._hear
@@ -279,6 +282,7 @@ class _Coordination:
             lambda error: self._events.put(_Broken(error)),
         )
         try:
+            self._serve_metrics()
             self._handle(RunBegun())
             while self._outcome is None:
                 self._take(self._next())
@@ -288,6 +292,7 @@ class _Coordination:
             return self._outcome
         finally:
             self._end_workers()
+            remove_status(self._order.settings.folder)
             with suppress(Exception):  # the outcome stands, whatever its cleaning up says
                 self._discovery.close()
 
@@ -324,7 +329,17 @@ class _Coordination:
         self._look_for_silent_ones()
         if time.monotonic() - self._asked_s >= LOOK_S:
             self._asked_s = time.monotonic()
+            self._status.show(self._core.phase.name, self._core.held)
             self._look_for_request()
+
+    def _serve_metrics(self) -> None:
+        settings = self._order.settings
+        if settings.metrics_port is None:
+            return
+        with needs_extra("metrics", "prometheus_client"):
+            from headrace.runners.local.watching.page import RunPage
+        healthy_s = settings.interval_s + settings.timeout_s
+        RunPage(lambda: self._status.shown, settings.metrics_address, settings.metrics_port, healthy_s)
 
     def _look_for_request(self) -> None:
         """Another number of workers is a stop with a last checkpoint, and a start from it, as every restart is."""
@@ -366,7 +381,9 @@ class _Coordination:
     # --- commands -----------------------------------------------------------------------------------------------------
 
     def _handle(self, event: Any) -> None:  # noqa: ANN401 - an event of the core
+        self._status.saw(event)
         for command in self._core.handle(event):
+            self._status.did(command)
             self._perform(command)
 
     def _perform(self, command: Any) -> None:  # noqa: ANN401 - a RunCommand, whose types are the pipeline's

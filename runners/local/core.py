@@ -151,12 +151,17 @@ class SplitDone:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSnapshotted(Generic[SplitT, HandleT]):
-    """Answer to TakeSnapshot: all that the worker has written is prepared, in `handles`, up to the positions in `states`."""
+    """Answer to TakeSnapshot: all that the worker has written is prepared, in `handles`, up to the positions in `states`.
+
+    `records_in`, `records_out`: how many it has read and written since its last answer. The core does not look at them.
+    """
 
     number: int
     checkpoint_id: int
     states: Mapping[str, SplitState[SplitT]]
     handles: tuple[HandleT, ...]
+    records_in: int = 0
+    records_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,6 +431,11 @@ class RunCore(Generic[SplitT, HandleT]):
     def workers(self) -> Mapping[int, int]:
         """Numbers of the workers that are started now -> their slots."""
         return {slot.number: place for place, slot in enumerate(self._slots) if slot.number is not None}
+
+    @property
+    def held(self) -> Mapping[int, int]:
+        """Numbers of the workers that are started now -> how many splits each holds."""
+        return {number: self._enumerator.ledger.load(place) for number, place in self.workers.items()}
 
     def handle(self, event: RunEvent[SplitT, HandleT]) -> list[RunCommand[SplitT, HandleT]]:
         """Take one event, return what is to be done, in this order.

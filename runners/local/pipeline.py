@@ -37,6 +37,7 @@ Transform = Callable[[pa.RecordBatch], pa.RecordBatch | Iterable[pa.RecordBatch]
 """Arrow batch in; a batch, several, or none out."""
 
 DEFAULT_INTERVAL_S = 10.0
+MOST_PORTS = 65536
 
 
 class Retention(Enum):
@@ -65,6 +66,8 @@ class RunSettings:
       stopped are kept; default `Retention.RETAIN_ON_CANCELLATION`, so that the same command goes on.
     - `heartbeat_interval_s`, `heartbeat_timeout_s` (`heartbeat.*`): default 10 and 50. A worker that is not heard is killed.
     - `restart` (`restart-strategy.*`): default exponential delay.
+    - `metrics_port`: serve Prometheus' metrics and `/healthz` there as long as the run is at work, default None, not at all;
+      needs the extra `metrics`. `metrics_address`: default 127.0.0.1; with `0.0.0.0` other machines read them, without a login.
 
     Checked when made: raises UsageError.
     """
@@ -82,12 +85,16 @@ class RunSettings:
     heartbeat_interval_s: float = field(default=10.0, kw_only=True)
     heartbeat_timeout_s: float = field(default=50.0, kw_only=True)
     restart: RestartStrategy = field(default_factory=ExponentialDelay, kw_only=True)
+    metrics_port: int | None = field(default=None, kw_only=True)
+    metrics_address: str = field(default="127.0.0.1", kw_only=True)
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
         _ = self.folder, self.savepoint_folder, self.savepoint_file
         if not isinstance(self.retention, Retention):
             raise UsageError(f"retention must be a Retention, not {self.retention!r}")
+        if self.metrics_port is not None and not 0 < self.metrics_port < MOST_PORTS:
+            raise UsageError(f"metrics_port must be between 1 and {MOST_PORTS - 1}, not {self.metrics_port}")
         for name in ("workers", "retained"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}")

@@ -113,6 +113,7 @@ class _Worker:
         self._transaction: Transaction[Any] | None = None
         self._begun = 0
         self._leaving = False
+        self._records_in = self._records_out = 0
 
     def run(self) -> None:
         """Until the coordinator says so."""
@@ -154,9 +155,11 @@ class _Worker:
         except Exception as error:
             before = self._progress.snapshot()[batch.split.split_id].split
             raise transform_error(self._pipeline, batch.records.num_rows, before, batch.split) from error
+        self._records_in += batch.records.num_rows
         for rows in made:
             if rows.num_rows:
                 self._written().write(rows)
+                self._records_out += rows.num_rows
         self._progress.delivered(batch)
         if batch.finished:
             self._stream.send(pb.FromWorker(split_finished=pb.SplitFinished(split_id=batch.split.split_id)))
@@ -180,4 +183,7 @@ class _Worker:
         states = self._progress.snapshot()
         # Those of checkpoints that were given up are never asked for.
         self._reported = {checkpoint_id: states}
-        self._stream.send(self._messages.snapshotted(WorkerSnapshotted(self._order.number, checkpoint_id, states, handles)))
+        counts = self._records_in, self._records_out
+        self._records_in = self._records_out = 0
+        report = WorkerSnapshotted(self._order.number, checkpoint_id, states, handles, *counts)
+        self._stream.send(self._messages.snapshotted(report))

@@ -65,6 +65,8 @@ class RunMessages(Generic[SplitT, HandleT]):
                 states=states,
                 handle_version=self._handles.version if event.handles else 0,
                 handles=[_json(self._handles.serialize(handle)) for handle in event.handles],
+                records_in=event.records_in,
+                records_out=event.records_out,
             )
         )
 
@@ -76,7 +78,8 @@ class RunMessages(Generic[SplitT, HandleT]):
         ]
         handles = tuple(self._handles.deserialize(message.handle_version, json.loads(handle)) for handle in message.handles)
         by_id = {state.split.split_id: state for state in states}
-        return WorkerSnapshotted(number, int(message.checkpoint_id), by_id, handles)
+        counts = int(message.records_in), int(message.records_out)
+        return WorkerSnapshotted(number, int(message.checkpoint_id), by_id, handles, *counts)
 
     def _split(self, split: SplitT) -> bytes:
         return _json(self._splits.serialize(split))

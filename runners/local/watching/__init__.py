@@ -1,0 +1,1 @@
+"""What a run at work shows of itself."""

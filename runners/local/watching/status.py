@@ -1,0 +1,134 @@
+"""What a run at work does now: taken down by its coordinator, and kept in a file beside the checkpoints for who looks.
+
+    status.json   {"run", "coordinator", "at", "since", "phase", "records_in", "records_out", "workers": [{"number", "splits"}],
+                   "checkpoints": {"completed", "failed", "last": {"id", "at", "duration_s", "bytes"} or null}, "workers_lost"}
+
+Times are seconds of the epoch. Counts are of this coordinator's life: a restart begins at nothing, as Prometheus' counters may.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from headrace.enumerator.errors import StateError
+from headrace.runners.local.checkpoints import LOCK
+from headrace.runners.local.core import (
+    CheckpointCommitted,
+    CommitCheckpoint,
+    ReportCheckpointFailure,
+    ReportWorkerLost,
+    TakeSnapshot,
+    WorkerSnapshotted,
+)
+
+__all__ = ["RunStatus", "read_status", "remove_status"]
+
+_STATUS = "status.json"
+
+
+class RunStatus:
+    """Owned by the coordinator's main thread, which alone calls it; `shown` may be read by any thread."""
+
+    def __init__(self, run: str, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        """`run`: its name at the sink. `clock` gives seconds of the epoch."""
+        self._folder, self._clock = folder, clock
+        self._begun: tuple[int, float] = (0, clock())
+        self._records_in = self._records_out = 0
+        self._completed = self._failed = self._workers_lost = 0
+        self._last: dict[str, Any] | None = None
+        self._identity = {"run": run, "coordinator": os.getpid(), "since": clock()}
+        self.shown: Mapping[str, Any] = {}
+
+    def saw(self, event: object) -> None:
+        """An event of the core's."""
+        match event:
+            case WorkerSnapshotted():
+                self._records_in += event.records_in
+                self._records_out += event.records_out
+            case CheckpointCommitted(checkpoint_id):
+                self._completed += 1
+                now_s, size = self._clock(), self._size(checkpoint_id)
+                took_s = round(now_s - self._begun[1], 3)
+                self._last = {"id": checkpoint_id, "at": now_s, "duration_s": took_s, "bytes": size}
+            case _:
+                pass
+
+    def did(self, command: object) -> None:
+        """A command of the core's."""
+        match command:
+            case TakeSnapshot(_, checkpoint_id):
+                self._begin(checkpoint_id)
+            case CommitCheckpoint(checkpoint, _):
+                self._begin(checkpoint.checkpoint_id)
+            case ReportCheckpointFailure():
+                self._failed += 1
+            case ReportWorkerLost():
+                self._workers_lost += 1
+            case _:
+                pass
+
+    def show(self, phase: str, splits: Mapping[int, int]) -> None:
+        """Write it down. `splits`: number of each worker -> how many splits it holds. What the disk refuses is no failure."""
+        self.shown = {
+            **self._identity,
+            "at": self._clock(),
+            "phase": phase,
+            "records_in": self._records_in,
+            "records_out": self._records_out,
+            "workers": [{"number": number, "splits": held} for number, held in sorted(splits.items())],
+            "workers_lost": self._workers_lost,
+            "checkpoints": {"completed": self._completed, "failed": self._failed, "last": self._last},
+        }
+        scratch = self._folder / f"{_STATUS}.writing"
+        with suppress(OSError):
+            scratch.write_text(json.dumps(self.shown))
+            scratch.replace(self._folder / _STATUS)
+
+    def _begin(self, checkpoint_id: int) -> None:
+        if self._begun[0] != checkpoint_id:
+            self._begun = (checkpoint_id, self._clock())
+
+    def _size(self, checkpoint_id: int) -> int | None:
+        try:
+            return (self._folder / f"checkpoint-{checkpoint_id:012d}.json").stat().st_size
+        except OSError:
+            return None
+
+
+def remove_status(folder: Path) -> None:
+    """The run is over."""
+    for name in (_STATUS, f"{_STATUS}.writing"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def read_status(folder: Path) -> Mapping[str, Any] | None:
+    """Of the run that works with these checkpoints; None while it has written nothing yet. Raises StateError without a run."""
+    if not _is_at_work(folder):
+        raise StateError(f"{folder}: no run works with these checkpoints")
+    try:
+        status = json.loads((folder / _STATUS).read_bytes())
+    except FileNotFoundError:
+        return None
+    assert isinstance(status, dict)
+    return status
+
+
+def _is_at_work(folder: Path) -> bool:
+    try:
+        lock = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
