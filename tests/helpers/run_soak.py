@@ -76,6 +76,7 @@ class Soak:
         self.processes = 0
         self.starts = 0
         self.produced = 0
+        self._plan = ""
         self._producer = Producer({"bootstrap.servers": bootstrap})
         told = {"bootstrap": bootstrap, "folder": str(folder), "timeout_ms": TIMEOUT_MS, "bug": bug}
         self._environment = os.environ | {"HEADRACE_RUN_SOAK": json.dumps(told), "PYTHONPATH": python_path()}
@@ -99,8 +100,8 @@ class Soak:
         """Have these killed in this phase; returns when they are."""
         owner, method, when = phase
         plan = {"owner": owner, "method": method, "when": when, "victims": victims, "supervisor": self._run.pid}
-        (self.folder / "planned").write_text(json.dumps(plan))
-        (self.folder / "planned").rename(self.folder / "plan")
+        self._plan = json.dumps(plan)
+        self._publish_plan()
         if method == "fence":  # the first thing of a new coordinator
             self._kill_coordinator()
         done = self.folder / "done"
@@ -120,8 +121,17 @@ class Soak:
                 child.kill()
                 self.processes += 1
 
+    def _publish_plan(self) -> None:
+        (self.folder / "planned").write_text(self._plan)
+        (self.folder / "planned").rename(self.folder / "plan")
+
     def _look(self, waiting_for: str, deadline_s: float) -> None:
         self.produce()
+        for taken in self.folder.glob("taken-*"):
+            # Its process was a victim of the plan before, or has ended with its coordinator.
+            if not psutil.pid_exists(int(taken.name.partition("-")[2])) and not (self.folder / "done").exists():
+                taken.unlink(missing_ok=True)
+                self._publish_plan()
         has_ended = self._run.poll() is not None
         if (has_ended and not (self.folder / "done").exists()) or time.monotonic() > deadline_s:
             self._dump_stacks()

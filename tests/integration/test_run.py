@@ -1,4 +1,4 @@
-"""`headrace run` against a real Kafka: the lines of the README."""
+"""A pipeline against a real Kafka: the lines of its guide."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PATIENCE_S = 90.0
 RECORDS = 2000
 
 
-def test_the_lines_of_the_readme_copy_a_topic_exactly_once_with_4_workers_killed_and_restarted(
+def test_the_lines_of_the_guide_copy_a_topic_exactly_once_with_4_workers_killed_and_restarted(
     broker: BrokerCluster, topic: Callable[[], str], tmp_path: Path
 ) -> None:
     source, target = topic(), topic()
@@ -51,7 +51,7 @@ def test_the_lines_of_the_readme_copy_a_topic_exactly_once_with_4_workers_killed
         return check
 
     job, log = tmp_path / "job.py", tmp_path / "log"
-    job.write_text(lines_of_the_readme(broker.bootstrap, source, target, tmp_path / "checkpoints"))
+    job.write_text(lines_of_the_guide(broker.bootstrap, source, target, tmp_path / "checkpoints"))
     run = started(job, log)
     try:
         more()
@@ -71,14 +71,15 @@ def test_the_lines_of_the_readme_copy_a_topic_exactly_once_with_4_workers_killed
     assert values == Counter(range(produced))
 
 
-def lines_of_the_readme(bootstrap: str, source: str, target: str, checkpoints: Path) -> str:
+def lines_of_the_guide(bootstrap: str, source: str, target: str, checkpoints: Path) -> str:
     """With these in place of its address, topics and folder, and checkpoints oftener than every 10 s."""
-    (lines,) = re.findall(r"```python\n(from headrace import Pipeline\nfrom headrace.kafka.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    guide = (ROOT / "docs" / "how-to" / "run-without-an-engine.md").read_text()
+    (lines,) = re.findall(r"```python\n(# job.py\n.*?)```", guide, re.DOTALL)
     for there, here in {
         "127.0.0.1:9092": bootstrap,
-        '"numbers"': f'"{source}"',
-        '"copy"': f'"{target}"',
-        "/tmp/copy": str(checkpoints),
+        '"flights"': f'"{source}"',
+        '"loud"': f'"{target}"',
+        "/var/lib/headrace/loud": str(checkpoints),
         "workers=4": "workers=4, interval_s=0.2",
     }.items():
         assert there in lines
