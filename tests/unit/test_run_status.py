@@ -7,6 +7,7 @@ import io
 import json
 import urllib.error
 import urllib.request
+from contextlib import nullcontext
 
 import pytest
 from rich.console import Console
@@ -154,6 +155,7 @@ def test_top_writes_lines_of_json_in_a_pipe_until_the_run_ends(tmp_path, capsys)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("headrace.cli.watching.time.sleep", sleep)
+            patch.setattr("headrace.cli.watching.until_interrupted", nullcontext)  # whose handler of SIGTERM stays
             status._clock = clock
             follow(tmp_path, 1.0)
     lines = [json.loads(line) for line in "".join(printed).splitlines()]
