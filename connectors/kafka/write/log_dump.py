@@ -15,7 +15,7 @@ from enum import StrEnum
 import pyarrow as pa
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
-from headrace.connectors.kafka.client.fetch import fetch_there
+from headrace.connectors.kafka.client.fetch import fetch_once
 from headrace.connectors.kafka.client.positions import Earliest, Latest
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.format.decode import decode
@@ -79,7 +79,7 @@ class _Log:
 
     def fetch(self, position: int, isolation: Isolation) -> tuple[list[StoredBatch], list[tuple[int, int]]]:
         """The batches from the one that holds `position` on, and (producer id, first offset) of the aborted among them."""
-        answer = fetch_there(self.cluster, self.topic, self.partition, position, isolation)
+        answer = fetch_once(self.cluster, self.topic, self.partition, position, isolation)
         batches = [batch for batch in stored_batches(answer.records) if batch.last_offset >= position]
         if answer.error or not batches:
             raise DataLossError(f"{self} went to offset {self.end} (exclusive), and nothing can be read at {position} any more")
