@@ -9,7 +9,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-beam demo-move test lowest lint docs bench bench-beam bench-growth bench-restore bench-outage soak soak-tables soak-beam soak-run soak-standby chaos fuzz mutants requirements clean
+.PHONY: help demo demo-beam demo-move test lowest lint docs bench bench-beam bench-growth bench-restore bench-outage soak soak-tables soak-beam soak-run soak-standby soak-tokens chaos fuzz mutants requirements clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -71,6 +71,9 @@ soak-beam: $(INSTALLED) ## 50 SIGKILLs of Flink's task manager under a Beam pipe
 
 soak-standby: $(INSTALLED) ## 200 takeovers of a Spark job by its standby: kills, stops, broker restarts, added partitions (two hours)
 	$(BIN)/python -m tests.helpers.standby_soak --takeovers 200 --result benchmarks/results/standby-soak.json
+
+soak-tokens: $(INSTALLED) ## Bearer tokens that live for 20 seconds, in scripts and on Spark (ten minutes)
+	$(BIN)/python -m tests.helpers.token_soak --result benchmarks/results/token-soak.json
 
 soak-run: $(INSTALLED) ## SIGKILLs of workers, coordinators and everything under headrace run, in every phase of a commit (an hour)
 	$(BIN)/python -m tests.helpers.run_soak --broker fake --kills 1000 --result benchmarks/results/run-kill-soak.json
