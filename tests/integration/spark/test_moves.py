@@ -59,22 +59,29 @@ class Moves:
 
     def run(self, pipeline: Pipeline, **settings: object) -> Path:
         """`headrace run` until everything is copied; then SIGTERM stops it with a savepoint."""
-        folder = self.more()
+        assert threading.current_thread() is threading.main_thread()  # else nobody takes the signal
+        folder, over = self.more(), threading.Event()
 
         def complete() -> None:
-            if len(self.kafka.records("out")) < self.produced:
+            if not over.is_set() and len(self.kafka.records("out")) < self.produced:
                 raise RetriableError(f"{len(self.kafka.records('out'))} of {self.produced}")
 
         def stop() -> None:
             try:
                 wait_until(complete, "all records", PATIENCE_S)
             finally:
-                os.kill(os.getpid(), signal.SIGTERM)
+                if not over.is_set():  # a run that has failed is not there to take it
+                    os.kill(os.getpid(), signal.SIGTERM)
 
-        threading.Thread(target=stop).start()
-        savepoint = pipeline.run(
-            checkpoints=folder, savepoints=str(self.folder / "savepoints"), workers=2, interval_s=0.3, **settings
-        )
+        stopping = threading.Thread(target=stop)
+        stopping.start()
+        try:
+            savepoint = pipeline.run(
+                checkpoints=folder, savepoints=str(self.folder / "savepoints"), workers=2, interval_s=0.3, **settings
+            )
+        finally:
+            over.set()
+            stopping.join()
         assert savepoint is not None
         self.check()
         return savepoint
