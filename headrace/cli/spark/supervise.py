@@ -42,7 +42,7 @@ def supervise_command(
     ] = None,
     silence_timeout: Annotated[
         float, typer.Option(help="Kill and restart when a driver's process or JVM has said nothing for so many seconds.")
-    ] = 10.0,
+    ] = 30.0,
     stop_timeout: Annotated[float, typer.Option(help="Seconds that the batch under way may take after SIGTERM.")] = 60.0,
 ) -> None:
     """Run a job of streaming queries in a process of its own, and start it again when it fails, until it has nothing to do.

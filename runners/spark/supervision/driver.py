@@ -86,6 +86,7 @@ class _Driver:
         self._called = called
         self._family = os.environ[FAMILY_VARIABLE]
         self._is_to_stop = False
+        self._reporting = threading.Lock()
 
     def run(self) -> DriverEnd:
         """Run the job to its end, which is reported."""
@@ -156,7 +157,8 @@ class _Driver:
         self._is_to_stop = True
 
     def _report(self, **what: object) -> None:
-        os.write(self._reports, json.dumps(what).encode() + b"\n")
+        with self._reporting:  # the pipe keeps only short lines of two threads apart
+            os.write(self._reports, json.dumps(what).encode() + b"\n")
 
 
 def _session(conf: Mapping[str, str]) -> SparkSession:

@@ -59,7 +59,7 @@ class StandbyLimits:
     """
 
     standbys: int = 0
-    silence_s: float = 10.0
+    silence_s: float = 30.0
     settle_s: float = 5.0
 
     def __post_init__(self) -> None:

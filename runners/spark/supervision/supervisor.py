@@ -70,7 +70,7 @@ def run(
     conf: Mapping[str, str] | None = None,
     status: str | Path | None = None,
     progress_timeout_s: float | None = None,
-    silence_timeout_s: float = 10.0,
+    silence_timeout_s: float = 30.0,
     stop_timeout_s: float = 60.0,
 ) -> None:
     """Run a job of streaming queries in a process of its own, and start it again when it fails. Linux, in the main thread.

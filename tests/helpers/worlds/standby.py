@@ -97,7 +97,7 @@ class Supervisor:
     def __init__(self, world: World, pid: int, standbys: int) -> None:
         self.world = world
         self.me = Process(pid, pid)
-        self.core = StandbyCore(FixedDelay(attempts=10_000, delay_s=3.0), SupervisionLimits(), StandbyLimits(standbys))
+        self.core = StandbyCore(FixedDelay(attempts=10_000, delay_s=3.0), SupervisionLimits(), StandbyLimits(standbys, 10.0))
         self.families: dict[int, Family] = {}
         self.is_stopped = False
         self.is_alive = True
