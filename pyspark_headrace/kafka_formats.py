@@ -37,6 +37,7 @@ class FormatName(StrEnum):
 
     AVRO = "avro"
     JSON = "json"
+    JSON_SCHEMA = "json-schema"
     PROTOBUF = "protobuf"
     STRING = "string"
 
@@ -221,13 +222,15 @@ def _check(given: Mapping[str, Any], registry_properties: Mapping[str, str]) -> 
         name = given.get(f"{field}Format")
         for option in (f"{field}Subject", f"{field}SchemaVersion", f"{field}Schema", f"{field}SchemaFile"):
             if option in given and (name is None or name is FormatName.STRING):
-                raise UsageError(f"option '{option}' means nothing without {field}Format=avro, protobuf or json")
+                raise UsageError(f"option '{option}' means nothing without {field}Format of another kind than string")
             if option in given and name is FormatName.JSON and option != f"{field}Schema":
                 raise UsageError(f"option '{option}' means nothing with {field}Format=json")
         if f"{field}Message" in given and name is not FormatName.PROTOBUF:
             raise UsageError(f"option '{field}Message' means nothing without {field}Format=protobuf")
     if "schemaRegistryUrl" in given and not any(given.get(f"{field}Format") in _KINDS for field in FIELDS):
-        raise UsageError("option 'schemaRegistryUrl' means nothing without valueFormat or keyFormat of avro or protobuf")
+        raise UsageError(
+            "option 'schemaRegistryUrl' means nothing without valueFormat or keyFormat of avro, json-schema or protobuf"
+        )
     if registry_properties and "schemaRegistryUrl" not in given:
         raise UsageError(f"option '{REGISTRY_PREFIX}{min(registry_properties)}' needs schemaRegistryUrl")
     if "onBadRecord" in given and not any(f"{field}Format" in given for field in FIELDS):
@@ -263,7 +266,7 @@ def _schemed(
     return TypedFormat.seen(found, _pin(name, field, given, found.reader, {"id": str(found.reader.id)}), wanted, field)
 
 
-_KINDS = {FormatName.AVRO: "AVRO", FormatName.PROTOBUF: "PROTOBUF"}
+_KINDS = {FormatName.AVRO: "AVRO", FormatName.JSON_SCHEMA: "JSON", FormatName.PROTOBUF: "PROTOBUF"}
 """What a registry calls the formats whose schemas it has."""
 
 
@@ -272,6 +275,10 @@ def _registered_class(name: FormatName) -> type[RegisteredFormat]:
         from headrace.connectors.formats.registry.avro_values import RegisteredAvroFormat
 
         return RegisteredAvroFormat
+    if name is FormatName.JSON_SCHEMA:
+        from headrace.connectors.formats.registry.json_values import RegisteredJsonFormat
+
+        return RegisteredJsonFormat
     from headrace.connectors.formats.registry.protobuf_values import RegisteredProtobufFormat
 
     return RegisteredProtobufFormat

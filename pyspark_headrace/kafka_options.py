@@ -181,9 +181,9 @@ _SCHEMAS: tuple[Option, ...] = (
             Option(
                 f"{field}Schema",
                 text,
-                f"ours: schema of the {field}: Avro's JSON, .proto text, or a Spark type's JSON",
+                f"ours: schema of the {field}: Avro's, a JSON Schema, .proto text; a Spark type's JSON",
             ),
-            Option(f"{field}SchemaFile", text, "ours: path of a file with the Avro or Protobuf schema"),
+            Option(f"{field}SchemaFile", text, "ours: path of a file with the schema"),
             Option(f"{field}Message", text, "ours: full name of the Protobuf message type. Default: the schema's first"),
         )
     ),
@@ -218,7 +218,11 @@ _SOURCE: tuple[Option, ...] = (
     Option("badTimestamps", _bad_timestamps, "ours: a timestamp beyond 64-bit microseconds: `error` (default), or `null`"),
     Option("badBatches", _bad_batches, "ours: a batch of records that cannot be decoded at all: `error` (default), or `skip`"),
     Option("maxUncompressedBatchBytes", integer(1), "ours: most bytes that a compressed batch may unpack to. Default 256 MiB"),
-    Option("valueFormat", choice(FormatName), "ours: decode `value`: `avro`, `protobuf`, `json` or `string`. Default: bytes"),
+    Option(
+        "valueFormat",
+        choice(FormatName),
+        "ours: decode `value`: `avro`, `protobuf`, `json-schema`, `json`, `string`",
+    ),
     Option("keyFormat", choice(FormatName), "ours: the same for `key`"),
     *_SCHEMAS,
     Option("onBadRecord", choice(BadRecord), "ours: what cannot be decoded: `fail` (default), `keep`, or `skip`"),
@@ -231,7 +235,7 @@ _SOURCE: tuple[Option, ...] = (
 
 _SINK: tuple[Option, ...] = (
     Option("topic", text, "topic of all rows; overrides the column `topic`"),
-    Option("valueFormat", choice(FormatName), "encode `value`: `avro`, `protobuf`, `json` or `string`. Default: bytes, string"),
+    Option("valueFormat", choice(FormatName), "encode `value`, as above. Default: bytes or a string"),
     Option("keyFormat", choice(FormatName), "the same for `key`"),
     *_SCHEMAS,
     Option("registerSchemas", boolean, "register the schema of valueSchema or keySchema where it is new. Default false"),

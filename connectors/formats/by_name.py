@@ -12,7 +12,7 @@ from headrace.enumerator.errors import UsageError
 
 __all__ = ["FORMAT_NAMES", "create_format"]
 
-FORMAT_NAMES = ("avro", "bytes", "json", "protobuf", "string")
+FORMAT_NAMES = ("avro", "bytes", "json", "json-schema", "protobuf", "string")
 """What `create_format` takes."""
 
 
@@ -28,16 +28,21 @@ def create_format(
 ) -> ValueFormat:
     """The format of this name, one of FORMAT_NAMES.
 
-    `json` needs `arrow_type`, `avro` and `protobuf` need `schema`; `reader_schema`, `message`, `references` and `fields` are as
-    `AvroFormat` and `ProtobufFormat` have them. Raises UsageError for another name, for an argument that is missing, for one
-    that the format does not use, and where a library is not installed.
+    `json` needs `arrow_type`, and `avro`, `json-schema` and `protobuf` need `schema`; what they take besides is as `AvroFormat`,
+    `JsonSchemaFormat` and `ProtobufFormat` have it. Raises UsageError for another name, for an argument that is missing, for
+    one that the format does not use, and where a library is not installed.
     """
     shared = {"schema": schema, "references": references, "fields": fields}
     more = {"arrow_type": arrow_type, "reader_schema": reader_schema, "message": message}
     given = {key for key, value in {**shared, **more}.items() if value is not None}
     if name not in FORMAT_NAMES:
         raise UsageError(f"format {name!r} is not known; there are {', '.join(FORMAT_NAMES)}")
-    own = {"json": {"arrow_type"}, "avro": {*shared, "reader_schema"}, "protobuf": {*shared, "message"}}
+    own = {
+        "json": {"arrow_type"},
+        "json-schema": {*shared},
+        "avro": {*shared, "reader_schema"},
+        "protobuf": {*shared, "message"},
+    }
     if surplus := given - own.get(name, set()):
         raise UsageError(f"format {name!r} does not use {', '.join(sorted(surplus))}")
     if name == "json":
@@ -48,6 +53,12 @@ def create_format(
         from headrace.connectors.formats.avro.avro_format import AvroFormat
 
         return AvroFormat(schema, reader_schema=reader_schema, references=references, fields=fields)
+    if name == "json-schema":
+        if schema is None:
+            raise UsageError("format 'json-schema' needs schema, the text of a JSON Schema")
+        from headrace.connectors.formats.json_schema import JsonSchemaFormat
+
+        return JsonSchemaFormat(schema, references=references, fields=fields)
     if name == "protobuf":
         if schema is None:
             raise UsageError("format 'protobuf' needs schema, the text of a .proto file")

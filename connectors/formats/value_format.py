@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.enumerator.errors import HeadraceError, UsageError
 
-__all__ = ["BadValue", "ColumnFullError", "DecodedValues", "ValueFormat", "as_binary", "without"]
+__all__ = ["BadValue", "ColumnFullError", "DecodedValues", "ValueFormat", "as_binary", "field_tree", "without"]
 
 
 class ColumnFullError(HeadraceError):
@@ -91,3 +91,16 @@ def without(values: pa.Array, rows: Collection[int]) -> pa.Array:
     """The same column with nulls in these rows."""
     chosen = set(rows)
     return pc.if_else(pa.array([row in chosen for row in range(len(values))]), pa.scalar(None, values.type), values)
+
+
+def field_tree(fields: Sequence[str]) -> dict[str, Any]:
+    """Dotted names as a tree: an empty one is all of a field."""
+    tree: dict[str, Any] = {}
+    for name in sorted(fields, key=lambda each: each.count(".")):
+        inside, parts = tree, name.split(".")
+        for depth, part in enumerate(parts):
+            is_whole = part in inside and not inside[part]
+            inside = inside.setdefault(part, {})
+            if is_whole and depth < len(parts):
+                break
+    return tree

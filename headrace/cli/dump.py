@@ -114,7 +114,7 @@ def _decoded(
     if group.schema_id not in schemas:
         return f"the schema registry has no schema {group.schema_id}"
     schema = schemas[group.schema_id]
-    if schema.kind != wanted.upper():
+    if schema.kind != {Encoding.JSON_SCHEMA: "JSON"}.get(wanted, wanted.upper()):
         return f"schema {schema.id} of the registry is {schema.kind}"
     try:
         if schema.kind == "PROTOBUF":
@@ -131,6 +131,7 @@ class Encoding(StrEnum):
 
     AVRO = "avro"
     PROTOBUF = "protobuf"
+    JSON_SCHEMA = "json-schema"
 
 
 def record_rows(

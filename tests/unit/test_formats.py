@@ -172,7 +172,7 @@ def test_a_format_is_made_by_its_name(name, options, kind):
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("jsn", {}, "format 'jsn' is not known; there are avro, bytes, json, protobuf, string"),
+        ("jsn", {}, "format 'jsn' is not known; there are avro, bytes, json, json-schema, protobuf, string"),
         ("protobuf", {}, "'protobuf' needs schema, the text of a .proto file"),
         ("json", {}, "'json' needs arrow_type"),
         ("avro", {}, "'avro' needs schema"),

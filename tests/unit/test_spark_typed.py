@@ -524,11 +524,14 @@ def test_a_value_that_the_schema_cannot_hold_is_refused_and_nothing_of_the_batch
     [
         ({"valueFormat": "avro"}, "valueFormat=avro needs schemaRegistryUrl, or a schema in valueSchema or valueSchemaFile"),
         ({"valueFormat": "protobuf"}, "valueFormat=protobuf needs schemaRegistryUrl, or a schema in valueSchema"),
-        ({"valueFormat": "csv"}, "'valueFormat' must be avro or json or protobuf or string"),
+        ({"valueFormat": "csv"}, "'valueFormat' must be avro or json or json-schema or protobuf or string"),
         ({"valueFormat": "avro", "valueMessage": "M"}, "'valueMessage' means nothing without valueFormat=protobuf"),
         ({"valueFormat": "protobuf", "valueSchema": "nonsense"}, "this is not a Protobuf schema: line 1:1"),
-        ({"schemaRegistryUrl": "http://a"}, "'schemaRegistryUrl' means nothing without valueFormat or keyFormat of avro"),
-        ({"valueSubject": "s"}, "'valueSubject' means nothing without valueFormat=avro, protobuf or json"),
+        (
+            {"schemaRegistryUrl": "http://a"},
+            "'schemaRegistryUrl' means nothing without valueFormat or keyFormat of avro",
+        ),
+        ({"valueSubject": "s"}, "'valueSubject' means nothing without valueFormat of another kind than string"),
         ({"keyFormat": "json", "keySchemaFile": "f"}, "'keySchemaFile' means nothing with keyFormat=json"),
         ({"onBadRecord": "skip"}, "'onBadRecord' means nothing without valueFormat or keyFormat"),
         ({"schema.registry.basic.auth.user.info": "u:hidden"}, "'schema.registry.basic.auth.user.info' needs schemaRegistry"),
@@ -596,3 +599,30 @@ def test_a_protobuf_schema_is_pinned_and_one_with_fewer_fields_refused(kafka, re
     query.run()
     with pytest.raises(StateError, match="its schema has no field 'delay' any more"):
         query.trigger()
+
+
+def test_json_of_a_registry_is_written_and_read_in_the_columns_of_its_schema(kafka, registry):
+    leg = {"type": "object", "properties": {"to": {"type": "string"}, "km": {"type": "integer"}}}
+    delay = {"oneOf": [{"type": "null"}, {"type": "integer"}]}
+    legs = {"type": "array", "items": {"$ref": "#/definitions/leg"}}
+    properties = {"carrier": {"type": "string"}, "delay": delay, "legs": legs, "any": {}}
+    schema = {"type": "object", "properties": properties, "definitions": {"leg": leg}, "required": ["carrier"]}
+    registry.register("flights-value", schema, kind="JSON")
+    options = {"valueFormat": "json-schema", "schemaRegistryUrl": registry.url}
+    with pytest.raises(UsageError, match="the JSON Schema allows any value at field 'any', for which there is no Arrow type"):
+        Frame(kafka, **options)
+    del properties["any"]
+    registry.register("flights-value", schema, kind="JSON")
+    kind = Frame(kafka, **options).schema["value"].dataType
+    assert kind.simpleString() == "struct<carrier:string,delay:bigint,legs:array<struct<to:string,km:bigint>>>"
+    struct = to_arrow_schema(StructType([StructField("value", kind)]), timezone="UTC").field("value").type
+    row = {"carrier": "AA", "delay": None, "legs": [{"to": "Rome", "km": None}]}
+    Output(kafka, **options).write([{"value": row}, {"value": None}], value=struct)
+    assert [each.value for each in kafka.records("flights")] == [
+        b'\0\0\0\0\2{"carrier":"AA","delay":null,"legs":[{"to":"Rome"}]}',
+        None,
+    ]
+    assert Frame(kafka, **options).column("value") == [row, None]
+    query = Query(kafka, **options)
+    assert query.trigger()
+    assert pinned(query)["type"] == {"carrier": "string", "delay": "int64", "legs": ["list", {"to": "string", "km": "int64"}]}

@@ -13,7 +13,14 @@ from headrace.connectors.formats.protobuf import schema as messages
 from headrace.connectors.formats.protobuf.columns import beyond, nullable, picked, struct_of
 from headrace.connectors.formats.protobuf.compiler import descriptor_set
 from headrace.connectors.formats.protobuf.writing import writable
-from headrace.connectors.formats.value_format import BadValue, ColumnFullError, DecodedValues, ValueFormat, as_binary
+from headrace.connectors.formats.value_format import (
+    BadValue,
+    ColumnFullError,
+    DecodedValues,
+    ValueFormat,
+    as_binary,
+    field_tree,
+)
 from headrace.enumerator.errors import UsageError
 
 __all__ = ["ProtobufFormat"]
@@ -50,7 +57,7 @@ class ProtobufFormat(ValueFormat):
         self._made_by = partial(ProtobufFormat, files, message=self.message, fields=fields, header_bytes=header_bytes)
         self._header_bytes = header_bytes
         self._reader = _Types(messages.only(files, self.message, fields), self.message)
-        self._type = self._reader.kind if fields is None else picked(self._reader.kind, _tree(fields))
+        self._type = self._reader.kind if fields is None else picked(self._reader.kind, field_tree(fields))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled by its arguments."""
@@ -148,18 +155,3 @@ class _Types:
             message.DiscardUnknownFields()
             found.append(message.SerializePartialToString())
         return pa.array(found, pa.binary()), bad
-
-
-def _tree(fields: Sequence[str]) -> dict[str, Any]:
-    """Dotted names as a tree: an empty one is all of a field."""
-    tree: dict[str, Any] = {}
-    whole = set(fields)
-    for name in fields:
-        inside, path = tree, ""
-        for part in name.split("."):
-            path = f"{path}.{part}" if path else part
-            inside = inside.setdefault(part, {})
-            if path in whole:
-                inside.clear()
-                break
-    return tree

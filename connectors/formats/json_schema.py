@@ -1,0 +1,285 @@
+"""JSON values by a JSON Schema: columns of its properties, and back.
+
+What has no Arrow type (alternatives of several types, anything at all, properties without names) is refused by name, and can be
+left out by asking for other fields. A value is not validated beyond its types, as a registry's writers do that.
+https://json-schema.org/draft/2020-12/json-schema-core, https://json-schema.org/draft-07/json-schema-release-notes
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+from urllib.parse import unquote, urldefrag
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.connectors.formats.json_values import JsonFormat
+from headrace.connectors.formats.value_format import DecodedValues, ValueFormat, as_binary, field_tree
+from headrace.enumerator.errors import UsageError
+
+__all__ = ["JsonSchemaFormat"]
+
+_PLAIN = {"string": pa.string(), "integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
+_MOST_NODES = 10_000
+_LONGEST = 2**31 - 1
+
+
+class JsonSchemaFormat(ValueFormat):
+    """JSON values as the columns of a JSON Schema's properties.
+
+    `schema`: its JSON text. `references`: texts of the schemas to which a `$ref` leads, by the names that it uses, or by their
+    own `$id`. `fields`: only these properties, `"address.city"` is one of a property, and none makes an empty struct; the
+    default is all. `header_bytes` (default 0) are passed over at the start of each value.
+
+    `integer` is `int64`, `number` `double`; an object is a struct, an array a list; a property that is absent is null.
+    Raises UsageError for what is no JSON Schema, for a field that it does not have, and for one that has no Arrow type.
+    """
+
+    def __init__(
+        self,
+        schema: str,
+        *,
+        references: Mapping[str, str] | None = None,
+        fields: Sequence[str] | None = None,
+        header_bytes: int = 0,
+    ) -> None:
+        self._made_by = partial(JsonSchemaFormat, schema, references=references, fields=fields, header_bytes=header_bytes)
+        documents = {"": _document(schema), **{name: _document(text) for name, text in (references or {}).items()}}
+        self._node = _Reader(documents).node(documents[""], "", "", None if fields is None else field_tree(fields))
+        self._values = JsonFormat(self._node.kind)
+        self._header_bytes = header_bytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by its arguments."""
+        return self._made_by, ()
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """The Arrow type of the schema, with the fields that are asked for."""
+        return self._node.kind
+
+    def decode(self, values: pa.Array) -> DecodedValues:
+        """As `ValueFormat` says. Bad: what is not one JSON value in UTF-8, and what does not fit the type."""
+        binary = as_binary(values)
+        # with an end, as Arrow counts too much room without one
+        return self._values.decode(pc.binary_slice(binary, self._header_bytes, _LONGEST) if self._header_bytes else binary)
+
+    def encode(self, values: pa.Array) -> pa.Array:
+        """As `ValueFormat` says. A null is written where the schema allows it, and is left out where it does not.
+
+        Raises UsageError for a null that is required.
+        """
+        encoded = self._values.encode(values)
+        if not self._node.may_leave_out:
+            return encoded
+        found = [
+            self._without_nulls(text, row) if text is not None and b"null" in text else text
+            for row, text in enumerate(encoded.to_pylist())
+        ]
+        return pa.array(found, pa.binary())
+
+    def _without_nulls(self, text: bytes, row: int) -> bytes:
+        try:
+            return json.dumps(self._node.written(json.loads(text), ""), ensure_ascii=False, separators=(",", ":")).encode()
+        except UsageError as error:
+            raise UsageError(f"row {row} cannot be written by the JSON Schema: {error}") from None
+
+
+@dataclass(frozen=True)
+class _Node:
+    """What a schema says of a value: its type, whether it may be null, and the same of what is in it."""
+
+    kind: pa.DataType
+    nullable: bool
+    fields: Mapping[str, _Node] = field(default_factory=dict)
+    required: frozenset[str] = frozenset()
+    items: _Node | None = None
+
+    @property
+    def may_leave_out(self) -> bool:
+        """Whether a null anywhere in it cannot be written as one."""
+        inside = [*self.fields.values(), *([self.items] if self.items is not None else [])]
+        return any(not each.nullable or each.may_leave_out for each in inside)
+
+    def written(self, value: Any, path: str) -> Any:  # noqa: ANN401 - JSON
+        """A value without the nulls that the schema does not allow. Raises UsageError where it needs another value."""
+        if isinstance(value, dict):
+            return {name: each for name, each in self._written(value, path) if each is not None or self.fields[name].nullable}
+        if isinstance(value, list) and self.items is not None:
+            if None in value and not self.items.nullable:
+                raise UsageError(f"field '{path}[]' is null, which its schema does not allow")
+            return [self.items.written(each, f"{path}[]") for each in value]
+        return value
+
+    def _written(self, value: Mapping[str, Any], path: str) -> list[tuple[str, Any]]:
+        found = []
+        for name, each in value.items():
+            inside = f"{path}.{name}" if path else name
+            node = self.fields[name]
+            if each is None and name in self.required and not node.nullable:
+                raise UsageError(f"field '{inside}' is required, and null")
+            found.append((name, node.written(each, inside)))
+        return found
+
+
+class _Reader:
+    """Reads nodes of one document and of those that it refers to, by their names and their own `$id`."""
+
+    def __init__(self, documents: Mapping[str, Any]) -> None:
+        ids = {name: each.get("$id") for name, each in documents.items() if isinstance(each, dict)}
+        self._documents = documents
+        self._names = {urldefrag(each).url: name for name, each in ids.items() if isinstance(each, str)}
+        self._names |= {name: name for name in documents}
+        self._open: list[int] = []
+        self._nodes = 0
+
+    def node(self, schema: Any, base: str, path: str, wanted: Mapping[str, Any] | None) -> _Node:  # noqa: ANN401 - JSON
+        """The node of a schema in the document `base`; `wanted`: which fields, as a tree (None: all)."""
+        self._nodes += 1
+        if self._nodes > _MOST_NODES:
+            raise UsageError(f"the JSON Schema has more than {_MOST_NODES} parts, each use counted")
+        if id(schema) in self._open:
+            raise UsageError(
+                f"the JSON Schema contains itself{_at(path)}, and no Arrow type does; ask only for fields without it"
+            )
+        self._open.append(id(schema))
+        try:
+            return self._read(schema, base, path, wanted)
+        finally:
+            self._open.pop()
+
+    def _read(self, schema: Any, base: str, path: str, wanted: Mapping[str, Any] | None) -> _Node:  # noqa: ANN401 - JSON
+        if not isinstance(schema, dict):
+            raise _no_type(path, "allows any value")
+        if "$ref" in schema:
+            return self.node(*self._referred(schema["$ref"], base, path), path, wanted)
+        for word in ("oneOf", "anyOf"):
+            if word in schema:
+                return self._alternative(schema[word], base, path, wanted)
+        if "allOf" in schema:
+            return self._together(schema, base, path, wanted)
+        kinds, nullable = _kinds(schema, path)
+        match kinds:
+            case []:
+                return _Node(pa.null(), nullable=True)
+            case ["object"]:
+                return replace(self._object(schema, base, path, wanted), nullable=nullable)
+            case ["array"]:
+                items = schema.get("items")
+                inner = self.node(items, base, f"{path}[]", wanted)
+                return _Node(pa.list_(inner.kind), nullable, items=inner)
+            case [kind]:
+                if wanted:
+                    raise UsageError(f"field '{path}' is {kind}, and has no fields; asked for: {', '.join(wanted)}")
+                return _Node(_PLAIN[kind], nullable)
+        raise _no_type(path, f"may be {' or '.join(kinds)}")
+
+    def _object(self, schema: Mapping[str, Any], base: str, path: str, wanted: Mapping[str, Any] | None) -> _Node:
+        properties = schema.get("properties")
+        if wanted is not None and not wanted:
+            return _Node(pa.struct([]), nullable=False)
+        if not isinstance(properties, dict) or not properties:
+            raise _no_type(path, "is an object without named properties")
+        unknown = [name for name in wanted or () if name not in properties]
+        if unknown:
+            raise UsageError(f"the JSON Schema has the fields {', '.join(properties)}{_at(path)}; asked for: {unknown[0]!r}")
+        names = [name for name in properties if wanted is None or name in wanted]
+        inner = {name: (wanted[name] or None) if wanted is not None else None for name in names}
+        fields = {name: self.node(properties[name], base, _inside(path, name), inner[name]) for name in names}
+        required = schema.get("required")
+        needed = {each for each in required if isinstance(each, str)} if isinstance(required, list) else set()
+        kind = pa.struct([(name, each.kind) for name, each in fields.items()])
+        return _Node(kind, nullable=False, fields=fields, required=frozenset(needed & fields.keys()))
+
+    def _alternative(self, branches: Any, base: str, path: str, wanted: Mapping[str, Any] | None) -> _Node:  # noqa: ANN401 - JSON
+        """One type, or null."""
+        if not isinstance(branches, list):
+            raise UsageError(f"this is not a JSON Schema: its alternatives{_at(path)} are no list")
+        others = [each for each in branches if not (isinstance(each, dict) and each.get("type") == "null")]
+        if len(others) != 1:
+            raise _no_type(path, f"is one of {len(others)} alternatives")
+        inner = self.node(others[0], base, path, wanted)
+        return replace(inner, nullable=inner.nullable or len(others) < len(branches))
+
+    def _together(self, schema: Mapping[str, Any], base: str, path: str, wanted: Mapping[str, Any] | None) -> _Node:
+        """Several objects' properties as one's; one schema beside words that only restrict it is that one."""
+        parts = [(each, base) for each in schema["allOf"]] if isinstance(schema["allOf"], list) else []
+        whole: dict[str, Any] = {key: value for key, value in schema.items() if key != "allOf"}
+        if len(parts) == 1 and "properties" not in whole:
+            return self.node(*parts[0], path, wanted)
+        for each, inside in parts:
+            part, where = each, inside
+            while isinstance(part, dict) and "$ref" in part:
+                part, where = self._referred(part["$ref"], where, path)
+            if not isinstance(part, dict) or where != base or part.get("type", "object") != "object":
+                raise _no_type(path, "is put together of schemas that are not all objects of this one")
+            whole["type"] = "object"
+            whole["properties"] = {**whole.get("properties", {}), **part.get("properties", {})}
+            whole["required"] = [*whole.get("required", ()), *part.get("required", ())]
+        return self._read(whole, base, path, wanted)
+
+    def _referred(self, ref: Any, base: str, path: str) -> tuple[Any, str]:  # noqa: ANN401 - JSON
+        """The schema to which a reference leads, and its document."""
+        self._nodes += 1
+        if not isinstance(ref, str) or self._nodes > _MOST_NODES:
+            raise UsageError(f"this is not a JSON Schema: a $ref{_at(path)} is no text, or leads to itself")
+        url, fragment = urldefrag(ref)
+        name = base if not url else next((self._names[each] for each in (url, ref) if each in self._names), None)
+        if name is None:
+            raise UsageError(f"the JSON Schema refers to {ref!r}{_at(path)}, which is not among its references")
+        found = self._documents[name]
+        for part in fragment.split("/")[1:]:
+            key = unquote(part).replace("~1", "/").replace("~0", "~")
+            if not isinstance(found, dict) or key not in found:
+                raise UsageError(f"the JSON Schema refers to {ref!r}{_at(path)}, which there is not")
+            found = found[key]
+        if fragment and not fragment.startswith("/"):
+            raise UsageError(f"the JSON Schema refers to {ref!r}{_at(path)}; only paths such as #/definitions/x are followed")
+        return found, name
+
+
+def _kinds(schema: Mapping[str, Any], path: str) -> tuple[list[str], bool]:
+    """The types that a value may have, and whether it may be null; those of its constants, if it says none."""
+    said = schema.get("type")
+    if said is None and "properties" in schema:
+        said = "object"
+    if said is None and ("enum" in schema or "const" in schema):
+        constants = schema["enum"] if isinstance(schema.get("enum"), list) else [schema.get("const")]
+        said = sorted({_name_of(each) for each in constants})
+    kinds = [said] if isinstance(said, str) else said
+    if not isinstance(kinds, list) or not kinds:
+        raise _no_type(path, "allows any value")
+    if unknown := [each for each in kinds if each not in ("null", "object", "array", *_PLAIN)]:
+        raise UsageError(f"this is not a JSON Schema: there is no type {unknown[0]!r}{_at(path)}")
+    others = [each for each in kinds if each != "null"]
+    if sorted(others) == ["integer", "number"]:
+        others = ["number"]
+    return others, len(others) < len(kinds) or schema.get("nullable") is True
+
+
+def _name_of(value: Any) -> str:  # noqa: ANN401 - JSON
+    names = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
+    return names.get(type(value), "object")
+
+
+def _document(text: str) -> Any:  # noqa: ANN401 - JSON
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"this is not a JSON Schema: {error}") from error
+
+
+def _no_type(path: str, why: str) -> UsageError:
+    return UsageError(f"the JSON Schema {why}{_at(path)}, for which there is no Arrow type; ask only for other fields")
+
+
+def _inside(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _at(path: str) -> str:
+    return f" at field '{path}'" if path else ""

@@ -1,0 +1,178 @@
+"""JSON by a JSON Schema, and in a registry's wire format, held to Confluent's own serializer and deserializer."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient, header_schema_id_serializer
+from confluent_kafka.schema_registry.json_schema import JSONDeserializer, JSONSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+from headrace.connectors.formats.registry import client
+from headrace.enumerator.errors import UsageError
+from headrace.formats import JsonSchemaFormat, RegisteredJsonFormat, SchemaRegistry, create_format
+from tests.helpers.schema_registry import FakeRegistry
+
+INTEGER: dict[str, Any] = {"type": "integer"}
+STRING: dict[str, Any] = {"type": "string"}
+LEG = {
+    "$id": "https://air/leg.json",
+    "type": "object",
+    "properties": {"to": STRING, "km": INTEGER},
+    "required": ["to"],
+}
+FLIGHT = {
+    "$schema": "http://json-schema.org/draft-07/schema#",
+    "title": "Flight",
+    "type": "object",
+    "properties": {
+        "carrier": {"enum": ["UA", "AA"]},
+        "delay": {"oneOf": [{"type": "null"}, INTEGER]},
+        "price": {"type": ["null", "number"]},
+        "late": {"type": "boolean"},
+        "legs": {"type": "array", "items": {"$ref": "leg.json"}},
+        "first": {"$ref": "#/definitions/seat"},
+    },
+    "required": ["carrier"],
+    "definitions": {"seat": {"type": "object", "properties": {"row": STRING}}},
+}
+ROW = {"carrier": "UA", "delay": None, "price": 1.5, "legs": [{"to": "Rome"}], "first": {"row": "1A"}}
+CONTEXT = SerializationContext("flights", MessageField.VALUE)
+
+
+def obj(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
+def made(schema: Any, **options: Any) -> JsonSchemaFormat:
+    return JsonSchemaFormat(json.dumps(schema), **options)
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRegistry]:
+    client._known.clear()
+    monkeypatch.setattr(client, "_PAUSES_S", ())
+    with FakeRegistry() as registry:
+        registry.register("leg", LEG, kind="JSON")
+        references = [{"name": "leg.json", "subject": "leg", "version": 1}]
+        registry.register("flights-value", FLIGHT, references, "JSON")
+        yield registry
+
+
+@pytest.mark.parametrize(
+    ("schema", "kind"),
+    [
+        (obj(a=INTEGER, b=STRING), "struct<a: int64, b: string>"),
+        (obj(a={"type": ["integer", "null"]}, b={"type": ["number", "integer"]}), "struct<a: int64, b: double>"),
+        (obj(a={"anyOf": [STRING, {"type": "null"}]}), "struct<a: string>"),
+        (obj(a={"const": 1}, b={"enum": ["x", None]}), "struct<a: int64, b: string>"),
+        ({"properties": {"a": {"type": "boolean"}}}, "struct<a: bool>"),
+        ({"type": "array", "items": obj(a=STRING)}, "list<item: struct<a: string>>"),
+        ({"allOf": [{"$ref": "#/$defs/x"}, obj(b=STRING)], "$defs": {"x": obj(a=INTEGER)}}, "struct<a: int64, b: string>"),
+        ({**obj(c=STRING), "allOf": [obj(a=INTEGER)]}, "struct<c: string, a: int64>"),
+        (obj(a={"$ref": "#/$defs/x~1y%20z"}) | {"$defs": {"x/y z": STRING}}, "struct<a: string>"),
+        (STRING, "string"),
+    ],
+)
+def test_properties_are_columns(schema, kind):
+    assert str(made(schema).arrow_type) == kind
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        (obj(a={}), "allows any value at field 'a', for which there is no Arrow type; ask only for other fields"),
+        (obj(a=True), "allows any value at field 'a'"),
+        (obj(a={"type": ["string", "integer"]}), "may be string or integer at field 'a'"),
+        (obj(a={"oneOf": [STRING, INTEGER]}), "is one of 2 alternatives at field 'a'"),
+        (obj(a={"type": "object", "additionalProperties": STRING}), "is an object without named properties at field 'a'"),
+        (obj(a={"type": "array"}), r"allows any value at field 'a\[\]'"),
+        (obj(a={"type": "array", "items": [STRING]}), r"allows any value at field 'a\[\]'"),
+        (obj(a={"type": "text"}), "there is no type 'text' at field 'a'"),
+        (obj(a={"$ref": "#"}), "contains itself at field 'a'"),
+        (obj(a={"$ref": "#/a"}) | {"a": {"$ref": "#/a"}}, "contains itself at field 'a'"),
+        (obj(a={"allOf": [{"$ref": "#/a"}, {}]}) | {"a": {"$ref": "#/a"}}, "leads to itself"),
+        (obj(a={"$ref": "#/no"}), "refers to '#/no' at field 'a', which there is not"),
+        (obj(a={"$ref": "#anchor"}), "only paths such as #/definitions/x are followed"),
+        (obj(a={"$ref": "other.json"}), "refers to 'other.json' at field 'a', which is not among its references"),
+        (obj(a={"$ref": 5}), "a \\$ref at field 'a' is no text"),
+        (obj(a={"allOf": [STRING, obj(b=STRING)]}), "not all objects"),
+    ],
+)
+def test_what_has_no_column_is_refused_by_name_and_its_neighbours_are_read(schema, words):
+    with pytest.raises(UsageError, match=words):
+        made(schema)
+    schema["properties"]["n"] = obj(x=INTEGER, y={})
+    there = made(schema, fields=["n.x"])
+    assert there.decode(pa.array([b'{"a": 1, "n": {"x": 2, "y": []}}'])).values.to_pylist() == [{"n": {"x": 2}}]
+
+
+def test_what_is_no_json_schema_and_fields_that_there_are_not_are_refused():
+    with pytest.raises(UsageError, match="this is not a JSON Schema: Expecting value"):
+        JsonSchemaFormat("nonsense")
+    with pytest.raises(UsageError, match="the JSON Schema has the fields x at field 'n'; asked for: 'z'"):
+        made(obj(n=obj(x=INTEGER)), fields=["n.z"])
+    with pytest.raises(UsageError, match="field 'x' is integer, and has no fields; asked for: z"):
+        made(obj(x=INTEGER), fields=["x.z"])
+    assert (
+        str(made(obj(n=obj(x=INTEGER, y=STRING)), fields=["n.x", "n"]).arrow_type) == "struct<n: struct<x: int64, y: string>>"
+    )
+    assert str(made(obj(x=INTEGER), fields=[]).arrow_type) == "struct<>"
+
+
+def test_nulls_are_left_out_where_the_schema_does_not_allow_them_and_refused_where_it_needs_a_value():
+    schema = obj(a=INTEGER, b={"type": ["string", "null"]}, c=obj(x=INTEGER), d={"type": "array", "items": INTEGER})
+    there = made({**schema, "required": ["b"]})
+    rows = [{"a": None, "b": None, "c": {"x": None}, "d": [1]}, {"a": 1, "b": "null", "c": None, "d": None}, None]
+    assert there.encode(pa.array(rows, there.arrow_type)).to_pylist() == [
+        b'{"b":null,"c":{},"d":[1]}',
+        b'{"a":1,"b":"null"}',
+        None,
+    ]
+    for row, words in [
+        ({"d": [None]}, r"row 1 .* field 'd\[\]' is null"),
+        ({"d": []}, "row 1 .* field 'a' is required, and null"),
+    ]:
+        strict = made({**schema, "required": ["a"]} if row["d"] == [] else schema)
+        with pytest.raises(UsageError, match=words):
+            strict.encode(pa.array([{"a": 1}, row], strict.arrow_type))
+
+
+def test_what_confluents_serializer_writes_is_read_and_the_other_way_round(registry):
+    confluent = SchemaRegistryClient({"url": registry.url})
+    conf = {"auto.register.schemas": False, "use.latest.version": True}
+    write = JSONSerializer(confluent.get_latest_version("flights-value").schema, confluent, conf=conf)
+    theirs = write(ROW, CONTEXT)
+    there = pickle.loads(pickle.dumps(RegisteredJsonFormat.of_subject(SchemaRegistry(registry.url), "flights-value")))
+    asked = len(registry.asked)
+    values, bad = there.decode(pa.array([theirs, None, theirs[:-1]]))
+    assert values.to_pylist() == [{**ROW, "late": None, "legs": [{"to": "Rome", "km": None}]}, None, None]
+    assert [each.row for each in bad] == [2]
+    assert len(registry.asked) == asked
+    read = JSONDeserializer(None, schema_registry_client=confluent)
+    assert read(there.encode(values.slice(0, 1))[0].as_py(), CONTEXT) == ROW
+
+
+def test_a_header_names_the_schema_of_json_too(registry):
+    confluent, headers = SchemaRegistryClient({"url": registry.url}), list[tuple[str, bytes]]()
+    conf = {"auto.register.schemas": False, "use.latest.version": True, "schema.id.serializer": header_schema_id_serializer}
+    write = JSONSerializer(confluent.get_latest_version("flights-value").schema, confluent, conf=conf)
+    value = write(ROW, SerializationContext("flights", MessageField.VALUE, headers))
+    ((name, frame),) = headers
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    rows = pa.array([[{"key": name, "value": each}] for each in (frame, frame + b"x")], kind)
+    there = RegisteredJsonFormat.of_subject(SchemaRegistry(registry.url), "flights-value", fields=["carrier"])
+    values, bad = there.decode_records(pa.array([value, value]), rows)
+    assert values.to_pylist() == [{"carrier": "UA"}, None]
+    assert [each.reason for each in bad] == ["the header that names its schema goes on after the id"]
+
+
+def test_a_reference_is_found_by_the_own_id_of_a_schema_too():
+    schema = obj(leg={"$ref": "https://air/leg.json#/properties/to"})
+    there = create_format("json-schema", schema=json.dumps(schema), references={"leg": json.dumps(LEG)})
+    assert str(there.arrow_type) == "struct<leg: string>"
