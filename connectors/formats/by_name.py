@@ -28,7 +28,7 @@ def create_format(
 ) -> ValueFormat:
     """The format of this name, one of FORMAT_NAMES.
 
-    `json` needs `arrow_type`, and `avro`, `json-schema` and `protobuf` need `schema`; what they take besides is as `AvroFormat`,
+    `json` needs `arrow_type`; `avro`, `json-schema` and `protobuf` need `schema`; what they take besides is as `AvroFormat`,
     `JsonSchemaFormat` and `ProtobufFormat` have it. Raises UsageError for another name, for an argument that is missing, for
     one that the format does not use, and where a library is not installed.
     """
