@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from headrace.connectors.files.store import Store, normal_path, open_store
+from headrace.connectors.files.store import Store, is_local, normal_path, open_store
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import StateError, UsageError
 from pyspark_headrace.checkpoints.logs import (
@@ -140,7 +141,7 @@ def write_copy(checkpoint: SparkCheckpoint, to: str, plan: CopyPlan, *, quiet_s:
     query's. Raises StateError then, and where it is written to meanwhile; UsageError where `to` is there.
     """
     location, target = (normal_path(fsspec_address(path)) for path in (checkpoint.location, to))
-    if f"{target}/".startswith(f"{location}/"):
+    if f"{_followed(target)}/".startswith(f"{_followed(location)}/"):
         raise UsageError(f"{to} is within the checkpoint itself")
     source = open_store(location, {})
     copy = copy_target(target)
@@ -158,6 +159,11 @@ def write_copy(checkpoint: SparkCheckpoint, to: str, plan: CopyPlan, *, quiet_s:
     except BaseException:
         copy.discard()
         raise
+
+
+def _followed(path: str) -> str:
+    """Where a local path leads, whatever links are in it."""
+    return os.path.realpath(path) if is_local(path) else path
 
 
 def refuse_running(source: Store, checkpoint: SparkCheckpoint, now_s: float, quiet_s: float) -> None:

@@ -766,6 +766,15 @@ def test_a_copy_goes_into_a_new_folder(checkpoint, tmp_path):
             write_copy(found, str(to), fork(found))
 
 
+def test_seen_here_a_link_leads_no_copy_into_the_checkpoint_itself(checkpoint, tmp_path):
+    (tmp_path / "link").symlink_to(checkpoint)
+    for location, to in ((tmp_path / "link", checkpoint / "x"), (checkpoint, tmp_path / "link" / "x")):
+        found = read_checkpoint(str(location))
+        with pytest.raises(UsageError, match="within the checkpoint"):
+            write_copy(found, str(to), fork(found))
+    assert not (checkpoint / "x").exists()
+
+
 def test_positions_are_given_by_topic_partition_and_offset():
     assert parse_positions(["a:0=5", "b.c:12=0"]) == {("a", 0): 5, ("b.c", 12): 0}
     for text in ("a", "a:0", "a=5", "a:-1=5", "a:0=x", ":0=1"):
