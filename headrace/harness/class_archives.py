@@ -1,7 +1,7 @@
 """What a JVM loads at its start, kept in a file that later ones map: they start with about half the work.
 
 It is Java's class data sharing with a dynamic archive (JEP 310, JEP 350). A file is made by a sample run, once for each
-version of a program and of Java on a machine. A JVM that does not fit the file starts as ever.
+installation of a program and version of Java on a machine. A JVM that does not fit the file starts as ever, and says nothing.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ class ClassArchive:
 
     @property
     def file(self) -> Path:
-        """Where this machine's is, or would be. Raises UsageError without Java."""
-        java = find_java(self.name).resolve()
-        digest = hashlib.sha256(f"{java} {java.stat().st_mtime_ns} {self.jars}".encode()).hexdigest()[:12]
-        return cache_directory() / f"{self.name}-classes-{digest}.jsa"
+        """Where this machine's is, or would be: another one once jars were installed anew. Raises UsageError without Java."""
+        # As Java does: to it a jar of another size or time is not the one that the file was made of, whatever is in it.
+        jars = [(jar.name, jar.stat().st_size, jar.stat().st_mtime_ns) for jar in sorted(self.jars.glob("*.jar"))]
+        return cache_directory() / f"{self._place()}-{_digest(repr(jars))}.jsa"
 
     def make(self) -> Path:
         """Run the sample and keep what its JVM has loaded. Replaces the file at once, or not at all.
 
+        Files that were made of the jars which lay there before are removed.
         Raises PeerError, with the end of what was printed, when no file came of it; UsageError without Java.
         """
         file = self.file
@@ -73,6 +74,9 @@ class ClassArchive:
                     f"{done.stdout[-TAIL_CHARACTERS:]}"
                 )
             made.rename(file)
+        for outdated in file.parent.glob(f"{self._place()}-*.jsa"):
+            if outdated != file:
+                outdated.unlink(missing_ok=True)  # of jars that are there no more: 200 MB each
         return file
 
     def at_hand(self) -> Path:
@@ -83,3 +87,12 @@ class ClassArchive:
                 if not file.is_file():
                     self.make()
         return file
+
+    def _place(self) -> str:
+        """What the files of one Java and one folder of jars begin with."""
+        java = find_java(self.name).resolve()
+        return f"{self.name}-classes-{_digest(f'{java} {java.stat().st_mtime_ns} {self.jars}')}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

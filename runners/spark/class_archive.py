@@ -47,7 +47,7 @@ def use_archive() -> None:
 
 
 def _archive() -> ClassArchive:
-    return ClassArchive(f"spark-{pyspark.__version__}", Path(pyspark.__file__).parent, _sample)
+    return ClassArchive(f"spark-{pyspark.__version__}", Path(pyspark.__file__).parent / "jars", _sample)
 
 
 def _sample(made: Path) -> Sample:

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from headrace.enumerator.errors import PeerError
-from headrace.harness.class_archives import ClassArchive
+from headrace.harness.class_archives import ClassArchive, Sample
 from headrace.harness.kafka import class_archive as of_brokers
 from headrace.harness.kafka.class_archive import archive_options
 from headrace.runners.spark import class_archive
@@ -77,6 +77,25 @@ def test_two_that_find_none_make_one(monkeypatch):
     archive_at_hand()
     other.join(30)
     assert made == [1]
+
+
+def archive_of(jars: Path) -> ClassArchive:
+    return ClassArchive("program-1", jars, lambda made: Sample(["touch", str(made)], os.environ))
+
+
+def test_seen_here_jars_that_were_installed_anew_have_a_file_of_their_own_and_the_one_before_is_removed(tmp_path):
+    """Java takes only the very jars that a file was made of, by size and time, and starts as slowly as ever without a word."""
+    jars, others = tmp_path / "jars", tmp_path / "others"
+    for folder in (jars, others):
+        folder.mkdir()
+        (folder / "a.jar").write_bytes(b"a")
+    before, elsewhere = archive_of(jars).at_hand(), archive_of(others).at_hand()
+    os.utime(jars / "a.jar", ns=(0, 0))
+    after = archive_of(jars).at_hand()
+    assert after != before
+    assert after.is_file()
+    assert not before.exists()
+    assert elsewhere.is_file()
 
 
 class TestBrokers:
