@@ -15,7 +15,7 @@ import pytest
 
 from headrace.connectors.commit import JobCommitter, StaleEpochError
 from headrace.connectors.kafka.client.errors import BrokerError, InvalidForBrokerError
-from headrace.connectors.kafka.client.fetch import fetch_once
+from headrace.connectors.kafka.client.fetch import fetch_there
 from headrace.connectors.kafka.format.decode import HEADERS_TYPE
 from headrace.connectors.kafka.write import commit_log
 from headrace.connectors.kafka.write.log_dump import dump
@@ -333,9 +333,9 @@ def test_the_commit_topic_is_read_on_from_where_it_was_read_to(sink, out, bootst
 
     def noted(cluster, topic, partition, offset, isolation):
         read_from.append(offset)
-        return fetch_once(cluster, topic, partition, offset, isolation)
+        return fetch_there(cluster, topic, partition, offset, isolation)
 
-    monkeypatch.setattr(commit_log, "fetch_once", noted)
+    monkeypatch.setattr(commit_log, "fetch_there", noted)
     driver = committer(sink, JOB)
     for epoch in range(3):
         driver.commit(epoch, prepared(sink, JOB, epoch, [str(epoch)]))
