@@ -17,6 +17,7 @@ from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake import Schema as DeltaSchema
@@ -206,14 +207,18 @@ class _LoadedDelta(LoadedTable):
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         with _translated(self._uri):
             check_columns(self._schema, columns, self._uri)
-            yield from self._table.to_pyarrow_dataset().to_batches(columns=list(columns))
+            yield from self._dataset().to_batches(columns=list(columns))
 
     def files_with(self, keys: pa.Table) -> Iterator[TableFile]:
         """Those whose least and greatest values leave room for one of the keys."""
         with _translated(self._uri):
-            dataset = self._table.to_pyarrow_dataset()
+            dataset = self._dataset()
             for fragment in dataset.get_fragments(between(keys)):
                 yield _DeltaFile(fragment, dataset.schema, self._schema)
+
+    def _dataset(self) -> ds.Dataset:
+        # Others write timestamps as INT96, which by itself Arrow takes for nanoseconds: the year 9999 becomes another one.
+        return self._table.to_pyarrow_dataset(parquet_read_options=ds.ParquetReadOptions(coerce_int96_timestamp_unit="us"))
 
     def widen(self, columns: pa.Schema) -> None:
         with _translated(self._uri):

@@ -72,7 +72,7 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBat
     """The rows in the types of a `fitting_schema`. Raises UsageError for a null in a column that must not have any."""
     columns = []
     for field in schema:
-        column = batch.column(batch.schema.get_field_index(field.name))
+        column = batch.column(field.name)
         if column.null_count and not field.nullable:
             raise UsageError(f"{where}: column {field.name!r} of the table must not be null, and a row has a null there")
         if types.is_dictionary(column.type):

@@ -19,7 +19,7 @@ from headrace.connectors.tables.keyed.changes import Changes
 from headrace.connectors.tables.log import FileLayout, LoadedTable, TableLog
 from headrace.connectors.tables.rows import fitted, fitting_schema, partitions_of
 from headrace.connectors.tables.work import WorkFolder
-from headrace.enumerator.errors import PeerError
+from headrace.enumerator.errors import PeerError, UsageError
 
 __all__ = ["TARGET_FILE_BYTES", "Layout", "PartitionedFiles", "TableTransaction", "written_columns"]
 
@@ -49,13 +49,16 @@ class TableTransaction(Transaction[TableHandle]):
         self._whole = AllOrNothing(where, f"transaction {self._place}", self.abort)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows. Their columns are those of the first batch."""
+        """Add rows. Raises UsageError for a batch whose columns are not those of the first one, in whatever order."""
         self._whole.check()
-        if not batch.num_rows:
-            return
         with self._whole.steps():
+            if self._changes is not None:
+                batch = self._changes.applied(batch, self._where)
+            if not batch.num_rows:
+                return
             if self._begun is None:
                 self._begun = self._begin(batch)
+            _check_columns(sorted(batch.schema.names), self._begun.columns, self._where)
             self._begun.files.write(self._fitted(batch, self._begun.schema))
 
     def prepare(self) -> TableHandle | None:
@@ -92,12 +95,20 @@ class TableTransaction(Transaction[TableHandle]):
         formats = loaded.files if self._changes is None else _Staged()
         files = PartitionedFiles(work, self._place, self._layout, formats, self._fitted(batch, schema).schema)
         work.open(self._place)
-        return _Begun(loaded, schema, work, files)
+        return _Begun(loaded, schema, work, files, sorted(batch.schema.names))
 
     def _fitted(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         if self._changes is None:
             return fitted(batch, schema, self._where)
         return self._changes.staged(batch, schema, self._where)
+
+
+def _check_columns(columns: list[str], before: list[str], where: str) -> None:
+    if columns != before:
+        raise UsageError(
+            f"{where}: a batch has the columns {', '.join(columns)}, and one before it in this transaction "
+            f"{', '.join(before)}: give all batches the same, with nulls where a row has no value"
+        )
 
 
 def written_columns(changes: Changes | None, rows: pa.Schema, loaded: LoadedTable, where: str) -> pa.Schema:
@@ -110,12 +121,13 @@ def written_columns(changes: Changes | None, rows: pa.Schema, loaded: LoadedTabl
 
 @dataclass(frozen=True)
 class _Begun:
-    """A transaction with rows. `schema`: of the columns of the table that it writes."""
+    """A transaction with rows. `schema`: of the columns of the table that it writes; `columns`: those of its batches."""
 
     table: LoadedTable
     schema: pa.Schema
     work: WorkFolder
     files: PartitionedFiles
+    columns: list[str]
 
 
 class _Staged(FileLayout):

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.transaction import AddAction
 
 from headrace.connectors.commit import JobCommitter
 from headrace.connectors.sink import Attempt
@@ -400,6 +402,40 @@ def test_a_changelog_in_many_epochs_gives_the_same_table_as_a_plain_replay(tmp_p
     assert rig.rows() == wanted
 
 
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_rows_that_only_say_what_was_there_before_change_nothing(tmp_path, kind):
+    """Also where a task has no others."""
+    rig = Rig(kind, tmp_path)
+    rig.commit(0, (1, "a", "c"))
+    assert rig.prepared(1, rig.batch([(1, "a", "-U")])) is None
+    with rig.sink.begin(Attempt(JOB, 1, 1, 0)) as transaction:
+        transaction.write(rig.batch([(1, "a", "-U")]))
+        transaction.write(rig.batch([(1, "b", "+U")]))
+        driver(rig.sink).commit(1, (transaction.prepare(),))
+    assert rig.rows() == {1: "b"}
+
+
+def test_a_timestamp_that_spark_has_written_comes_through_a_merge_as_it_is(tmp_path):
+    """As INT96, which by itself Arrow reads as nanoseconds: the end of time would be another year then."""
+    schema = pa.schema([*ROWS, ("until", pa.timestamp("us"))])
+    rig = Rig("delta", tmp_path, schema=schema)
+    end = datetime(9999, 12, 31)
+    file = Path(rig.sink.uri, "theirs.parquet")
+    theirs = pa.table(
+        {"id": [1, 2], "name": ["theirs"] * 2, "offset": [0, 0], "until": pa.array([end, end], pa.timestamp("us"))}
+    )
+    pq.write_table(theirs, file, use_deprecated_int96_timestamps=True)
+    table = DeltaTable(rig.sink.uri)
+    action = AddAction(file.name, file.stat().st_size, {}, 0, data_change=True, stats="{}")
+    table.create_write_transaction([action], "append", table.schema(), [])
+    ours = pa.RecordBatch.from_pydict({"id": [2], "name": ["ours"], "op": ["u"], "offset": [1], "until": [None]}, schema=schema)
+    driver(rig.sink).commit(0, (rig.prepared(0, ours),))
+    assert sorted((row["id"], row["name"], row["until"]) for row in rig.table().to_pylist()) == [
+        (1, "theirs", end),
+        (2, "ours", None),
+    ]
+
+
 # --- columns that a table does not have yet ------------------------------------------------------------------------------
 
 NARROW = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -436,6 +472,20 @@ def test_columns_that_a_table_does_not_have_are_added_if_that_is_asked_for(tmp_p
     found = read(kind, tmp_path).sort_by("id").to_pylist()
     assert [row["extra"] for row in found] == [None, 0.5, None]
     assert [row["tags"] for row in found] == [None, ["x"], None]
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@pytest.mark.parametrize("columns", [["id"], ["id", "name", "note", "more"]])
+def test_a_batch_with_other_columns_than_the_first_one_of_its_transaction_is_refused(tmp_path, kind, columns):
+    """Not given the values of another column, and nothing is left out in silence."""
+    table = pa.schema([("id", pa.int64()), ("name", pa.string()), ("note", pa.string()), ("more", pa.string())])
+    sink = appending(kind, tmp_path)
+    sink.create_table(table)
+    with sink.begin(Attempt(JOB, 0, 0, 0)) as transaction:
+        transaction.write(pa.RecordBatch.from_pydict({"id": [1], "note": ["n"], "name": ["a"]}))
+        transaction.write(pa.RecordBatch.from_pydict({"name": ["a"], "id": [1], "note": ["n"]}))
+        with pytest.raises(UsageError, match=r"a batch has the columns id.*, and one before it .* id, name, note: give all"):
+            transaction.write(pa.RecordBatch.from_pydict({name: [2] if name == "id" else ["b"] for name in columns}))
 
 
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])

@@ -77,21 +77,25 @@ class Changes:
                 raise UsageError(f"{where}: column {name!r} is {kind}, and no key of that type can be compared")
         return schema
 
-    def staged(self, batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
-        """The rows as a task stores them: columns of `table_columns`, what is deleted, and the sequence.
+    def applied(self, batch: pa.RecordBatch, where: str) -> pa.RecordBatch:
+        """Without the rows that only say what was there before. Raises UsageError for a value that no change type has."""
+        if self.change_type not in batch.schema.names:
+            return batch  # all of them, or refused when the columns are looked at
+        return batch.filter(pc.is_valid(self._deleted(batch, where)))
 
-        Raises UsageError for a value that no change type has, for a null in a key or sequence, and in a column of a row that is
-        not deleted, where the table allows none.
+    def staged(self, batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
+        """The rows that are `applied` as a task stores them: columns of `table_columns`, what is deleted, and the sequence.
+
+        Raises UsageError for a null in a key or sequence, and in a column of a row that is not deleted, where the table allows
+        none.
         """
         deleted = self._deleted(batch, where)
-        rows = batch.filter(pc.is_valid(deleted))
-        deleted = deleted.drop_null()
         nullable = pa.schema([field.with_nullable(field.name not in self.keys) for field in schema], schema.metadata)
-        written = fitted(rows, nullable, where)
+        written = fitted(batch, nullable, where)
         fitted(written.filter(pc.invert(deleted)), schema, where)
         columns = {name: written.column(name) for name in schema.names} | {_DELETED: deleted}
         for at, name in enumerate(self.sequence):
-            column = rows.column(name)
+            column = batch.column(name)
             if column.null_count:
                 raise UsageError(f"{where}: column {name!r} says which change is the later one, and a row has a null there")
             columns[f"{_SEQUENCE}{at}"] = column
