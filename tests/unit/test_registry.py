@@ -8,6 +8,7 @@ import json
 import pickle
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -272,7 +273,8 @@ def test_seen_here_a_followers_no_to_a_new_id_is_asked_again_and_costs_no_record
 def test_ids_that_stay_unknown_are_asked_for_again_together_and_then_once_in_a_while(served, monkeypatch):
     pauses: list[float] = []
     monkeypatch.setattr(client, "_PAUSES_S", (0.001, 0.002))
-    monkeypatch.setattr(client.time, "sleep", pauses.append)
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=pauses.append)  # the client's own: other threads sleep as ever
+    monkeypatch.setattr(client, "time", clock)
     garbage = binary([b"\0\0\0\0" + bytes([each]) for each in range(100, 150)])
     served.register("flights-value", FLIGHT)
     format_ = reading(served)
