@@ -238,9 +238,12 @@ class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
     def retire(self, number: int) -> None:
         """The worker's process is dead: abort what it has left open. What cannot be reached now is left to the next sweep.
 
-        Called after `fence`, and after the checkpoint that lists something of it was committed or given up.
+        Called after the checkpoint that lists something of it was committed or given up. Nothing is swept before the run was
+        taken over: the names are those of whoever runs from another copy of the folder, too.
         """
         self._due_s[number] = None
+        if not self._fenced:
+            return
         try:
             self.sweep(() if self._stored is None else self._stored.handles)
         except Exception as error:

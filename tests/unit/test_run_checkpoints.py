@@ -202,6 +202,19 @@ def test_a_living_workers_transaction_outlives_the_commits_of_the_others(tmp_pat
     store.close()
 
 
+def test_seen_here_nothing_of_a_dead_worker_is_swept_before_the_run_is_taken_over(tmp_path):
+    """A worker of who has started an older copy dies before that is refused: its name is that of a worker at work elsewhere."""
+    log, store = MemoryTransactionLog(), opened(tmp_path)
+    store.enlist(1)
+    prepared(log, store, 1, "of the run that goes on")
+    run = committer(store, log)
+    run.retire(1)
+    assert len(log.unended(store.roster.job(1))) == 1
+    JobCommitter("x", run).recover()
+    assert log.unended(store.roster.job(1)) == []
+    store.close()
+
+
 def test_an_older_copy_of_a_folder_and_another_branch_are_refused(tmp_path):
     log, store = MemoryTransactionLog(), opened(tmp_path)
     run = committer(store, log)
