@@ -18,6 +18,7 @@ import pytest
 from pyspark.sql import DataFrameWriter, SparkSession
 from pyspark.sql.streaming.query import StreamingQueryManager
 from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
+from pyspark.sql.types import StringType, StructField, StructType
 
 from headrace.enumerator.errors import FencedError, UsageError
 from headrace.enumerator.restarts import FixedDelay
@@ -36,6 +37,7 @@ from headrace.runners.spark.supervision.starts import StartedQuery, intercepted
 from headrace.runners.spark.supervision.status import StatusFile
 from headrace.runners.spark.supervision.supervisor import supervise
 from headrace.runners.spark.supervision.takeover import Takeover, check_standby, checkpoint_of, resolved
+from headrace.runners.spark.writers import StreamWriter
 from pyspark_headrace import DefaultSource
 from pyspark_headrace.connectors import kafka_options
 from tests.helpers import supervised_job
@@ -274,7 +276,7 @@ def test_a_started_query_is_known_by_what_the_job_has_called(java):
         writer_of(frame).toTable("t", checkpointLocation="/e")
     first, second, third = noting.asked
     assert first == StartedQuery(frame, "headrace", "update", {"checkpointlocation": "/c", "topic": "t", "flag": "true"}, "q")
-    assert second == StartedQuery(frame, "json", "append", {"checkpointlocation": "/d"}, "r")
+    assert second == StartedQuery(frame, "json", "append", {"checkpointlocation": "/d", "path": "/out"}, "r")
     assert third.sink == "table"
     assert [call.args for call in java.start.call_args_list] == [(), ("/out",)]
     assert java.toTable.call_args.args == ("t",)
@@ -417,6 +419,29 @@ def test_what_the_last_driver_left_is_recovered_under_the_lock_and_before_spark_
         writer_of(Frame()).format("headrace").option("checkpointLocation", str(checkpoint)).start()
         writer_of(Frame()).format("parquet").option("checkpointLocation", str(checkpoint)).start()
     assert order == ["locked", "recovered q-1", "started", "started"]
+
+
+def test_seen_here_a_query_whose_path_is_an_argument_of_start_is_recovered_there(tmp_path, java):
+    (tmp_path / "metadata").write_text('{"id":"q-1"}')
+    frame, recovered = Frame(), []
+    frame.schema = StructType([StructField("a", StringType())])
+    with (
+        patch.object(StreamWriter, "recover", lambda writer, job: recovered.append((writer._sink.path, job))),
+        intercepted(Takeover(new_family(), 0)),
+    ):
+        writer = writer_of(frame).format("headrace").option("connector", "files").option("checkpointLocation", str(tmp_path))
+        writer.start(str(tmp_path / "out"))
+    assert recovered == [(str(tmp_path / "out"), "q-1")]
+    assert java.start.call_args.args == (str(tmp_path / "out"),)
+
+
+def test_a_path_of_one_start_is_not_that_of_the_next():
+    noting = Noting()
+    with intercepted(noting):
+        writer = writer_of(Frame())
+        writer.start("/one")
+        writer.start()
+    assert [started.options for started in noting.asked] == [{"path": "/one"}, {}]
 
 
 def test_a_query_that_a_standby_could_not_take_over_is_refused_before_it_starts(java):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 from unittest.mock import patch
 
@@ -27,8 +27,8 @@ _TABLE, _FOREACH, _FOREACH_BATCH = "table", "foreach", "foreachBatch"
 
 @dataclass
 class StartedQuery:
-    """A query that a job starts. `options` by their names in lower case. `sink`: its format; `table`, `foreach` or
-    `foreachBatch` where it is one of these.
+    """A query that a job starts. `options` by their names in lower case, with the `path` of `start`. `sink`: its format;
+    `table`, `foreach` or `foreachBatch` where it is one of these.
     """
 
     frame: DataFrame
@@ -165,7 +165,10 @@ def _start(start: Callable[..., StreamingQuery], starter: Starter) -> Callable[.
         given = {**dict(zip(names, arguments, strict=False)), **named}
         path = given.pop("path", None)
         _take_settings(self, given)
-        return starter.start(_noted(self), lambda: start(self, path))
+        noted = _noted(self)
+        if path is not None:  # as Spark hands it to the sink; the next start of this writer may have another
+            noted = replace(noted, options=noted.options | {"path": _text(path)})
+        return starter.start(noted, lambda: start(self, path))
 
     return started
 
