@@ -111,7 +111,7 @@ def kafka_options(options: Mapping[str, str]) -> dict[str, str]:
 
 
 _LEFT_OUT_OF_REHEARSALS = re.compile(
-    r"starting.*|(max|min)offsetspertrigger|maxtriggerdelay|commitoffsetstogroup|jvmcheckpoint"
+    r"starting.*|startfromsavepoint|(max|min)offsetspertrigger|maxtriggerdelay|commitoffsetstogroup|jvmcheckpoint"
 )
 
 

@@ -40,6 +40,7 @@ from headrace.runners.spark.supervision.takeover import Takeover, check_standby,
 from headrace.runners.spark.writers import StreamWriter
 from pyspark_headrace import DefaultSource
 from pyspark_headrace.connectors import kafka_options
+from pyspark_headrace.kafka_read import Mode, kafka_read
 from tests.helpers import supervised_job
 from tests.helpers.python_path import python_path
 
@@ -390,6 +391,15 @@ def test_a_rehearsal_reads_a_few_of_the_first_records_and_commits_to_no_group():
     read = kafka_options({**given, **changed, "minOffsetsPerTrigger": "5", "startingTimestamp": "1"})
     kept = {"kafka.bootstrap.servers": "b:1", "subscribe": "t", "kafka.group.id": "g"}
     assert read == {**kept, "startingoffsets": "earliest", "maxoffsetspertrigger": "1000"}
+
+
+def test_seen_here_a_query_that_begins_with_a_savepoint_is_rehearsed_from_the_first_records():
+    given = {"kafka.bootstrap.servers": "b:1", "subscribe": "t", "headraceRehearsal": "true"}
+    for name in ("startFromSavepoint", "startfromsavepoint"):
+        read = kafka_options({**given, name: "/savepoint"})
+        assert name not in read
+        assert kafka_read(read, Mode.STREAM).savepoint is None
+    assert read["startingoffsets"] == "earliest"
 
 
 def test_a_rehearsal_writes_nothing_and_contacts_nobody():
