@@ -16,6 +16,9 @@ from unittest.mock import MagicMock, patch
 
 import pytest
 from pyspark.sql import DataFrameWriter, SparkSession
+from pyspark.sql.catalog import Catalog
+from pyspark.sql.classic.dataframe import DataFrame
+from pyspark.sql.merge import MergeIntoWriter
 from pyspark.sql.streaming.query import StreamingQueryManager
 from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 from pyspark.sql.types import StringType, StructField, StructType
@@ -343,6 +346,13 @@ def test_a_listener_hears_of_the_job_and_not_of_its_rehearsal(rehearsal):
             lambda: SparkSession.sql(None, "WITH a AS (SELECT 1) INSERT INTO t SELECT * FROM a"),
             "it calls the SQL statement WITH",
         ),
+        (lambda: SparkSession.sql(None, "WITH a AS (SELECT 1) UPDATE `a b`.t AS x\nSET c = 1"), "the SQL statement WITH"),
+        (
+            lambda: SparkSession.sql(None, "WITH a AS (SELECT 1) MERGE WITH SCHEMA EVOLUTION INTO t USING a ON true"),
+            "the SQL statement WITH",
+        ),
+        (lambda: SparkSession.sql(None, "CREATE OR REPLACE GLOBAL TEMPORARY VIEW v AS SELECT 1"), "the SQL statement CREATE"),
+        (lambda: MergeIntoWriter.merge(None), r"it calls MergeIntoWriter.merge\(\)"),
     ],
 )
 def test_a_job_that_writes_or_reads_what_nobody_knows_is_not_rehearsed_and_nothing_is_done(rehearsal, does, reason):
@@ -357,6 +367,30 @@ def test_a_job_that_writes_or_reads_what_nobody_knows_is_not_rehearsed_and_nothi
 
     assert re.search(reason, rehearsal.first(job))
     assert done == []
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(Catalog, name) for name in ("createTable", "createExternalTable", "recoverPartitions", "truncateTable", "analyzeTable")]
+    + [(Catalog, name) for name in ("createDatabase", "dropDatabase", "dropTable", "dropView")]
+    + [(DataFrame, name) for name in ("createGlobalTempView", "createOrReplaceGlobalTempView")],
+)
+def test_seen_here_no_rehearsal_changes_a_catalog(rehearsal, owner, name):
+    if not hasattr(owner, name):
+        pytest.skip(f"this PySpark has no {name}()")
+    assert f"it calls {owner.__name__}.{name}()" in (rehearsal.first(lambda: getattr(owner, name)(None, "t")) or "")
+
+
+def test_statements_that_change_nothing_outside_of_their_session_are_rehearsed(rehearsal):
+    done = []
+    statements = (
+        "CREATE OR REPLACE TEMP VIEW v AS SELECT 1",
+        "SELECT /*+ MERGE(a) */ update_time, settings FROM a JOIN b",
+        "SET a.b = c",
+    )
+    with patch.object(SparkSession, "sql", lambda _, statement: done.append(statement)):
+        assert rehearsal.first(lambda: [SparkSession.sql(None, statement) for statement in statements]) is None
+    assert done == list(statements)
 
 
 def reader():

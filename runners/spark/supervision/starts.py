@@ -15,6 +15,9 @@ from typing import Any, Protocol
 from unittest.mock import patch
 
 from pyspark.sql import DataFrame, DataFrameWriter, DataFrameWriterV2, SparkSession
+from pyspark.sql.catalog import Catalog
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+from pyspark.sql.merge import MergeIntoWriter
 from pyspark.sql.streaming.query import StreamingQuery, StreamingQueryManager
 from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
@@ -71,7 +74,8 @@ def _replacements(starter: Starter) -> Iterator[tuple[type, str, Callable[..., A
     yield DataStreamWriter, "toTable", _to_table(DataStreamWriter.toTable, starter)
     for owner, names in _WRITES.items():
         for name in names:
-            yield owner, name, _telling(getattr(owner, name), starter, f"{owner.__name__}.{name}()")
+            if (method := getattr(owner, name, None)) is not None:
+                yield owner, name, _telling(method, starter, f"{owner.__name__}.{name}()")
     yield SparkSession, "sql", _sql(SparkSession.sql, starter)
     add_listener = StreamingQueryManager.addListener
     listening = lambda manager, listener: starter.listen(lambda: add_listener(manager, listener))  # noqa: E731
@@ -192,16 +196,26 @@ def _to_table(to_table: Callable[..., StreamingQuery], starter: Starter) -> Call
 _WRITES: dict[type, tuple[str, ...]] = {
     DataFrameWriter: ("save", "insertInto", "saveAsTable", "json", "parquet", "text", "csv", "xml", "orc", "jdbc"),
     DataFrameWriterV2: ("create", "replace", "createOrReplace", "append", "overwrite", "overwritePartitions"),
+    MergeIntoWriter: ("merge",),
+    ClassicDataFrame: ("createGlobalTempView", "createOrReplaceGlobalTempView"),
+    Catalog: (
+        *("createDatabase", "createTable", "createExternalTable", "dropDatabase", "dropTable", "dropView"),
+        *("truncateTable", "recoverPartitions", "analyzeTable"),
+    ),
 }
+"""Some of them are not in every PySpark."""
 
 _READS = re.compile(
     r"\s*(?:(?:select|with|from|values|table|show|describe|desc|explain|use|set|declare)\b|\(|create\s+(?:or\s+replace\s+)?"
-    r"(?:global\s+)?temp(?:orary)?\s)",
+    r"temp(?:orary)?\s)",
     re.IGNORECASE,
 )
-"""Statements that change nothing outside of their session. `with` can also begin a write: an INSERT in the text tells."""
+"""Statements that change nothing outside of their session. `with` and `from` can also begin a write: `_INSERTS` tells."""
 
-_INSERTS = re.compile(r"\b(?:insert\s+(?:into|overwrite)|merge\s+into|delete\s+from)\b", re.IGNORECASE)
+_INSERTS = re.compile(
+    r"\b(?:(?:insert|merge)\s+(?:with\s+schema\s+evolution\s+)?(?:into|overwrite)|delete\s+from|update\b.*?\bset)\b",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 def _telling(method: Callable[..., Any], starter: Starter, what: str) -> Callable[..., Any]:
