@@ -30,7 +30,7 @@ from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.kafka.write.transaction_log import outcome_of
 from headrace.connectors.kafka.write.transactions import Transactions, in_parallel
 from headrace.connectors.sink import Attempt, Outcome
-from headrace.enumerator.errors import DeadlineExceededError, FencedError, OutageError, RetriableError, StateError, UsageError
+from headrace.enumerator.errors import DeadlineExceededError, FencedError, OutageError, RetriableError, StateError
 from headrace.runners.spark.writers import BatchWriter, PreparedMessage, StreamWriter
 from headrace.testing import FakeKafka
 from headrace.testing.fake_kafka import Before, CutAfter, CutBefore, Refuse, Rewrite
@@ -279,17 +279,21 @@ class TestRidingOut:
         assert ("three-0 has 3 replicas, 2 of them in sync, and min.insync.replicas=3" in told) is may_ask
         assert asked.fired == 1
 
-    def test_seen_here_more_replicas_in_sync_than_there_are_replicas_is_no_outage(self, kafka, monkeypatch):
-        """Brokers before Kafka 3.7 refuse such a write for ever; later ones go by the number of replicas."""
+    def test_seen_here_more_replicas_in_sync_than_there_are_replicas_end_no_write(self, kafka, monkeypatch, caplog):
+        """Brokers from 3.7 on take such a write, and answer so too while the coordinator of its transaction is away."""
         monkeypatch.setattr(produce, "_SHORT_GRACE_S", 0.05)
         kafka.create_topic("one", replicas=1, configs={"min.insync.replicas": "2"})
-        kafka.fault("Produce", Refuse(NOT_ENOUGH_REPLICAS, "one"), times=None)
+        refused = kafka.fault("Produce", Refuse(NOT_ENOUGH_REPLICAS, "one"), times=None)
         sink = replace(sink_of(kafka), topic="one")
-        with pytest.raises(
-            UsageError, match=r"one-0 has 1 replicas, .* min\.insync\.replicas=2: no write is ever acknowledged"
-        ):
-            ended(lambda: prepared(sink, JOB, 0, ["a"]))
-        assert ongoing(sink, JOB) == []
+        found = Future()
+        threading.Thread(target=lambda: settle(found, lambda: prepared(sink, JOB, 0, ["a"])), daemon=True).start()
+        wait_for(lambda: "trying on" in caplog.text or found.done(), "nobody waits")
+        refused.stop()
+        JobCommitter(JOB, sink.committer(JOB)).commit(0, found.result(LONGEST_S))
+        assert values(kafka, "one") == ["a"]
+        (told,) = [record.message for record in caplog.records if "trying on" in record.message]
+        assert "one-0 has 1 replicas, 1 of them in sync, and min.insync.replicas=2" in told
+        assert "before Kafka 3.7 acknowledge no such write until min.insync.replicas of the topic is lowered" in told
 
     def test_the_limit_of_a_delivery_holds_while_partitions_are_added_too(self, kafka):
         kafka.set_transaction_version(1)

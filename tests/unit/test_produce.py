@@ -11,6 +11,7 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
+from headrace.connectors.kafka.client import retries
 from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.retries import Outage
@@ -31,6 +32,7 @@ class AnsweringConnection:
 
     def __init__(self, code: ErrorCode) -> None:
         self.code, self.usable = code, True
+        self.message: str | None = None
         self.sizes: list[list[int]] = []  # of the batches, for each request
         self._waiting: deque[Any] = deque()
 
@@ -41,7 +43,7 @@ class AnsweringConnection:
 
     def receive(self) -> Any:
         answers = [
-            SimpleNamespace(index=index, error_code=self.code, error_message=None, base_offset=0)
+            SimpleNamespace(index=index, error_code=self.code, error_message=self.message, base_offset=0)
             for index in self._waiting.popleft()
         ]
         return SimpleNamespace(responses=[SimpleNamespace(name="", topic_id=TOPIC_ID, partition_responses=answers)])
@@ -114,6 +116,18 @@ def test_what_is_not_acknowledged_is_sent_again_until_the_delivery_timeout():
     with pytest.raises(DeadlineExceededError, match="NOT_LEADER_OR_FOLLOWER"):
         sender.flush()
     assert len(cluster.connection.sizes) > 1
+
+
+def test_seen_here_what_a_broker_says_of_too_few_replicas_is_kept(monkeypatch, caplog):
+    """It may be none: a leader that cannot ask the transaction's coordinator answers so, and says it in words alone."""
+    monkeypatch.setattr(retries, "_SILENCE_S", 0.0)
+    cluster = OneBroker(ErrorCode.NOT_ENOUGH_REPLICAS, delivery_timeout_ms=50, request_timeout_ms=50)
+    cluster.connection.message = "Unable to verify the partition has been added to the transaction."
+    sender = cluster.sender()
+    sender.send("t", batches(10))
+    with pytest.raises(DeadlineExceededError, match="Unable to verify the partition"):
+        sender.flush()
+    assert caplog.text.count("Unable to verify the partition") == 1
 
 
 def test_seen_here_nothing_more_is_sent_on_a_connection_whose_session_nears_its_end_and_nothing_is_lost():

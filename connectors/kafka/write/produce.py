@@ -292,12 +292,13 @@ class BatchSender:
             self._refused_bytes[topic] = min(len(batch.data), self._refused_bytes.get(topic, len(batch.data)))
             lane.replace_sent(batch, self._fitting(topic, batch))
             return _TooLargeError(item.error_code, where)
-        error = broker_error(item.error_code, f"{where}: {item.error_message}" if item.error_message else where)
+        told = f"{where}: {item.error_message}" if item.error_message else where
+        error = broker_error(item.error_code, told)
         if not isinstance(error, RetriableError):
             raise error
         self._cluster.invalidate(topic)
         if item.error_code in _SHORT_OF_REPLICAS:
-            short = _ShortOfReplicasError(item.error_code, where, self._shortages.get(lane.key, ""))
+            short = _ShortOfReplicasError(item.error_code, told, self._shortages.get(lane.key, ""))
             short.key = lane.key
             return short
         return error
@@ -345,7 +346,7 @@ class BatchSender:
         self._cluster.back_off(self._tries)
 
     def _look_at_replicas(self, key: TopicPartition) -> None:
-        """Once, for the log and for errors, when there are too few in sync for longer. Raises UsageError if that has no end."""
+        """Once, for the log and for errors, when there seem to be too few in sync for longer. It ends no wait."""
         is_new = self._failing_since is None or time.monotonic() - self._failing_since < _SHORT_GRACE_S
         if is_new or key in self._shortages:
             return

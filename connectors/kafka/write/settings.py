@@ -7,7 +7,6 @@ from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.errors import UnknownTopicError, broker_error
 from headrace.connectors.kafka.client.topology import TopicPartition
 from headrace.connectors.kafka.client.wire.protocol import DescribeConfigsRequest
-from headrace.enumerator.errors import UsageError
 
 __all__ = ["replicas_in_sync", "topic_setting"]
 
@@ -33,17 +32,24 @@ def topic_setting(cluster: KafkaCluster, topic: str, name: str) -> str | None:
 
 
 def replicas_in_sync(cluster: KafkaCluster, key: TopicPartition) -> str:
-    """How many replicas have to be in sync for a write, and are: in words, and nothing where one may not ask.
+    """How many replicas have to be in sync for a write, and are, and what to do: in words; nothing where one may not ask.
 
-    For who is answered NOT_ENOUGH_REPLICAS. Raises UsageError where no write can be acknowledged: brokers before Kafka 3.7 take
-    `min.insync.replicas` by its word, also where a partition has fewer replicas.
+    For who is answered NOT_ENOUGH_REPLICAS, which is no proof of a shortage: so answers also a leader that cannot ask the
+    transaction's coordinator. Brokers before Kafka 3.7 take `min.insync.replicas` by its word, later ones no more of it than a
+    partition has replicas.
     """
     topic, partition = key
     least = topic_setting(cluster, topic, _LEAST)
     found = cluster.topics([topic])[topic].partitions.get(partition)
     if least is None or found is None:
         return ""
-    said = f"{topic}-{partition} has {len(found.replicas)} replicas, {len(found.isr)} of them in sync, and {_LEAST}={least}"
-    if int(least) > len(found.replicas):
-        raise UsageError(f"{said}: no write is ever acknowledged. Lower {_LEAST} of the topic, or give it more replicas")
+    there, in_sync = len(found.replicas), len(found.isr)
+    said = f"{topic}-{partition} has {there} replicas, {in_sync} of them in sync, and {_LEAST}={least}"
+    if int(least) > there:
+        return (
+            f"{said}: brokers before Kafka 3.7 acknowledge no such write until {_LEAST} of the topic is lowered, or it has "
+            "more replicas; later ones do"
+        )
+    if in_sync < int(least):
+        return f"{said}: start the brokers of the others, or lower {_LEAST} of the topic"
     return said
