@@ -121,6 +121,23 @@ def test_sockets_that_a_broker_has_closed_do_not_stay_half_closed(kafka, cluster
     assert [connection.usable for connection in surplus] == [False] * 3
 
 
+def test_seen_here_a_connection_whose_session_nears_its_end_does_not_stay_on_loan(cluster, monkeypatch):
+    """The pool kept it and its buffers for as long as there was one: one more at each session's end."""
+    lease, leased = cluster.lease, []
+
+    def lease_shortly(broker):
+        connection = lease(broker)
+        connection.expires_at = time.monotonic() + 0.01
+        leased.append(connection)
+        return connection
+
+    monkeypatch.setattr(cluster, "lease", lease_shortly)
+    with Fetcher(cluster, [FetchFrom("t", 0, 0)]):
+        wait_for(lambda: len(leased) > 10)
+    assert len(set(leased)) > 10
+    assert not cluster._pool._lent & set(leased)
+
+
 # --- who waits for whom -----------------------------------------------------------------------------------------------------
 
 

@@ -146,6 +146,24 @@ def test_seen_here_nothing_more_is_sent_on_a_connection_whose_session_nears_its_
     assert sender.written["t", 0].records == 3
 
 
+def test_seen_here_nor_does_one_that_ends_in_a_failure_stay_on_loan(monkeypatch):
+    """The pool kept it and its buffers for as long as there was one."""
+    cluster = OneBroker(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    ended: list[AnsweringConnection] = []
+
+    def next_session(_tries: int) -> None:
+        ended.append(cluster.connection)
+        cluster.connection = AnsweringConnection(ErrorCode.NONE if len(ended) == 5 else ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    monkeypatch.setattr(cluster, "back_off", next_session)
+    monkeypatch.setattr(cluster, "invalidate", lambda _: setattr(cluster.connection, "usable", False))  # while it is judged
+    sender = cluster.sender()
+    sender.send("t", batches(10))
+    sender.flush()
+    assert len(ended) == 5
+    assert cluster.given_back == ended
+
+
 class StoppedTime:
     def __init__(self) -> None:
         self.now = 1000.0

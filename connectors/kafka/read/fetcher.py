@@ -383,7 +383,7 @@ class Fetcher:
         if connection is not None and connection.usable:
             return connection
         if connection is not None:
-            connection.close()
+            self._give_back(broker)  # which closes it
         connection = self._cluster.lease(broker)
         with self._lock:
             self._connections[broker] = connection

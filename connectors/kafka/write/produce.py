@@ -321,7 +321,7 @@ class BatchSender:
                 with suppress(RetriableError):
                     self._receive(channel)
             if not channel.connection.usable:
-                channel.connection.close()
+                self._cluster.give_back(channel.connection)  # which closes it
                 del self._channels[broker]
         for lane in self._lanes.values():
             lane.back_to_start()
