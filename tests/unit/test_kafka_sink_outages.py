@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import signal
 import threading
@@ -494,6 +495,35 @@ class TestBounded:
             assert (config.default_api_timeout_ms, config.longest_delivery_ms) == (call_ms, delivery_ms)
             assert (config.client_id, config.transaction_timeout_ms) == (sink.config.client_id, 5000)
             assert sink.bounded().bounded() == sink.bounded()
+            assert pickle.loads(pickle.dumps(sink.bounded())).config == config
+
+    def test_seen_here_an_abort_needs_nothing_of_where_the_sink_was_made(self, kafka, monkeypatch, tmp_path):
+        """The sink is made on the driver, and aborts on an executor, which has neither its environment nor its files."""
+        monkeypatch.setenv("KAFKA_CLIENT", "me")
+        (tmp_path / "client").write_text("rack=here\n")
+        classes = "org.apache.kafka.common.config.provider."
+        made = sink_of(
+            kafka,
+            **{
+                "config.providers": "env,file",
+                "config.providers.env.class": f"{classes}EnvVarConfigProvider",
+                "config.providers.file.class": f"{classes}FileConfigProvider",
+                "client.id": "${env:KAFKA_CLIENT}",
+                "client.rack": f"${{file:{tmp_path / 'client'}:rack}}",
+            },
+        )
+        sent = pickle.dumps(made)
+        monkeypatch.delenv("KAFKA_CLIENT")
+        (tmp_path / "client").unlink()
+        sink = pickle.loads(sent)
+        transaction = sink.begin(Attempt(JOB, 0, 0, 0))
+        transaction.write(rows(["a"]))
+        transaction._rows.flush(transaction._sender)
+        transaction.abort()
+        assert ongoing(sink, JOB) == []
+        assert sink.open_transactions() == {}
+        bounded = sink.bounded().config
+        assert (bounded.client_id, bounded.client_rack) == ("me", "here")
 
     @pytest.mark.parametrize("kind", ["stream", "batch", "repeatable"])
     def test_seen_here_an_abort_in_an_outage_ends(self, kafka, sink, monkeypatch, caplog, kind):

@@ -5,6 +5,7 @@ Transactional ids are made in `names.py`. One is taken over by InitProducerId be
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import logging
@@ -250,12 +251,19 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
         return enduring_cluster(self.config)
 
     def bounded(self) -> KafkaSink:
-        """With a `default.api.timeout.ms` and a `delivery.timeout.ms` of a minute at most."""
+        """With a `default.api.timeout.ms` and a `delivery.timeout.ms` of a minute at most.
+
+        Of what the properties stood for when this sink was made: what `${env:...}` and `${file:...}` name need not be here.
+        """
         config = self.config
         call_ms = min(config.default_api_timeout_ms or _LONGEST_BOUNDED_MS, _LONGEST_BOUNDED_MS)
         delivery_ms = max(min(config.longest_delivery_ms or call_ms, call_ms), config.request_timeout_ms)
         limits = {"default.api.timeout.ms": str(call_ms), "delivery.timeout.ms": str(delivery_ms)}
-        return replace(self, properties={**{name.lower(): value for name, value in self.properties.items()}, **limits})
+        bounded = copy.copy(self)  # unlike a new one, it resolves nothing
+        named = {**{name.lower(): value for name, value in self.properties.items()}, **limits}
+        limited = replace(config, default_api_timeout_ms=call_ms, delivery_timeout_ms=delivery_ms)
+        bounded.__dict__.update(properties=named, config=limited)
+        return bounded
 
     def reached(self) -> None:
         """Calls of this process wait from the first one on: a minute is no limit to them."""
