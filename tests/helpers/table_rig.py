@@ -23,6 +23,33 @@ class KilledError(BaseException):
     """The process is gone."""
 
 
+class Death:
+    """Kills at the nth thing that is done: calls of a store that `step` stands in, both sides of commits, and of `storing`."""
+
+    def __init__(self, nth: int) -> None:
+        self.left = nth
+
+    def step(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KilledError
+
+    def around(self, _: int, commit: Callable[[], None]) -> None:
+        self.step()
+        commit()
+        self.step()
+
+    def storing(self, write: Any) -> Any:
+        """In place of `CheckpointStore.write`."""
+
+        def dying(store: Any, checkpoint: Any) -> None:
+            self.step()
+            write(store, checkpoint)
+            self.step()
+
+        return dying
+
+
 def batch_of(values: Sequence[str]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"value": list(values)}, schema=VALUES)
 

@@ -32,6 +32,7 @@ from headrace.testing.memory import MemorySplitSerializer
 from tests.helpers.iceberg_rig import TABLE, catalog_of, iceberg_values
 from tests.helpers.table_rig import (
     VALUES,
+    Death,
     KilledError,
     WatchedLog,
     batch_of,
@@ -173,33 +174,6 @@ def test_a_commit_leaves_alone_what_living_workers_write_and_removes_what_dead_o
     with pytest.raises(PeerError, match="given up by a driver"):
         late.prepare()
     assert 2 not in folder.store.roster.unswept
-
-
-class Death:
-    """Kills at the nth thing that is done: calls of the table's store, both sides of commits, and of checkpoints stored."""
-
-    def __init__(self, nth: int) -> None:
-        self.left = nth
-
-    def step(self) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise KilledError
-
-    def storing(self, write: Any) -> Any:
-        """In place of `CheckpointStore.write`."""
-
-        def dying(store: Any, checkpoint: Any) -> None:
-            self.step()
-            write(store, checkpoint)
-            self.step()
-
-        return dying
-
-    def around(self, _: int, commit: Callable[[], None]) -> None:
-        self.step()
-        commit()
-        self.step()
 
 
 def test_a_coordinator_that_dies_before_anything_that_it_does(tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ from headrace.delta import DeltaSink
 from headrace.enumerator.errors import FencedError, UsageError
 from headrace.iceberg import IcebergSink
 from tests.helpers.iceberg_rig import TABLE, catalog_of, iceberg_paths, iceberg_table
-from tests.helpers.table_rig import JOB, KilledError, WatchedLog, delta_actions, delta_paths, driver
+from tests.helpers.table_rig import JOB, Death, KilledError, WatchedLog, delta_actions, delta_paths, driver
 
 BY_ID = Changes(("id",), ("offset",), "op")
 ROWS = pa.schema([("id", pa.int64()), ("name", pa.string()), ("op", pa.string()), ("offset", pa.int64())])
@@ -327,23 +327,6 @@ def test_a_driver_that_takes_over_during_a_merge_fences_it(rig):
     newer.commit(0, (rig.prepared(0, rig.batch([(1, "a", "c")])),))
     assert rig.rows() == {1: "a"}
     assert rig.unused() == set()
-
-
-class Death:
-    """Kills at the nth thing that is done, store calls and both sides of commits."""
-
-    def __init__(self, nth: int) -> None:
-        self.left = nth
-
-    def step(self) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise KilledError
-
-    def around(self, _: int, commit: Callable[[], None]) -> None:
-        self.step()
-        commit()
-        self.step()
 
 
 STEP = 5

@@ -27,6 +27,7 @@ from headrace.enumerator.errors import DataLossError, FencedError, PeerError, Pr
 from tests.helpers.table_rig import (
     JOB,
     VALUES,
+    Death,
     KilledError,
     WatchedLog,
     batch_of,
@@ -153,23 +154,6 @@ def test_a_damaged_handle_is_refused(changes):
 
 
 # --- deaths -------------------------------------------------------------------------------------------------------------
-
-
-class Death:
-    """Kills at the nth thing that is done, store calls and both sides of commits."""
-
-    def __init__(self, nth: int) -> None:
-        self._left = nth
-
-    def step(self) -> None:
-        self._left -= 1
-        if self._left == 0:
-            raise KilledError
-
-    def around(self, _: int, commit: Callable[[], None]) -> None:
-        self.step()
-        commit()
-        self.step()
 
 
 def test_a_driver_that_dies_before_anything_that_it_does(tmp_path):
