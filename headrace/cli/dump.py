@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from headrace.cli.options import Bootstrap, Properties, PropertiesFile, client_config, connect, registry_properties
+from headrace.cli.options import Bootstrap, Properties, PropertiesFile, RegistryUrl, client_config, connect, registry_properties
 from headrace.cli.output import Listing, console, escaped, instant, note, one_line, plain_line, show
 from headrace.enumerator.errors import UsageError
 
@@ -188,9 +188,7 @@ def dump_command(
     records: Annotated[bool, typer.Option("--records", help="Print the records of each batch as well.")] = False,
     value_format: Annotated[Encoding | None, typer.Option(help="Print values as JSON, by a schema registry.")] = None,
     key_format: Annotated[Encoding | None, typer.Option(help="The same for keys.")] = None,
-    schema_registry: Annotated[
-        str | None, typer.Option(help="Where it is; its properties are --property schema.registry.NAME=VALUE.", metavar="URL")
-    ] = None,
+    schema_registry: RegistryUrl = None,
     bootstrap: Bootstrap = None,
     properties: Properties = None,
     properties_file: PropertiesFile = None,

@@ -36,6 +36,9 @@ PropertiesFile = Annotated[
         "--properties-file", exists=True, dir_okay=False, help="A file of Java client properties; --property overrides it."
     ),
 ]
+RegistryUrl = Annotated[
+    str | None, typer.Option(help="Where it is; its properties are --property schema.registry.NAME=VALUE.", metavar="URL")
+]
 Prefix = Annotated[str, typer.Option(help="Prefix of the job's transactional ids (option transactionalIdPrefix).")]
 CommitTopic = Annotated[str, typer.Option(help="Topic that stores the committables of each job (option commitTopic).")]
 

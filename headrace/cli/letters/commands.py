@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -16,6 +15,7 @@ from headrace.cli.options import (
     Prefix,
     Properties,
     PropertiesFile,
+    RegistryUrl,
     client_config,
     client_properties,
     connect,
@@ -25,9 +25,6 @@ from headrace.cli.output import Listing, escaped, note, show
 from headrace.cli.transactions import kafka_sink
 from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC, DEFAULT_PREFIX
 from headrace.enumerator.errors import UsageError
-
-if TYPE_CHECKING:
-    from headrace.connectors.kafka.client.cluster import KafkaCluster
 
 dead_letters_app = typer.Typer(no_args_is_help=True, help="Look at dead letters, and put them back where they came from.")
 
@@ -44,10 +41,6 @@ Until = Annotated[str | None, typer.Option(help="Only letters written before thi
 
 def _wanted(topics: list[str] | None, reason: str | None, since: str | None, until: str | None) -> LetterFilter:
     return LetterFilter(frozenset(topics or ()), reason, moment_ms("--since", since), moment_ms("--until", until))
-
-
-def _reader(given: Mapping[str, str], cluster: KafkaCluster) -> TopicReader:
-    return TopicReader(cluster, given)
 
 
 @dead_letters_app.command(name="list")
@@ -72,7 +65,7 @@ def list_command(
     given = client_properties(bootstrap, properties, properties_file)
     cluster = connect(client_config(bootstrap, properties, properties_file))
     replayed = read_replayed(kafka_sink(given, DEFAULT_PREFIX, DEFAULT_COMMIT_TOPIC), topic)
-    counts, reader = Counts(), _reader(given, cluster)
+    counts, reader = Counts(), TopicReader(cluster, given)
     for batch in reader.batches(topic, COLUMNS):
         counts.add(batch, wanted, replayed)
     show(Listing("letters", f"Dead letters in {topic}", COUNT_COLUMNS, counts.rows()))
@@ -89,9 +82,7 @@ def show_command(
     *,
     value_format: Annotated[Encoding | None, typer.Option(help="Print the value as JSON, by a schema registry.")] = None,
     key_format: Annotated[Encoding | None, typer.Option(help="The same for the key.")] = None,
-    schema_registry: Annotated[
-        str | None, typer.Option(help="Where it is; its properties are --property schema.registry.NAME=VALUE.", metavar="URL")
-    ] = None,
+    schema_registry: RegistryUrl = None,
     bootstrap: Bootstrap = None,
     properties: Properties = None,
     properties_file: PropertiesFile = None,
@@ -148,7 +139,7 @@ def replay_command(
     cluster = connect(client_config(bootstrap, properties, properties_file))
     replay = Replay(kafka_sink(given, prefix, commit_topic), topic, plan)
     replay.begin()
-    for batch in _reader(given, cluster).batches(topic, COLUMNS):
+    for batch in TopicReader(cluster, given).batches(topic, COLUMNS):
         replay.add(batch)
     replay.flush()
     report = replay.report
