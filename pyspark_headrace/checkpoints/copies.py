@@ -172,10 +172,11 @@ def refuse_running(source: Store, checkpoint: SparkCheckpoint, now_s: float, qui
     Raises StateError where it was less than `quiet_s` seconds ago.
     """
     newest = [f"{log}/{max(numbers)}" for log, numbers in _logs(checkpoint) if numbers]
-    age_s = now_s - max((source.modified_s(name) for name in newest), default=-math.inf)
+    # A file's time may lie some milliseconds in the future of a file that is written after it: clocks of files are coarse.
+    age_s = max(0.0, now_s - max((source.modified_s(name) for name in newest), default=-math.inf))
     if age_s < quiet_s:
         raise StateError(
-            f"{checkpoint.location} was written to {max(0.0, age_s):.0f} s ago, so its query may be running. Stop it, and if "
+            f"{checkpoint.location} was written to {age_s:.0f} s ago, so its query may be running. Stop it, and if "
             "it is stopped, say so by --stopped"
         )
 

@@ -12,6 +12,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -712,6 +713,14 @@ def test_a_copy_into_another_store_that_fails_is_taken_away(checkpoint, bucket, 
     with pytest.raises(StateError, match="may be running"):
         write_copy(found, f"{url}/copy", fork(found))
     assert stored(memory, "copy") == {}
+
+
+def test_seen_here_a_checkpoint_that_is_said_to_be_stopped_is_copied_though_the_stores_clock_seems_to_lag(checkpoint, tmp_path):
+    found = read_checkpoint(str(checkpoint))
+    soon = time.time() + 3600
+    os.utime(checkpoint / "commits" / "5", (soon, soon))
+    write_copy(found, str(tmp_path / "copy"), fork(found), quiet_s=0.0)
+    assert not findings_of(read_checkpoint(str(tmp_path / "copy")))
 
 
 # --- times ------------------------------------------------------------------------------------------------------------
