@@ -239,13 +239,3 @@ class BeamRun(Run):
 def on_direct() -> Any:
     """A pipeline on Beam's runner in Python, whatever else this machine has: its stages run one after the other."""
     return beam.Pipeline(runner=FnApiRunner())
-
-
-collected: dict[str, list[Any]] = {}
-"""What `collect` was given, by name: for pipelines whose workers are threads of this process."""
-
-
-def collect(element: Any, name: str) -> Any:
-    """Put by, and pass on."""
-    collected.setdefault(name, []).append(element)
-    return element

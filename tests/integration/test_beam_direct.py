@@ -8,13 +8,16 @@ builds it, once per user (`headrace.harness.prism`); without Go these tests are 
 from __future__ import annotations
 
 import os
-import threading
+import signal
+import subprocess
+import sys
 import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import apache_beam as beam
 import pyarrow as pa
 import pytest
-from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms.window import FixedWindows
 
@@ -23,9 +26,9 @@ from headrace.enumerator.errors import UsageError
 from headrace.harness.kafka import add_partitions, create_topic
 from headrace.harness.prism import prism_program
 from headrace.kafka import KafkaSource, Latest
-from headrace.runners.beam import worker
-from tests.helpers.beam_rig import BeamRun, collect, collected, on_direct
+from tests.helpers.beam_rig import BeamRun, on_direct
 from tests.helpers.kafka_rig import commit, committed, eventually, transactional, wait_for_end, write, write_records
+from tests.helpers.python_path import python_path
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(120)]
 
@@ -150,60 +153,47 @@ class TestBounded:
 
 
 @pytest.fixture(scope="session")
-def prism() -> PipelineOptions:
-    """The options of a pipeline on Prism."""
+def prism() -> Path:
+    """The program."""
     try:
-        program = prism_program(beam.__version__)
+        return prism_program(beam.__version__)
     except UsageError as error:
         if os.environ.get("HEADRACE_REQUIRE_PRISM"):
             raise
         pytest.skip(str(error))
-    # the server that an earlier pipeline of this process may have failed to start is not to be used again
-    options = ["--streaming", "--experiments=disable_prism_server_singleton"]
-    return PipelineOptions([*options, f"--prism_location={program}"])
 
 
-class TestStreaming:
-    """On Prism."""
+@pytest.fixture
+def read_on_prism(prism: Path, tmp_path: Path) -> Iterator[Callable[..., Callable[[], list[bytes]]]]:
+    """Starts a process that reads a topic until the test ends; what it gives tells the values that came by now."""
+    processes = []
 
-    @pytest.fixture
-    def run(self, monkeypatch, prism):
-        """Runs a pipeline until the test ends."""
-        monkeypatch.setattr(worker, "PARKED_S", 1.0)
-        results = []
+    def start(*names: str) -> Callable[[], list[bytes]]:
+        out = tmp_path / f"values-{len(processes)}"
+        out.touch()
+        command = [sys.executable, "-m", "tests.helpers.prism_read", str(prism), *names, str(out)]
+        environment = {**os.environ, "PYTHONPATH": python_path()}
+        processes.append(subprocess.Popen(command, env=environment, start_new_session=True))
+        return lambda: out.read_bytes().splitlines()
 
-        def start(transform):
-            name = uuid.uuid4().hex
-            pipeline = beam.Pipeline("PrismRunner", prism)
-            _ = pipeline | transform | beam.Map(collect, name)
-            results.append(pipeline.run())
-            return collected.setdefault(name, [])
+    yield start
+    for process in processes:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
-        yield start
-        for result in results:
-            result.cancel()
-        eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("headrace-fetch")], "readers are closed")
 
-    def test_new_records_and_new_partitions_come_and_offsets_follow(self, bootstrap, config, topic, run):
-        name, group = topic(), f"g-{uuid.uuid4().hex[:8]}"
-        create_topic(bootstrap, name, partitions=2)
-        write(bootstrap, name, numbers("a", 50))
-        pairs = run(
-            ReadFromKafka(
-                {**config, "group.id": group},
-                [name],
-                commit_offset_in_finalize=True,
-                dynamic_read_poll_interval_seconds=0.5,
-                read_s=0.2,
-            )
-        )
-        eventually(lambda: len(pairs) >= 50, "the records that were there")
-        add_partitions(bootstrap, name, 3)
-        write(bootstrap, name, numbers("b", 50), partition=2)
-        write(bootstrap, name, numbers("c", 50), partition=1)
-        eventually(lambda: len(pairs) >= 150, "the records of the old partition and the new")
-        eventually(lambda: committed(bootstrap, group, *((name, p) for p in range(3))) == [50, 50, 50], "the group's offsets")
-        assert sorted(value for _, value in pairs) == sorted(numbers("a", 50) + numbers("b", 50) + numbers("c", 50))
+def test_new_records_and_new_partitions_come_while_it_streams_and_offsets_follow(bootstrap, topic, read_on_prism):
+    name, group = topic(), f"g-{uuid.uuid4().hex[:8]}"
+    create_topic(bootstrap, name, partitions=2)
+    write(bootstrap, name, numbers("a", 50))
+    values = read_on_prism(bootstrap, name, group)
+    eventually(lambda: len(values()) >= 50, "the records that were there")
+    add_partitions(bootstrap, name, 3)
+    write(bootstrap, name, numbers("b", 50), partition=2)
+    write(bootstrap, name, numbers("c", 50), partition=1)
+    eventually(lambda: len(values()) >= 150, "the records of the old partition and the new")
+    eventually(lambda: committed(bootstrap, group, *((name, p) for p in range(3))) == [50, 50, 50], "the group's offsets")
+    assert sorted(values()) == sorted(numbers("a", 50) + numbers("b", 50) + numbers("c", 50))
 
 
 class TestRestored:
