@@ -266,9 +266,16 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
         """`recorded_epochs`, with what each was written to where rows name it themselves.
 
         A job whose list cannot be read is left out, since it may be another's: `Committer.fence` of its own driver raises.
-        Called before an epoch's tasks start, and shipped to them: they must not write again what is durable.
         """
         return {job: RecordedEpoch(epoch) for job, epoch in self.recorded_epochs().items()}
+
+    def recorded_now(self) -> Mapping[str, RecordedEpoch]:
+        """`recorded`, as far as it is decided at this moment: nobody's write that is under way is waited for.
+
+        Its driver may have died, and then only its timeout decides it, or who fences it. So what is not here may be recorded
+        later, until the next `Committer.fence`. By default `recorded`, for sinks whose lists are written in one step.
+        """
+        return self.recorded()
 
     def targets_of(self, rows: pa.RecordBatch) -> frozenset[str]:
         """What these rows are to be written to, where they name it themselves. Called in tasks of a recorded epoch.

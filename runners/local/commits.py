@@ -259,7 +259,9 @@ class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
         """Take the run over at the sink, once. Raises StaleEpochError for a folder that is behind what the sink has seen."""
         if not self._fenced:
             # First without taking anything over: who begins with an older copy by mistake must not end the run that goes on.
-            self._refuse_stale(self._sink.recorded_epochs().get(self._store.roster.run, 0))
+            # Without waiting, as a dead coordinator's write may stay open for long; what becomes of it is decided by the fence.
+            found = self._sink.recorded_now().get(self._store.roster.run)
+            self._refuse_stale(0 if found is None else found.epoch)
             seen = self._driver.fence()
             self._refuse_stale(0 if seen is None else seen.epoch)
             if self._stored is not None and self._epoch and (seen is None or seen.epoch != self._epoch):

@@ -68,7 +68,11 @@ def check_columns(schema: StructType, known: Mapping[str, Sequence[str]], requir
 
 
 class _Recorded:
-    """Which epochs are on the lists, and what is left over, as of when this was pickled: before the tasks of an epoch start."""
+    """Which epochs are on the lists, and what is left over, as of when this was pickled: before the tasks of an epoch start.
+
+    They must not write again what is durable. What a dead driver has under way is not waited for: if it becomes durable all the
+    same, the driver's commit finds it, and aborts what these tasks have written.
+    """
 
     def __init__(self, sink: TwoPhaseSink[Any]) -> None:
         self._sink = sink
@@ -78,7 +82,7 @@ class _Recorded:
     def __getstate__(self) -> dict[str, Any]:
         if self._epochs is None:
             self._left_over = self._sink.left_over()  # first: what is recorded in between is ended then, not written again
-            self._epochs = dict(self._sink.recorded())
+            self._epochs = dict(self._sink.recorded_now())
         return {"_sink": self._sink, "_epochs": self._epochs, "_left_over": self._left_over}
 
     def of(self, job: str) -> RecordedEpoch | None:

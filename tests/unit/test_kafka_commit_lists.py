@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from uuid import UUID
@@ -266,6 +267,81 @@ class TestEachRowsTopic:
         committer(sink, JOB).commit(0, ())
         with pytest.raises(StateError, match="is recorded as written to nothing, and there are rows for a"):
             written(sink, 0, rows(["1"], topic=["a"]))
+
+
+# --- writes under way ----------------------------------------------------------------------------------------------------
+
+
+def dies_in_its_write(monkeypatch, sink, job, epoch):
+    """A driver that takes the job over, and dies before the end of the transaction in which it records an epoch."""
+
+    def dies(self, producer, protocol, verdict):
+        raise Killed
+
+    driver = DriverLog(sink.commit_log(), Transactions(sink.cluster()), sink.names(job))
+    driver.fence()
+    recorded = LISTS.serialize(CommitList(epoch, (), completed=True, destination=sink.destination))
+    with monkeypatch.context() as patched:
+        patched.setattr(Transactions, "end", dies)
+        with pytest.raises(Killed):
+            driver.write(recorded)
+    assert Transactions(sink.cluster()).ongoing(sink.names(job).driver) == [sink.names(job).driver]
+
+
+def in_a_new_process(sink):
+    """What no earlier reading is known to."""
+    _commit_log.cache_clear()
+    return replace(sink, properties={"default.api.timeout.ms": "3000"})  # who waits for a transaction to end is told by then
+
+
+class TestWritesUnderWay:
+    def test_seen_here_what_a_dead_driver_has_under_way_is_not_waited_for(self, kafka, monkeypatch):
+        """A restart looked first what was recorded, and waited for the timeout of that write: 10 s, and up to 10 more until
+        the coordinator looks for what has timed out."""
+        sink = sink_to(kafka, "a")
+        committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
+        dies_in_its_write(monkeypatch, sink, JOB, 1)
+        successor = in_a_new_process(sink)
+        assert successor.recorded_now() == {JOB: RecordedEpoch(0)}
+        committer(successor, JOB).commit(1, prepared(successor, JOB, 1, ["1"]))
+        assert values(kafka, "a") == ["0", "1"]
+
+    def test_seen_here_nor_is_what_another_jobs_dead_driver_has_under_way(self, kafka, monkeypatch):
+        """All jobs of a commit topic waited at their next start."""
+        sink = sink_to(kafka, "a")
+        driver = committer(sink, JOB)
+        driver.commit(0, prepared(sink, JOB, 0, ["0"]))
+        dies_in_its_write(monkeypatch, sink, "other", 7)
+        driver.commit(1, prepared(sink, JOB, 1, ["1"]))
+        successor = in_a_new_process(sink)
+        assert successor.recorded_now() == {JOB: RecordedEpoch(1)}
+        with pytest.raises(StaleEpochError):
+            committer(successor, JOB).commit(0, prepared(successor, JOB, 0, ["0"]))
+        committer(successor, JOB).commit(2, prepared(successor, JOB, 2, ["2"]))
+        assert values(kafka, "a") == ["0", "1", "2"]
+
+    def test_what_was_aborted_behind_an_open_write_is_not_taken_for_recorded(self, kafka, monkeypatch):
+        sink = sink_to(kafka, "a")
+        committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
+        dies_in_its_write(monkeypatch, sink, "other", 7)
+        dies_in_its_write(monkeypatch, sink, JOB, 1)
+        Transactions(sink.cluster()).init(sink.names(JOB).driver, 10_000)  # which aborts it
+        assert in_a_new_process(sink).recorded_now() == {JOB: RecordedEpoch(0)}
+
+    def test_the_parts_of_a_list_behind_an_open_write_are_removed_with_it(self, kafka, monkeypatch):
+        sink = sink_to(kafka, "orders")
+        dies_in_its_write(monkeypatch, sink, "other", 7)
+        driver = DriverLog(sink.commit_log(), Transactions(sink.cluster()), sink.names(JOB))
+        driver.fence()
+        driver.write(LISTS.serialize(CommitList(0, many(300, 200), destination="orders")))
+        successor = in_a_new_process(sink)
+        log = DriverLog(successor.commit_log(), Transactions(successor.cluster()), successor.names(JOB))
+        log.fence()
+        log.write(LISTS.serialize(CommitList(1, (), completed=True, destination="orders")))
+        Transactions(sink.cluster()).init(sink.names("other").driver, 10_000)
+        found = records_by_key(kafka)
+        assert len(found) > 2
+        assert [name for name, value in found.items() if value is not None] == [sink.names(JOB).key]
 
 
 # --- size ----------------------------------------------------------------------------------------------------------------

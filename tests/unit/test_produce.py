@@ -75,7 +75,7 @@ class OneBroker:
 
     def invalidate(self, topic: str) -> None: ...
 
-    def back_off(self, attempt: int) -> None: ...
+    def back_off(self, attempt: int, error: Exception | None = None) -> None: ...
 
     def sender(self) -> Any:
         return idempotent_sender(self)  # type: ignore[arg-type]
@@ -151,7 +151,7 @@ def test_seen_here_nor_does_one_that_ends_in_a_failure_stay_on_loan(monkeypatch)
     cluster = OneBroker(ErrorCode.NOT_LEADER_OR_FOLLOWER)
     ended: list[AnsweringConnection] = []
 
-    def next_session(_tries: int) -> None:
+    def next_session(_tries: int, _error: Exception) -> None:
         ended.append(cluster.connection)
         cluster.connection = AnsweringConnection(ErrorCode.NONE if len(ended) == 5 else ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
@@ -180,7 +180,7 @@ def test_seen_here_rows_that_trickle_do_not_use_up_the_delivery_timeout(monkeypa
     sender.send("t", batches(10))
     clock.now += 1000  # with nothing to send yet that would make a request
     failures = [ErrorCode.NOT_LEADER_OR_FOLLOWER] * 3
-    monkeypatch.setattr(cluster, "back_off", lambda _: setattr(cluster.connection, "code", failures.pop()))
+    monkeypatch.setattr(cluster, "back_off", lambda *_: setattr(cluster.connection, "code", failures.pop()))
     cluster.connection.code, failures[0] = ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.NONE
     sender.flush()
     clock.now += 1000  # with nothing to send
@@ -199,7 +199,7 @@ def test_nor_does_the_time_in_which_the_rows_are_made(monkeypatch):
     assert len(cluster.connection.sizes) == 1
     clock.now += 1000  # with a request under way
     cluster.connection.code = ErrorCode.NOT_LEADER_OR_FOLLOWER
-    monkeypatch.setattr(cluster, "back_off", lambda _: setattr(cluster.connection, "code", ErrorCode.NONE))
+    monkeypatch.setattr(cluster, "back_off", lambda *_: setattr(cluster.connection, "code", ErrorCode.NONE))
     sender.flush()
     assert sender.written["t", 0].records == 1
 
@@ -207,7 +207,7 @@ def test_nor_does_the_time_in_which_the_rows_are_made(monkeypatch):
 def test_the_delivery_timeout_counts_all_waiting_since_the_last_acknowledgement(monkeypatch):
     clock, cluster = StoppedTime(), OneBroker(ErrorCode.NOT_LEADER_OR_FOLLOWER, delivery_timeout_ms=120_000)
     monkeypatch.setattr(produce, "time", clock)
-    monkeypatch.setattr(cluster, "back_off", lambda _: setattr(clock, "now", clock.now + 50))
+    monkeypatch.setattr(cluster, "back_off", lambda *_: setattr(clock, "now", clock.now + 50))
     sender = cluster.sender()
     sender.send("t", batches(10))
     with pytest.raises(DeadlineExceededError, match=r"no record was acknowledged for 150\.0 s"):

@@ -14,10 +14,12 @@ from typer.testing import CliRunner
 
 from headrace.cli import app
 from headrace.connectors.commit import JobCommitter, StaleEpochError
+from headrace.connectors.kafka.write.transactions import Transactions
 from headrace.connectors.sink import Attempt
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import DataLossError, FencedError, RetriableError, StateError, UsageError
 from headrace.enumerator.ledger import SplitState
+from headrace.kafka import KafkaSink
 from headrace.run import ExponentialDelay, FixedDelay, Pipeline, Retention, RunSettings
 from headrace.runners.local.checkpoints import (
     CheckpointNotStoredError,
@@ -37,7 +39,16 @@ from headrace.runners.local.savepoints import Savepoint, begin_with, begun, fetc
 from headrace.runners.local.wire import run_pb2 as pb
 from headrace.runners.local.wire.messages import PROTOCOL, RunMessages, check_hello, hello
 from headrace.runners.local.worker import described, transform_error
-from headrace.testing import MemoryHandle, MemoryLog, MemorySink, MemorySource, MemorySplit, MemoryTransactionLog
+from headrace.testing import (
+    FakeKafka,
+    Killed,
+    MemoryHandle,
+    MemoryLog,
+    MemorySink,
+    MemorySource,
+    MemorySplit,
+    MemoryTransactionLog,
+)
 from headrace.testing.memory import MemorySplitSerializer
 from headrace.testing.memory_sink import MemoryHandleSerializer
 from tests.helpers.generate_grpc import MADE, PROTO, ROOT, generate
@@ -168,6 +179,38 @@ def prepared(log, store, number, row):
     log.append(found, [row])
     log.prepare(found)
     return WorkerHandle(number, MemoryHandle(found))
+
+
+def test_seen_here_a_coordinator_that_died_while_the_sink_recorded_its_checkpoint_is_followed_at_once(tmp_path, monkeypatch):
+    """Its successor looked first what was recorded, and waited until that write timed out: 10 to 20 s."""
+    with FakeKafka() as kafka:
+        kafka.create_topic("out")
+        sink = KafkaSink(kafka.bootstrap, topic="out", properties={"default.api.timeout.ms": "3000"})
+        serializer = RunCheckpointSerializer(SERIALIZER._source, sink.handles)
+        store = CheckpointStore(tmp_path, serializer, 1)
+
+        def one_life(number):
+            made = RunCommitter(store, sink, store.latest(), number, lambda: 0.0, lambda: 1, lambda checkpoint_id: None)
+            JobCommitter(store.roster.run, made).recover()
+            return made
+
+        first = one_life(0)
+        transaction = sink.begin(Attempt(store.roster.job(1), 0, 0, 0))
+        transaction.write(pa.record_batch({"value": pa.array([b"x"])}))
+        handles = (WorkerHandle(1, transaction.prepare()),)
+        first.propose(checkpoint(1).positions)
+        with monkeypatch.context() as patched:
+            patched.setattr(Transactions, "end", dies)
+            with pytest.raises(Killed):
+                JobCommitter(store.roster.run, first).commit(1, handles)
+        assert list(kafka.records("out")) == []
+        one_life(2)
+        assert [record.value for record in kafka.records("out")] == [b"x"]
+        store.close()
+
+
+def dies(*_):
+    raise Killed
 
 
 def test_what_a_checkpoint_lists_is_committed_and_what_it_does_not_is_aborted(tmp_path):

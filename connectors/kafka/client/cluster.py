@@ -226,9 +226,9 @@ class KafkaCluster:
         """
         return self._retries.run(what, operation)
 
-    def back_off(self, attempt: int) -> None:
-        """Wait as long as is due after so many failed attempts; `close` wakes the caller."""
-        self._retries.back_off(attempt)
+    def back_off(self, attempt: int, error: BaseException | None = None) -> None:
+        """Wait as long as is due after so many failed attempts, the last with this error; `close` wakes the caller."""
+        self._retries.back_off(attempt, error)
 
     def _start_afresh(self) -> None:
         for part in (self._retries, self._metadata, self._coordinators):

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LONGEST_CALL_S = 60.0
+_BUSY_BACKOFF_MS = 20  # Java's TransactionManager.ADD_PARTITIONS_RETRY_BACKOFF_MS
 _LEAST_VOUCHED_S = 900.0  # a first contact that somebody has vouched for; an outage may begin before a process does
 _SILENCE_S = 10.0  # what waits longer is told
 _UNKNOWN_TOPIC_GRACE_S = 3.0  # a topic just created is not known to every broker at once
@@ -163,7 +164,9 @@ class Retries:
         tries = tenacity.Retrying(
             retry=tenacity.retry_if_exception(worth_another_try),
             stop=lambda state: self._is_over(state, refusals),
-            wait=lambda state: self._backoff_s(state.attempt_number),
+            wait=lambda state: self._backoff_s(
+                state.attempt_number, None if state.outcome is None else state.outcome.exception()
+            ),
             sleep=self._pause,
             before_sleep=tell,
             retry_error_callback=give_up,
@@ -216,13 +219,18 @@ class Retries:
             case Contact.ANSWERED:
                 return ""
 
-    def back_off(self, attempt: int) -> None:
+    def back_off(self, attempt: int, error: BaseException | None = None) -> None:
         """See `KafkaCluster.back_off`."""
-        self._pause(self._backoff_s(attempt))
+        self._pause(self._backoff_s(attempt, error))
 
-    def _backoff_s(self, attempt: int) -> float:
+    def _backoff_s(self, attempt: int, error: BaseException | None) -> float:
+        """A transaction that is being ended takes milliseconds until its markers are written, so its coordinator is asked
+        sooner: each restart and each commit comes upon one.
+        """
+        is_busy = getattr(error, "code", None) == ErrorCode.CONCURRENT_TRANSACTIONS
+        first = min(self._config.retry_backoff_ms, _BUSY_BACKOFF_MS) if is_busy else self._config.retry_backoff_ms
         longest = max(self._config.retry_backoff_ms, self._config.retry_backoff_max_ms)
-        milliseconds = min(self._config.retry_backoff_ms * 2 ** min(attempt - 1, 30), longest)
+        milliseconds = min(first * 2 ** min(attempt - 1, 30), longest)
         jitter = random.uniform(0.8, 1.2)  # noqa: S311 - as Java's (KIP-580); it is no secret
         return float(milliseconds / 1000 * jitter)
 

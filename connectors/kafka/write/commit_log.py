@@ -14,8 +14,9 @@ import threading
 import time
 import weakref
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 from uuid import UUID, uuid4
 
 import pyarrow as pa
@@ -30,7 +31,9 @@ from headrace.connectors.kafka.client.topology import TopicMetadata
 from headrace.connectors.kafka.client.wire.protocol import CreateTopicsRequest
 from headrace.connectors.kafka.format.decode import decode
 from headrace.connectors.kafka.format.encode import Codec, RecordEncoder
+from headrace.connectors.kafka.format.record_batch import StoredBatch, stored_batches
 from headrace.connectors.kafka.write.existence import find_topic
+from headrace.connectors.kafka.write.log_dump import MarkerKind, control_marker, records_of
 from headrace.connectors.kafka.write.names import JobNames
 from headrace.connectors.kafka.write.produce import OutBatch, transactional_sender
 from headrace.connectors.kafka.write.settings import topic_setting
@@ -146,21 +149,36 @@ class CommitLog:
         No topic, no lists; but that takes every broker, looked at several times. Raises StateError for a topic that this
         process has read before and that is gone, or was created again since.
         """
-        found = find_topic(self.cluster, self.topic)
-        if found is not None:
-            return self._read(found)
-        if self._position is not None:
-            raise StateError(
-                f"the topic {self.topic!r} was there, and no broker knows it any more: the lists of all jobs are lost"
-            )
-        return {}
+        found = self._find()
+        return {} if found is None else _wholes(self._read(found, self._stable_end()))
+
+    def decided(self) -> dict[str, bytes]:
+        """`read`, without waiting: a write that is open now is left out, and hides nothing of what comes after it.
+
+        It may be of a driver that has died, and stay open until its timeout, or until its id is taken over.
+        """
+        found = self._find()
+        return {} if found is None else _wholes(self._decided(found))
+
+    def decided_records(self) -> dict[str, bytes]:
+        """Records by their keys, as `decided`, after `create`. Who has taken an id over finds all that was written under it."""
+        return self._decided(self.cluster.topics([self.topic])[self.topic])
 
     def read_created(self) -> dict[str, bytes]:
         """`read`, after `create`: a broker that does not know the topic yet is asked again. Raises UnknownTopicError."""
-        return self._read(self.cluster.topics([self.topic])[self.topic])
+        return _wholes(self._read(self.cluster.topics([self.topic])[self.topic], self._stable_end()))
 
-    def _read(self, found: TopicMetadata) -> dict[str, bytes]:
-        end = self._stable_end()
+    def _find(self) -> TopicMetadata | None:
+        """None where there is no topic yet. Raises StateError for one that was there."""
+        found = find_topic(self.cluster, self.topic)
+        if found is None and self._position is not None:
+            raise StateError(
+                f"the topic {self.topic!r} was there, and no broker knows it any more: the lists of all jobs are lost"
+            )
+        return found
+
+    def _read(self, found: TopicMetadata, end: int) -> dict[str, bytes]:
+        """The records up to `end`, before which all is over, by their keys."""
         with self._lock:
             if self._position is None:
                 self._topic_id = found.topic_id
@@ -170,30 +188,59 @@ class CommitLog:
                     "which epochs are committed. Restore the topic, or see headrace transactions forget"
                 )
             self._catch_up(end)
-            return {key: _whole(key, self._lists) for key in self._lists if _SEPARATOR not in key}
+            return dict(self._lists)
+
+    def _decided(self, found: TopicMetadata) -> dict[str, bytes]:
+        stable = self._end(Isolation.READ_COMMITTED)
+        records = self._read(found, stable)
+        committed: list[StoredBatch] = []
+        undecided: dict[int, list[StoredBatch]] = {}
+        for batch in self._beyond(stable, self._end(Isolation.READ_UNCOMMITTED)):
+            if not batch.is_transactional:
+                committed.append(batch)
+            elif not batch.is_control:
+                undecided.setdefault(batch.producer_id, []).append(batch)
+            else:
+                ended = undecided.pop(batch.producer_id, [])
+                committed += ended if control_marker(batch).kind is MarkerKind.COMMIT else []
+        for batch in sorted(committed, key=lambda batch: batch.base_offset):
+            for row in records_of(self.topic, _PARTITION, batch).to_pylist():
+                _take_in(records, row)
+        return records
+
+    def _beyond(self, position: int, end: int) -> Iterator[StoredBatch]:
+        """What lies from here up to `end`, decided or not."""
+        while position < end:
+            before = position
+            answer = fetch_there(self.cluster, self.topic, _PARTITION, position, Isolation.READ_UNCOMMITTED)
+            for batch in stored_batches(answer.records):
+                if position <= batch.last_offset < end:
+                    yield batch
+                    position = batch.last_offset + 1
+            if position == before:
+                raise PeerError(f"{self.topic}-{_PARTITION} ends at offset {end}, and nothing could be read at {position}")
 
     def _is_still_there(self) -> bool:
         """Whether some broker knows the topic that was read before; another one may have seen an older or a newer one."""
         return find_topic(self.cluster, self.topic, lambda topic: topic.topic_id == self._topic_id) is not None
 
-    def parts_of(self, key: str) -> frozenset[str]:
-        """The keys of the further records of a list that is split, as last read."""
-        with self._lock:
-            return frozenset(name for name in self._lists if name.startswith(f"{key}{_SEPARATOR}"))
-
     def _stable_end(self) -> int:
         """Where the topic ends now, when every transaction before it is over. Nobody else waits for whose: no lock is held."""
         key = (self.topic, _PARTITION)
-        end = self.cluster.list_offsets({key: Latest()}, Isolation.READ_UNCOMMITTED)[key].offset or 0
+        end = self._end(Isolation.READ_UNCOMMITTED)
         why_open = open_transactions(self.cluster, key)
 
         def wait() -> None:
-            stable = self.cluster.list_offsets({key: Latest()}, Isolation.READ_COMMITTED)[key].offset or 0
+            stable = self._end(Isolation.READ_COMMITTED)
             if stable < end:
                 raise RetriableError(why_open(stable))
 
         self.cluster.retrying(f"waiting for open transactions in {self.topic!r}", wait)
         return end
+
+    def _end(self, isolation: Isolation) -> int:
+        key = (self.topic, _PARTITION)
+        return self.cluster.list_offsets({key: Latest()}, isolation)[key].offset or 0
 
     def _catch_up(self, end: int) -> None:
         key = (self.topic, _PARTITION)
@@ -219,14 +266,16 @@ class CommitLog:
         for batch in batches:
             position = batch.next_offset
             for row in batch.records.to_pylist():
-                self._take_in((row["key"] or b"").decode(errors="replace"), row["value"])
+                _take_in(self._lists, row)
         return position
 
-    def _take_in(self, key: str, value: bytes | None) -> None:
-        if value is None:
-            self._lists.pop(key, None)
-        else:
-            self._lists[key] = value
+
+def _take_in(records: dict[str, bytes], row: Mapping[str, Any]) -> None:
+    key, value = (row["key"] or b"").decode(errors="replace"), row["value"]
+    if value is None:
+        records.pop(key, None)
+    else:
+        records[key] = value
 
 
 _logs: weakref.WeakSet[CommitLog] = weakref.WeakSet()
@@ -258,6 +307,11 @@ def _split(key: str, value: bytes | None, before: Collection[str]) -> dict[str, 
     head = {"format": _PARTS_FORMAT, "version": _PARTS_VERSION, "id": list_id, "parts": len(parts)}
     named = {f"{key}{_SEPARATOR}{index}": list_id.encode() + part for index, part in enumerate(parts)}
     return {**gone, **named, key: json.dumps(head).encode()}
+
+
+def _wholes(records: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The lists, each whole, by their keys."""
+    return {key: _whole(key, records) for key in records if _SEPARATOR not in key}
 
 
 def _whole(key: str, records: Mapping[str, bytes]) -> bytes:
@@ -316,8 +370,9 @@ class DriverLog:
 
     def _take_over_and_read(self) -> None:
         self._producer = self._transactions.init(self._names.driver, _DRIVER_TIMEOUT_MS)
-        self._recorded = self._log.read_created().get(self._names.key)
-        self._parts = self._log.parts_of(self._names.key)
+        key, records = self._names.key, self._log.decided_records()
+        self._recorded = _whole(key, records) if key in records else None
+        self._parts = frozenset(name for name in records if name.startswith(f"{key}{_SEPARATOR}"))
 
     def _refuse_lost(self) -> None:
         """The coordinator knows what the driver's last transaction was, until the id is taken over.
@@ -326,7 +381,9 @@ class DriverLog:
         its first write leaves nothing to know it by.
         """
         known = self._transactions.describe([self._names.driver])[self._names.driver]
-        if known is None or known.state not in _HAS_WRITTEN or self._names.key in self._log.read_created():
+        if known is None or known.state not in _HAS_WRITTEN or self._names.key in self._log.decided_records():
+            return
+        if self._names.key in self._log.read_created():  # its first write was decided, and not in the log yet
             return
         raise StateError(
             f"the driver of job {self._names.job!r} has recorded epochs in the topic {self._log.topic!r}, and it has no list "

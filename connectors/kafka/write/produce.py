@@ -343,7 +343,7 @@ class BatchSender:
         self._failing_since = time.monotonic() if self._failing_since is None else self._failing_since
         self._cluster.outage.goes_on(self, "writing", self._failing_since, error)
         self._tries += 1
-        self._cluster.back_off(self._tries)
+        self._cluster.back_off(self._tries, error)
 
     def _look_at_replicas(self, key: TopicPartition) -> None:
         """Once, for the log and for errors, when there seem to be too few in sync for longer. It ends no wait."""

@@ -182,9 +182,16 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
 
     def recorded(self) -> Mapping[str, RecordedEpoch]:
         """From the commit topic: the lists of this prefix and destination. Damaged lists are left out, with a warning."""
+        return self._epochs_of(self.commit_log().read())
+
+    def recorded_now(self) -> Mapping[str, RecordedEpoch]:
+        """As `recorded`, from what is committed there now."""
+        return self._epochs_of(self.commit_log().decided())
+
+    def _epochs_of(self, lists: Mapping[str, bytes]) -> Mapping[str, RecordedEpoch]:
         own: dict[str, RecordedEpoch] = {}
         older: dict[str, RecordedEpoch] = {}
-        for key, data in self.commit_log().read().items():
+        for key, data in lists.items():
             name = parse_key(key)
             if name.prefix is not None and key != self.names(name.job).key:
                 continue
