@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from headrace.connectors.files.store import Store, is_local, normal_path, open_store
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import StateError, UsageError
+from headrace.runners.spark.offset_log import LOCK_NAME
 from pyspark_headrace.checkpoints.logs import (
     COMMITS,
     METADATA,
@@ -143,6 +144,7 @@ def write_copy(checkpoint: SparkCheckpoint, to: str, plan: CopyPlan, *, quiet_s:
     location, target = (normal_path(fsspec_address(path)) for path in (checkpoint.location, to))
     if f"{_followed(target)}/".startswith(f"{_followed(location)}/"):
         raise UsageError(f"{to} is within the checkpoint itself")
+    _refuse_linked_folders(location)
     source = open_store(location, {})
     copy = copy_target(target)
     try:
@@ -159,6 +161,16 @@ def write_copy(checkpoint: SparkCheckpoint, to: str, plan: CopyPlan, *, quiet_s:
     except BaseException:
         copy.discard()
         raise
+
+
+def _refuse_linked_folders(location: str) -> None:
+    """Raise StateError for a folder that lies elsewhere: what is in it would be left out of the copy."""
+    for folder, names, _ in os.walk(location) if is_local(location) else ():
+        for path in (os.path.join(folder, name) for name in names):
+            if os.path.islink(path):
+                raise StateError(
+                    f"{path} is a link, to {os.readlink(path)}, and a copy holds no links: put the folder itself in its place"
+                )
 
 
 def _followed(path: str) -> str:
@@ -183,7 +195,7 @@ def refuse_running(source: Store, checkpoint: SparkCheckpoint, now_s: float, qui
 
 def _taken_over(source: Store, plan: CopyPlan) -> Iterator[str]:
     """What is copied as it is: not the checksums of files that are written otherwise, which Spark reads without."""
-    gone = {*plan.left_out, *plan.written}
+    gone = {*plan.left_out, *plan.written, LOCK_NAME}
     for name in source.files():
         if name != METADATA and name not in gone and _without_crc(name) not in gone:
             yield name

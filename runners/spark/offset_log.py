@@ -12,12 +12,20 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
 
 log = logging.getLogger(__name__)
 
-__all__ = ["OffsetLog"]
+__all__ = ["LOCK_NAME", "OffsetLog"]
+
+LOCK_NAME = ".headrace.lock"
+"""The file in a local checkpoint by which supervised drivers are kept apart (supervision/lock.py). Of no use in a copy."""
 
 _HEAD_LINES = 2  # the version and the metadata, before the first source's
 
@@ -59,16 +67,41 @@ class OffsetLog:
             return None
         return str(json.loads(content)["id"]) if content.strip() else None
 
+    def last_batch(self) -> int | None:
+        """The last batch that was planned; None where none was. Driver process. Raises as `query_id`."""
+        names = _names(f"{self.location.rstrip('/')}/offsets")
+        return max((int(name) for name in names if name.isascii() and name.isdigit()), default=None)
+
 
 _unreadable: set[str] = set()
 
 
 def _read(name: str) -> bytes:
-    from pyarrow import fs
-
-    scheme, colon, rest = name.partition(":")
-    if not colon or "/" in scheme:
+    if not _is_uri(name):
         return Path(name).read_bytes()  # a relative one as the JVM takes it, whose working directory is ours
-    filesystem, path = fs.FileSystem.from_uri(f"s3:{rest}" if scheme in ("s3a", "s3n") else name)
+    filesystem, path = _found(name)
     with filesystem.open_input_stream(path) as stream:
         return bytes(stream.read())
+
+
+def _names(folder: str) -> list[str]:
+    """What is in a folder; nothing if there is no such folder."""
+    from pyarrow import fs
+
+    if not _is_uri(folder):
+        return os.listdir(folder) if Path(folder).is_dir() else []
+    filesystem, path = _found(folder)
+    return [entry.base_name for entry in filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))]
+
+
+def _is_uri(name: str) -> bool:
+    scheme, colon, _ = name.partition(":")
+    return bool(colon) and "/" not in scheme
+
+
+def _found(uri: str) -> tuple[FileSystem, str]:
+    from pyarrow import fs
+
+    scheme, _, rest = uri.partition(":")
+    filesystem, path = fs.FileSystem.from_uri(f"s3:{rest}" if scheme in ("s3a", "s3n") else uri)
+    return filesystem, path

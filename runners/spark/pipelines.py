@@ -25,14 +25,14 @@ from headrace.runners.spark.frames.bounded import pickled, register_once, spark_
 from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.readers import StreamReader
-from headrace.runners.spark.session import told_parallelism_of
+from headrace.runners.spark.session import PIPELINES, told_parallelism_of
 from headrace.runners.spark.writers import StreamWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["PipelineQuery", "PipelineWrite", "sink_format", "source_format"]
+__all__ = ["PipelineQuery", "PipelineWrite", "sink_format", "source_format", "started_sink"]
 
 Transformed = Callable[[pa.RecordBatch], Iterable[pa.RecordBatch]]
 """What is to be written of a batch of the source's."""
@@ -68,6 +68,7 @@ class PipelineQuery:
             source, sink = source_format(read), sink_format(write)
         except Exception as error:
             raise UsageError(f"the pipeline cannot be sent to Spark's tasks: {type(error).__name__}: {error}") from error
+        _sinks[sink.name()] = sink
         frame = spark.readStream.format(register_once(spark, source)).load()
         writer = frame.writeStream.format(register_once(spark, sink)).outputMode("append")
         writer = writer.option("checkpointLocation", self.checkpoint)
@@ -85,7 +86,7 @@ def _loaded(data: bytes) -> Any:  # noqa: ANN401 - what was pickled
 
 
 def _name(kind: str, data: bytes) -> str:
-    return f"headrace_pipeline_{kind}_{hashlib.sha256(data).hexdigest()[:16]}"
+    return f"{PIPELINES}{kind}_{hashlib.sha256(data).hexdigest()[:16]}"
 
 
 class PipelineSourceFormat(DataSource):
@@ -168,3 +169,11 @@ def source_format(read: LogRead[Any]) -> type[PipelineSourceFormat]:
 def sink_format(write: PipelineWrite) -> type[PipelineSinkFormat]:
     """The format of this write."""
     return type("RegisteredPipelineSink", (PipelineSinkFormat,), {"PICKLED": pickled(write)})
+
+
+_sinks: dict[str, type[PipelineSinkFormat]] = {}
+
+
+def started_sink(name: str) -> type[PipelineSinkFormat]:
+    """The sink's format of a pipeline that this process starts, by the format's name. Raises KeyError for another."""
+    return _sinks[name]

@@ -43,6 +43,8 @@ PROBE_S = 60.0
 DAEMON = "headrace.runners.spark_daemon"
 ZYGOTE = "headrace.runners.spark_zygote"
 HOOK, PRELOADED = "pyspark_headrace", "pyspark_headrace.preload"
+PIPELINES = "headrace_pipeline_"
+"""What the names of the formats begin with that a pipeline registers for itself (pipelines.py)."""
 
 SETTINGS: dict[str, bool | float | int | str | None] = {
     "spark.sql.python.filterPushdown.enabled": "true",

@@ -1,20 +1,17 @@
 """A supervisor that spark-submit has started, in client mode: each driver is submitted as the supervisor was.
 
 spark-submit starts a JVM, and then the program. A driver that is started again needs a JVM of its own, so that one is only
-asked what it was submitted with. It stays for as long as the supervisor, and its end is taken for SIGTERM.
+asked what it was submitted with. It stays for as long as the supervisor.
+
+The settings, secrets among them, are kept in the supervisor's memory. JVMs read them there, as a file that no one can remove.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import shlex
-import signal
-import tempfile
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.session import GATEWAY
@@ -28,33 +25,46 @@ _OF_THAT_JVM = "spark.app.submitTime"
 
 
 @contextmanager
-def as_it_was_submitted() -> Iterator[None]:
+def as_it_was_submitted() -> Iterator[int | None]:
     """Have drivers started within it run with the settings of the submission. Nothing changes without spark-submit.
 
-    In the main thread. Raises UsageError in cluster mode.
+    Yields a descriptor that can be read once spark-submit is gone, at which the job is to stop; None without spark-submit. In
+    the main thread. Raises UsageError in cluster mode.
     """
     if GATEWAY not in os.environ:
-        yield
+        yield None
         return
-    settings = _settings()
-    if settings.get(_MODE) == "cluster":
-        raise UsageError(
-            "a supervisor cannot be in spark-submit's cluster mode, where the driver's JVM is there before it: submit in "
-            "client mode, and have the scheduler run that where the job is to be"
-        )
-    _end_with(os.getppid())
+    parent = os.getppid()
+    submitter = os.pidfd_open(parent)
+    file = os.memfd_create("headrace-submitted")  # as a file among others, it could be cleaned away while the job runs
+    try:
+        settings = _settings()
+        if settings.get(_MODE) == "cluster":
+            raise UsageError(
+                "a supervisor cannot be in spark-submit's cluster mode, where the driver's JVM is there before it: submit in "
+                "client mode, and have the scheduler run that where the job is to be"
+            )
+        with open(file, "w", encoding="utf-8", closefd=False) as text:
+            text.write(properties_text(settings))  # on a command line, others would see the secrets among them
+        with _environment(f"/proc/{os.getpid()}/fd/{file}"):
+            yield submitter
+    finally:
+        os.close(file)
+        os.close(submitter)
+
+
+@contextmanager
+def _environment(properties: str) -> Iterator[None]:
+    """As drivers need it to start a JVM of their own with this file."""
     before = {name: os.environ[name] for name in (GATEWAY, SECRET, ARGUMENTS) if name in os.environ}
-    with tempfile.NamedTemporaryFile("w", prefix="headrace-submitted-", suffix=".conf", encoding="utf-8") as file:
-        file.write(properties_text(settings))  # on a command line, others would see the secrets among them
-        file.flush()
-        for name in before:
-            del os.environ[name]
-        os.environ[ARGUMENTS] = shlex.join(["--properties-file", str(Path(file.name)), "pyspark-shell"])
-        try:
-            yield
-        finally:
-            del os.environ[ARGUMENTS]
-            os.environ.update(before)
+    for name in before:
+        del os.environ[name]
+    os.environ[ARGUMENTS] = shlex.join(["--properties-file", properties, "pyspark-shell"])
+    try:
+        yield
+    finally:
+        del os.environ[ARGUMENTS]
+        os.environ.update(before)
 
 
 def properties_text(settings: Mapping[str, str]) -> str:
@@ -79,14 +89,3 @@ def _settings() -> dict[str, str]:
     finally:
         gateway.close()
     return {name: value for name, value in found.items() if name != _OF_THAT_JVM}
-
-
-def _end_with(parent: int) -> None:
-    """SIGTERM for this process when that one, which has started it, is gone."""
-    process = os.pidfd_open(parent)
-
-    def wait() -> None:
-        select.select([process], [], [])
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=wait, name="headrace-spark-submit", daemon=True).start()

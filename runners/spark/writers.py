@@ -19,7 +19,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from headrace.connectors.commit import JobCommitter, refuse_stale
+from headrace.connectors.commit import JobCommitter, StaleEpochError, refuse_stale
 from headrace.connectors.counters import COUNTERS, Counted
 from headrace.connectors.sink import Attempt, HandleT, RecordedEpoch, TwoPhaseSink, another_write, one_off_job
 from headrace.enumerator.errors import FencedError, HeadraceError, UsageError
@@ -174,8 +174,13 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
             _commit(self._sink, job, batchId, handles, content)
         _count_commit(job, len(handles), time.monotonic() - began_s)
 
-    def recover(self, job: str) -> None:
-        """Before the query starts, in a process of its driver: as the first `commit` does. Raises what the sink raises."""
+    def recover(self, job: str, last_batch: int | None) -> None:
+        """Before the query starts, in a process of its driver: as the first `commit` does. Raises what the sink raises.
+
+        `last_batch`: the last one of the checkpoint's offset log. Where the sink has a later one, the checkpoint is an older
+        copy, whose query may be at work: StaleEpochError then, before anything of that one is fenced or aborted.
+        """
+        _refuse_older_copy(job, last_batch, self._sink.recorded_now().get(job))
         committer = JobCommitter(job, self._sink.committer(job))
         try:
             committer.recover()
@@ -275,6 +280,17 @@ def _commit(sink: TwoPhaseSink[HandleT], job: str, epoch: int, handles: tuple[Ha
     except BaseException:
         _committer.cache_clear()  # whatever comes next recovers
         raise
+
+
+def _refuse_older_copy(job: str, last_batch: int | None, recorded: RecordedEpoch | None) -> None:
+    """A batch is in the offset log before any of it is written, so what is recorded and not there is of another checkpoint."""
+    if recorded is not None and (last_batch is None or last_batch < recorded.epoch):
+        there = "knows no batch" if last_batch is None else f"ends with batch {last_batch}"
+        raise StaleEpochError(
+            f"the checkpoint of job {job!r} {there}, and the sink has committed up to epoch {recorded.epoch} of it: the "
+            "checkpoint is an older copy. Nothing of the job was changed. Go on from the newest checkpoint, or begin a new query with a "
+            "new checkpoint"
+        )
 
 
 def _count_commit(job: str, transactions: int, took_s: float) -> None:

@@ -29,6 +29,7 @@ from headrace.enumerator.checkpoint import CheckpointSerializer
 from headrace.enumerator.errors import DataLossError, StateError, UsageError
 from headrace.kafka import KafkaSource
 from headrace.runners.local.savepoints import read_savepoint
+from headrace.runners.spark.offset_log import LOCK_NAME
 from headrace.testing import FakeKafka
 from pyspark_headrace.checkpoints import targets
 from pyspark_headrace.checkpoints.copies import batch_at, export_to_jvm, forget_topic, fork, rewind, set_offsets, write_copy
@@ -782,6 +783,24 @@ def test_seen_here_a_link_leads_no_copy_into_the_checkpoint_itself(checkpoint, t
         with pytest.raises(UsageError, match="within the checkpoint"):
             write_copy(found, str(to), fork(found))
     assert not (checkpoint / "x").exists()
+
+
+def test_seen_here_a_folder_behind_a_link_is_named_and_not_left_out_of_the_copy(checkpoint, tmp_path):
+    """State on a disk of its own, say: the copy had none."""
+    (tmp_path / "disk").mkdir()
+    (checkpoint / "state").symlink_to(tmp_path / "disk")
+    found = read_checkpoint(str(checkpoint))
+    with pytest.raises(StateError, match=rf"{checkpoint}/state is a link, to {tmp_path}/disk"):
+        write_copy(found, str(tmp_path / "copy"), fork(found), quiet_s=0)
+    assert not (tmp_path / "copy").exists()
+
+
+def test_the_lock_of_a_supervised_query_is_not_taken_over(checkpoint, tmp_path):
+    (checkpoint / LOCK_NAME).write_text("a family")
+    found = read_checkpoint(str(checkpoint))
+    write_copy(found, str(tmp_path / "copy"), fork(found), quiet_s=0)
+    assert (tmp_path / "copy" / "metadata").exists()
+    assert not (tmp_path / "copy" / LOCK_NAME).exists()
 
 
 def test_positions_are_given_by_topic_partition_and_offset():

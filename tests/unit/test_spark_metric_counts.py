@@ -310,7 +310,11 @@ def test_counts_of_queries_that_nobody_hears_of_are_not_kept_without_end(request
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"{", b"[]", b'"x"', b'{"secret": 3}', json.dumps({"secret": "guessed", "query": "q", "counts": {}}).encode()]
+    "said",
+    [
+        *(b"", b"{", b"[]", b'"x"', b'{"secret": 3}', json.dumps({"secret": "guessed", "query": "q", "counts": {}}).encode()),
+        pytest.param(b"[" * 60_000, id="seen here: nested too deep"),
+    ],
 )
 def test_what_others_say_to_the_socket_is_left_out(heard, said):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as others:

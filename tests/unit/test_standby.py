@@ -199,10 +199,18 @@ def test_a_driver_that_starts_has_more_time_for_its_first_word():
     assert looks(core, 1, 2.0 * FIRST_LOOKS) == [Kill(1)]
 
 
-@pytest.mark.parametrize("limits", [{"standbys": -1}, {"standbys": 3}, {"silence_s": 3.9}, {"silence_s": float("nan")}])
+@pytest.mark.parametrize(
+    "limits", [{"standbys": -1}, {"standbys": 3}, {"silence_s": 3.9}, {"silence_s": float("nan")}, {"silence_s": float("inf")}]
+)
 def test_limits_that_cannot_be_are_refused(limits):
     with pytest.raises(UsageError):
         StandbyLimits(**limits)
+
+
+def test_seen_here_without_a_limit_no_driver_is_killed_for_its_silence_and_nothing_is_waited_for():
+    core = started(0, silence_s=None)
+    assert core.wake_at_s is None
+    assert looks(core, 10 * FIRST_LOOKS) == []
 
 
 def test_a_driver_is_called_once():
@@ -214,7 +222,7 @@ def test_a_driver_is_called_once():
 
 # --- the lock ---------------------------------------------------------------------------------------------------------
 
-ME, OTHER = "10-1-a", "20-1-b"
+ME, OTHER = "10-1-7-a", "20-1-7-b"
 
 
 def steps(answers):
@@ -244,8 +252,14 @@ def test_a_lock_of_a_living_supervisor_is_refused_and_that_of_a_dead_one_taken()
 
 def test_a_driver_of_the_same_supervisor_that_holds_the_lock_is_killed():
     """Only one is called at a time, so the other is to be dead."""
-    taken = steps({TryLock: [False, True], WhoHolds: ["10-1-c"], ReadLast: ["10-1-c"]})
-    assert taken[1:4] == [WhoHolds(), KillFamily("10-1-c"), AskAgain()]
+    taken = steps({TryLock: [False, True], WhoHolds: ["10-1-7-c"], ReadLast: ["10-1-7-c"]})
+    assert taken[1:4] == [WhoHolds(), KillFamily("10-1-7-c"), AskAgain()]
+
+
+def test_seen_here_a_driver_of_another_container_is_no_orphan_though_its_supervisors_pid_is_nobodys_here():
+    """Nothing is killed: whether that supervisor lives cannot be seen from here."""
+    with pytest.raises(FencedError, match="a supervisor of another container"):
+        steps({TryLock: [False], WhoHolds: ["1-1-8-b"], LooksAlive: [False]})
 
 
 # --- simulation -------------------------------------------------------------------------------------------------------

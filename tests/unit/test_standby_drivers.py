@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import re
+import shutil
 import signal
+import struct
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock, patch
 
 import pytest
+from py4j.java_gateway import CallbackServer, CallbackServerParameters
 from pyspark.sql import DataFrameWriter, SparkSession
 from pyspark.sql.catalog import Catalog
 from pyspark.sql.classic.dataframe import DataFrame
@@ -23,12 +29,13 @@ from pyspark.sql.streaming.query import StreamingQueryManager
 from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 from pyspark.sql.types import StringType, StructField, StructType
 
-from headrace.enumerator.errors import FencedError, UsageError
+from headrace.enumerator.errors import FencedError, RetriableError, UsageError
 from headrace.enumerator.restarts import FixedDelay
 from headrace.enumerator.supervision import DriverEnd, Ending, SupervisionLimits
 from headrace.runners.spark.metrics.exporter import metrics
 from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.supervision import families, rehearsing
+from headrace.runners.spark.supervision import lock as locks
 from headrace.runners.spark.supervision import rehearsal as rehearsals
 from headrace.runners.spark.supervision.driver import DriverOrder
 from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, Process, family_of, new_family, supervisor_of
@@ -111,49 +118,58 @@ def ended():
     return was
 
 
-def test_a_checkpoint_that_a_living_supervisor_has_is_refused_by_its_name():
+def family_by(supervisor):
+    """A family's name that this supervisor of this host would give."""
+    return "-".join([str(supervisor.pid), str(supervisor.started), *new_family().split("-")[2:]])
+
+
+@pytest.fixture
+def place(tmp_path):
+    """Where a checkpoint is to be."""
+    return str(tmp_path / "c")
+
+
+def test_a_checkpoint_that_a_living_supervisor_has_is_refused_by_its_name(place):
     supervisor = subprocess.Popen(["sleep", "600"])
-    family = f"{supervisor.pid}-{Process.of(supervisor.pid).started}-a"
-    with holder("/c", family):
+    family = family_by(Process.of(supervisor.pid))
+    with holder(place, family):
         with pytest.raises(FencedError, match=f"another supervisor, process {supervisor.pid}, runs this job"):
-            CheckpointLock("/c").take(new_family())
-        CheckpointLock("/d").take(new_family())  # another checkpoint
+            CheckpointLock(place).take(new_family())
+        CheckpointLock(f"{place}-another").take(new_family())  # another checkpoint
     supervisor.kill()
     supervisor.wait()
 
 
-def test_an_orphan_that_is_stopped_loses_the_lock_with_its_life_and_never_goes_on():
-    was = ended()
-    family = f"{was.pid}-{was.started}-a"
-    with holder("/c", family) as held:
+def test_an_orphan_that_is_stopped_loses_the_lock_with_its_life_and_never_goes_on(place):
+    family = family_by(ended())
+    with holder(place, family) as held:
         held.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, held.pid, os.WSTOPPED | os.WNOWAIT)
-        lock = CheckpointLock("/c")
+        lock = CheckpointLock(place)
         lock.take(new_family())
         assert held.wait() == -signal.SIGKILL
 
 
-def test_of_a_family_whose_driver_is_dead_the_rest_is_killed_before_the_lock_counts():
-    was = ended()
-    family = f"{was.pid}-{was.started}-a"
-    with holder("/c", family):
+def test_of_a_family_whose_driver_is_dead_the_rest_is_killed_before_the_lock_counts(place):
+    family = family_by(ended())
+    with holder(place, family):
         pass  # and is killed
     jvm = subprocess.Popen(["sleep", "600"], env={**os.environ, FAMILY_VARIABLE: family}, start_new_session=True)
-    CheckpointLock("/c").take(new_family())
+    CheckpointLock(place).take(new_family())
     assert jvm.wait() == -signal.SIGKILL
 
 
-def test_a_lock_of_a_process_that_is_no_driver_is_refused():
-    with holder("/c", ""), pytest.raises(FencedError, match="no driver"):
-        CheckpointLock("/c").take(new_family())
+def test_a_lock_of_a_process_that_is_no_driver_is_refused(place):
+    with holder(place, ""), pytest.raises(FencedError, match="no driver"):
+        CheckpointLock(place).take(new_family())
 
 
-def test_a_family_says_who_has_started_it_and_a_process_of_it_says_its_family():
+def test_a_family_says_who_has_started_it_and_a_process_of_it_says_its_family(place):
     family = new_family()
-    assert supervisor_of(family) == Process.of(os.getpid())
-    assert supervisor_of(family).is_alive
+    assert supervisor_of(family).process == Process.of(os.getpid())
+    assert supervisor_of(family).process.is_alive
     assert not Process(os.getpid(), 0).is_alive
-    with holder("/c", family) as child:  # which has said something, so it has its environment
+    with holder(place, family) as child:  # which has said something, so it has its environment
         assert family_of(child.pid) == family
     assert family_of(child.pid) is None
 
@@ -161,11 +177,131 @@ def test_a_family_says_who_has_started_it_and_a_process_of_it_says_its_family():
 def test_one_that_is_just_being_replaced_by_another_program_is_killed_too(monkeypatch):
     """For a moment it has no environment."""
     family = new_family()
-    looks = [[], [7], [], []]
-    monkeypatch.setattr(families, "members", lambda _: looks.pop(0))
-    monkeypatch.setattr(families, "_kill", lambda pid: pid == 7)
+    looks = [[], [Process(7, 1)], [], []]
+    monkeypatch.setattr(families, "_living", lambda _: looks.pop(0))
+    monkeypatch.setattr(families, "_kill", lambda process: None)
     assert families.kill_family(family) == 1
     assert looks == []
+
+
+LOSES_ITS_ENVIRONMENT = """
+import os, subprocess, sys
+child = subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+bare = subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env={}, start_new_session=True)
+fields = open("/proc/self/stat").read().rpartition(")")[2].split()
+start, end = int(fields[47]), int(fields[48])
+with open("/proc/self/mem", "r+b", 0) as memory:  # as setproctitle does
+    memory.seek(start)
+    memory.write(bytes(end - start))
+print(child.pid, bare.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def loses_its_environment(family):
+    return subprocess.Popen(
+        [sys.executable, "-c", LOSES_ITS_ENVIRONMENT],
+        env={**os.environ, FAMILY_VARIABLE: family},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_seen_here_a_driver_that_has_written_over_its_environment_is_still_of_its_family():
+    """And so is what it has started without one."""
+    family = new_family()
+    with loses_its_environment(family) as driver:
+        child, bare = map(int, driver.stdout.readline().split())
+        assert FAMILY_VARIABLE.encode() not in Path(f"/proc/{driver.pid}/environ").read_bytes()
+        assert sorted(families.members(family)) == sorted([driver.pid, child, bare])
+        assert family_of(driver.pid) == family
+        assert families.kill_family(family) == 3
+        assert driver.wait() == -signal.SIGKILL
+
+
+def test_a_driver_without_environment_and_children_is_killed_by_who_knows_it():
+    family = new_family()
+    with loses_its_environment(family) as driver:
+        for pid in map(int, driver.stdout.readline().split()):
+            os.kill(pid, signal.SIGKILL)
+        assert families.kill_family(family) == 0
+        assert families.kill_family(family, Process.of(driver.pid)) == 1
+        assert driver.wait() == -signal.SIGKILL
+
+
+def test_seen_here_a_process_that_is_killed_and_does_not_end_is_waited_for_and_named(monkeypatch, caplog):
+    """As one that waits for a server of files. Nothing may go on meanwhile, and nobody knew why."""
+    stuck = Process.of(os.getpid())
+    looks = [[stuck]] * 5 + [[], []]
+    monkeypatch.setattr(families, "_living", lambda _: looks.pop(0))
+    monkeypatch.setattr(families, "_kill", lambda process: None)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert families.kill_family("a family") == 1
+    assert [f"for {waited} s so far" in record.message for waited, record in zip((2, 4), caplog.records, strict=True)] == [
+        True,
+        True,
+    ]
+    assert f"process {stuck.pid} of a driver was killed and has not ended (state R" in caplog.text
+
+
+def test_seen_here_a_pid_that_has_become_anothers_since_it_was_looked_at_is_not_killed():
+    with subprocess.Popen(["sleep", "600"]) as another:
+        families._kill(Process(another.pid, 1))
+        assert another.poll() is None
+        another.kill()
+
+
+def test_seen_here_two_users_with_caches_of_their_own_have_one_lock(place, monkeypatch, tmp_path):
+    with holder(place, new_family()):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another cache"))
+        with pytest.raises(FencedError, match="another supervisor"):
+            CheckpointLock(place).take(family_by(ended()))
+    assert CheckpointLock(place).path == Path(place, ".headrace.lock")
+    assert CheckpointLock("hdfs://n/c").path.is_relative_to(tmp_path / "another cache")
+
+
+def test_seen_here_a_lock_whose_file_was_removed_is_worth_nothing_and_the_one_in_its_place_is_taken(place):
+    first, second = CheckpointLock(place), CheckpointLock(place)
+    Path(place, ".headrace.lock").unlink()
+    first.take(new_family())
+    assert os.path.samestat(os.stat(place + "/.headrace.lock"), os.fstat(first._file))
+    second.take(new_family())  # of this process, which has it
+    assert os.path.samestat(os.fstat(first._file), os.fstat(second._file))
+
+
+def test_a_copy_of_a_checkpoint_kills_nobody_of_the_family_whose_lock_came_with_it(place, tmp_path):
+    family = family_by(ended())
+    with holder(place, family):
+        shutil.copytree(place, tmp_path / "copy")
+        CheckpointLock(str(tmp_path / "copy")).take(new_family())
+        jvm = subprocess.Popen(["sleep", "600"], env={**os.environ, FAMILY_VARIABLE: family})
+        CheckpointLock(str(tmp_path / "copy")).take(new_family())
+        assert jvm.poll() is None
+    CheckpointLock(place).take(new_family())
+    assert jvm.wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("code", "kind"), [(errno.ENOLCK, RetriableError), (errno.EOPNOTSUPP, UsageError)])
+def test_seen_here_a_file_system_without_locks_is_named(place, monkeypatch, code, kind):
+    def refuse(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    with pytest.raises(
+        kind, match=f"no lock can be had of the checkpoint {place}, at {place}/.headrace.lock: .*{os.strerror(code)}"
+    ):
+        CheckpointLock(place).take(new_family())
+
+
+def test_a_lock_of_a_process_that_cannot_be_seen_from_here_is_refused(place, monkeypatch):
+    """The kernel tells pid 0 of one in another container."""
+    unseen = struct.pack(locks._FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    monkeypatch.setattr(fcntl, "fcntl", lambda *_: unseen)
+    monkeypatch.setattr(CheckpointLock, "_try", lambda _: False)
+    with pytest.raises(FencedError, match="a process of another container, or of another host, holds the lock"):
+        CheckpointLock(place).take(new_family())
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------------
@@ -221,7 +357,19 @@ class Frame:
     schema = None
 
     def __init__(self, **conf: str) -> None:
-        self.sparkSession = SimpleNamespace(conf=conf)
+        self.store = conf.pop("store", "file:///")
+        jvm = SimpleNamespace(
+            org=SimpleNamespace(apache=SimpleNamespace(hadoop=SimpleNamespace(fs=SimpleNamespace(Path=self.path))))
+        )
+        state = SimpleNamespace(newHadoopConf=lambda: {"fs.defaultFS": self.store})
+        self.sparkSession = SimpleNamespace(conf=conf, _jvm=jvm, _jsparkSession=SimpleNamespace(sessionState=lambda: state))
+        self.deleted = []
+
+    def path(self, path):
+        """Hadoop's, of the default file system."""
+        delete = lambda there, all_below: self.deleted.append((there.name, all_below))  # noqa: E731
+        system = SimpleNamespace(makeQualified=lambda there: f"{self.store.rstrip('/')}{there.name}", delete=delete)
+        return SimpleNamespace(name=path, getFileSystem=lambda configuration: system)
 
     @property
     def writeStream(self):  # noqa: N802 - PySpark's
@@ -295,6 +443,15 @@ def test_a_default_place_of_checkpoints_counts_for_a_query_with_a_name():
     assert checkpoint_of(StartedQuery(frame, options={"checkpointlocation": "/c/"}, name="q")) == "/c"
 
 
+def test_seen_here_a_checkpoint_by_a_bare_path_is_where_the_default_file_system_has_it():
+    at = lambda path, store: checkpoint_of(StartedQuery(Frame(store=store), options={"checkpointlocation": path}))  # noqa: E731
+    assert at("/data/c", "hdfs://n:8020/") == "hdfs://n:8020/data/c"
+    assert at("file:/data/c", "hdfs://n:8020") == at("/data/c", "file:///") == "/data/c"
+    assert at("s3a://b/c/", "hdfs://n:8020") == "s3a://b/c"
+    with pytest.raises(UsageError, match="a standby cannot take over a checkpoint at s3a:"):
+        check_standby("headrace", at("/data/c", "s3a://bucket"))
+
+
 @pytest.fixture
 def rehearsal(tmp_path):
     return Rehearsal(tmp_path / "rehearsal", threading.Event())
@@ -319,10 +476,41 @@ def test_a_rehearsal_starts_every_query_in_a_form_that_writes_nothing(rehearsal,
     assert not java.toTable.called
     of_rehearsal = [call.args for call in java.option.call_args_list if call.args[1] != "/mine"]
     places = [value for name, value in of_rehearsal if name == "checkpointLocation"]
-    assert places == [str(tmp_path / "rehearsal" / "1"), str(tmp_path / "rehearsal" / "2")]
+    assert places == [f"file://{tmp_path}/rehearsal/1", f"file://{tmp_path}/rehearsal/2"]  # wherever bare paths lead
     assert ("headraceRehearsal", "true") in of_rehearsal
     assert [call.args[0] for call in java.format.call_args_list] == ["headrace", "headrace", "delta", "noop"]
     assert java.stop.call_count == 2
+
+
+def test_seen_here_on_a_cluster_a_rehearsals_checkpoint_is_removed_from_the_default_file_system(rehearsal, java, tmp_path):
+    frame = Frame(**{"spark.master": "yarn", "store": "hdfs://n"})
+    with patch.object(rehearsals, "_has_run", lambda query, batches: True):
+        assert rehearsal.first(lambda: writer_of(frame).format("headrace").start()) is None
+    assert ("checkpointLocation", str(tmp_path / "rehearsal" / "1")) in [call.args for call in java.option.call_args_list]
+    assert frame.deleted == [(str(tmp_path / "rehearsal"), True)]
+
+
+def test_seen_here_a_job_that_starts_threads_is_not_rehearsed_as_they_would_outlive_it(rehearsal):
+    ran = []
+
+    def job():
+        with ThreadPoolExecutor() as threads:
+            threads.submit(ran.append, "written, beside the driver at work").result()
+
+    assert "it starts a thread (ThreadPoolExecutor" in rehearsal.first(job)
+    assert ran == []
+    job()  # called to run it
+    assert len(ran) == 1
+
+
+def test_threads_that_spark_starts_for_a_job_do_not_stand_in_the_way_of_its_rehearsal(rehearsal):
+    """Such as the one that hears the JVM call `foreachBatch`."""
+    server = CallbackServer(MagicMock(), MagicMock(), callback_server_parameters=CallbackServerParameters(port=0))
+    ran = threading.Event()
+    with patch.object(CallbackServer, "run", lambda _: ran.set()):
+        assert rehearsal.first(server.start) is None
+        assert ran.wait(60)
+    server.server_socket.close()
 
 
 def test_a_listener_hears_of_the_job_and_not_of_its_rehearsal(rehearsal):
@@ -452,8 +640,10 @@ def test_what_the_last_driver_left_is_recovered_under_the_lock_and_before_spark_
     checkpoint = tmp_path / "checkpoint"
     checkpoint.mkdir()
     (checkpoint / "metadata").write_text('{"id":"q-1"}')
+    (checkpoint / "offsets").mkdir()
+    (checkpoint / "offsets" / "7").write_text("")
     order = []
-    write = SimpleNamespace(recover=lambda job: order.append(f"recovered {job}"))
+    write = SimpleNamespace(recover=lambda job, last_batch: order.append(f"recovered {job} at {last_batch}"))
     with (
         patch.object(CheckpointLock, "take", lambda *_: order.append("locked")),
         patch.object(DefaultSource, "streamWriter", lambda *_: write),
@@ -462,7 +652,7 @@ def test_what_the_last_driver_left_is_recovered_under_the_lock_and_before_spark_
         java.start.side_effect = lambda: order.append("started")
         writer_of(Frame()).format("headrace").option("checkpointLocation", str(checkpoint)).start()
         writer_of(Frame()).format("parquet").option("checkpointLocation", str(checkpoint)).start()
-    assert order == ["locked", "recovered q-1", "started", "started"]
+    assert order == ["locked", "recovered q-1 at 7", "started", "started"]
 
 
 def test_seen_here_a_query_whose_path_is_an_argument_of_start_is_recovered_there(tmp_path, java):
@@ -470,12 +660,12 @@ def test_seen_here_a_query_whose_path_is_an_argument_of_start_is_recovered_there
     frame, recovered = Frame(), []
     frame.schema = StructType([StructField("a", StringType())])
     with (
-        patch.object(StreamWriter, "recover", lambda writer, job: recovered.append((writer._sink.path, job))),
+        patch.object(StreamWriter, "recover", lambda writer, *what: recovered.append((writer._sink.path, *what))),
         intercepted(Takeover(new_family(), 0)),
     ):
         writer = writer_of(frame).format("headrace").option("connector", "files").option("checkpointLocation", str(tmp_path))
         writer.start(str(tmp_path / "out"))
-    assert recovered == [(str(tmp_path / "out"), "q-1")]
+    assert recovered == [(str(tmp_path / "out"), "q-1", None)]
     assert java.start.call_args.args == (str(tmp_path / "out"),)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.spark.supervise import strategy_settings
+from headrace.cli.spark.supervise import seconds_or_never, strategy_settings
 from headrace.connectors.commit import StaleEpochError
 from headrace.enumerator.errors import DataLossError, FencedError, OutageError, UsageError
 from headrace.enumerator.restarts import FixedDelay
@@ -23,7 +24,7 @@ from headrace.runners.spark import submitted
 from headrace.runners.spark.submitted import as_it_was_submitted
 from headrace.runners.spark.supervision.driver import DriverOrder
 from headrace.runners.spark.supervision.endings import end_by
-from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, kill_family, members
+from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, kill_family, members, new_family
 from headrace.runners.spark.supervision.jobs import FunctionName, load
 from headrace.runners.spark.supervision.processes import DriverProcess
 from headrace.runners.spark.supervision.queries import ProgressOfQueries, WatchedQuery, queries_of
@@ -278,7 +279,6 @@ def submission(monkeypatch):
     monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
     settings = {"spark.master": "local[2]", "spark.hadoop.fs.s3a.secret.key": "a=b :c\\d"}
     monkeypatch.setattr(submitted, "_settings", lambda: settings)
-    monkeypatch.setattr(submitted, "_end_with", lambda _: None)
     return settings
 
 
@@ -289,8 +289,7 @@ def test_drivers_of_a_submitted_supervisor_start_jvms_of_their_own_with_the_sett
         assert "PYSPARK_GATEWAY_SECRET" not in os.environ
         option, file, shell = shlex.split(os.environ["PYSPARK_SUBMIT_ARGS"])
         assert (option, shell) == ("--properties-file", "pyspark-shell")
-        assert Path(file).stat().st_mode & 0o077 == 0  # there may be secrets in it
-        text = Path(file).read_text()
+        text = subprocess.run(["cat", file], capture_output=True, text=True, check=True).stdout  # as a JVM of a driver
     assert text == "spark.master=local[2]\nspark.hadoop.fs.s3a.secret.key=a\\=b\\ \\:c\\\\d\n"
     assert not Path(file).exists()
     assert dict(os.environ) == before
@@ -302,30 +301,73 @@ def test_in_cluster_mode_a_supervisor_is_refused(submission):
         pytest.fail("it goes on")
 
 
-WAITS_FOR_ITS_PARENT = """
-import os, signal, subprocess, sys
-from headrace.runners.spark import submitted
-if len(sys.argv) == 1:
-    subprocess.Popen([sys.executable, __file__, "child"])
-    sys.stdin.read()
-else:
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # in the threads to come, too: it waits for whoever asks
-    submitted._end_with(os.getppid())
-    print("ready", flush=True)
-    print(signal.sigwait([signal.SIGTERM]).name, flush=True)
+def test_seen_here_the_settings_of_a_submission_are_in_no_file_that_somebody_could_remove(submission):
+    """As systemd-tmpfiles does in /tmp after ten days: from then on no driver could be started."""
+    with as_it_was_submitted():
+        _, file, _ = shlex.split(os.environ["PYSPARK_SUBMIT_ARGS"])
+        assert Path(file).is_file()  # as the JVM asks
+        assert os.readlink(file).startswith("/memfd:")
+
+
+@pytest.mark.parametrize("failing", ["pipe", "Popen", "pidfd_open"])
+def test_seen_here_a_driver_that_could_not_be_started_leaves_no_descriptor_and_no_process(history, monkeypatch, failing):
+    calls = []
+
+    def fail(*arguments, **named):
+        calls.append(failing)
+        if failing != "pipe" or len(calls) > 1:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return PIPE()
+
+    monkeypatch.setattr(*(subprocess, failing, fail) if failing == "Popen" else (os, failing, fail))
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="Too many open files"):
+        DriverProcess(order("loses_data"))
+    assert calls
+    assert set(os.listdir("/proc/self/fd")) == before
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+PIPE = os.pipe
+
+OUT_OF_DESCRIPTORS = """
+import os, resource, subprocess, sys, threading
+from headrace.runners.spark.supervision import driver
+jvm = subprocess.Popen(["sleep", "600"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+ready = threading.Event()
+orders = int(sys.argv[1])
+threading.Thread(target=driver._take_orders, args=[orders, driver.CALL, ready]).start()
+ready.wait()  # it has what it needs
+try:
+    while True:
+        os.open("/dev/null", os.O_RDONLY)
+except OSError:
+    print(jvm.pid, flush=True)
+threading.Event().wait()
 """
 
 
-def test_the_end_of_spark_submit_is_taken_for_sigterm(tmp_path):
-    (tmp_path / "program.py").write_text(WAITS_FOR_ITS_PARENT)
-    environment = {**os.environ, "PYTHONPATH": python_path()}
-    parent = subprocess.Popen(
-        [sys.executable, tmp_path / "program.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
-    )
-    assert parent.stdout.readline() == "ready\n"
-    parent.kill()
-    assert parent.stdout.readline() == "SIGTERM\n"
-    parent.communicate()
+def test_seen_here_a_driver_that_may_open_no_more_files_ends_with_its_supervisor_and_so_do_its_processes():
+    orders, supervisors = os.pipe()
+    environment = {**os.environ, FAMILY_VARIABLE: new_family(), "PYTHONPATH": python_path()}
+    command = [sys.executable, "-c", OUT_OF_DESCRIPTORS, str(orders)]
+    driver = subprocess.Popen(command, pass_fds=[orders], env=environment, stdout=subprocess.PIPE, text=True)
+    os.close(orders)
+    jvm = os.pidfd_open(int(driver.stdout.readline()))
+    os.close(supervisors)
+    assert driver.wait(LONG_S) == -signal.SIGKILL
+    assert ready(jvm)
+    os.close(jvm)
+    driver.stdout.close()
+
+
+def test_a_timeout_of_silence_is_a_number_or_never():
+    assert seconds_or_never("never", "--silence-timeout") is None
+    assert seconds_or_never("7.5", "--silence-timeout") == 7.5
+    with pytest.raises(UsageError, match="--silence-timeout takes seconds, or the word never, not 'off'"):
+        seconds_or_never("off", "--silence-timeout")
 
 
 def test_settings_for_a_session_that_the_job_makes_itself_are_refused():

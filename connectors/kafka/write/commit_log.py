@@ -170,8 +170,9 @@ class CommitLog:
 
     def _find(self) -> TopicMetadata | None:
         """None where there is no topic yet. Raises StateError for one that was there."""
+        was_there = self._position is not None  # before the look: another thread may make the topic and read it meanwhile
         found = find_topic(self.cluster, self.topic)
-        if found is None and self._position is not None:
+        if found is None and was_there:
             raise StateError(
                 f"the topic {self.topic!r} was there, and no broker knows it any more: the lists of all jobs are lost"
             )

@@ -41,8 +41,12 @@ def supervise_command(
         typer.Option(help="Kill and restart when no batch has ended for so many seconds while one was under way."),
     ] = None,
     silence_timeout: Annotated[
-        float, typer.Option(help="Kill and restart when a driver's process or JVM has said nothing for so many seconds.")
-    ] = 30.0,
+        str,
+        typer.Option(
+            help="Kill and restart when a driver's process or JVM has said nothing for so many seconds.",
+            metavar="SECONDS|never",
+        ),
+    ] = "30",
     stop_timeout: Annotated[float, typer.Option(help="Seconds that the batch under way may take after SIGTERM.")] = 60.0,
 ) -> None:
     """Run a job of streaming queries in a process of its own, and start it again when it fails, until it has nothing to do.
@@ -66,7 +70,8 @@ def supervise_command(
     maker = None if session is None else FunctionName.parse(session)
     order = DriverOrder(FunctionName.parse(job), maker, named_settings(conf, "--conf"), standby)
     strategy = restart_strategy(strategy_settings(restart, named_settings(config)))
-    core = StandbyCore(strategy, SupervisionLimits(progress_timeout, stop_timeout), StandbyLimits(standby, silence_timeout))
+    limits = StandbyLimits(standby, seconds_or_never(silence_timeout, "--silence-timeout"))
+    core = StandbyCore(strategy, SupervisionLimits(progress_timeout, stop_timeout), limits)
     end = supervise(order, core, None if status is None else StatusFile(status))
     raise typer.Exit(EXIT_STATUSES[end.ending])
 
@@ -78,3 +83,13 @@ def strategy_settings(restart: str | None, settings: Mapping[str, str]) -> dict[
     if _TYPE in settings:
         raise UsageError(f"the strategy is given twice: by --restart and by {_TYPE}")
     return {**settings, _TYPE: restart}
+
+
+def seconds_or_never(text: str, option: str) -> float | None:
+    """None for `never`. Raises UsageError for what is neither."""
+    if text == "never":
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{option} takes seconds, or the word never, not {text!r}") from None

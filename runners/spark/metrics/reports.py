@@ -121,5 +121,5 @@ class ReportListener:
                 said = json.loads(data)
                 if hmac.compare_digest(said["secret"], self._secret):
                     self._take(said["query"], {str(name): float(amount) for name, amount in said["counts"].items()})
-            except (ValueError, TypeError, KeyError, AttributeError):
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 log.warning("a report of %d bytes is none of headrace's, and is left out", len(data))

@@ -45,6 +45,8 @@ CALL = b"run\n"
 POLL_S = 0.5
 BEAT_S = 0.5
 CLEAN_UP_S = 5.0
+SPARE_DESCRIPTORS = 4
+"""Kept for the end: a driver that may open no more files still has to look for its processes."""
 MASTER = "spark.master"
 
 
@@ -169,14 +171,19 @@ def _session(conf: Mapping[str, str]) -> SparkSession:
 
 def _take_orders(orders: int, read: bytes, called: threading.Event) -> None:
     """In a thread. Whatever the main thread does when the supervisor is gone, nothing of this driver is left."""
-    while True:
-        if CALL in read:
-            called.set()
-        if not (more := os.read(orders, 1 << 16)):
-            break
-        read += more
-    kill_family(os.environ[FAMILY_VARIABLE])
-    os.kill(os.getpid(), signal.SIGKILL)
+    spare = [os.dup(orders) for _ in range(SPARE_DESCRIPTORS)]
+    try:
+        while True:
+            if CALL in read:
+                called.set()
+            if not (more := os.read(orders, 1 << 16)):
+                break
+            read += more
+        for descriptor in spare:
+            os.close(descriptor)
+        kill_family(os.environ[FAMILY_VARIABLE])
+    finally:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main() -> None:

@@ -3,25 +3,34 @@
 Some make sessions and process groups of their own (`pyspark.daemon`, the zygote), so a group alone is not all of them. What
 they share is the environment that the driver was started with, and in it a name that no other driver has, and that says which
 supervisor has started it. Linux: it is read from `/proc`.
+
+A process can lose its environment there (`setproctitle` writes over it), or start another one without. So the leader of a
+session in which one of the family is, as a driver is one, counts as well, and whatever any of them has started.
 """
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import select
 import signal
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["FAMILY_VARIABLE", "Process", "family_of", "kill_family", "members", "new_family", "supervisor_of"]
+log = logging.getLogger(__name__)
+
+__all__ = ["FAMILY_VARIABLE", "Process", "Supervisor", "family_of", "kill_family", "members", "new_family", "supervisor_of"]
 
 FAMILY_VARIABLE = "HEADRACE_FAMILY"
 
 _WAIT_S = 1.0
 _LOOKS_IN_VAIN = 2
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +43,7 @@ class Process:
     @classmethod
     def of(cls, pid: int) -> Process:
         """The process that has this pid now. Raises OSError where there is none, or it has ended and was not waited for."""
-        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        if after_name[0] in ("Z", "X"):
-            raise ProcessLookupError(f"process {pid} has ended")
-        return cls(pid, int(after_name[19]))
+        return _Seen.of(pid).process
 
     @classmethod
     def lives(cls, pid: int) -> bool:
@@ -57,55 +63,136 @@ class Process:
             return False
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What `/proc` says of a process. `session`: the pid of the session's leader."""
+
+    process: Process
+    state: str
+    parent: int
+    session: int
+
+    @classmethod
+    def of(cls, pid: int) -> _Seen:
+        """Raises as `Process.of`."""
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        if after_name[0] in ("Z", "X"):
+            raise ProcessLookupError(f"process {pid} has ended")
+        return cls(Process(pid, int(after_name[19])), after_name[0], int(after_name[1]), int(after_name[3]))
+
+
+@dataclass(frozen=True, slots=True)
+class Supervisor:
+    """Who has started a family. `namespace`: the one that its pid and those of the family are of, by the kernel's number.
+
+    Another container has another one, in which these pids are of other processes, or of none.
+    """
+
+    process: Process
+    namespace: int
+
+
 def new_family() -> str:
     """A name for the family of a driver that this process starts."""
     me = Process.of(os.getpid())
-    return f"{me.pid}-{me.started}-{uuid.uuid4().hex}"
+    return f"{me.pid}-{me.started}-{_namespace()}-{uuid.uuid4().hex}"
 
 
-def supervisor_of(family: str) -> Process:
+def supervisor_of(family: str) -> Supervisor:
     """The process that has started this family."""
-    pid, started, _ = family.split("-")
-    return Process(int(pid), int(started))
+    pid, started, namespace, _ = family.split("-")
+    return Supervisor(Process(int(pid), int(started)), int(namespace))
+
+
+def _namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
 
 
 def family_of(pid: int) -> str | None:
-    """The family of this process; None where it has none, or has ended."""
+    """The family of this process; None where it has none, or has ended. A session's leader may have that of its children."""
+    own = _named_in(_environment(pid))
+    if own is not None:
+        return own
+    children = [seen.process.pid for seen in _all() if seen.parent == seen.session == pid]
+    return next((found for child in children if (found := _named_in(_environment(child))) is not None), None)
+
+
+def _named_in(environment: bytes) -> str | None:
     name = f"{FAMILY_VARIABLE}=".encode()
-    return next((line[len(name) :].decode() for line in _environment(pid).split(b"\0") if line.startswith(name)), "") or None
+    return next((line[len(name) :].decode() for line in environment.split(b"\0") if line.startswith(name)), "") or None
 
 
 def members(family: str) -> list[int]:
     """The pids of the living processes of this family. One that has ended and was not waited for is none."""
+    return [process.pid for process in _living(family)]
+
+
+def _living(family: str, *known: Process) -> list[Process]:
     wanted = f"{FAMILY_VARIABLE}={family}".encode()
-    return [pid for pid in _pids() if wanted in _environment(pid).split(b"\0")]
+    named = {pid for pid in _pids() if wanted in _environment(pid).split(b"\0")}
+    if not named and not known:
+        return []
+    seen, others = list(_all()), (0, 1, os.getsid(0))  # 0: of another namespace
+    named = {pid for pid in named if wanted in _environment(pid).split(b"\0")}  # still: now it is known since when it lives
+    named |= {process.pid for process in known if process.is_alive}
+    found = named | {one.session for one in seen if one.process.pid in named and one.session not in others}
+    while more := {one.process.pid for one in seen if one.parent in found} - found:
+        found |= more
+    return [one.process for one in seen if one.process.pid in found]
 
 
-def kill_family(family: str) -> int:
+def kill_family(family: str, *known: Process) -> int:
     """Kill them all, and wait until the last is dead; how many there were. The caller, if it is one of them, is left out.
 
+    `known`: some of them, which are found whatever has become of their environment.
+
     One that is killed may have started another just before; and one that is just being replaced by another program (`exec`) has
-    no environment for a moment. So they are looked for until there is none twice in a row.
+    no environment for a moment. So they are looked for until there is none twice in a row. One that waits for a disk or for a
+    server of files is dead when that has answered: that it is waited for is logged.
     """
-    killed = looks_in_vain = 0
+    killed: Counter[Process] = Counter()
+    looks_in_vain = 0
     while looks_in_vain < _LOOKS_IN_VAIN:
-        others = [pid for pid in members(family) if pid != os.getpid()]
+        others = [process for process in _living(family, *known) if process.pid != os.getpid()]
         looks_in_vain = 0 if others else looks_in_vain + 1
-        for pid in others:
-            killed += _kill(pid)
-    return killed
+        for process in others:
+            _kill(process)
+            killed[process] += 1
+            if killed[process] > 1 and killed[process].bit_count() == 1:  # after 2 s, 4, 8, ...
+                log.warning(_DOES_NOT_END, process.pid, _state(process), killed[process] * _WAIT_S)
+    return len(killed)
 
 
-def _kill(pid: int) -> bool:
+_DOES_NOT_END = (
+    "process %d of a driver was killed and has not ended (state %s; D is one that waits for a disk or a server of files). "
+    "No other driver may go on before it has; waiting, for %.0f s so far"
+)
+
+
+def _kill(process: Process) -> None:
     with suppress(ProcessLookupError):
-        process = os.pidfd_open(pid)  # before the kill: the number cannot be another's by then
+        descriptor = os.pidfd_open(process.pid)
         try:
-            signal.pidfd_send_signal(process, signal.SIGKILL)
-            select.select([process], [], [], _WAIT_S)  # readable once it has ended; a longer one is found again
+            if process.is_alive:  # looked at after it was opened: its number may have become another's before
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                select.select([descriptor], [], [], _WAIT_S)  # readable once it has ended; a longer one is found again
         finally:
-            os.close(process)
-        return True
-    return False
+            os.close(descriptor)
+
+
+def _state(process: Process) -> str:
+    try:
+        return _Seen.of(process.pid).state
+    except OSError:
+        return "ended"
+
+
+def _all() -> Iterator[_Seen]:
+    for pid in _pids():
+        try:
+            yield _Seen.of(pid)
+        except OSError as error:
+            _refuse_unseen(error)
 
 
 def _pids() -> Iterator[int]:
@@ -115,5 +202,12 @@ def _pids() -> Iterator[int]:
 def _environment(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:  # gone, or another user's
+    except OSError as error:
+        _refuse_unseen(error)
         return b""
+
+
+def _refuse_unseen(error: OSError) -> None:
+    """Any other error is that of a process that is gone, or another user's; this one says nothing about the process."""
+    if error.errno in _OUT_OF_DESCRIPTORS:
+        raise error

@@ -1,6 +1,9 @@
-"""The lock of a job's checkpoint on one host: of all drivers, one family holds it, also after its supervisor is gone.
+"""The lock of a job's checkpoint: of all drivers, one family holds it, also after its supervisor is gone.
 
-A file for each checkpoint, in the user's cache folder, locked by the driver's own process (`fcntl`: the kernel tells who).
+A file for each checkpoint, locked by the driver's own process (`fcntl`: the kernel tells who). It lies in the checkpoint where
+that is a local folder, so whoever sees the checkpoint sees the lock: other users, and containers that share the volume. That of
+a checkpoint elsewhere is in the user's cache folder, and keeps drivers of one user on one host apart.
+
 The lock alone would not do: the kernel gives it up with that process, and JVM and workers may live on for a moment. So whoever
 takes it writes its family's name into it, and kills what is left of the family that was written there. Where it is held, the
 holder's supervisor decides: one that lives runs the job, and the second is refused; of one that is dead the drivers are
@@ -9,6 +12,7 @@ orphans, and are killed. (They end by themselves, but for one that is stopped.)
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -16,11 +20,13 @@ import struct
 from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from time import sleep
 from typing import assert_never
 
-from headrace.enumerator.errors import FencedError, UsageError
+from headrace.enumerator.errors import FencedError, RetriableError, UsageError
 from headrace.harness.jars import cache_directory
+from headrace.runners.spark.offset_log import LOCK_NAME
 from headrace.runners.spark.supervision.families import Process, family_of, kill_family, supervisor_of
 
 __all__ = ["CheckpointLock", "taking"]
@@ -83,9 +89,15 @@ def taking(me: str) -> Taking:
     while not (yield TryLock()):
         holder = yield WhoHolds()
         if isinstance(holder, str):
-            supervisor = supervisor_of(holder)
-            if supervisor != supervisor_of(me) and (yield LooksAlive(supervisor)):
-                raise FencedError(f"another supervisor, process {supervisor.pid}, runs this job: its driver has the checkpoint")
+            supervisor, mine = supervisor_of(holder), supervisor_of(me)
+            if supervisor.namespace != mine.namespace:
+                raise FencedError(
+                    "a supervisor of another container (another namespace of pids) runs this job: its driver has the checkpoint"
+                )
+            if supervisor != mine and (yield LooksAlive(supervisor.process)):
+                raise FencedError(
+                    f"another supervisor, process {supervisor.process.pid}, runs this job: its driver has the checkpoint"
+                )
             yield KillFamily(holder)
         yield AskAgain()
     before = yield ReadLast()
@@ -102,22 +114,28 @@ class CheckpointLock:
 
     def __init__(self, location: str) -> None:
         """`location`: the checkpoint's path or URI, one name for one place. Nothing is taken. Raises UsageError."""
-        name = hashlib.sha256(location.encode()).hexdigest()[:32]
-        self.path = cache_directory() / "locks" / f"{name}.lock"
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            # it stays open, and is opened once in a process: closing any descriptor of the file would give the lock up
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise UsageError(f"the lock of the checkpoint {location} cannot be kept at {self.path}: {error}") from error
+        self._location = location
+        self.path = lock_file(location)
+        self._file = self._opened()
 
     def take(self, me: str) -> None:
-        """Returns when it is taken, and no process of who had it before lives. Raises FencedError as `taking`."""
+        """Returns when it is taken, and no process of who had it before lives. Raises FencedError as `taking`.
+
+        Raises UsageError where the file system has no locks, RetriableError where it gives none now.
+        """
         steps = taking(me)
         with suppress(StopIteration):
             step = next(steps)
             while True:
                 step = steps.send(self._perform(step))
+
+    def _opened(self) -> int:
+        """It stays open, and is opened once in a process: closing any descriptor of the file would give the lock up."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        except OSError as error:
+            raise UsageError(f"the lock of the checkpoint {self._location} cannot be kept at {self.path}: {error}") from error
 
     def _perform(self, step: LockStep) -> bool | str | None:
         match step:
@@ -132,28 +150,72 @@ class CheckpointLock:
             case AskAgain():
                 sleep(_ASK_AGAIN_S)
             case ReadLast():
-                return os.pread(self._file, _LONGEST_NAME, 0).decode().strip() or None
+                return self._last()
             case WriteLast(family):
-                os.pwrite(self._file, family.encode().ljust(_LONGEST_NAME), 0)
+                os.pwrite(self._file, f"{family} {self._identity()}".encode().ljust(_LONGEST_NAME), 0)
             case _:
                 assert_never(step)
         return None
 
     def _try(self) -> bool:
+        """Of a file that was removed since it was opened the lock would be worth nothing: then the one that is there now."""
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
             return False
-        return True
+        except OSError as error:
+            raise self._no_locks(error) from error
+        if self._is_in_place():
+            return True
+        os.close(self._file)
+        self._file = self._opened()
+        return False
+
+    def _is_in_place(self) -> bool:
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self._file))
+        except FileNotFoundError:
+            return False
 
     def _holder(self) -> str | None:
         asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(self._file, fcntl.F_GETLK, asked))
+        try:
+            kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(self._file, fcntl.F_GETLK, asked))
+        except OSError as error:
+            raise self._no_locks(error) from error
         if kind == fcntl.F_UNLCK:
             return None
-        family = family_of(pid) if pid > 0 else None
-        if family is None and (pid <= 0 or Process.lives(pid)):
+        if pid <= 0:
+            raise FencedError(
+                f"a process of another container, or of another host, holds the lock of the checkpoint, {self.path}"
+            )
+        family = family_of(pid)
+        if family is None and Process.lives(pid):
             raise FencedError(
                 f"a process that is no driver of this host (pid {pid}) holds the lock of the checkpoint, {self.path}"
             )
         return family
+
+    def _last(self) -> str | None:
+        """Not what came here with a copy of the checkpoint: that family is at work with the other one."""
+        family, _, identity = os.pread(self._file, _LONGEST_NAME, 0).decode(errors="replace").strip().partition(" ")
+        return family if identity == self._identity() else None
+
+    def _identity(self) -> str:
+        found = os.fstat(self._file)
+        return f"{found.st_dev}:{found.st_ino}"
+
+    def _no_locks(self, error: OSError) -> UsageError | RetriableError:
+        what = f"no lock can be had of the checkpoint {self._location}, at {self.path}: {error}"
+        if error.errno == errno.ENOLCK:  # also what NFS says while its lock service is away
+            return RetriableError(f"{what}. On NFS its lock service (rpc.statd, lockd) has to run")
+        return UsageError(
+            f"{what}. Its file system has no locks, by which drivers are kept apart: move the checkpoint to one that has"
+        )
+
+
+def lock_file(location: str) -> Path:
+    """In a checkpoint that is a local folder; of one that is elsewhere in the user's cache, by a digest of its URI."""
+    if location.startswith("/"):
+        return Path(location, LOCK_NAME)
+    return cache_directory() / "locks" / f"{hashlib.sha256(location.encode()).hexdigest()[:32]}.lock"

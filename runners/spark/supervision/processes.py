@@ -8,12 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from headrace.enumerator.supervision import DriverEnd, Ending
 from headrace.runners.spark.supervision.driver import CALL, DriverOrder
-from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, kill_family, new_family
+from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, Process, kill_family, new_family
 from headrace.runners.spark.supervision.rehearsal import rehearsal_folder
 
 __all__ = ["DriverProcess"]
@@ -30,12 +30,12 @@ class DriverProcess:
     """
 
     def __init__(self, order: DriverOrder) -> None:
-        """Start it. Raises OSError."""
+        """Start it. Raises OSError, and leaves nothing open or alive then."""
         self._family = new_family()
-        orders, self._orders = os.pipe()
-        self.reports, reports = os.pipe()
-        os.set_blocking(self.reports, False)
-        try:
+        with ExitStack() as undo:
+            orders, self._orders = _pipe(undo)
+            self.reports, reports = _pipe(undo)
+            os.set_blocking(self.reports, False)
             self._child = subprocess.Popen(  # noqa: S603 - our own module
                 [sys.executable, "-m", _DRIVER, str(orders), str(reports)],
                 env=_environment(order, self._family),
@@ -43,10 +43,12 @@ class DriverProcess:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        finally:
-            os.close(orders)
-            os.close(reports)
-        self.process = os.pidfd_open(self._child.pid)
+            undo.callback(self._child.wait)
+            undo.callback(self._child.kill)
+            self.process = os.pidfd_open(self._child.pid)
+            undo.pop_all()
+        os.close(orders)
+        os.close(reports)
         self.is_silent = False
         self._unread = b""
         self._said: DriverEnd | None = None
@@ -69,7 +71,10 @@ class DriverProcess:
 
     def kill(self) -> None:
         """Kill all its processes. Returns when they are dead; `process` can be read then."""
-        kill_family(self._family)
+        known = []
+        with suppress(ProcessLookupError):  # it has ended, and was not waited for
+            known.append(Process.of(self.pid))
+        kill_family(self._family, *known)
 
     def news(self) -> list[dict[str, Any]]:
         """What it has reported since the last call: `{}` that it lives, `{"armed": true}` that it waits to be called, once
@@ -94,6 +99,14 @@ class DriverProcess:
         for descriptor in (self._orders, self.reports, self.process):
             os.close(descriptor)
         return self._said if self._said is not None else _unsaid(status)
+
+
+def _pipe(undo: ExitStack) -> tuple[int, int]:
+    """To read from and to write to, both closed by `undo`."""
+    ends = os.pipe()
+    for end in ends:
+        undo.callback(os.close, end)
+    return ends
 
 
 def _unsaid(status: int) -> DriverEnd:

@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import logging
 import shutil
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
+from unittest.mock import patch
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from headrace.runners.spark.supervision.endings import one_line
 from headrace.runners.spark.supervision.rehearsing import REHEARSAL, under_way
-from headrace.runners.spark.supervision.starts import OURS, StartedQuery, intercepted
+from headrace.runners.spark.supervision.starts import OURS, StartedQuery, hadoop_path, intercepted
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +39,9 @@ LONGEST_S = 60.0
 POLL_S = 0.05
 _HARMLESS = frozenset({OURS, "rate", "rate-micro-batch"})
 """Sources that a second query may read: it takes nothing away from the first, and reads no more than a little."""
+
+
+_TRUSTED = frozenset({"headrace", "pyspark_headrace", "pyspark", "py4j"})
 
 
 def rehearsal_folder(family: str) -> Path:
@@ -57,11 +63,12 @@ class Rehearsal:
         self._queries: list[StartedQuery] = []
         self._running: list[StreamingQuery] = []
         self._runs = 0
+        self._elsewhere: SparkSession | None = None
 
     def first(self, job: Callable[[], object]) -> str | None:
         """Call the job and run its queries for some batches; why that was not possible, or None. Raises none of its errors."""
         try:
-            with intercepted(self), under_way():
+            with intercepted(self), under_way(), _no_threads():
                 job()
             self._run(BATCHES)
         except _NotRehearsed as reason:
@@ -127,11 +134,19 @@ class Rehearsal:
         self._runs += 1
         writer = started.frame.writeStream
         writer = writer.format(OURS).option(REHEARSAL, "true") if started.sink.lower() == OURS else writer.format("noop")
-        checkpoint = self._folder / str(self._runs)
-        jvm_writer = writer.outputMode(started.output_mode).option("checkpointLocation", str(checkpoint))._jwrite
+        checkpoint = self._checkpoint(started.frame.sparkSession)
+        jvm_writer = writer.outputMode(started.output_mode).option("checkpointLocation", checkpoint)._jwrite
         query = StreamingQuery(jvm_writer.start())  # not `start()`, which is the job's and may be watched
         self._running.append(query)
         return query
+
+    def _checkpoint(self, session: SparkSession) -> str:
+        """On this host, whatever the default file system is, where all tasks are; else in that, which they are to share."""
+        place = self._folder / str(self._runs)
+        if str(session.conf.get("spark.master", "local")).startswith("local"):
+            return place.as_uri()
+        self._elsewhere = session
+        return str(place)
 
     def _end(self) -> None:
         for query in self._running:
@@ -139,6 +154,38 @@ class Rehearsal:
                 query.stop()
         self._running = []
         shutil.rmtree(self._folder, ignore_errors=True)
+        if self._elsewhere is not None:
+            with suppress(Exception):  # as above
+                path, configuration = hadoop_path(self._elsewhere, str(self._folder))
+                path.getFileSystem(configuration).delete(path, True)  # noqa: FBT003 - Hadoop's: all below it, too
+
+
+@contextmanager
+def _no_threads() -> Iterator[None]:
+    """Meanwhile the job's own code can start no thread. What one did after the rehearsal, or its call, nobody would see.
+
+    Of threads that Spark or headrace starts when the job calls them, nothing is to be feared.
+    """
+    start = threading.Thread.start
+
+    def started(thread: threading.Thread) -> None:
+        if _is_of_the_job(sys._getframe(1)):
+            raise _NotRehearsed(f"it starts a thread ({thread.name}), whose doings a standby could not hold back")
+        start(thread)
+
+    with patch.object(threading.Thread, "start", started):
+        yield
+
+
+def _is_of_the_job(frame: FrameType | None) -> bool:
+    """Whether a job that is rehearsed has come here by itself, and not through a call of Spark's or headrace's."""
+    while frame is not None:
+        if frame.f_code is Rehearsal.first.__code__:
+            return True
+        if str(frame.f_globals.get("__name__")).partition(".")[0] in _TRUSTED:
+            return False
+        frame = frame.f_back
+    return False
 
 
 def _has_run(query: StreamingQuery, batches: int) -> bool:

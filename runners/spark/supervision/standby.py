@@ -13,6 +13,7 @@ Times are seconds of one monotonic clock, handed in with each event.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -54,20 +55,20 @@ FIRST_LOOKS = 15 * LOOKS
 class StandbyLimits:
     """How many standbys a job has, and how long a driver may say nothing. Raises UsageError for what makes no sense.
 
-    `silence_s`: a driver that is stopped or hangs as a whole, or whose JVM does, is killed after so many seconds. `settle_s`:
-    standbys are started so long after the first batch of a driver that was called, as it has to catch up.
+    `silence_s`: a driver that is stopped or hangs as a whole, or whose JVM does, is killed after so many seconds; None: never.
+    `settle_s`: standbys are started so long after the first batch of a driver that was called, as it has to catch up.
     """
 
     standbys: int = 0
-    silence_s: float = 30.0
+    silence_s: float | None = 30.0
     settle_s: float = 5.0
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
         if not 0 <= self.standbys <= MOST_STANDBYS:
             raise UsageError(f"a job has 0 to {MOST_STANDBYS} standbys, not {self.standbys}")
-        if not self.silence_s >= LEAST_SILENCE_S:
-            raise UsageError(f"a driver may say nothing for at least {LEAST_SILENCE_S:g} s, not {self.silence_s}")
+        if self.silence_s is not None and not LEAST_SILENCE_S <= self.silence_s < math.inf:
+            raise UsageError(f"a driver may say nothing for at least {LEAST_SILENCE_S:g} s, or for ever, not {self.silence_s}")
 
 
 MOST_STANDBYS = 2
@@ -438,7 +439,7 @@ class StandbyCore:
         return [number for number, driver in self.drivers.items() if driver.phase is phase]
 
     def _set_times(self, now_s: float) -> None:
-        if self._look_at_s is None and self.drivers:
+        if self._look_at_s is None and self.drivers and self._limits.silence_s is not None:
             self._look_at_s = now_s + self._limits.silence_s / LOOKS
         replace_at_s = self._replace_at_s if self.called is not None and not self._is_ending else None
         looked_at = self._look_at_s if self.drivers else None

@@ -21,7 +21,7 @@ from pyspark.sql.merge import MergeIntoWriter
 from pyspark.sql.streaming.query import StreamingQuery, StreamingQueryManager
 from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
-__all__ = ["DEFAULT_MODE", "OURS", "StartedQuery", "Starter", "intercepted"]
+__all__ = ["DEFAULT_MODE", "OURS", "StartedQuery", "Starter", "hadoop_path", "intercepted"]
 
 OURS = "headrace"
 DEFAULT_MODE = "append"
@@ -55,6 +55,12 @@ class Starter(Protocol):
 
     def listen(self, add: Callable[[], None]) -> None:
         """The job adds a listener of queries; `add` is what it has called."""
+
+
+def hadoop_path(spark: SparkSession, location: str) -> tuple[Any, Any]:
+    """The JVM's `Path`, and the configuration that says, with the session's settings, which file system it is of."""
+    jvm: Any = spark._jvm
+    return jvm.org.apache.hadoop.fs.Path(location), spark._jsparkSession.sessionState().newHadoopConf()
 
 
 @contextmanager

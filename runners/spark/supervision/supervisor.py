@@ -58,6 +58,9 @@ log = logging.getLogger(__name__)
 __all__ = ["DEFAULT_RESTART", "run", "supervise"]
 
 DEFAULT_RESTART = ExponentialDelay()
+LONGEST_WAIT_S = 86_400.0
+"""What the kernel is asked to wait at a time: it counts milliseconds in 32 bits."""
+
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -70,7 +73,7 @@ def run(
     conf: Mapping[str, str] | None = None,
     status: str | Path | None = None,
     progress_timeout_s: float | None = None,
-    silence_timeout_s: float = 30.0,
+    silence_timeout_s: float | None = 30.0,
     stop_timeout_s: float = 60.0,
 ) -> None:
     """Run a job of streaming queries in a process of its own, and start it again when it fails. Linux, in the main thread.
@@ -82,8 +85,8 @@ def run(
     job, and what it costs, is in docs/how-to/supervise-jobs.md. `restart`: `headrace.run.ExponentialDelay` (default) and its
     like. `status`: a file of JSON that says what goes on. `progress_timeout_s`: the job is killed and started again when for so
     many seconds no batch has ended while one was under way; None (default) for any time. `silence_timeout_s`: also when its
-    process, or its JVM, has not got round to saying that it lives for so many seconds (at least 4). SIGTERM and SIGINT end the
-    job after the batch under way, which may take `stop_timeout_s` seconds; a second one ends it at once.
+    process, or its JVM, has not got round to saying that it lives for so many seconds (at least 4); None for never. SIGTERM and
+    SIGINT end the job after the batch under way, which may take `stop_timeout_s` seconds; a second one ends it at once.
 
     Returns when all queries have ended by themselves. Raises SystemExit with one of `EXIT_STATUSES` otherwise: 143 after a
     stop, 1 where the restart strategy has given up, and at once 2 for wrong options, 65 for lost records, 66 for a checkpoint
@@ -105,26 +108,33 @@ def supervise(order: DriverOrder, core: StandbyCore, status: StatusFile | None) 
     _refuse_where_it_cannot_be()
     if status is not None:
         status.check()
-    with as_it_was_submitted(), _signals() as signals:
-        end = _Supervisor(order, core, status, signals).run()
+    with as_it_was_submitted() as submitter, _signals() as signals:
+        end = _Supervisor(order, core, status, signals, submitter).run()
     log.log(logging.INFO if end.ending is Ending.COMPLETED else logging.WARNING, "%s: %s", end.ending.name, end.reason)
     return end
 
 
 class _Supervisor:
-    """See the module. `signals` can be read when the job is to stop."""
+    """See the module. `signals` can be read when the job is to stop, `submitter` when spark-submit is gone."""
 
-    def __init__(self, order: DriverOrder, core: StandbyCore, status: StatusFile | None, signals: socket.socket) -> None:
+    def __init__(
+        self, order: DriverOrder, core: StandbyCore, status: StatusFile | None, signals: socket.socket, submitter: int | None
+    ) -> None:
         self._order = order
         self._core = core
         self._status = status
         self._drivers: dict[int, DriverProcess] = {}
+        self._unstarted: dict[int, OSError] = {}
         self._shown: dict[int, dict[str, Any]] = {}
         self._written: dict[str, Any] = {}
         self._end: DriverEnd | None = None
         self._ready = selectors.DefaultSelector()
         self._ready.register(signals, selectors.EVENT_READ, self._take_signals)
         self._signals = signals
+        self._stops = 0
+        self._is_abandoned = False
+        if submitter is not None:
+            self._ready.register(submitter, selectors.EVENT_READ, partial(self._take_end_of_submitter, submitter))
 
     def run(self) -> DriverEnd:
         """Until the job is over. Whatever this raises, no driver is left."""
@@ -142,39 +152,62 @@ class _Supervisor:
             self._ready.close()
 
     def _time_left_s(self) -> float | None:
-        """Until the core is to be told that time has passed; None when it awaits nothing."""
-        return _until(self._core.wake_at_s)
+        """Until the core is to be told that time has passed, or a part of it; None when it awaits nothing."""
+        left_s = _until(self._core.wake_at_s)
+        return None if left_s is None else min(left_s, LONGEST_WAIT_S)
 
     def _tell(self, event: StandbyEvent) -> None:
         for command in self._core.handle(event):
             self._perform(command)
         self._show()
+        while self._unstarted:
+            number, error = self._unstarted.popitem()
+            self._tell_end(number, DriverEnd(Ending.FAILED, f"the driver could not be started: {error}"))
 
     def _perform(self, command: StandbyCommand) -> None:
         match command:
             case Launch(number):
                 self._launch(number)
-            case CallDriver(number):
+            case CallDriver(number) if number in self._drivers:
                 self._drivers[number].call()
-            case Stop(number):
+            case Stop(number) if number in self._drivers:
                 self._drivers[number].stop()
-            case Kill(number):
+            case Kill(number) if number in self._drivers:
                 self._drivers[number].kill()
+            case CallDriver() | Stop() | Kill():
+                pass  # it could not be started
             case Finish(end):
                 self._end = end
             case _:
                 assert_never(command)
 
     def _launch(self, number: int) -> None:
-        driver = self._drivers[number] = DriverProcess(self._order)
+        try:
+            driver = self._drivers[number] = DriverProcess(self._order)
+        except OSError as error:  # no more processes, descriptors or memory: that passes
+            self._unstarted[number], self._shown[number] = error, {"pid": None, "number": number, "since": instant_in(0)}
+            return
         self._shown[number] = {"pid": driver.pid, "number": number, "since": instant_in(0)}
         self._ready.register(driver.reports, selectors.EVENT_READ, partial(self._take_news, number))
         self._ready.register(driver.process, selectors.EVENT_READ, partial(self._take_end, number))
 
     def _take_signals(self) -> None:
         for number in self._signals.recv(64):
-            if number in _STOPS and self._end is None:
-                self._tell(JobStopRequested(time.monotonic()))
+            if number in _STOPS:
+                self._stops += 1
+                if self._stops > 1 or not self._is_abandoned:
+                    self._stop()
+
+    def _take_end_of_submitter(self, submitter: int) -> None:
+        """Taken for a first SIGTERM. Ctrl-C ends spark-submit and comes here, too, in any order: that is one stop, not two."""
+        self._ready.unregister(submitter)
+        self._is_abandoned = True
+        if not self._stops:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self._end is None:
+            self._tell(JobStopRequested(time.monotonic()))
 
     def _take_news(self, number: int) -> None:
         driver = self._drivers.get(number)
@@ -192,9 +225,13 @@ class _Supervisor:
         with suppress(KeyError):
             self._ready.unregister(driver.reports)
         self._ready.unregister(driver.process)
-        was_called = number == self._core.called
         end = driver.end()
-        del self._drivers[number], self._shown[number]
+        del self._drivers[number]
+        self._tell_end(number, end)
+
+    def _tell_end(self, number: int, end: DriverEnd) -> None:
+        was_called = number == self._core.called
+        del self._shown[number]
         self._tell(DriverDied(number, time.monotonic(), end, random.random()))  # noqa: S311 - jitter
         if was_called:
             self._log_failure()

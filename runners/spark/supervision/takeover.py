@@ -12,15 +12,20 @@ import logging
 import os
 import re
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
 
 from pyspark.sql import DataFrame
+from pyspark.sql.datasource import DataSource
 from pyspark.sql.streaming.query import StreamingQuery
 
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.offset_log import OffsetLog
-from headrace.runners.spark.session import HOOK
+from headrace.runners.spark.session import HOOK, PIPELINES
 from headrace.runners.spark.supervision.lock import CheckpointLock
-from headrace.runners.spark.supervision.starts import OURS, StartedQuery
+from headrace.runners.spark.supervision.starts import OURS, StartedQuery, hadoop_path
+
+if TYPE_CHECKING:
+    from headrace.runners.spark.writers import StreamWriter
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +87,17 @@ def checkpoint_of(started: StartedQuery) -> str | None:
         if default is None or started.name is None:
             return None
         given = f"{default.rstrip('/')}/{started.name}"
-    return resolved(given)
+    return resolved(_qualified(given, started.frame))
+
+
+def _qualified(location: str, frame: DataFrame) -> str:
+    """As Spark takes it: a path without a scheme is one of the default file system, which may be another than the local one."""
+    if ":" in location.partition("/")[0]:
+        return location
+    path, configuration = hadoop_path(frame.sparkSession, location)
+    if configuration.get("fs.defaultFS").startswith("file:"):
+        return location
+    return str(path.getFileSystem(configuration).makeQualified(path))
 
 
 def resolved(location: str) -> str:
@@ -106,19 +121,34 @@ def check_standby(sink: str, location: str | None) -> None:
         )
     if sink.lower() == "memory":
         raise UsageError("a job with a standby cannot write to the sink 'memory': its table ends with the driver that holds it")
-    if sink.lower() not in _EXACTLY_ONCE:
+    if sink.lower() not in _EXACTLY_ONCE and not _is_ours(sink):
         log.warning("the sink %r is written at least once: a takeover repeats the batch that was under way", sink)
+
+
+def _is_ours(sink: str) -> bool:
+    return sink.lower() == OURS or sink.startswith(PIPELINES)
+
+
+def _format_of(sink: str) -> type[DataSource]:
+    """Of a sink of ours."""
+    if not sink.startswith(PIPELINES):
+        return importlib.import_module(HOOK).DefaultSource  # type: ignore[no-any-return]
+    from headrace.runners.spark.pipelines import started_sink
+
+    return started_sink(sink)
 
 
 def _recover(started: StartedQuery, location: str) -> None:
     """End what the query has left at a sink of ours. Of a checkpoint that cannot be read here, its first batch does so."""
-    if started.sink.lower() != OURS:
+    if not _is_ours(started.sink):
         return
+    checkpoint = OffsetLog(location)
     try:
-        job = OffsetLog(location).query_id()
+        job, last_batch = checkpoint.query_id(), checkpoint.last_batch()
     except (OSError, ValueError, NotImplementedError) as error:
         log.warning("what the last driver has left is ended with the first batch, as the checkpoint cannot be read: %s", error)
         return
     if job is not None:  # else it is the first start
-        source = importlib.import_module(HOOK).DefaultSource(dict(started.options))
-        source.streamWriter(started.frame.schema, started.output_mode == "complete").recover(job)
+        sink = _format_of(started.sink)(dict(started.options))
+        writer = sink.streamWriter(started.frame.schema, started.output_mode == "complete")
+        cast("StreamWriter[Any]", writer).recover(job, last_batch)

@@ -154,7 +154,7 @@ class World:
     # --- what processes do --------------------------------------------------------------------------------------------
 
     def launch(self, supervisor: Supervisor, number: int) -> Family:
-        family = Family(f"{supervisor.me.pid}-{supervisor.me.started}-{number}", supervisor, number)
+        family = Family(f"{supervisor.me.pid}-{supervisor.me.started}-0-{number}", supervisor, number)
         family.main = Played(family.name, self.driver(family))
         self.families[family.name] = family
         return family

@@ -1,0 +1,119 @@
+"""What a supervised driver does at the sink before its query starts, and to whom: on Kafka's protocol, without Spark."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import pytest
+from pyspark.sql.types import BinaryType, StructField, StructType
+
+from headrace.connectors.commit import JobCommitter, StaleEpochError
+from headrace.connectors.kafka.write.sink import KafkaSink
+from headrace.enumerator.errors import FencedError
+from headrace.kafka import KafkaSource
+from headrace.run import Pipeline
+from headrace.runners.spark.offset_log import OffsetLog
+from headrace.runners.spark.supervision.endings import end_by
+from headrace.runners.spark.supervision.families import new_family
+from headrace.runners.spark.supervision.starts import StartedQuery
+from headrace.runners.spark.supervision.takeover import Takeover
+from headrace.runners.spark.writers import StreamWriter
+from headrace.testing import FakeKafka
+from tests.helpers import run_jobs
+from tests.helpers.sink_rig import prepared
+from tests.helpers.spark_in_process import InProcessSpark
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="supervision is for Linux")
+
+JOB = "6f0c3c52-9c5e-4f0a-8f0e-000000000001"
+
+
+@pytest.fixture
+def kafka():
+    with FakeKafka() as cluster:
+        cluster.create_topic("out")
+        yield cluster
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A function that makes one with so many batches of the job."""
+
+    def make(name, batches):
+        folder = tmp_path / name
+        (folder / "offsets").mkdir(parents=True)
+        (folder / "metadata").write_text(json.dumps({"id": JOB}))
+        for batch in range(batches):
+            (folder / "offsets" / str(batch)).write_text('v1\n{"batchTimestampMs":1}\n{}')
+            (folder / "offsets" / f".{batch}.crc").write_text("")
+        return str(folder)
+
+    return make
+
+
+SCHEMA = StructType([StructField("value", BinaryType())])
+
+
+def started(kafka, location):
+    """What `Takeover` is told of a query; Spark's own start comes last."""
+    options = {"kafka.bootstrap.servers": kafka.bootstrap, "topic": "out", "checkpointlocation": f"file:{location}"}
+    query = StartedQuery(SimpleNamespace(schema=SCHEMA), "headrace", "append", options)
+    begun = []
+    Takeover(new_family(), 0).start(query, lambda: begun.append(location))
+    return begun
+
+
+def commits(sink, driver, epochs):
+    for epoch in epochs:
+        driver.commit(epoch, prepared(sink, JOB, epoch, [str(epoch)]))
+
+
+@pytest.mark.parametrize("batches", [0, 1, 2])
+def test_seen_here_an_older_copy_of_a_checkpoint_is_refused_before_the_healthy_query_is_fenced(kafka, checkpoint, batches):
+    sink = KafkaSink(kafka.bootstrap, topic="out")
+    live = JobCommitter(JOB, sink.committer(JOB))
+    commits(sink, live, range(3))
+    next_epoch = prepared(sink, JOB, 3, ["3"])  # a sweep would abort it
+    with pytest.raises(
+        StaleEpochError, match=r"committed up to epoch 2 of it.*older copy\. Nothing of the job was changed"
+    ) as refused:
+        started(kafka, checkpoint("copy", batches))
+    assert end_by(refused.value).ending.name == "BAD_CHECKPOINT"
+    live.commit(3, next_epoch)
+    assert [record.value for record in kafka.records("out")] == [b"0", b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("batches", [3, 4])
+def test_the_checkpoint_itself_takes_over_whether_its_last_batch_was_recorded_or_not(kafka, checkpoint, batches):
+    sink = KafkaSink(kafka.bootstrap, topic="out")
+    old = JobCommitter(JOB, sink.committer(JOB))
+    commits(sink, old, range(3))
+    location = checkpoint("own", batches)
+    assert started(kafka, location) == [location]
+    with pytest.raises(FencedError):
+        commits(sink, old, [3])
+
+
+def test_the_last_batch_of_an_offset_log_is_told_by_its_numbers_wherever_it_lies(checkpoint):
+    location = checkpoint("own", 12)
+    assert OffsetLog(location).last_batch() == OffsetLog(f"file://{location}").last_batch() == 11
+    assert OffsetLog(f"{location}/nowhere").last_batch() is OffsetLog(f"file://{location}/nowhere").last_batch() is None
+
+
+def test_seen_here_a_pipelines_query_is_recovered_before_spark_reads_its_checkpoint(kafka, checkpoint, tmp_path, caplog):
+    kafka.create_topic("in")
+    pipeline = Pipeline(KafkaSource(kafka.bootstrap, topics=["in"]), KafkaSink(kafka.bootstrap, topic="out"), run_jobs.narrow)
+    spark = InProcessSpark()
+    pipeline.start_on_spark(spark, checkpointLocation=str(tmp_path / "its own")).stop()
+    (sink,) = [name for name in spark.formats if "_sink_" in name]
+    recovered = []
+    with patch.object(StreamWriter, "recover", lambda writer, *what: recovered.append((writer._sink.topic, *what))):
+        query = StartedQuery(
+            SimpleNamespace(schema=None), sink, "append", {"checkpointlocation": f"file:{checkpoint('own', 2)}"}
+        )
+        Takeover(new_family(), 1).start(query, lambda: recovered.append("started"))
+    assert recovered == [("out", JOB, 1), "started"]
+    assert "at least once" not in caplog.text
