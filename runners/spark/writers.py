@@ -288,8 +288,8 @@ def _refuse_older_copy(job: str, last_batch: int | None, recorded: RecordedEpoch
         there = "knows no batch" if last_batch is None else f"ends with batch {last_batch}"
         raise StaleEpochError(
             f"the checkpoint of job {job!r} {there}, and the sink has committed up to epoch {recorded.epoch} of it: the "
-            "checkpoint is an older copy. Nothing of the job was changed. Go on from the newest checkpoint, or begin a new query with a "
-            "new checkpoint"
+            "checkpoint is an older copy. Nothing of the job was changed. Go on from the newest checkpoint, or begin a new "
+            "query with a new checkpoint"
         )
 
 
