@@ -13,6 +13,7 @@ import argparse
 import faulthandler
 import json
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -34,7 +35,7 @@ REPORTED_EVERY = 100
 """Chunks: a million buffers."""
 
 HANG_S = 120
-"""A chunk takes a fraction of a second."""
+"""Of processor time: the clock goes on while the run is paused. A chunk takes a fraction of a second."""
 
 SLOW_S = 1.0
 """Processor time that one buffer, of at most some hundred bytes, may take."""
@@ -148,16 +149,17 @@ def work(seed: str, first: int, last: int, keep: Path | None) -> None:
     """In the child: tell of each `REPORTED_EVERY` chunks on standard output."""
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
     faulthandler.enable()
+    faulthandler.register(signal.SIGPROF, chain=True)  # where it hangs; then the signal ends the process
     told, began = new_tally(first), time.process_time()
     for chunk in range(first, last):
-        faulthandler.dump_traceback_later(HANG_S, exit=True)
+        signal.setitimer(signal.ITIMER_PROF, HANG_S)
         run_chunk(seed, chunk, told, keep=keep)
         check_memory(told)
         if (chunk + 1) % REPORTED_EVERY == 0 or chunk + 1 == last:
             now = time.process_time()
             print(json.dumps({**told, "chunk": chunk + 1, "cpu_s": now - began}), flush=True)  # noqa: T201
             told, began = new_tally(chunk + 1), now
-    faulthandler.cancel_dump_traceback_later()
+    signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def child(seed: str, first: int, last: int, keep: Path | None = None) -> subprocess.Popen[str]:

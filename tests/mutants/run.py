@@ -26,6 +26,9 @@ ROOT = Path(__file__).parents[2]
 FOLDER = Path(__file__).parent
 EQUIVALENT = FOLDER / "equivalent.json"
 RESULTS = FOLDER / "results"
+# the working directory is on its path, as mutmut expects
+AS_MUTMUT = f"import runpy; runpy.run_path({str(FOLDER / 'patient.py')!r}, run_name='__main__')"
+RUNS_WITHOUT_VERDICT = 5
 _LEFT_OUT = shutil.ignore_patterns(".git", ".venv*", "build", "site", "__pycache__", "results", "mutants")
 _LINKS = ("enumerator", "connectors", "runners")
 
@@ -102,7 +105,8 @@ def prepare(group: Group, copy: Path) -> None:
     tests = "".join(f"\n    {test}.py" for test in group.tests)
     settings = "[mutmut]\nsource_paths =\n    headrace\n    pyspark_headrace\n"
     settings += f"only_mutate ={modules}\npytest_add_cli_args_test_selection ={tests}\n"
-    settings += "pytest_add_cli_args =\n    -p\n    no:cacheprovider\n"
+    # no deadline of a test: while the run is paused the clock goes on
+    settings += "pytest_add_cli_args =\n    -p\n    no:cacheprovider\n    -o\n    timeout=0\n"
     settings += "on_dependency_change = ignore\nuse_git_change_detection = false\n\n"
     pytest_settings = (ROOT / "setup.cfg").read_text().partition("[tool:pytest]")[2]
     (copy / "setup.cfg").write_text(f"{settings}[tool:pytest]{pytest_settings}")
@@ -133,7 +137,7 @@ def mutmut(copy: Path, *command: str, quiet: bool = True) -> str:
     """What mutmut says."""
     environment = {**os.environ, "PYTHONPATH": "", "HYPOTHESIS_PROFILE": "mutants"}
     done = subprocess.run(
-        [sys.executable, "-m", "mutmut", *command],
+        [sys.executable, "-c", AS_MUTMUT, *command],
         cwd=copy,
         env=environment,
         text=True,
@@ -172,6 +176,19 @@ def explained(modules: Iterable[str]) -> dict[Change, str]:
     }
 
 
+def run(copy: Path, children: int) -> None:
+    """Every mutant that has no verdict yet; and those that have survived, as there may be new tests."""
+    before = survivors(copy) if (copy / "mutants").exists() else {}
+    mutmut(copy, "run", "--max-children", str(children), quiet=False)
+    if before:  # mutmut takes them for done
+        mutmut(copy, "run", "--max-children", str(children), *before, quiet=False)
+    for _ in range(RUNS_WITHOUT_VERDICT):  # the run was paused, see patient.py
+        ended = [mutant for mutant, status in survivors(copy).items() if status == "segfault"]
+        if not ended:
+            return
+        mutmut(copy, "run", "--max-children", str(children), *ended, quiet=False)
+
+
 def check(name: str, copy: Path) -> tuple[dict[str, object], list[str]]:
     """Of what mutmut has found in the group: the figures, and what is wrong with them."""
     told, reasons = survivors(copy), explained(GROUPS[name].modules)
@@ -198,10 +215,7 @@ def main() -> None:
     for name in given.groups or GROUPS:
         copy = (given.work / "groups" / name).absolute()
         prepare(GROUPS[name], copy)
-        before = survivors(copy) if (copy / "mutants").exists() else {}
-        mutmut(copy, "run", "--max-children", str(given.children), quiet=False)
-        if before:  # mutmut takes them for done, and there may be new tests
-            mutmut(copy, "run", "--max-children", str(given.children), *before, quiet=False)
+        run(copy, given.children)
         figures, wrong = check(name, copy)
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -108,6 +111,22 @@ def test_the_flood_sees_a_decoder_that_is_slow(monkeypatch):
     monkeypatch.setattr(flood, "SLOW_S", 1e-4)
     with pytest.raises(flood.Finding, match=r"s for [0-9a-f]+"):
         flood.run_chunk("test", 0, few(monkeypatch), decode=slow)
+
+
+HANGS = """
+from tests.fuzz import flood
+flood.HANG_S = 0.1
+def run_chunk(*_, **__):
+    while True: pass
+flood.run_chunk = run_chunk
+flood.work("test", 0, 1, None)
+"""
+
+
+def test_a_decoder_that_hangs_ends_its_process_and_tells_where():
+    done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGPROF
+    assert "in run_chunk" in done.stderr
 
 
 LIMITS = ("ARROW_LIMIT", "RESIDENT_LIMIT")

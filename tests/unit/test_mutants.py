@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.mutants import run
+from tests.mutants import patient, run
 from tests.mutants.run import Change
 
 ROOT = Path(__file__).parents[2]
@@ -64,3 +67,55 @@ def test_every_equivalent_mutant_has_its_reason():
     entries = json.loads(run.EQUIVALENT.read_text())
     assert [each for each in entries if len(each["why"]) < 20] == []
     assert all(run.explained(group.modules) is not None for group in run.GROUPS.values())
+
+
+# --- who ends a mutant ---
+
+
+@pytest.fixture
+def sleeper():
+    """A process that waits for what never comes."""
+    with subprocess.Popen(["sleep", "300"]) as process:
+        yield process
+        process.kill()
+
+
+def watch_of(process, limit):
+    watch = patient.Watch()
+    watch.register(process.pid, limit)
+    return watch
+
+
+def test_a_mutant_that_sleeps_for_ever_is_ended_as_mutmut_ends_one_that_takes_too_long(sleeper):
+    watch, looks = watch_of(sleeper, 3.0), 0
+    while sleeper.poll() is None:
+        watch.look(1.0)
+        looks += 1
+    assert sleeper.returncode == -signal.SIGXCPU
+    assert looks >= 3
+
+
+def test_a_mutant_that_is_stopped_is_not_ended_however_long_it_takes(sleeper):
+    sleeper.send_signal(signal.SIGSTOP)
+    while psutil.Process(sleeper.pid).status() != psutil.STATUS_STOPPED:
+        pass
+    watch = watch_of(sleeper, 3.0)
+    for _ in range(50):
+        watch.look(1.0)
+    assert sleeper.poll() is None
+
+
+def test_what_was_under_way_when_all_was_paused_has_no_verdict(sleeper):
+    watch = watch_of(sleeper, 1000.0)
+    watch.look(patient.PAUSED_S + 1)
+    assert sleeper.wait() == -signal.SIGKILL
+    watch.look(1.0)
+
+
+def test_mutants_without_a_verdict_are_run_again(monkeypatch, tmp_path):
+    told = iter([{MUTANT: "segfault", "other": "survived"}, {"other": "survived"}])
+    commands = []
+    monkeypatch.setattr(run, "survivors", lambda copy: next(told))
+    monkeypatch.setattr(run, "mutmut", lambda copy, *command, quiet: commands.append(command))
+    run.run(tmp_path, 2)
+    assert commands == [("run", "--max-children", "2"), ("run", "--max-children", "2", MUTANT)]

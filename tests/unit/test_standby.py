@@ -16,7 +16,6 @@ from headrace.enumerator.supervision import (
     SupervisionStarted,
     TimePassed,
 )
-from headrace.runners.spark.supervision import lock as locks
 from headrace.runners.spark.supervision.families import Process
 from headrace.runners.spark.supervision.lock import (
     AskAgain,
@@ -46,8 +45,9 @@ from headrace.runners.spark.supervision.standby import (
     StandbyLimits,
     Stop,
 )
+from tests.helpers import planted_standby
 from tests.helpers.tables import arrows, arrows_followed
-from tests.helpers.worlds.standby import Family, TwoAtWorkError, World
+from tests.helpers.worlds.standby import TwoAtWorkError, World
 
 EVEN = 0.5
 KILLED = DriverEnd(Ending.FAILED, "the driver was killed by SIGKILL")
@@ -283,60 +283,17 @@ def test_whatever_is_killed_or_stopped_there_are_never_two_at_work_and_the_job_g
     assert {phase.name for _, _, phase in of_jobs} >= {"RUNNING", "RESTARTING", "KILLING", "STOPPING", "OVER"}
 
 
-def takes_a_free_lock_beside_a_living_jvm(me):
-    steps = TAKING(me)
-    step = next(steps)
-    while not isinstance(step, ReadLast):
-        step = steps.send((yield step))
-    yield WriteLast(me)
-
-
-def rehearses_on_the_checkpoint(self, family: Family):
-    self.begin(family)
-
-
-def calls_before_the_silent_one_is_dead(self, number, now_s):
-    self.drivers.pop(number)
-    self.called = None
-    self.job.phase, self.job.wake_at_s = SupervisionPhase.RUNNING, None
-    return self._call()
-
-
-def lets_the_lock_go(self, family: Family, step):
-    answer = ANSWER(self, family, step)
-    if isinstance(step, WriteLast):
-        self.flock = None
-    return answer
-
-
-ANSWER, TAKING = World.answer, locks.taking
-
-
-CALLED_TOO_EARLY = (StandbyCore, "_silenced", calls_before_the_silent_one_is_dead)
-LET_GO = (World, "answer", lets_the_lock_go)
-LOCKED_TOO_EARLY = (locks, "taking", takes_a_free_lock_beside_a_living_jvm)
-
-
-@pytest.mark.parametrize(
-    "bugs",
-    [[LOCKED_TOO_EARLY], [LET_GO], [CALLED_TOO_EARLY, LOCKED_TOO_EARLY], [(World, "rehearse", rehearses_on_the_checkpoint)]],
-)
-def test_the_simulation_sees_planted_bugs(monkeypatch, bugs):
-    for bug in bugs:
-        monkeypatch.setattr(*bug)
-    assert any(is_seen(seed) for seed in range(SEEDS))
-
-
 def test_a_supervisor_that_calls_too_early_is_no_harm_as_the_lock_keeps_drivers_apart(monkeypatch):
-    monkeypatch.setattr(*CALLED_TOO_EARLY)
+    monkeypatch.setattr(StandbyCore, "_silenced", planted_standby.calls_at_once)
     assert not any(is_seen(seed) for seed in range(SEEDS // 4))
 
 
 def is_seen(seed):
+    """Whether two are at work. That it gets on is not to be had with this bug."""
     try:
         World(seed).run(standbys=1 + seed % 2)
     except TwoAtWorkError:
         return True
-    except (AssertionError, KeyError):
+    except AssertionError:
         return False
     return False

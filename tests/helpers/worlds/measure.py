@@ -30,7 +30,8 @@ def main() -> None:
     text = (
         "# What search alone finds\n\n"
         "Each bug is put into the real code; random histories are then played from seed 0 on until one breaks a promise.\n"
-        "`python -m tests.helpers.worlds.measure` writes this table; `test_worlds.py` finds each of them anew.\n\n"
+        "`python -m tests.helpers.worlds.measure` writes this table; `test_worlds.py` finds each of them anew.\n"
+        "The numbers vary a little with the order of sets, which is another in each run.\n\n"
         f"{len(lines)} planted bugs.\n\n| world | planted bug | histories until it was found |\n|---|---|---|\n"
     )
     TABLE.write_text(text + "\n".join(lines) + "\n")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from tests.helpers import planted, planted_commits, planted_fetches, planted_spark
+from tests.helpers import planted, planted_commits, planted_fetches, planted_spark, planted_standby
 from tests.helpers.worlds import run, shards
 from tests.helpers.worlds.commits import COMMITS
 from tests.helpers.worlds.fetch import FETCH
@@ -15,6 +15,7 @@ from tests.helpers.worlds.run import RUN
 from tests.helpers.worlds.search import Adversary
 from tests.helpers.worlds.shards import SHARDS
 from tests.helpers.worlds.spark import SPARK
+from tests.helpers.worlds.standby import STANDBY
 
 Planted = Callable[[], AbstractContextManager[None]]
 
@@ -174,6 +175,21 @@ WORLDS = (
             "expired PREPARED": 25,
             "stop": 100,
             "waits for a lock": 4,
+        },
+    ),
+    Searched(
+        STANDBY,
+        120,
+        planted_standby.PLANTED,
+        {
+            "killed": 120,
+            "stopped": 120,
+            "continued": 60,
+            "jumped": 60,
+            "supervisor killed": 60,
+            "supervisor stopped": 60,
+            "second supervisor": 60,
+            "takeover": 250,
         },
     ),
 )

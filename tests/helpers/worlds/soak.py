@@ -1,7 +1,7 @@
 """Searches on all cores, from seeds that no search has had: `python -m tests.helpers.worlds.soak --histories 100000`.
 
 The result says from which seed the next search goes on. A history that fails is made short and printed as a test; that world is
-searched no further.
+searched no further. The order of sets is another in each run; the run of a failure is had again with its PYTHONHASHSEED.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import random
 import sys
 import time
 from collections import Counter
@@ -36,7 +37,8 @@ def search_chunk(task: tuple[str, int]) -> tuple[Counter[str], str | None]:
         return adversary.search(first, CHUNK), None
     except BrokenHistoryError as error:
         history = shortened(adversary, adversary.draw(error.seed), type(error.error))
-        return Counter(), f"# {error}\n{as_test(adversary, history, f'history_{error.seed}_of_{name}')}"
+        order = os.environ["PYTHONHASHSEED"]
+        return Counter(), f"# {error}; PYTHONHASHSEED={order}\n{as_test(adversary, history, f'history_{error.seed}_of_{name}')}"
 
 
 def soak(name: str, histories: int, before: dict[str, Any], processes: int) -> dict[str, Any]:
@@ -61,7 +63,15 @@ def soak(name: str, histories: int, before: dict[str, Any], processes: int) -> d
     }
 
 
+def with_an_order_of_sets() -> None:
+    """Begin this program anew, with an order that can be told."""
+    if "PYTHONHASHSEED" not in os.environ:
+        seed = str(random.randrange(1 << 32))
+        os.execve(sys.executable, sys.orig_argv, {**os.environ, "PYTHONHASHSEED": seed})
+
+
 def main() -> int:
+    with_an_order_of_sets()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--histories", type=int, default=100_000, help="of each world")
     parser.add_argument("--world", choices=sorted(_ADVERSARIES), action="append", help="default: all of them")

@@ -206,6 +206,7 @@ class SparkWorld:
         self.log = HookedLog()
         self.sink = MemorySink(self.log)
         self.attempts: list[Attempt] = []
+        self.checked = -1
         self.depth = 0
         read = self._read(start, loss, subscription, limits)
         self.may_lose = loss % 2 == 0
@@ -531,14 +532,19 @@ class SparkWorld:
 
     def check(self) -> None:
         """Nothing twice, nothing that is on no list, nothing of a job that another has ended."""
+        if self.log.changes != self.checked:
+            self.checked = self.log.changes
+            self._check_log()
+        for split, published in self.brokers.published().items():
+            durable = max(query.furthest.get(split, -1) for query in self.queries)
+            assert published <= durable, f"{split}: {published} is published, {durable} is durable"
+
+    def _check_log(self) -> None:
         for query in self.queries:
             seen = self._visible(query)
             assert not [v for v, times in seen.items() if times > 1], "records are visible twice"
         committed = {entry.number for entry in self.log.entries if entry.state is State.COMMITTED}
         assert committed <= self.log.listed, "a transaction was committed that never was on a durable list"
-        for split, published in self.brokers.published().items():
-            durable = max(query.furthest.get(split, -1) for query in self.queries)
-            assert published <= durable, f"{split}: {published} is published, {durable} is durable"
 
     def _visible(self, query: Query) -> Counter[int]:
         return Counter(

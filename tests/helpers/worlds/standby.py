@@ -1,4 +1,4 @@
-"""One host with supervisors, drivers and a checkpoint: anything is killed, stopped or continued at any step, by chance.
+"""The world of standbys: supervisors, drivers, a checkpoint; anything is killed, stopped or continued at any step.
 
 Run for real: `StandbyCore` and the steps of the lock (`taking`). Played: processes, the kernel's lock, Spark's query on a store
 whose renames replace what is there (a local file system), and the clock. A family is a driver's own process and its JVM; that
@@ -8,6 +8,7 @@ lives on for a while when the other dies, as Spark's does.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -36,6 +37,7 @@ from headrace.runners.spark.supervision.lock import (
 from headrace.runners.spark.supervision.standby import (
     CallDriver,
     DriverDied,
+    DriverPhase,
     DriverReport,
     DriverReported,
     Finish,
@@ -46,9 +48,12 @@ from headrace.runners.spark.supervision.standby import (
     StandbyLimits,
     Stop,
 )
+from tests.helpers.worlds.search import NUMBERS, Adversary
 
 KILLED = DriverEnd(Ending.FAILED, "the driver was killed by SIGKILL")
 STEPS, CALM_STEPS = 600, 1500
+STEADY_STEPS = 100
+"""Some tens of seconds."""
 
 
 class TwoAtWorkError(AssertionError):
@@ -149,7 +154,7 @@ class World:
         self.offsets: dict[int, str] = {}
         self.commits: dict[int, str] = {}
         self.takeovers = 0
-        self.happened: set[str] = set()
+        self.happened: Counter[str] = Counter()
 
     # --- what processes do --------------------------------------------------------------------------------------------
 
@@ -274,20 +279,20 @@ class World:
     def kill_one(self) -> None:
         if (found := self.one()) is not None:
             found[1].is_alive = False
-            self.happened.add("killed")
+            self.happened["killed"] += 1
 
     def stop_one(self) -> None:
         """A process, or the whole family."""
         if (found := self.one()) is not None:
             for process in self.chances.choice([[found[1]], found[0].processes]):
                 process.is_stopped = True
-            self.happened.add("stopped")
+            self.happened["stopped"] += 1
 
     def continue_one(self) -> None:
         if (found := self.one()) is not None:
             for process in found[0].processes:
                 process.is_stopped = False
-            self.happened.add("continued")
+            self.happened["continued"] += 1
 
     def kill_supervisor(self) -> None:
         """Its scheduler starts another; its drivers are told by the end of a pipe."""
@@ -296,22 +301,22 @@ class World:
             victim = self.chances.choice(living)
             victim.is_alive = False
             self.start_supervisor(victim.core._limits.standbys)
-            self.happened.add("supervisor killed")
+            self.happened["supervisor killed"] += 1
 
     def stop_supervisor(self) -> None:
         for one in self.supervisors:
             one.is_stopped = not one.is_stopped
-        self.happened.add("supervisor stopped")
+        self.happened["supervisor stopped"] += 1
 
     def second_supervisor(self) -> None:
         if sum(one.is_alive for one in self.supervisors) == 1:
             self.start_supervisor(self.chances.randrange(2))
-            self.happened.add("second supervisor")
+            self.happened["second supervisor"] += 1
 
     def jump(self) -> None:
         """The machine was stopped: everybody's monotonic clock has gone on."""
         self.now_s += self.chances.choice([30.0, 3600.0])
-        self.happened.add("jumped")
+        self.happened["jumped"] += 1
 
     def start_supervisor(self, standbys: int) -> None:
         self.supervisors.append(Supervisor(self, len(self.supervisors) + 1, standbys))
@@ -339,21 +344,36 @@ class World:
                 self.faults -= 1
                 self.fault()
             self.step()
+        self.calm_down(standbys)
+
+    def calm_down(self, standbys: int) -> None:
+        """No faults any more: the job gets on, has its standbys, and keeps both; then it ends."""
         for supervisor in self.supervisors:
             supervisor.is_stopped = False
         if not any(one.is_alive for one in self.supervisors):
             self.start_supervisor(standbys)
+        for asked in ("", "standbys do not stay"):  # at first there may be some that were stopped, and are not missed yet
+            for _ in range(STEADY_STEPS):
+                self.step()
+            assert not asked or self.has_standbys(), asked
+            self.get_on()
+        self.end()
+
+    def get_on(self) -> None:
+        """Some batch ends, and all standbys wait."""
         before = len(self.commits)
         for _ in range(CALM_STEPS):
             self.step()
+            if len(self.commits) > before and self.has_standbys():
+                return
         assert len(self.commits) > before, "the job does not get on"
-        self.check_standbys()
-        self.end()
+        raise AssertionError("standbys do not come to wait")
 
-    def check_standbys(self) -> None:
-        (living,) = [one for one in self.supervisors if one.is_alive]
-        waiting = [driver.phase.name for driver in living.core.standbys.values()]
-        assert waiting == ["ARMED"] * living.core._limits.standbys, waiting
+    def has_standbys(self) -> bool:
+        """Whether all wait that there should be. Of two supervisors one may still be refused."""
+        living = [one for one in self.supervisors if one.is_alive]
+        waiting = [driver.phase for one in living for driver in one.core.standbys.values()]
+        return len(living) == 1 and waiting == [DriverPhase.ARMED] * living[0].core._limits.standbys
 
     def end(self) -> None:
         """The job is told to stop: nobody is left but those that are stopped, and whose supervisor is dead."""
@@ -364,3 +384,50 @@ class World:
         assert living.end == DriverEnd(Ending.STOPPED, "it was stopped")
         left = [(family, process) for family in self.families.values() for process in family.processes]
         assert all(process.is_stopped and family.supervisor is not living for family, process in left)
+
+
+class StandbyWorld(World):
+    """The same as a history of steps; chances are taken from an action's numbers. TwoAtWorkError is raised where it happens."""
+
+    def __init__(self, standbys: int, high: int, low: int) -> None:
+        super().__init__(high * NUMBERS + low)
+        self.standbys = standbys % 3
+        self.start_supervisor(self.standbys)
+
+    def check(self) -> None:
+        """See the class."""
+
+    def drain(self) -> None:
+        self.calm_down(self.standbys)
+        self.happened["takeover"] += self.takeovers
+
+    def go_on(self, steps: int) -> None:
+        for _ in range(1 + steps):
+            self.step()
+
+
+def _taking(action: Callable[[World], None]) -> tuple[Callable[..., None], int]:
+    def act(world: StandbyWorld, high: int, low: int) -> None:
+        world.chances = random.Random(high * NUMBERS + low)
+        action(world)
+
+    return act, 2
+
+
+_FAULTS = {
+    "kill_one": 2, "stop_one": 2, "continue_one": 1, "jump": 1, "kill_supervisor": 1, "stop_supervisor": 1,
+    "second_supervisor": 1,
+}  # fmt: skip
+
+STANDBY = Adversary(
+    "standby",
+    StandbyWorld,
+    3,
+    {
+        "go_on": (StandbyWorld.go_on, 1),
+        "go_on_a_little": (lambda world, steps: world.go_on(steps % 8), 1),
+        **{name: _taking(getattr(World, name)) for name in _FAULTS},
+    },
+    ({"go_on": 9, **_FAULTS}, {"go_on": 3, "go_on_a_little": 9, **_FAULTS}),
+    longest=40,
+)
