@@ -62,9 +62,9 @@ soak: $(INSTALLED) ## 100,000 new histories of each simulated world, and 340 SIG
 	$(BIN)/python -m tests.helpers.kill_soak --kills 300 --result benchmarks/results/kill-soak.json
 	$(BIN)/python -m tests.helpers.kill_soak --engine spark --kills 40 --result benchmarks/results/kill-soak-spark.json
 
-soak-tables: $(INSTALLED) ## 300 SIGKILLs of jobs that write to Delta and Iceberg tables, and of the libraries' own ways (30 minutes; goes on where it was)
-	$(BIN)/pip install --quiet --requirement requirements/tables-soak.txt
+soak-tables: $(INSTALLED) ## 300 SIGKILLs of jobs that write to Delta and Iceberg tables, and of the libraries' own ways; changelogs by key (an hour; goes on where it was)
 	$(BIN)/python -m benchmarks.tables_soak
+	$(BIN)/python -m benchmarks.tables_changes
 
 soak-beam: $(INSTALLED) ## 50 SIGKILLs of Flink's task manager under a Beam pipeline (15 minutes)
 	$(BIN)/python -m tests.helpers.beam_soak --kills 50 --result benchmarks/results/beam-kill-soak.json

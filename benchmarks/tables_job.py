@@ -1,8 +1,9 @@
-"""One run of the job of `tables_soak`: a driver with its tasks in one process, by a sink's contract or a library's own means.
+"""One run of the job of `tables_soak` or `tables_changes`: a driver with its tasks in one process.
 
-It plays the runner: what an epoch holds is logged (`offsets/<epoch>`, made once, by whoever comes first) before it is written,
-and that it is committed (`commits/<epoch>`) after; restarted, it repeats what is logged and not committed. Faults are planted
-around calls of the sink: SIGKILL before, during or after one, SIGSTOP, and a rival writer's commit in between.
+It writes by a sink's contract, or by a library's own means. It plays the runner: what an epoch holds is logged
+(`offsets/<epoch>`, made once, by whoever comes first) before it is written, and that it is committed (`commits/<epoch>`) after;
+restarted, it repeats what is logged and not committed. Faults are planted around calls of the sink: SIGKILL before, during or
+after one, SIGSTOP, and a rival writer's commit in between.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
 from deltalake.transaction import CommitProperties, Transaction
 from pyiceberg.catalog import load_catalog
@@ -34,14 +37,34 @@ from headrace.connectors.tables.committer import TableCommitter
 from headrace.connectors.tables.delta import DeltaSink, _LoadedDelta
 from headrace.connectors.tables.handles import TableHandle
 from headrace.connectors.tables.iceberg import IcebergSink, _LoadedIceberg
+from headrace.connectors.tables.keyed.changes import Changes
 from headrace.connectors.tables.work import WorkFolder
 from headrace.connectors.tables.writing import TableTransaction, _File
 from headrace.enumerator.errors import FencedError, PeerError
 
-__all__ = ["COMMITS", "JOB", "RIVALS", "SCHEMA", "SYSTEMS", "TABLE", "Fault", "Told", "catalog_of", "create", "main"]
+__all__ = [
+    "BY_ID",
+    "CHANGELOGS",
+    "CHANGES_SCHEMA",
+    "COMMITS",
+    "JOB",
+    "RIVALS",
+    "SCHEMA",
+    "SYSTEMS",
+    "TABLE",
+    "Fault",
+    "Told",
+    "catalog_of",
+    "changes_of",
+    "create",
+    "main",
+]
 
 JOB, TABLE = "soak", "soak.rows"
 SCHEMA = pa.schema([("epoch", pa.int64()), ("number", pa.int64())])
+CHANGES_SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("op", pa.string()), ("offset", pa.int64())])
+BY_ID = Changes(("id",), ("offset",), "op")
+OPERATIONS, SHARES = ("c", "u", "d"), (0.2, 0.7, 0.1)
 RIVAL = -1
 """The epoch of a rival's rows."""
 
@@ -66,7 +89,10 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a run is to do. `system` is one of SYSTEMS; `rival`, if any, comes before the run's `rival_at`-th commit."""
+    """What a run is to do. `system` is one of SYSTEMS or CHANGELOGS, of `keys` keys; an epoch has so many `rows`.
+
+    `rival`, if any, comes before the run's `rival_at`-th commit.
+    """
 
     system: str
     folder: str
@@ -76,6 +102,12 @@ class Told:
     fault: Fault | None = None
     rival: str | None = None
     rival_at: int = 1
+    keys: int = 0
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is a sink of headrace."""
+        return self.system in ("delta", "iceberg", *CHANGELOGS)
 
 
 def catalog_of(folder: str) -> dict[str, str]:
@@ -87,21 +119,21 @@ def create(system: str, folder: str) -> None:
     """Make the table."""
     for name in ("offsets", "commits", "rivals"):
         (Path(folder) / name).mkdir(parents=True)
-    _sink(system, folder).create_table(SCHEMA)
+    _sink(system, folder).create_table(CHANGES_SCHEMA if system in CHANGELOGS else SCHEMA)
 
 
 def main(told: Told, parent: Connection) -> None:
     """The process. Exit status 0, or REFUSED after a message that says why."""
     with open(f"{told.folder}/job.log", "a") as log:
         os.dup2(log.fileno(), 2)
-    job = SYSTEMS[told.system](told, parent)
+    job = {**SYSTEMS, **CHANGELOGS}[told.system](told, parent)
     try:
         job.run()
     except (FencedError, StaleEpochError, PeerError) as error:
         parent.send(type(error).__name__)
         sys.exit(REFUSED)
     except Exception as error:
-        if told.system in ("delta", "iceberg"):
+        if told.is_ours:
             raise
         parent.send(type(error).__name__)  # a library's own way of refusing: the oracle judges what it has done
         sys.exit(REFUSED)
@@ -274,7 +306,7 @@ class SinkJob(Job):
 
     def owners(self) -> dict[str, type[Any]]:
         """The sink's own classes."""
-        loaded = _LoadedDelta if self.told.system == "delta" else _LoadedIceberg
+        loaded = _LoadedDelta if self.told.system.startswith("delta") else _LoadedIceberg
         return {"task": TableTransaction, "file": _File, "work": WorkFolder, "committer": TableCommitter, "commit": loaded}
 
     def write(self, epoch: int, begin: int, end: int, content: str) -> None:
@@ -290,6 +322,25 @@ class SinkJob(Job):
                 transaction.write(rows[half:])
                 handles.append(transaction.prepare())
         self._committer.commit(epoch, tuple(handle for handle in handles if handle is not None), content)
+
+
+class ChangesJob(SinkJob):
+    """The same with changes by key, which merge into the table."""
+
+    def rows_of(self, epoch: int, begin: int, end: int, step: int = 1) -> pa.RecordBatch:
+        """Each `step`-th change of the epoch from `begin`: those of a key are in several tasks."""
+        first = epoch * self.told.rows
+        numbers = np.arange(begin - first, end - first, step)
+        return changes_of(epoch, self.told.rows, self.told.keys).take(pa.array(numbers))
+
+
+def changes_of(epoch: int, rows: int, keys: int) -> pa.RecordBatch:
+    """The changes of an epoch of a changelog, always the same ones; `offset` counts those of all epochs."""
+    chance = np.random.default_rng(epoch)
+    ids, offsets = chance.integers(0, keys, rows), np.arange(epoch * rows, (epoch + 1) * rows)
+    names = pc.binary_join_element_wise(pc.cast(pa.array(ids), pa.string()), pc.cast(pa.array(offsets), pa.string()), ":")
+    columns = {"id": ids, "name": names, "op": chance.choice(OPERATIONS, rows, p=SHARES), "offset": offsets}
+    return pa.RecordBatch.from_pydict(columns, schema=CHANGES_SCHEMA)
 
 
 class OwnWay(Job):
@@ -354,9 +405,10 @@ class IcebergAsked(IcebergAppend):
 
 
 def _sink(system: str, folder: str) -> Any:  # noqa: ANN401 - one of two
+    changes = BY_ID if system in CHANGELOGS else None
     if system.startswith("delta"):
-        return DeltaSink(f"{folder}/table")
-    return IcebergSink(TABLE, catalog_of(folder))
+        return DeltaSink(f"{folder}/table", changes=changes)
+    return IcebergSink(TABLE, catalog_of(folder), changes=changes)
 
 
 SYSTEMS: dict[str, type[Job]] = {
@@ -368,6 +420,9 @@ SYSTEMS: dict[str, type[Job]] = {
     "iceberg-asked": IcebergAsked,
 }
 """By name: the sinks, and the libraries' own ways."""
+
+CHANGELOGS: dict[str, type[Job]] = {"delta-changes": ChangesJob, "iceberg-changes": ChangesJob}
+"""By name: the sinks with changes by key."""
 
 COMMITS = {name: "commit" if job is SinkJob else "append" for name, job in SYSTEMS.items()}
 """The method that commits to the table."""

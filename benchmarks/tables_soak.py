@@ -33,14 +33,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import duckdb
+from duckdb import DuckDBPyConnection
 from rich.progress import Progress
 
-from benchmarks.tables_job import COMMITS, JOB, REFUSED, RIVALS, SYSTEMS, Fault, Told, create, main
-
-if TYPE_CHECKING:
-    from duckdb import DuckDBPyConnection
+from benchmarks.tables_job import CHANGELOGS, COMMITS, JOB, REFUSED, RIVALS, SYSTEMS, Fault, Told, create, main
 
 RESULTS = Path(__file__).parent / "results" / "tables-soak.json"
 KILLS_A_TABLE = 25
@@ -74,11 +73,7 @@ class Reader:
     """DuckDB. Its extensions come with their packages: nothing is downloaded."""
 
     def __init__(self) -> None:
-        """Raises SystemExit without it."""
-        try:
-            import duckdb
-        except ImportError:
-            sys.exit("the judge is missing; run: pip install -r requirements/tables-soak.txt")
+        """Loads it."""
         self._folder = tempfile.TemporaryDirectory(prefix="headrace-duckdb-")
         self._connection: DuckDBPyConnection = duckdb.connect(config={"extension_directory": self._folder.name})
         for name in ("avro", "delta", "iceberg"):
@@ -87,21 +82,30 @@ class Reader:
             )
             self._connection.load_extension(str(next(package.rglob("*.duckdb_extension"))))
 
+    def close(self) -> None:
+        """Remove what it needs."""
+        self._connection.close()
+        self._folder.cleanup()
+
     def rows(self, system: str, folder: str) -> Counter[tuple[int, int]]:
         """How often each (epoch, number) is in the table's newest version."""
+        text = "SELECT epoch, number, count(*) FROM {} WHERE epoch IS NOT NULL GROUP BY ALL"
+        return Counter({(epoch, number): count for epoch, number, count in self.query(text, system, folder).fetchall()})
+
+    def query(self, text: str, system: str, folder: str) -> DuckDBPyConnection:
+        """The answer to a query of the table's newest version, which stands for {}."""
         if system.startswith("delta"):
             table = f"delta_scan('{folder}/table')"
         else:
             with sqlite3.connect(f"{folder}/catalog.db") as catalog:
                 ((location,),) = catalog.execute("SELECT metadata_location FROM iceberg_tables").fetchall()
             table = f"iceberg_scan('{location.removeprefix('file://')}')"
-        text = f"SELECT epoch, number, count(*) FROM {table} WHERE epoch IS NOT NULL GROUP BY ALL"  # noqa: S608 - our own names
-        return Counter({(epoch, number): count for epoch, number, count in self._connection.execute(text).fetchall()})
+        return self._connection.execute(text.format(table))
 
 
 def left_over(system: str, folder: str) -> int:
     """Marks of open transactions, and what is about to be removed, of a job that has run to its end."""
-    table = Path(folder) / ("table" if system == "delta" else "soak/rows")
+    table = Path(folder) / ("table" if system.startswith("delta") else "soak/rows")
     job = table / "_headrace" / JOB
     return sum(1 for path in job.glob("*") if path.name.endswith((".open", ".swept", ".json")))
 
@@ -111,6 +115,13 @@ def left_over(system: str, folder: str) -> int:
 
 class World:
     """A table, its job, and KILLS_A_TABLE kills."""
+
+    epochs, rows, keys = EPOCHS, ROWS, 0
+    kinds_of_kills: tuple[str, ...] = KINDS
+    phases = PHASES
+    longest_call_s = LONGEST_CALL_S
+    latest_call = 4
+    """A fault comes at one of so many first calls of its method."""
 
     def __init__(self, system: str, folder: str, generator: random.Random, reader: Reader) -> None:
         """Makes the table."""
@@ -130,8 +141,8 @@ class World:
 
     def round(self) -> int:
         """One fault; how many kills have come of it."""
-        kind = KINDS[self.kills.total() % len(KINDS)]
-        phases = PHASES if self._is_ours else OWN_PHASES
+        kind = self.kinds_of_kills[self.kills.total() % len(self.kinds_of_kills)]
+        phases = self.phases if self._is_ours else OWN_PHASES
         phase = self._generator.choice(list(phases))
         fault = self._fault(phases[phase])
         is_killed = {ALONE: self._alone, TWO_DRIVERS: self._beside_another, RIVAL: self._after_a_rival}[kind](fault)
@@ -172,13 +183,13 @@ class World:
 
     @property
     def _is_ours(self) -> bool:
-        return self.system in ("delta", "iceberg")
+        return self.system in ("delta", "iceberg", *CHANGELOGS)
 
     def _fault(self, calls: tuple[tuple[str, str], ...], what: str = "kill") -> Fault:
         owner, method = self._generator.choice(calls)
         when = self._generator.choice(("before", "during", "after"))
-        delay_s = self._generator.uniform(0, LONGEST_CALL_S)
-        return Fault(owner, method, when, self._generator.randint(1, 4), what, delay_s)
+        delay_s = self._generator.uniform(0, self.longest_call_s)
+        return Fault(owner, method, when, self._generator.randint(1, self.latest_call), what, delay_s)
 
     def _alone(self, fault: Fault) -> bool:
         before = self.refused.total()
@@ -199,7 +210,7 @@ class World:
     def _beside_another(self, fault: Fault) -> bool:
         """One is frozen, the next is killed, and the first goes on: after that, or at the same time."""
         phase = "commit" if not self._is_ours else self._generator.choice(("commit", "list", "sweep", "steps"))
-        frozen = self._start(self._fault((PHASES if self._is_ours else OWN_PHASES)[phase], "stop"))
+        frozen = self._start(self._fault((self.phases if self._is_ours else OWN_PHASES)[phase], "stop"))
         if not frozen.is_stopped():
             self._is_killed(frozen)
             return False
@@ -214,7 +225,8 @@ class World:
     def _start(self, fault: Fault | None, rival: str | None = None, rival_at: int = 1) -> Run:
         tasks = self._generator.randint(1, MOST_TASKS)
         self.runs += 1
-        return Run(self._context, Told(self.system, self.folder, EPOCHS, tasks, ROWS, fault, rival, rival_at))
+        told = Told(self.system, self.folder, self.epochs, tasks, self.rows, fault, rival, rival_at, self.keys)
+        return Run(self._context, told)
 
     def _is_killed(self, run: Run) -> bool:
         status, said = run.end()

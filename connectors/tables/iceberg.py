@@ -18,6 +18,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 import pyarrow as pa
@@ -375,11 +376,27 @@ def _translated(name: str) -> Iterator[None]:
     except (OSError, ServerError, ServiceUnavailableError) as error:
         raise RetriableError(f"{name}: {error}") from error
     except Exception as error:
-        kind = RetriableError if _has_lost_its_database(error) else PeerError
+        kind = RetriableError if _may_pass(error) else PeerError
         raise kind(f"{name}: {type(error).__name__}: {error}") from error
 
 
-def _has_lost_its_database(error: Exception) -> bool:
-    """Whether a SQL catalog could not be reached, or was busy for too long."""
-    library = sys.modules.get("sqlalchemy.exc")
-    return library is not None and isinstance(error, (library.OperationalError, library.InterfaceError))
+_PASSING = {
+    "sqlalchemy.exc": ("OperationalError", "InterfaceError"),
+    "botocore.exceptions": ("HTTPClientError", "ConnectionError"),
+    "thrift.transport.TTransport": ("TTransportException",),
+}
+"""By module of a catalog's library: what it raises where the catalog could not be reached, or was busy for too long."""
+
+_BUSY = frozenset({"ThrottlingException", "Throttling", "TooManyRequestsException", "RequestLimitExceeded"})
+
+
+def _may_pass(error: Exception) -> bool:
+    """Only what is imported can have been raised."""
+    libraries = ((sys.modules.get(module), names) for module, names in _PASSING.items())
+    if any(library and isinstance(error, tuple(getattr(library, name) for name in names)) for library, names in libraries):
+        return True
+    answer = getattr(error, "response", None)  # a service's of AWS
+    if not isinstance(answer, dict):
+        return False
+    status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return status >= HTTPStatus.INTERNAL_SERVER_ERROR or answer.get("Error", {}).get("Code") in _BUSY

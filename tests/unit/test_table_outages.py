@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import requests
+from botocore.exceptions import ClientError, EndpointConnectionError
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from pyiceberg.catalog.sql import SqlCatalog
@@ -160,6 +161,9 @@ LOST = [
     requests.exceptions.ConnectionError("planted"),
     CommitStateUnknownException("planted"),
     OperationalError("planted", None, Exception("server closed the connection unexpectedly")),
+    EndpointConnectionError(endpoint_url="planted"),
+    ClientError({"Error": {"Code": "ThrottlingException"}, "ResponseMetadata": {"HTTPStatusCode": 400}}, "UpdateTable"),
+    ClientError({"Error": {"Code": "InternalServiceException"}, "ResponseMetadata": {"HTTPStatusCode": 500}}, "UpdateTable"),
 ]
 
 

@@ -1,0 +1,123 @@
+"""Tables that the sinks have written, read by DuckDB, which has code of its own for both formats and for their statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from benchmarks.tables_changes import SCHEMA, TEXT, Replay
+from benchmarks.tables_job import BY_ID, CHANGES_SCHEMA, TABLE, catalog_of, changes_of
+from benchmarks.tables_soak import Reader
+from headrace.connectors.tables.keyed import merging
+from headrace.delta import DeltaSink
+from headrace.iceberg import IcebergSink
+from headrace.sinks import Attempt
+from tests.helpers.table_rig import JOB, driver
+
+KINDS = pytest.mark.parametrize("kind", ["delta", "iceberg"])
+
+
+@pytest.fixture(scope="module")
+def duckdb() -> Iterator[Reader]:
+    reader = Reader()
+    yield reader
+    reader.close()
+
+
+def sink_of(kind: str, folder: Path, **options: Any) -> DeltaSink | IcebergSink:
+    if kind == "delta":
+        return DeltaSink(f"{folder}/table", **options)
+    return IcebergSink(TABLE, catalog_of(str(folder)), **options)
+
+
+def commit(sink: Any, epoch: int, *shares: pa.RecordBatch) -> None:
+    handles = []
+    for task, rows in enumerate(shares):
+        with sink.begin(Attempt(JOB, epoch, task, 0)) as transaction:
+            transaction.write(rows)
+            handles.append(transaction.prepare())
+    driver(sink).commit(epoch, tuple(handles))
+
+
+@KINDS
+def test_values_and_partitions_come_back_and_filters_skip_no_row(duckdb, tmp_path, kind):
+    schema = pa.schema(
+        [
+            ("text", pa.string()),
+            ("day", pa.date32()),
+            ("number", pa.int64()),
+            ("real", pa.float64()),
+            ("at", pa.timestamp("us", tz="UTC")),
+            ("raw", pa.binary()),
+            ("list", pa.list_(pa.int32())),
+        ]
+    )
+    at = datetime(2024, 2, 29, 23, 59, 59, 123456, UTC)
+    row = {
+        "text": "a/b=c% ",
+        "day": date(1969, 12, 31),
+        "number": -5,
+        "real": 1.5,
+        "at": at,
+        "raw": b"\x00\xff",
+        "list": [1, None],
+    }
+    rows = [row, {**row, "text": "d", "number": 2**62, "real": float("inf")}, dict.fromkeys(row)]
+    sink = sink_of(kind, tmp_path)
+    sink.create_table(schema, ("text", "day"))
+    for epoch, found in enumerate(rows):
+        commit(sink, epoch, pa.RecordBatch.from_pylist([found], schema=schema))
+
+    def ask(condition: str) -> list[dict[str, Any]]:
+        text = f"SELECT * FROM {{}} WHERE {condition} ORDER BY number"
+        return duckdb.query(text, kind, str(tmp_path)).to_arrow_table().select(schema.names).cast(schema).to_pylist()
+
+    assert ask("true") == rows
+    assert ask("number = -5") == rows[:1]
+    assert ask("day = DATE '1969-12-31' AND text = 'd'") == rows[1:2]
+    assert ask("real > 1e300") == rows[1:2]
+    assert ask("\"at\" < TIMESTAMPTZ '2024-03-01 00:00:00+00'") == rows[:2]
+    assert ask("number IS NULL") == rows[2:]
+
+
+def changelog(duckdb: Reader, kind: str, folder: Path) -> tuple[pa.Table, pa.Table]:
+    """What a table and a plain replay have after a changelog in three epochs of two tasks."""
+    sink, replay = sink_of(kind, folder, changes=BY_ID), Replay(rows=60, keys=20)
+    sink.create_table(CHANGES_SCHEMA)
+    for epoch in range(3):
+        changes = changes_of(epoch, rows=60, keys=20)
+        commit(sink, epoch, changes.slice(30), changes.slice(0, 30))
+        replay.step()
+    return duckdb.query(TEXT, kind, str(folder)).to_arrow_table().cast(SCHEMA), replay.table
+
+
+@KINDS
+def test_a_changelog_gives_the_same_table_as_a_plain_replay(duckdb, tmp_path, kind):
+    found, wanted = changelog(duckdb, kind, tmp_path)
+    assert 0 < wanted.num_rows < 20
+    assert found.equals(wanted)
+
+
+def test_the_replay_sees_a_merge_that_takes_another_change_than_the_last_one(duckdb, tmp_path, monkeypatch):
+    """What the soak of changelogs goes by."""
+    last = merging.last_of_each_key
+
+    def first(changes: Any, staged: pa.Table, where: str) -> Any:
+        column = staged.column_names.index("_headrace_sequence_0")
+        turned = pa.compute.negate(staged.column(column))
+        return last(changes, staged.set_column(column, "_headrace_sequence_0", turned), where)
+
+    monkeypatch.setattr(merging, "last_of_each_key", first)
+    found, wanted = changelog(duckdb, "delta", tmp_path)
+    assert not found.equals(wanted)
+
+
+def test_the_replay_sees_a_merge_that_leaves_a_row_in_another_file(duckdb, tmp_path, monkeypatch):
+    monkeypatch.setattr(merging, "without_keys", lambda rows, keys: rows)
+    found, wanted = changelog(duckdb, "iceberg", tmp_path)
+    assert found.num_rows > wanted.num_rows
