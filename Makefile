@@ -9,7 +9,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-beam demo-move test lowest lint docs bench bench-beam bench-growth bench-restore bench-outage soak soak-tables soak-beam soak-run soak-standby soak-tokens chaos fuzz mutants requirements clean
+.PHONY: help demo demo-beam demo-move test test-long lowest lint docs bench bench-beam bench-growth bench-restore bench-outage soak soak-tables soak-beam soak-run soak-standby soak-tokens chaos fuzz mutants requirements clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -23,8 +23,11 @@ demo-beam: $(INSTALLED) ## The same through a Beam pipeline on Flink: two kills,
 demo-move: $(INSTALLED) ## The flights copied by the JVM connector, headrace run, Spark, Beam on Flink, each from where the last has stopped
 	$(BIN)/python examples/flights/demo_move.py
 
-test: $(INSTALLED) ## All tests, with a real Kafka, Spark, Flink and databases
+test: $(INSTALLED) ## The tests, with a real Kafka, Spark, Flink and databases (25 minutes)
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+test-long: $(INSTALLED) ## The tests marked long, which `make test` leaves out: demos and examples with kills (ten minutes)
+	$(BIN)/pytest -m long --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/integration
 
 lowest: $(INSTALLED) ## The unit tests with the lowest versions that setup.cfg allows
 	$(BIN)/python -m tests.helpers.lowest

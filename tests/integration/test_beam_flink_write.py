@@ -89,6 +89,7 @@ def test_each_record_is_seen_once_and_in_its_keys_order_through_kills_a_zombie_a
     assert (tmp_path / "begun").read_text() == "begun\n"
 
 
+@pytest.mark.long
 def test_at_least_once_loses_nothing_through_a_kill(
     flink: FlinkCluster, broker: BrokerCluster, topic: Callable[[], str], tmp_path: Path
 ) -> None:

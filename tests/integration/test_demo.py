@@ -45,6 +45,7 @@ def test_every_flight_is_written_once_through_kills_and_new_partitions(broker, t
     assert not [name for name in topics if name.startswith("flights-")]
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_a_restore_that_initialises_again_is_seen_as_duplicates(broker, tmp_path):

@@ -16,6 +16,7 @@ COUNT = 20_000
 LAST_LINE = re.compile(r"headrace demo: (\d+) records in, (\d+) out, (\d+) duplicates, (\d+) lost, (\d+) restores")
 
 
+@pytest.mark.long
 @pytest.mark.broker
 @pytest.mark.flink
 @pytest.mark.timeout(900)

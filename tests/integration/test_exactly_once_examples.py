@@ -26,6 +26,7 @@ def run(broker, script, *arguments):
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "verdict"),
     [
@@ -47,6 +48,7 @@ PHASES = [
 """Of three sinks in one batch. The others are those of one sink: the tests of the Kafka sink and of the SQL sink."""
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_three_sinks_have_each_record_once_though_the_job_is_killed(broker):
     kills = [word for phase in PHASES for word in ("--kill", phase)]

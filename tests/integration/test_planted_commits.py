@@ -112,7 +112,7 @@ EVERY_PHASE = {
 }
 
 
-@pytest.fixture(params=["v1", "v2"])
+@pytest.fixture(params=[pytest.param("v1", marks=pytest.mark.long), "v2"])
 def protocol(bootstrap, request):
     """Moves the cluster to that version of the transaction protocol, and back to version 2."""
     set_transaction_version(bootstrap, int(request.param[1]))

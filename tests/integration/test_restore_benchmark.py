@@ -40,7 +40,10 @@ def _on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.restore.run.MOST_BEHIND_S", PATIENCE_S)
 
 
-SCENARIOS = [Scenario("by the clock"), Scenario("partitions added, more parallelism", added=2, more=1)]
+SCENARIOS = [
+    pytest.param(Scenario("by the clock"), marks=pytest.mark.long),
+    Scenario("partitions added, more parallelism", added=2, more=1),
+]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)

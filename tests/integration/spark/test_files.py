@@ -126,6 +126,7 @@ def test_a_topic_is_copied_and_the_query_goes_on(spark, topics, numbers, tmp_pat
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_a_driver_killed_after_its_list_was_durable(spark, topics, numbers, tmp_path):
     sink = FileSink(str(tmp_path / "out"))
     arguments = {

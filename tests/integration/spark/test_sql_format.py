@@ -205,6 +205,7 @@ class TestStream:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_a_driver_killed_after_its_list_was_durable(topics, numbers, rig, tmp_path):
     rig.create()
     arguments = {
