@@ -19,13 +19,16 @@ from headrace.cli.letters.replay import Plan, Replay, job_of
 from headrace.cli.letters.replayed import PAGE, REPLAYS_TOPIC, Replayed
 from headrace.connectors.dead_letters import letter_of
 from headrace.connectors.kafka.write.sink import KafkaSink
+from headrace.connectors.sink import Attempt
 from headrace.enumerator.errors import FencedError, HeadraceError, StateError, UsageError
 from headrace.kafka import KafkaSource, Latest
 from headrace.testing import DyingCommitter, FakeKafka, Killed
-from headrace.testing.fake_kafka import NewRecord
+from headrace.testing.fake_kafka import NewRecord, Refuse
 
 DAY_MS = 86_400_000
+EVERYTHING = Plan(LetterFilter(), 3)
 GOLDEN = Path(__file__).parent / "golden" / "replayed_v1.json"
+GOLDEN_CLAIM = Path(__file__).parent / "golden" / "replay_claim_v1.json"
 
 
 @pytest.fixture
@@ -153,10 +156,49 @@ class TestCommands:
         kafka.append("letters", letter(1), letter(2))
         run(kafka, "replay", "letters", "--until", "1970-01-03")
         with pytest.raises(
-            StateError, match="were replayed with --prefix headrace --commit-topic headrace-commits: give the same"
+            StateError, match="are replayed with --prefix headrace --commit-topic headrace-commits: give the same"
         ):
             run(kafka, "replay", "letters", "--prefix", "other")
         assert values(kafka) == {b"bad 1": 1}
+
+    @pytest.mark.parametrize("topic", [REPLAYS_TOPIC, "headrace-commits", "my-lists", "letters"])
+    def test_seen_here_no_letter_is_written_among_our_own_records(self, kafka, topic):
+        """A letter says where it came from; one of headrace-replays was taken for a note, and others were never replayed."""
+        kafka.append("letters", letter(1), letter(2, topic))
+        where = rf"offset 1 of letters-0 says that it came from the topic '{topic}', which .*: leave it out with --from-topic"
+        options = ["replay", "letters", "--commit-topic", "my-lists"]
+        with pytest.raises(UsageError, match=where):
+            run(kafka, *options)
+        assert values(kafka) == {}
+        with pytest.raises(UsageError, match=f"--to {topic} "):
+            run(kafka, *options, "--to", topic)
+        assert run(kafka, *options, "--from-topic", "orders") == [["replayed", "orders", "1"]]
+
+    def test_seen_here_letters_with_times_of_nanoseconds_are_counted_shown_and_replayed(self, kafka):
+        far = NewRecord(b"x", headers=letter(1).headers, timestamp_ms=1_700_000_000_000_000_000)
+        kafka.append("letters", far)
+        kafka.append("letters", letter(1))
+        day = "1970-01-02T00:00:00.000Z"
+        assert run(kafka, "list", "letters") == [["letters", "orders", "value: is no JSON", "2", "0", day, day]]
+        assert run(kafka, "show", "letters", "0", "0")[0] == ["record", "0", "0", "-", "null", "x", "-"]
+        assert run(kafka, "replay", "letters") == [["replayed", "orders", "2"]]
+
+    def test_seen_here_replay_tells_of_records_that_are_no_letters_and_of_what_it_cannot_read(self, kafka):
+        kafka.append("letters", letter(1), b"no letter")
+        other = sink_of(kafka, topic="letters").begin(Attempt("other", 0, 0, 0))
+        other.write(pa.record_batch({"value": [b"open"]}))
+        assert other.prepare() is not None
+        found = CliRunner().invoke(app, ["dead-letters", "replay", "letters", "--bootstrap", kafka.bootstrap])
+        assert found.stdout.splitlines() == ["replayed\torders\t1"]
+        assert "1 records of letters are no dead letters" in found.stderr
+        assert "an open transaction hides 1 offsets from offset" in found.stderr
+
+    def test_a_topic_that_one_broker_does_not_know_yet_is_asked_for_again(self, kafka):
+        kafka.append("letters", letter(1))
+        asks_orders = lambda request: "orders" in [each.name for each in request.topics or ()]  # noqa: E731 - a condition
+        fault = kafka.fault("Metadata", Refuse(3, "orders"), when=asks_orders)
+        assert run(kafka, "replay", "letters") == [["replayed", "orders", "1"]]
+        assert fault.fired == 1
 
     def test_a_time_that_is_none_is_refused(self):
         assert moment_ms("--since", "1970-01-02T01:00:00+01:00") == DAY_MS
@@ -246,6 +288,95 @@ class TestKills:
         assert values(kafka) == many
 
 
+class TestReplaysOfOthers:
+    """Two replays whose names differ do not fence each other, and one partition has the notes of all."""
+
+    def test_seen_here_of_two_first_replays_with_other_prefixes_one_is_refused(self, kafka):
+        kafka.append("letters", letter(1))
+        first, second = (Replay(sink_of(kafka, transactional_id_prefix=name), "letters", EVERYTHING) for name in "ab")
+        first.begin()
+        with pytest.raises(StateError, match="are replayed with --prefix a --commit-topic headrace-commits: give the same"):
+            second.begin()
+        assert replayed(kafka, transactional_id_prefix="a").written == {"orders": 1}
+        kafka.compact(REPLAYS_TOPIC)
+        with pytest.raises(StateError, match="--prefix a"):
+            replayed(kafka, transactional_id_prefix="b")
+        assert values(kafka) == {b"bad 1": 1}
+
+    def test_of_two_that_claim_at_the_same_time_the_first_in_the_log_goes_on(self, kafka, monkeypatch):
+        kafka.append("letters", letter(1))
+        first, second = (Replay(sink_of(kafka, transactional_id_prefix=name), "letters", EVERYTHING) for name in "ab")
+        claim = Replayed.claim
+
+        def overtaken(found):
+            monkeypatch.setattr(Replayed, "claim", claim)
+            second.begin()
+            return claim(found)
+
+        monkeypatch.setattr(Replayed, "claim", overtaken)
+        with pytest.raises(StateError, match="--prefix b"):
+            first.begin()
+        assert replayed(kafka, transactional_id_prefix="b").written == {"orders": 1}
+        with pytest.raises(StateError, match="--prefix b"):
+            replayed(kafka, transactional_id_prefix="a")
+
+    def test_a_topic_is_claimed_once(self, kafka):
+        for _ in range(3):
+            replayed(kafka)
+        assert len(kafka.records(REPLAYS_TOPIC)) == 1
+
+    def test_seen_here_a_killed_replay_of_one_topic_holds_up_nobody(self, kafka):
+        kafka.append("letters", letter(1))
+        kafka.create_topic("others")
+        kafka.append("others", letter(2))
+
+        def committer(job):
+            return DyingCommitter(sink_of(kafka).committer(job), "record", "before")
+
+        with pytest.raises(Killed):
+            replayed(kafka, committer=committer)
+        day = "1970-01-03T00:00:00.000Z"
+        assert run(kafka, "list", "others") == [["letters", "orders", "value: is no JSON", "1", "0", day, day]]
+        assert run(kafka, "replay", "others") == [["replayed", "orders", "1"]]
+        assert run(kafka, "list", "others") == [["letters", "orders", "value: is no JSON", "1", "1", day, day]]
+        found = CliRunner().invoke(app, ["dead-letters", "list", "letters", "--bootstrap", kafka.bootstrap])
+        assert found.stdout.split("\t")[3:5] == ["1", "0"]
+        assert "a replay of letters is under way, or was killed" in found.stderr
+        assert run(kafka, "replay", "letters") == [["replayed", "orders", "1"]]
+        assert values(kafka) == {b"bad 1": 1, b"bad 2": 1}
+
+    def test_what_a_replay_that_was_shut_out_writes_later_is_aborted_and_not_waited_for(self, kafka):
+        kafka.append("letters", letter(1))
+        zombie, late = (Replay(sink_of(kafka), "letters", EVERYTHING) for _ in range(2))
+        zombie.begin()
+        looks, read = [], replaying.read_replayed
+
+        def overtaken(*arguments):
+            if len(looks) == 1:  # the first was for the claim
+                (batch,) = KafkaSource(kafka.bootstrap, topics=["letters"], stop=Latest(), columns=COLUMNS).batches()
+                zombie.add(batch)
+                with patch.object(zombie._driver, "commit", side_effect=Killed), pytest.raises(Killed):
+                    zombie.flush()
+            looks.append(read(*arguments))
+            return looks[-1]
+
+        with patch.object(replaying, "read_replayed", overtaken):
+            late.begin()
+        assert [found.open_at is None for found in looks] == [True, False, True]
+        assert not late._replayed.has(0, 0)
+        assert replayed(kafka).written == {"orders": 1}
+
+    def test_readers_of_the_topics_are_held_up_by_a_killed_replay_no_longer_than_a_minute(self, kafka):
+        kafka.append("letters", letter(1))
+        with patch.object(replaying.JobCommitter, "commit", side_effect=Killed), pytest.raises(Killed):
+            run(kafka, "replay", "letters")
+        from headrace.connectors.kafka.write.transactions import Transactions
+
+        name = sink_of(kafka).names(job_of("letters")).task(0, 0, 0)
+        found = Transactions(sink_of(kafka).cluster()).describe([name])[name]
+        assert (found.state, found.timeout_ms) == ("Ongoing", 60_000)
+
+
 class _Arrow:
     """pyarrow, whose batches of rows are made by somebody else."""
 
@@ -269,6 +400,27 @@ class TestPages:
         records = {key: json.dumps(value).encode() for key, value in json.loads(GOLDEN.read_text()).items()}
         for topic, topic_id in [("letter", self.TOPIC_ID), ("letters", UUID(int=1)), ("letters", None)]:
             assert Replayed.parse(topic, topic_id, "", records).pages == {}
+
+    def test_the_golden_claim_is_read_and_written(self):
+        golden = {key: json.dumps(value).encode() for key, value in json.loads(GOLDEN_CLAIM.read_text()).items()}
+        found = Replayed.parse("letters", self.TOPIC_ID, "a c", golden)
+        assert (found.claims, found.others, found.pages) == (["headrace headrace-commits"], {"headrace headrace-commits"}, {})
+        key, value = Replayed("letters", self.TOPIC_ID, "headrace headrace-commits").claim()
+        ((golden_key, golden_value),) = golden.items()
+        assert (len(key), json.loads(value)) == (len(golden_key), json.loads(golden_value))
+        assert key.decode().rpartition(".")[0] == golden_key.rpartition(".")[0]
+
+    @pytest.mark.parametrize("change", [{"version": 2}, {"by": None}, {"format": "headrace-replayed"}])
+    def test_a_damaged_claim_is_an_error_and_not_none(self, change):
+        ((key, value),) = json.loads(GOLDEN_CLAIM.read_text()).items()
+        with pytest.raises(StateError, match=r"a newer headrace|is damaged"):
+            Replayed.parse("letters", self.TOPIC_ID, "", {key: json.dumps(value | change).encode()})
+
+    def test_without_a_claim_those_who_have_left_pages_may_make_one_and_no_others(self):
+        found = Replayed("letters", None, "a c", noted_by={"a c", "b c"})
+        assert found.others == set()
+        assert Replayed("letters", None, "x c", noted_by={"a c", "b c"}).others == {"a c", "b c"}
+        assert Replayed("letters", None, "a c", noted_by={"a c"}, claims=["b c", "a c"]).others == {"b c"}
 
     @pytest.mark.parametrize(
         ("change", "words"),

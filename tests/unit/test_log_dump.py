@@ -18,7 +18,7 @@ from headrace.connectors.kafka.format.record_batch import stored_batches
 from headrace.connectors.kafka.write import log_dump
 from headrace.connectors.kafka.write.log_dump import DumpedBatch, Fate, Marker, MarkerKind, control_marker, dump
 from headrace.enumerator.errors import CorruptDataError, DataLossError, UsageError
-from headrace.testing.fake_kafka import FakeKafka, NewRecord
+from headrace.testing.fake_kafka import FakeKafka, NewRecord, Rewrite
 from tests.helpers.record_batches import CONTROL, TRANSACTIONAL, Record, batch, emptied, marker, numbered, seal
 from tests.helpers.schema_registry import FakeRegistry
 
@@ -99,7 +99,7 @@ class Partition:
             return {key: OffsetAnswer(self.batches[0].base_offset)}
         return {key: OffsetAnswer(self.stable if isolation is Isolation.READ_COMMITTED else self.end)}
 
-    def fetch_once(self, _cluster, topic, partition, offset, isolation):
+    def fetch_there(self, _cluster, topic, partition, offset, isolation):
         self.fetched.append(offset)
         limit = self.stable if isolation is Isolation.READ_COMMITTED else self.end
         found = [item for item in self.batches if item.last_offset >= offset and item.base_offset < limit][
@@ -126,7 +126,7 @@ class Partition:
 @pytest.fixture
 def dumped(monkeypatch):
     def of(partition, start=None):
-        monkeypatch.setattr(log_dump, "fetch_once", partition.fetch_once)
+        monkeypatch.setattr(log_dump, "fetch_there", partition.fetch_there)
         return [
             (item.stored.base_offset, item.marker.kind.value if item.marker else item.fate and item.fate.value)
             for item in dump(partition, "t", 0, start)
@@ -268,3 +268,15 @@ def test_protobuf_values_are_shown_by_the_message_type_that_each_names(monkeypat
         assert shown[2].endswith("(is no message M: its bytes are not of Protobuf's wire format)")
         assert shown[3].endswith(f"(schema {avro} of the registry is AVRO)")
         assert shown[4] == "null"
+
+
+def test_seen_here_a_leader_that_does_not_know_its_high_watermark_yet_is_no_loss():
+    """It brings nothing, and says so of what it has (KAFKA-7703)."""
+    empty = Rewrite(lambda response: [setattr(part, "records", b"") for each in response.responses for part in each.partitions])
+    with FakeKafka() as kafka:
+        kafka.create_topic("t", partitions=1)
+        kafka.append("t", b"a", b"b")
+        fault = kafka.fault("Fetch", empty, times=2)
+        found = CliRunner().invoke(cli.app, ["dump", "t", "--records", "--bootstrap", kafka.bootstrap])
+        assert fault.fired == 2
+    assert [line.split("\t")[5] for line in found.stdout.splitlines() if line.startswith("record")] == ["a", "b"]

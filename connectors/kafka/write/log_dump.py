@@ -15,7 +15,7 @@ from enum import StrEnum
 import pyarrow as pa
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
-from headrace.connectors.kafka.client.fetch import fetch_once
+from headrace.connectors.kafka.client.fetch import fetch_there
 from headrace.connectors.kafka.client.positions import Earliest, Latest
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.format.decode import decode
@@ -79,7 +79,7 @@ class _Log:
 
     def fetch(self, position: int, isolation: Isolation) -> tuple[list[StoredBatch], list[tuple[int, int]]]:
         """The batches from the one that holds `position` on, and (producer id, first offset) of the aborted among them."""
-        answer = fetch_once(self.cluster, self.topic, self.partition, position, isolation)
+        answer = fetch_there(self.cluster, self.topic, self.partition, position, isolation)
         batches = [batch for batch in stored_batches(answer.records) if batch.last_offset >= position]
         if answer.error or not batches:
             raise DataLossError(f"{self} went to offset {self.end} (exclusive), and nothing can be read at {position} any more")
@@ -103,7 +103,10 @@ def dump(cluster: KafkaCluster, topic: str, partition: int, start: int | None = 
 
 
 def records_of(topic: str, partition: int, batch: StoredBatch) -> pa.RecordBatch:
-    """The records of a batch that is no control batch: offset, timestamp, key, value and headers. Raises CorruptDataError."""
+    """The records of a batch that is no control batch: offset, timestamp, key, value and headers. Raises CorruptDataError.
+
+    A timestamp that does not fit is null: a producer may claim any time.
+    """
     decoded = decode(
         batch.data,
         topic=topic,
@@ -111,6 +114,7 @@ def records_of(topic: str, partition: int, batch: StoredBatch) -> pa.RecordBatch
         start=batch.base_offset,
         columns=("key", "value", "offset", "timestamp", "headers"),
         max_batch_bytes=0x7FFFFFFF,
+        bad_timestamps="null",
     )
     return pa.concat_batches([each.records for each in decoded])  # several, where records have many headers
 

@@ -79,13 +79,21 @@ class TopicReader:
     properties: Mapping[str, str]
 
     def batches(self, topic: str, columns: Sequence[str]) -> Generator[pa.RecordBatch]:
-        """All of a topic under read_committed, up to where it ends now, with a bar on a terminal."""
+        """All of a topic under read_committed, up to where it ends now, with a bar on a terminal.
+
+        A timestamp that does not fit is null: a producer may claim any time.
+        """
         from headrace.connectors.kafka.client.positions import Latest
         from headrace.connectors.kafka.read.source import KafkaSource
 
         given = {name: value for name, value in self.properties.items() if name not in ("isolation.level", "group.id")}
         source = KafkaSource(
-            given["bootstrap.servers"], topics=[topic], stop=Latest(), columns=tuple(dict.fromkeys(columns)), properties=given
+            given["bootstrap.servers"],
+            topics=[topic],
+            stop=Latest(),
+            columns=tuple(dict.fromkeys(columns)),
+            bad_timestamps="null",
+            properties=given,
         )
         with progress(f"reading {topic}", self._offsets(topic)) as advance, source.batches() as batches:
             for batch in batches:

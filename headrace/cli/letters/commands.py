@@ -65,12 +65,19 @@ def list_command(
     given = client_properties(bootstrap, properties, properties_file)
     cluster = connect(client_config(bootstrap, properties, properties_file))
     replayed = read_replayed(kafka_sink(given, DEFAULT_PREFIX, DEFAULT_COMMIT_TOPIC), topic)
+    if replayed.open_at is not None:
+        note(f"a replay of {topic} is under way, or was killed: what its open transaction holds is not counted as replayed")
     counts, reader = Counts(), TopicReader(cluster, given)
     for batch in reader.batches(topic, COLUMNS):
         counts.add(batch, wanted, replayed)
     show(Listing("letters", f"Dead letters in {topic}", COUNT_COLUMNS, counts.rows()))
-    if counts.others:
-        note(f"{counts.others} records of {topic} are no dead letters: they do not say which topic they came from")
+    _note_left_out(reader, topic, counts.others)
+
+
+def _note_left_out(reader: TopicReader, topic: str, others: int) -> None:
+    """Tell people of the records that are no letters, and of what cannot be read yet."""
+    if others:
+        note(f"{others} records of {topic} are no dead letters: they do not say which topic they came from")
     reader.note_hidden(topic)
 
 
@@ -132,14 +139,16 @@ def replay_command(
 
     Plain lines are `replayed` (topic, records), `already replayed` and `replayed too often` (records).
     """
-    from headrace.cli.letters.replay import Plan, Replay
+    from headrace.cli.letters.replay import TRANSACTION_TIMEOUT_MS, Plan, Replay
 
     plan = Plan(_wanted(from_topic, reason, since, until), max_replays, to)
     given = client_properties(bootstrap, properties, properties_file)
     cluster = connect(client_config(bootstrap, properties, properties_file))
-    replay = Replay(kafka_sink(given, prefix, commit_topic), topic, plan)
+    own = {"transaction.timeout.ms": str(TRANSACTION_TIMEOUT_MS), **given}
+    replay = Replay(kafka_sink(own, prefix, commit_topic), topic, plan)
     replay.begin()
-    for batch in TopicReader(cluster, given).batches(topic, COLUMNS):
+    reader = TopicReader(cluster, given)
+    for batch in reader.batches(topic, COLUMNS):
         replay.add(batch)
     replay.flush()
     report = replay.report
@@ -147,3 +156,4 @@ def replay_command(
     left = [("already replayed", report.already), ("replayed too often", report.exhausted)]
     for kind, count in left:
         show(Listing(kind, f"Left in {topic}: {kind}", ("records",), [(count,)] if count else []))
+    _note_left_out(reader, topic, report.others)

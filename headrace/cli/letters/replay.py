@@ -1,7 +1,8 @@
 """Putting dead letters back, exactly once: each batch of them in one transaction with the note that they were.
 
 It is a job of the Kafka sink like others, named by the topic of dead letters: two at a time fence each other, and what a killed
-one has left is ended by the next, which only then reads what was replayed.
+one has left is ended by the next, which only then reads what was replayed. Two whose names differ do not: the first one claims
+the topic (`replayed.py`).
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headrace.cli.letters.letters import Letter, LetterFilter, letters_in, origins
+from headrace.cli.letters.notes import read_notes
 from headrace.cli.letters.replayed import REPLAYS_TOPIC, Replayed
 from headrace.connectors.commit import JobCommitter
 from headrace.connectors.dead_letters import replayed_headers
-from headrace.connectors.kafka.write.names import digest_of
+from headrace.connectors.kafka.write.existence import find_topic
+from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC, digest_of
+from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink
 from headrace.connectors.sink import Attempt
-from headrace.enumerator.errors import UsageError
+from headrace.enumerator.errors import RetriableError, UsageError
 
 if TYPE_CHECKING:
     from headrace.connectors.kafka.write.handles import KafkaHandle
@@ -28,11 +32,15 @@ if TYPE_CHECKING:
 
 MOST_LETTERS, MOST_BYTES = 1000, 4 << 20
 """Of a transaction, whichever comes first; one letter at least."""
+TRANSACTION_TIMEOUT_MS = 60_000
+"""What a killed replay has left open hides what others write behind it: for no longer than a call of a command waits."""
 
+_OF_LISTS = "holds the lists of transactions"
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _ROWS = pa.schema(
     [("topic", pa.string()), ("partition", pa.int32()), ("key", pa.binary()), ("value", pa.binary()), ("headers", _HEADERS)]
 )
+_CLAIM_ROW = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +57,15 @@ class Plan:
 
 @dataclass(slots=True)
 class ReplayReport:
-    """What became of the letters that were wanted: by topic where they were written; and those that were not."""
+    """What became of the letters that were wanted: by topic where they were written; and those that were not.
+
+    `others`: records that are no dead letters.
+    """
 
     written: Counter[str] = field(default_factory=Counter)
     already: int = 0
     exhausted: int = 0
+    others: int = 0
 
 
 def job_of(topic: str) -> str:
@@ -62,13 +74,13 @@ def job_of(topic: str) -> str:
 
 
 def read_replayed(sink: KafkaSink, topic: str) -> Replayed:
-    """What was replayed of the topic, as far as it is committed; nothing where nothing ever was."""
-    from headrace.connectors.kafka.write.commit_log import CommitLog
-
+    """What was replayed of the topic, as far as it is decided now; nothing where nothing ever was. Waits for no transaction."""
     cluster = sink.cluster()
     by = f"{sink.transactional_id_prefix} {sink.commit_topic}"
-    topic_id = cluster.topics([topic])[topic].topic_id
-    return Replayed.parse(topic, topic_id, by, CommitLog(cluster, REPLAYS_TOPIC, holds="replayed dead letters").read())
+    notes = read_notes(cluster)
+    found = Replayed.parse(topic, cluster.topics([topic])[topic].topic_id, by, notes.decided)
+    found.open_at = min((offset for key, offset in notes.open.items() if found.is_page(key)), default=None)
+    return found
 
 
 class Replay:
@@ -80,9 +92,15 @@ class Replay:
     def __init__(
         self, sink: KafkaSink, topic: str, plan: Plan, committer: Callable[[str], Committer[KafkaHandle]] | None = None
     ) -> None:
-        """Contacts nobody. Raises UsageError for letters that are to be put where they lie."""
-        if plan.to == topic:
-            raise UsageError(f"--to {plan.to} is the topic of the dead letters themselves")
+        """Contacts nobody. Raises UsageError for letters that are to be put where they lie, or among our own records."""
+        self._closed_to = {
+            DEFAULT_COMMIT_TOPIC: _OF_LISTS,
+            sink.commit_topic: _OF_LISTS,
+            REPLAYS_TOPIC: "holds the notes of what was replayed",
+            topic: "is the topic of the dead letters themselves",
+        }
+        if plan.to in self._closed_to:
+            raise UsageError(f"--to {plan.to} {self._closed_to[plan.to]}")
         self._sink, self._topic, self._plan = sink, topic, plan
         self._job = job_of(topic)
         self._driver = JobCommitter(self._job, (committer or sink.committer)(self._job))
@@ -93,21 +111,51 @@ class Replay:
         self.report: ReplayReport = ReplayReport()
 
     def begin(self) -> None:
-        """Shut out another replay of this topic, end what it has left, and read what was replayed.
+        """Claim the topic, shut out another replay of it, end what that has left, and read what was replayed.
 
-        Raises StateError where earlier replays had another prefix or commit topic: then they are not shut out.
+        Raises StateError where another prefix or commit topic has claimed it: then those replays are not shut out.
         """
         from headrace.connectors.kafka.write.commit_log import CommitLog
 
-        CommitLog(self._sink.cluster(), REPLAYS_TOPIC, holds="replayed dead letters").create()
+        cluster = self._sink.cluster()
+        CommitLog(cluster, REPLAYS_TOPIC, holds="replayed dead letters").create()
+        self._claim()
         self._driver.recover()
         self._epoch = self._sink.recorded_epochs().get(self._job, -1) + 1
-        self._replayed = read_replayed(self._sink, self._topic)
-        self._replayed.refuse_unfenced()
+        self._replayed = cluster.retrying(f"reading what was replayed of {self._topic!r}", self._read_decided)
+
+    def _claim(self) -> None:
+        """Nobody's transaction hides a claim, so who reads them after a write of its own has all that came before it."""
+        found = read_replayed(self._sink, self._topic)
+        found.refuse_unfenced()
+        if found.claims:
+            return
+        sink = AtLeastOnceKafkaSink(
+            self._sink.bootstrap, topic=REPLAYS_TOPIC, properties=self._sink.properties, sasl=self._sink.sasl
+        )
+        key, value = found.claim()
+        with sink.begin(Attempt(self._job, 0, 0, 0)) as claiming:
+            claiming.write(pa.RecordBatch.from_pylist([{"key": key, "value": value}], schema=_CLAIM_ROW))
+            claiming.prepare()
+        read_replayed(self._sink, self._topic).refuse_unfenced()
+
+    def _read_decided(self) -> Replayed:
+        """Raises RetriableError while a transaction of this job is open: of a replay that was shut out, and goes on until it
+        notices; or one that is being ended.
+        """
+        found = read_replayed(self._sink, self._topic)
+        if found.open_at is not None:
+            self._driver.recover()
+            raise RetriableError(f"a transaction of a replay is open, from offset {found.open_at} of {REPLAYS_TOPIC}-0 on")
+        return found
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Records of the topic, in their order in each partition. Raises what the sink raises."""
-        for letter in letters_in(batch):
+        """Records of the topic, in their order in each partition. Raises what the sink raises, and UsageError for a letter that
+        claims to come from a topic of ours.
+        """
+        found = list(letters_in(batch))
+        self.report.others += batch.num_rows - len(found)
+        for letter in found:
             if not self._plan.wanted.takes(letter):
                 continue
             if self._replayed.has(letter.partition, letter.offset):
@@ -118,6 +166,12 @@ class Replay:
                 self._take(letter)
 
     def _take(self, letter: Letter) -> None:
+        if self._plan.to is None and letter.origin.topic in self._closed_to:
+            raise UsageError(
+                f"the dead letter at offset {letter.offset} of {self._topic}-{letter.partition} says that it came from the "
+                f"topic {letter.origin.topic!r}, which {self._closed_to[letter.origin.topic]}: leave it out with --from-topic, "
+                "or choose a topic with --to"
+            )
         self._waiting.append(letter)
         self._bytes += len(letter.key or b"") + len(letter.value or b"")
         if len(self._waiting) >= MOST_LETTERS or self._bytes >= MOST_BYTES:
@@ -142,7 +196,7 @@ class Replay:
 
     def _rows(self, letters: list[Letter]) -> pa.RecordBatch:
         names = {self._plan.to} if self._plan.to is not None else set(origins(letters))
-        found = self._sink.cluster().find_topics(names)
+        found = {name: find_topic(self._sink.cluster(), name) for name in names}
         if missing := sorted(name for name in names if found[name] is None):
             raise UsageError(
                 f"there is no topic {', '.join(map(repr, missing))}: make it, or choose another one with --to, or leave its "

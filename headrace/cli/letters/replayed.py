@@ -3,6 +3,10 @@
 A page is written in the transaction that writes the letters back, so both happen or neither. The key names the topic by its id
 too, so that a topic that is made anew begins anew. A page has so many bits as 4,096 offsets: what is written with a transaction
 does not grow with what was replayed before.
+
+Two replays shut each other out by the names of their transactions, which the user's prefix and commit topic make. So before the
+first letter of a topic is written, the topic is claimed: by a record of its own, outside of transactions. The first claim in
+the log counts, whoever wrote at the same time; and as each has a key of its own, compaction leaves it the first.
 """
 
 from __future__ import annotations
@@ -10,7 +14,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from uuid import UUID
+from typing import NamedTuple
+from uuid import UUID, uuid4
 
 from headrace.connectors.sink import stored_text
 from headrace.enumerator.errors import StateError
@@ -18,6 +23,7 @@ from headrace.enumerator.errors import StateError
 REPLAYS_TOPIC = "headrace-replays"
 PAGE = 4096
 FORMAT, VERSION = "headrace-replayed", 1
+CLAIM_FORMAT, CLAIM_VERSION = "headrace-replay-claim", 1
 
 Position = tuple[int, int]
 """Partition and offset."""
@@ -27,33 +33,56 @@ Position = tuple[int, int]
 class Replayed:
     """Of one topic of dead letters. `pages`: (partition, number of the page) to its bits.
 
-    `by`: the prefix and the commit topic of who replays, which make the names by which one replay shuts out another. `others`:
-    those of earlier ones.
+    `by`: the prefix and the commit topic of who replays, which make the names by which one replay shuts out another.
+    `noted_by`: those that have written pages. `claims`: those that have claimed the topic, in the order of the log. `open_at`:
+    the offset of the first page that a transaction is still to decide.
     """
 
     topic: str
     topic_id: UUID | None
     by: str
     pages: dict[Position, int] = field(default_factory=dict)
-    others: set[str] = field(default_factory=set)
+    noted_by: set[str] = field(default_factory=set)
+    claims: list[str] = field(default_factory=list)
+    open_at: int | None = None
 
     @classmethod
     def parse(cls, topic: str, topic_id: UUID | None, by: str, records: Mapping[str, bytes]) -> Replayed:
-        """From the records of the compacted topic, by key. Raises StateError for a damaged one, or one of a newer version."""
+        """From the records of the compacted topic, by key, in the order of the log.
+
+        Raises StateError for a damaged one, or one of a newer version.
+        """
         found = cls(topic, topic_id, by)
         for key, data in records.items():
             if key.startswith(found._beginning):
                 partition, _, number = key.removeprefix(found._beginning).partition(".")
-                found.pages[int(partition), int(number)], other = _page(key, data)
-                found.others |= {other} - {by}
+                page = _noted(key, data, FORMAT, VERSION)
+                found.pages[int(partition), int(number)] = page.bits
+                found.noted_by.add(page.by)
+            elif key.startswith(f"{_CLAIM}{found._beginning}"):
+                found.claims.append(_noted(key, data, CLAIM_FORMAT, CLAIM_VERSION).by)
         return found
+
+    def is_page(self, key: str) -> bool:
+        """Whether a record of this key is one of its pages."""
+        return key.startswith(self._beginning)
+
+    @property
+    def others(self) -> set[str]:
+        """Who may be at work on the topic, and is not shut out by who replays now.
+
+        The first who claimed it. Versions without claims left pages alone: whoever has written one may claim it now.
+        """
+        if self.claims:
+            return {self.claims[0]} - {self.by}
+        return set() if self.by in self.noted_by else self.noted_by
 
     def refuse_unfenced(self) -> None:
         """Raise StateError where a replay may be at work that the one of now does not shut out."""
-        if self.others:
-            prefix, _, commit_topic = min(self.others).partition(" ")
+        if others := self.others:
+            prefix, _, commit_topic = min(others).partition(" ")
             raise StateError(
-                f"dead letters of {self.topic!r} were replayed with --prefix {prefix} --commit-topic {commit_topic}: give the "
+                f"dead letters of {self.topic!r} are replayed with --prefix {prefix} --commit-topic {commit_topic}: give the "
                 "same, so that two replays at a time are never both written"
             )
 
@@ -79,18 +108,33 @@ class Replayed:
         value = {"format": FORMAT, "version": VERSION, "by": self.by, "bits": bits.to_bytes(PAGE // 8, "little").hex()}
         return f"{self._beginning}{page[0]}.{page[1]}".encode(), json.dumps(value, separators=(",", ":")).encode()
 
+    def claim(self) -> tuple[bytes, bytes]:
+        """Key and value of a claim on the topic."""
+        value = {"format": CLAIM_FORMAT, "version": CLAIM_VERSION, "by": self.by}
+        return f"{_CLAIM}{self._beginning}{uuid4().hex}".encode(), json.dumps(value, separators=(",", ":")).encode()
 
-def _page(key: str, data: bytes) -> tuple[int, str]:
-    """The bits, and by whom."""
+
+_CLAIM = "claim."  # no id of a topic begins so
+
+
+class _Noted(NamedTuple):
+    """What a record says: by whom it is, and of a page the bits."""
+
+    by: str
+    bits: int
+
+
+def _noted(key: str, data: bytes, its_format: str, its_version: int) -> _Noted:
     where = f"{REPLAYS_TOPIC}, key {key!r}"
     try:
         value = json.loads(data)
-        if value["format"] != FORMAT or value["version"] != VERSION:
+        if value["format"] != its_format or value["version"] != its_version:
             raise StateError(
                 f"{where}: a newer headrace wrote this: format {value['format']!r}, version {value['version']!r}; this one "
-                f"reads version {VERSION}"
+                f"reads version {its_version}"
             )
-        return int.from_bytes(bytes.fromhex(stored_text(value["bits"])), "little"), stored_text(value["by"])
+        bits = bytes.fromhex(stored_text(value["bits"])) if its_format == FORMAT else b""
+        return _Noted(stored_text(value["by"]), int.from_bytes(bits, "little"))
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise StateError(
             f"{where} is damaged: {type(error).__name__}: {error}; which letters were replayed is not known"

@@ -1,0 +1,54 @@
+"""The records of the topic with notes of replays, read without waiting for transactions of others.
+
+One partition holds the notes of all topics of dead letters. A reader under read_committed would wait for the transaction that a
+killed replay of any of them has left open. So the log is read as it is: a record counts if the marker behind it says that it is
+committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headrace.cli.letters.replayed import REPLAYS_TOPIC
+
+if TYPE_CHECKING:
+    from headrace.connectors.kafka.client.cluster import KafkaCluster
+
+__all__ = ["Notes", "read_notes"]
+
+_PARTITION = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """`decided`: key to value of the records that are there, in the order of the log. `open`: the keys of those that may come,
+    with the offset of the first, as the transaction that writes them is open.
+    """
+
+    decided: Mapping[str, bytes]
+    open: Mapping[str, int]
+
+
+def read_notes(cluster: KafkaCluster) -> Notes:
+    """Up to where the topic ends now; without the topic, nothing. Raises CorruptDataError, DataLossError, PeerError."""
+    from headrace.connectors.kafka.write.existence import find_topic
+    from headrace.connectors.kafka.write.log_dump import Fate, dump, records_of
+
+    decided: dict[str, bytes] = {}
+    undecided: dict[str, int] = {}
+    if find_topic(cluster, REPLAYS_TOPIC) is None:
+        return Notes(decided, undecided)
+    for each in dump(cluster, REPLAYS_TOPIC, _PARTITION):
+        if each.marker is not None or each.fate is Fate.ABORTED:
+            continue
+        for row in records_of(REPLAYS_TOPIC, _PARTITION, each.stored).to_pylist():
+            key, value = (row["key"] or b"").decode(errors="replace"), row["value"]
+            if each.fate is Fate.OPEN:
+                undecided.setdefault(key, row["offset"])
+            elif value is None:
+                decided.pop(key, None)
+            else:
+                decided[key] = value
+    return Notes(decided, undecided)
