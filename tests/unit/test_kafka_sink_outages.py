@@ -19,7 +19,7 @@ from headrace.connectors.kafka.client import retries
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.coordinators import CoordinatorKind
 from headrace.connectors.kafka.client.error_codes import ErrorCode
-from headrace.connectors.kafka.client.errors import BrokerError, UnknownTopicError, broker_error
+from headrace.connectors.kafka.client.errors import BrokerError, NoCoordinatorError, UnknownTopicError, broker_error
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.retries import Outage as Waiting
 from headrace.connectors.kafka.client.retries import Retries, giving_up_when
@@ -378,6 +378,20 @@ class TestDeletedTopic:
         assert asked.fired
 
 
+STATE_TOPIC, TOPIC_AUTHORIZATION_FAILED = "__transaction_state", 29
+
+
+def get_an_answer(sink):
+    """Of a broker, at the address that it names."""
+    for _ in range(2):
+        sink.cluster().find_topics(["out"])
+    assert sink.cluster()._calls.contact() is Contact.ANSWERED
+
+
+def asks_for_state(request):
+    return STATE_TOPIC in [topic.name for topic in request.topics or ()]
+
+
 def kafka_version(sink):
     return Transactions(sink.cluster()).protocol()
 
@@ -428,6 +442,44 @@ class TestFirstContact:
         threading.Event().wait(0.2)
         lost.stop()
         assert len(found.result(LONGEST_S)) == 1
+
+    def test_seen_here_so_is_one_whose_topic_may_not_be_described(self, kafka, sink, caplog):
+        """That a broker may not say whether the topic is there was taken for its absence."""
+        lost = kafka.fault("FindCoordinator", Refuse(COORDINATOR_NOT_AVAILABLE), times=None)
+        hidden = kafka.fault("Metadata", Refuse(TOPIC_AUTHORIZATION_FAILED, STATE_TOPIC), times=None, when=asks_for_state)
+        get_an_answer(sink)
+        waiting = threading.Thread(target=Transactions(sink.cluster()).describe, args=(["one"],))
+        waiting.start()
+        wait_for(lambda: "trying on" in caplog.text, "nobody waits")
+        wait_for(lambda: lost.fired > 10, "nobody asks")
+        lost.stop()
+        waiting.join(LONGEST_S)
+        assert not waiting.is_alive()
+        assert hidden.fired
+
+    def test_but_not_for_ever_and_what_would_tell_is_named(self, kafka, monkeypatch):
+        monkeypatch.setattr(retries, "_LEAST_VOUCHED_S", 0.0)
+        sink = replace(sink_of(kafka), transaction_timeout_ms=300)
+        kafka.fault("FindCoordinator", Refuse(COORDINATOR_NOT_AVAILABLE), times=None)
+        kafka.fault("Metadata", Refuse(TOPIC_AUTHORIZATION_FAILED, STATE_TOPIC), times=None, when=asks_for_state)
+        get_an_answer(sink)
+        with pytest.raises(DeadlineExceededError, match=r"not known, as that needs the right to Describe __transaction_state"):
+            ended(lambda: Transactions(sink.cluster()).describe(["one"]))
+
+    def test_seen_here_one_answer_that_there_is_no_coordinator_ends_no_call_that_has_waited_for_long(self):
+        """An outage of hours, and brokers that are just back: the time of the whole call counted."""
+        began = time.monotonic()
+        answers = iter([NoCoordinatorError(COORDINATOR_NOT_AVAILABLE, "looking"), RetriableError("again"), None])
+
+        def ask():
+            if time.monotonic() - began < 2 * retries._LONGEST_CALL_S:
+                raise RetriableError("away")
+            if (error := next(answers)) is not None:
+                raise error
+            return "found"
+
+        config = ClientConfig(bootstrap="somebody:1", retry_backoff_ms=10, retry_backoff_max_ms=20)
+        assert Retries(config, lambda: Contact.ANSWERED).run("looking", ask) == "found"
 
     def test_another_process_of_a_run_that_has_reached_it_waits_from_its_first_call_on(self, kafka, sink, caplog, monkeypatch):
         outage = Outage(kafka, "begin", caplog, monkeypatch)

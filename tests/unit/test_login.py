@@ -21,7 +21,7 @@ from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.enumerator.errors import AuthenticationError, DeadlineExceededError, RetriableError, UsageError
 from headrace.harness.kafka.security import make_certificates
 from headrace.kafka import KafkaSource, Latest
-from headrace.testing.fake_kafka import FakeKafka
+from headrace.testing.fake_kafka import Before, FakeKafka
 from tests.helpers.kafka_rig import read_all
 
 OAUTH_MODULE = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
@@ -84,6 +84,7 @@ def kafka():
 
 
 JAVA = {"sasl.jaas.config": f'{OAUTH_MODULE} required clientId="me" clientSecret="hunter2" scope="kafka";'}
+FILE = {"sasl.jaas.config": f"{OAUTH_MODULE} required;"}
 JAVA_4_1 = {
     "sasl.jaas.config": f"{OAUTH_MODULE} required;",
     "sasl.oauthbearer.client.credentials.client.id": "me",
@@ -129,6 +130,32 @@ def test_a_token_that_brokers_do_not_take_is_an_error_of_the_login_and_not_tried
         pytest.raises(AuthenticationError, match="refused our credentials"),
     ):
         cluster.topics(["t"])
+
+
+def test_seen_here_a_kept_token_that_is_refused_is_asked_for_anew(kafka, endpoint):
+    """Its signer's keys were changed, or the machine slept: by its life it is good, and it was handed out until its end."""
+    endpoint.body = json.dumps({"access_token": "of yesterday", "expires_in": 3600})
+    config = config_of(by_token(endpoint.url) | JAVA, kafka.bootstrap)
+    assert config.sasl.token_provider.token() == "of yesterday"
+    endpoint.body = json.dumps({"access_token": "good", "expires_in": 3600})
+    for _ in range(2):
+        with KafkaCluster(config) as cluster:
+            assert "t" in cluster.topics(["t"])
+    assert len(endpoint.asked) == 2
+
+
+def test_where_the_endpoint_is_away_after_a_refusal_it_is_waited_for(kafka, endpoint):
+    endpoint.body = json.dumps({"access_token": "of yesterday", "expires_in": 3600})
+    config = config_of(by_token(endpoint.url) | JAVA, kafka.bootstrap)
+    assert config.sasl.token_provider.token() == "of yesterday"
+    endpoint.status = 503
+
+    def is_back():
+        endpoint.status, endpoint.body = 200, json.dumps({"access_token": "good"})
+
+    kafka.fault("SaslHandshake", Before(is_back), nth=2)
+    with KafkaCluster(config) as cluster:
+        assert "t" in cluster.topics(["t"])
 
 
 def test_a_token_endpoint_that_is_away_is_waited_for(kafka, endpoint):
@@ -305,6 +332,25 @@ def test_a_token_in_a_file_is_read_for_every_connection(kafka, tmp_path):
     path.write_text("a\x01b")
     with pytest.raises(AuthenticationError, match="access_token that is none"):
         config.sasl.token_provider.token()
+
+
+def test_seen_here_a_file_that_is_empty_while_it_is_rewritten_is_read_again(kafka, tmp_path):
+    path = tmp_path / "token"
+    path.write_text("")
+    config = config_of(by_token(path.as_uri()) | FILE, kafka.bootstrap)
+    written = kafka.fault("SaslHandshake", Before(lambda: path.write_text("good")), nth=2)
+    with KafkaCluster(config) as cluster:
+        assert "t" in cluster.topics(["t"])
+    assert written.fired == 1
+
+
+def test_seen_here_a_file_that_holds_another_token_after_a_refusal_is_believed(kafka, tmp_path):
+    path = tmp_path / "token"
+    path.write_text("of yesterday")
+    config = config_of(by_token(path.as_uri()) | FILE, kafka.bootstrap)
+    kafka.fault("SaslAuthenticate", Before(lambda: path.write_text("good")))
+    with KafkaCluster(config) as cluster:
+        assert "t" in cluster.topics(["t"])
 
 
 def test_the_identity_of_a_machine_is_asked_for_as_azure_has_it(kafka, endpoint):

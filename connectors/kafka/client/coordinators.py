@@ -7,7 +7,7 @@ from enum import Enum
 
 from headrace.connectors.kafka.client.calls import Calls
 from headrace.connectors.kafka.client.error_codes import ErrorCode
-from headrace.connectors.kafka.client.errors import NoCoordinatorError, broker_error
+from headrace.connectors.kafka.client.errors import HiddenCoordinatorError, NoCoordinatorError, broker_error
 from headrace.connectors.kafka.client.topology import Broker
 from headrace.connectors.kafka.client.wire.protocol import FindCoordinatorRequest, MetadataRequest
 
@@ -26,6 +26,7 @@ _HINTS = {
     CoordinatorKind.GROUP: "if it stays so: are there as many brokers as offsets.topic.replication.factor says?",
     CoordinatorKind.TRANSACTION: "if it stays so: are there as many brokers as transaction.state.log.replication.factor says?",
 }
+_THERE = (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE)
 
 
 class Coordinators:
@@ -51,8 +52,8 @@ class Coordinators:
         response = self._calls.call_any(FindCoordinatorRequest(key=key, key_type=kind.value, coordinator_keys=[key]))
         found = response.coordinators[0] if response.API_VERSION >= 4 else response
         where = f"looking for the coordinator of {kind.name.lower()} {key!r}"
-        if found.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE and not self._were_there(kind):
-            raise NoCoordinatorError(found.error_code, where, _HINTS[kind])
+        if found.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE:
+            self._refuse_absent(kind, found.error_code, where)
         if found.error_code != ErrorCode.NONE:
             raise broker_error(found.error_code, where)
         self._found.add(kind)
@@ -61,14 +62,22 @@ class Coordinators:
             self._known[kind, key] = broker
         return broker
 
-    def _were_there(self, kind: CoordinatorKind) -> bool:
-        """Whether there have been coordinators, which are away now: one was found, or a broker knows their topic."""
-        if kind not in self._found:
-            wanted = [MetadataRequest.MetadataRequestTopic(name=_TOPICS[kind])]
-            answer = self._calls.call_any(MetadataRequest(topics=wanted, allow_auto_topic_creation=False, min_version=4))
-            if any(topic.error_code in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE) for topic in answer.topics):
-                self._found.add(kind)
-        return kind in self._found
+    def _refuse_absent(self, kind: CoordinatorKind, code: int, where: str) -> None:
+        """Raise NoCoordinatorError if there never was one, and HiddenCoordinatorError if that is not known.
+
+        There has been one that is away now if this process has found one, or a broker knows their topic.
+        """
+        if kind in self._found:
+            return
+        wanted = [MetadataRequest.MetadataRequestTopic(name=_TOPICS[kind])]
+        answer = self._calls.call_any(MetadataRequest(topics=wanted, allow_auto_topic_creation=False, min_version=4))
+        codes = {topic.error_code for topic in answer.topics}
+        if codes == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}:
+            raise NoCoordinatorError(code, where, _HINTS[kind])
+        if codes.isdisjoint(_THERE):
+            unseen = f"whether there has ever been one is not known, as that needs the right to Describe {_TOPICS[kind]}"
+            raise HiddenCoordinatorError(code, where, f"{unseen}; {_HINTS[kind]}")
+        self._found.add(kind)
 
     def forget(self, kind: CoordinatorKind, key: str) -> None:
         """See `KafkaCluster.forget_coordinator`."""

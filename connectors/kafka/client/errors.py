@@ -22,6 +22,7 @@ __all__ = [
     "CorruptAtBrokerError",
     "FencedByBrokerError",
     "GroupInUseError",
+    "HiddenCoordinatorError",
     "InvalidForBrokerError",
     "LogTruncatedError",
     "NoCoordinatorError",
@@ -60,6 +61,10 @@ class NoCoordinatorError(RetriableBrokerError):
 
     It is an internal topic, which is not created where it is to have more replicas than there are brokers.
     """
+
+
+class HiddenCoordinatorError(RetriableBrokerError):
+    """Brokers answer and know no coordinator, and do not say whether they have a topic of theirs: one may be away."""
 
 
 class RefusedByBrokerError(BrokerError, AuthenticationError):

@@ -19,7 +19,7 @@ from typing import TypeVar
 import tenacity
 
 from headrace.connectors.kafka.client.error_codes import ErrorCode
-from headrace.connectors.kafka.client.errors import NoCoordinatorError, UnknownTopicError
+from headrace.connectors.kafka.client.errors import HiddenCoordinatorError, NoCoordinatorError, UnknownTopicError
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.topology import Contact
 from headrace.enumerator.errors import DeadlineExceededError, OutageError, PeerError, is_retriable
@@ -73,6 +73,26 @@ class Refusals(_Streak):
     def __init__(self) -> None:
         """Nothing was answered yet."""
         super().__init__(_LONGEST_CALL_S, lambda error: getattr(error, "code", None) in _NO_OUTAGE)
+
+
+class _Fruitless:
+    """Answers that a call which rides out outages is not to wait for without end: each kind without a break, for so long.
+
+    A time of its own, not the call's: one such answer after an outage of hours says nothing. There may have been coordinators
+    where that is not known: those are waited for as a cluster is that another process has reached.
+    """
+
+    def __init__(self, longest_hidden_s: float) -> None:
+        self._kinds: tuple[_Streak, ...] = (
+            Refusals(),
+            _Streak(_LONGEST_CALL_S, lambda error: isinstance(error, NoCoordinatorError)),
+            _Streak(longest_hidden_s, lambda error: isinstance(error, HiddenCoordinatorError)),
+        )
+
+    def ends_with(self, error: BaseException | None) -> bool:
+        """Whether it is enough with this error, the last so far."""
+        ends = [kind.ends_with(error) for kind in self._kinds]  # every one has to hear of it
+        return any(ends)
 
 
 class Outage:
@@ -144,7 +164,7 @@ class Retries:
 
     def run(self, what: str, operation: Callable[[], T]) -> T:
         """See `KafkaCluster.retrying`."""
-        started, waiter, refusals = time.monotonic(), object(), Refusals()
+        started, waiter, fruitless = time.monotonic(), object(), _Fruitless(self._longest_vouched_s())
         unknown = _Streak(_UNKNOWN_TOPIC_GRACE_S, lambda error: isinstance(error, UnknownTopicError))
 
         def worth_another_try(error: BaseException) -> bool:
@@ -163,7 +183,7 @@ class Retries:
 
         tries = tenacity.Retrying(
             retry=tenacity.retry_if_exception(worth_another_try),
-            stop=lambda state: self._is_over(state, refusals),
+            stop=lambda state: self._is_over(state, fruitless),
             wait=lambda state: self._backoff_s(
                 state.attempt_number, None if state.outcome is None else state.outcome.exception()
             ),
@@ -183,24 +203,27 @@ class Retries:
         is_enough = _is_enough.get()
         return self._closed.is_set() or (is_enough is not None and is_enough())
 
-    def _is_over(self, state: tenacity.RetryCallState, refusals: Refusals) -> bool:
+    def _is_over(self, state: tenacity.RetryCallState, fruitless: _Fruitless) -> bool:
         limit_ms = self._config.default_api_timeout_ms
         error = None if state.outcome is None else state.outcome.exception()
-        is_enough = refusals.ends_with(error) and limit_ms is None
-        longest_s = self._longest_s(error) if limit_ms is None else limit_ms / 1000
+        is_enough = fruitless.ends_with(error) and limit_ms is None
+        longest_s = self._longest_s() if limit_ms is None else limit_ms / 1000
         return is_enough or (longest_s is not None and tenacity.stop_before_delay(longest_s)(state))
 
-    def _longest_s(self, error: BaseException | None) -> float | None:
-        """How long a call is tried where nobody has set a limit, after this error; None: as long as it takes."""
-        if self._contact is None or isinstance(error, NoCoordinatorError):
+    def _longest_s(self) -> float | None:
+        """How long a call is tried where nobody has set a limit; None: as long as it takes."""
+        if self._contact is None:
             return _LONGEST_CALL_S
         match self._contact():
             case Contact.NONE:
                 return _LONGEST_CALL_S
             case Contact.VOUCHED:
-                return max(_LEAST_VOUCHED_S, self._config.transaction_timeout_ms / 1000)
+                return self._longest_vouched_s()
             case Contact.ANSWERED:
                 return None
+
+    def _longest_vouched_s(self) -> float:
+        return max(_LEAST_VOUCHED_S, self._config.transaction_timeout_ms / 1000)
 
     def _kind(self) -> type[PeerError]:
         is_limited = self._config.default_api_timeout_ms is not None

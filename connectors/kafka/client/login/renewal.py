@@ -91,6 +91,12 @@ class KeptTokens:
             self._tokens[provider] = _Token(text, began + after_s, began + life_s)
             return text
 
+    def refused(self, text: str) -> None:
+        """A broker does not take this token, whatever its life: it is not handed out again."""
+        with self._lock:
+            for provider in [each for each, held in list(self._tokens.items()) if held.text == text]:
+                self._tokens.pop(provider, None)
+
 
 kept: KeptTokens = KeptTokens()
 os.register_at_fork(after_in_child=kept.start_afresh)

@@ -118,14 +118,16 @@ class FileTokens:
     sasl_extensions: tuple[tuple[str, str], ...] = ()
 
     def token(self) -> str:
-        """What the file holds now. Raises RetriableError while it cannot be read, AuthenticationError for what is no token."""
+        """What the file holds now. Raises RetriableError while it cannot be read or is empty, as one that is being written,
+        AuthenticationError for what is no token.
+        """
         try:
-            text = Path(self.path).read_text(encoding="utf-8").strip()
+            data = Path(self.path).read_bytes().strip()
         except OSError as error:
             raise RetriableError(f"the file of the token, {self.path}, cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError:
-            text = ""
-        return checked(text, f"the file {self.path}")
+        if not data:
+            raise RetriableError(f"the file of the token, {self.path}, is empty")
+        return checked(data.decode(errors="replace"), f"the file {self.path}")
 
     def extensions(self) -> dict[str, str]:
         """What brokers get beside the token."""

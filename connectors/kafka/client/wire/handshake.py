@@ -18,10 +18,12 @@ from kafka.net.selector import NetworkSelector
 from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 
 from headrace.connectors.kafka.client.errors import ConnectionLostError
+from headrace.connectors.kafka.client.login.renewal import kept
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.wire.failures import MAX_FRAME_BYTES, explain_handshake, first_line
 from headrace.connectors.kafka.client.wire.protocol import Message
 from headrace.connectors.kafka.client.wire.tls import ssl_context
+from headrace.enumerator.errors import AuthenticationError
 
 __all__ = ["Adopted", "shake_hands"]
 
@@ -49,7 +51,26 @@ class Adopted:
 
 
 def shake_hands(host: str, port: int, config: ClientConfig) -> Adopted:
-    """Connect, negotiate API versions, do TLS and SASL, as `config` says. Blocks the calling thread; raises as `Connection`."""
+    """Connect, negotiate API versions, do TLS and SASL, as `config` says. Blocks the calling thread; raises as `Connection`.
+
+    A bearer token that is refused may be one of before: its signer's keys were changed, or this machine slept through its end.
+    So the provider is asked again, and what it has then is tried, if it is another one.
+    """
+    provider = None if config.sasl is None else config.sasl.token_provider
+    tokens = None if provider is None else _Tokens(provider)
+    try:
+        return _shake_hands(host, port, config, tokens)
+    except AuthenticationError:
+        if tokens is None or tokens.given is None:
+            raise
+        kept.refused(tokens.given)
+        another = _Tokens(provider)
+        if another.token() == tokens.given:
+            raise
+    return _shake_hands(host, port, config, another)
+
+
+def _shake_hands(host: str, port: int, config: ClientConfig, tokens: _Tokens | None) -> Adopted:
     context = ssl_context(config.tls) if config.tls else None
     try:
         raw = _open_socket(host, port, config)
@@ -58,7 +79,7 @@ def shake_hands(host: str, port: int, config: ClientConfig) -> Adopted:
     net = NetworkSelector(client_id=config.client_id, slow_task_threshold_secs=0)
     _quiet.here = True
     try:
-        future = net.call_soon_with_future(_introduce, net, raw, host, config, context)
+        future = net.call_soon_with_future(_introduce, net, raw, host, _settings(config, tokens), context)
         net.poll(timeout_ms=config.request_timeout_ms, future=future)
         if not future.is_done:
             raise ConnectionLostError(
@@ -119,7 +140,7 @@ def _open_socket(host: str, port: int, config: ClientConfig) -> socket.socket:
 
 
 async def _introduce(
-    net: Message, raw: socket.socket, host: str, config: ClientConfig, context: ssl.SSLContext | None
+    net: Message, raw: socket.socket, host: str, settings: dict[str, Any], context: ssl.SSLContext | None
 ) -> Adopted:
     if context is None:
         transport = _TcpTransport(net, raw, host=host)
@@ -127,9 +148,9 @@ async def _introduce(
         transport = _TlsTransport(net, raw, host=host, ssl_context=context)
     try:
         await transport.handshake()
-        connection = KafkaConnection(net, node_id=host, **_settings(config))
+        connection = KafkaConnection(net, node_id=host, **settings)
         connection.connection_made(transport)
-        await connection.initialize(timeout_at=time.monotonic() + config.request_timeout_ms / 1000)
+        await connection.initialize(timeout_at=time.monotonic() + settings["request_timeout_ms"] / 1000)
         await connection
         return Adopted(transport, connection, net)
     except BaseException:
@@ -137,7 +158,7 @@ async def _introduce(
         raise
 
 
-def _settings(config: ClientConfig) -> dict[str, Any]:
+def _settings(config: ClientConfig, tokens: _Tokens | None) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "client_id": config.client_id,
         "client_software_name": "headrace",
@@ -153,20 +174,23 @@ def _settings(config: ClientConfig) -> dict[str, Any]:
             "sasl_plain_password": config.sasl.password,
             "sasl_kerberos_service_name": config.sasl.kerberos_service_name,
         }
-        if config.sasl.token_provider is not None:
-            settings["sasl_oauth_token_provider"] = _Tokens(config.sasl.token_provider)
+        if tokens is not None:
+            settings["sasl_oauth_token_provider"] = tokens
     return settings
 
 
 class _Tokens(AbstractTokenProvider):  # type: ignore[misc]
-    """Any object with `token()` as kafka-python's abstract class."""
+    """Any object with `token()` as kafka-python's abstract class: for one handshake, which is `given` the token."""
 
     def __init__(self, provider: Message) -> None:
         super().__init__()
         self._provider = provider
+        self.given: str | None = None
 
     def token(self) -> str:
-        return str(self._provider.token())
+        if self.given is None:
+            self.given = str(self._provider.token())
+        return self.given
 
     def extensions(self) -> dict[str, str]:
         extensions = getattr(self._provider, "extensions", None)

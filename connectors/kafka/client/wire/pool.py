@@ -45,7 +45,7 @@ class ConnectionPool:
     def _start_afresh(self) -> None:
         self._lock = threading.Lock()
         self._idle: dict[Address, list[Connection]] = defaultdict(list)
-        self._lent: set[Connection] = set()
+        self._lent: weakref.WeakSet[Connection] = weakref.WeakSet()  # what nobody gives back is nobody's
         self._failures: dict[Address, _Failures] = {}
         self._swept_at = time.monotonic()
 
