@@ -24,6 +24,7 @@ from headrace.enumerator.errors import UsageError
 __all__ = ["JsonSchemaFormat"]
 
 _PLAIN = {"string": pa.string(), "integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
+_OF_PARTS = ("oneOf", "anyOf", "allOf")
 _MOST_NODES = 10_000
 _LONGEST = 2**31 - 1
 
@@ -207,19 +208,20 @@ class _Reader:
 
     def _together(self, schema: Mapping[str, Any], base: str, path: str, wanted: Mapping[str, Any] | None) -> _Node:
         """Several objects' properties as one's; one schema beside words that only restrict it is that one."""
-        parts = [(each, base) for each in schema["allOf"]] if isinstance(schema["allOf"], list) else []
+        parts = [(each, base) for each in _list(schema["allOf"])]
         whole: dict[str, Any] = {key: value for key, value in schema.items() if key != "allOf"}
         if len(parts) == 1 and "properties" not in whole:
             return self.node(*parts[0], path, wanted)
-        for each, inside in parts:
-            part, where = each, inside
+        while parts:
+            part, where = parts.pop(0)
             while isinstance(part, dict) and "$ref" in part:
                 part, where = self._referred(part["$ref"], where, path)
-            if not isinstance(part, dict) or where != base or part.get("type", "object") != "object":
+            if not isinstance(part, dict) or where != base or part.get("type", "object") != "object" or _branches(part):
                 raise _no_type(path, "is put together of schemas that are not all objects of this one")
             whole["type"] = "object"
-            whole["properties"] = {**whole.get("properties", {}), **part.get("properties", {})}
-            whole["required"] = [*whole.get("required", ()), *part.get("required", ())]
+            whole["properties"] = _merged(_object(whole.get("properties")), _object(part.get("properties")))
+            whole["required"] = [*_list(whole.get("required")), *_list(part.get("required"))]
+            parts[:0] = [(each, where) for each in _list(part.get("allOf"))]
         return self._read(whole, base, path, wanted)
 
     def _referred(self, ref: Any, base: str, path: str) -> tuple[Any, str]:  # noqa: ANN401 - JSON
@@ -259,6 +261,32 @@ def _kinds(schema: Mapping[str, Any], path: str) -> tuple[list[str], bool]:
     if sorted(others) == ["integer", "number"]:
         others = ["number"]
     return others, len(others) < len(kinds) or schema.get("nullable") is True
+
+
+def _list(value: object) -> list[Any]:
+    """Nothing for what is none."""
+    return value if isinstance(value, list) else []
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    """Nothing for what is none."""
+    return value if isinstance(value, dict) else {}
+
+
+def _branches(part: Mapping[str, Any]) -> bool:
+    """Whether alternatives of it bring fields, of which nobody knows which a value has."""
+    alternatives = [each for word in ("oneOf", "anyOf") for each in _list(part.get(word))]
+    return any(isinstance(each, dict) and each.keys() & {"properties", "$ref", *_OF_PARTS} for each in alternatives)
+
+
+def _merged(properties: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """A property of both that is an object has the fields of both; of another the later one says more."""
+
+    def both(name: str) -> bool:
+        return all(isinstance(each.get(name), dict) and "properties" in each[name] for each in (properties, more))
+
+    together = {name: {"allOf": [properties[name], more[name]]} for name in more if both(name)}
+    return {**properties, **more, **together}
 
 
 def _name_of(value: Any) -> str:  # noqa: ANN401 - JSON

@@ -22,6 +22,8 @@ __all__ = ["JsonFormat"]
 
 _MOST_JOINED_BYTES = 16 << 20  # read at once; a larger value is read alone
 _ROW = re.compile(r" in row \d+$")  # of those that were read together, which nobody knows
+_REOPENS = r'\][ \t\r\n]*,[ \t\r\n]*"(?:[^"\\]|\\.)*"[ \t\r\n]*:[ \t\r\n]*\['
+"""What a text holds that ends the array that it was put into, and begins another one: `1],"x":[2`. Values may hold it, too."""
 _BRIEF = 120  # characters of the reader's own message
 
 
@@ -34,12 +36,12 @@ class JsonFormat(ValueFormat):
 
     def __init__(self, arrow_type: pa.DataType) -> None:
         self._type = arrow_type
-        self._schema = pa.schema([("v", arrow_type)])
+        self._schema = pa.schema([("v", pa.list_(arrow_type))])
         refused = unwritable(arrow_type) or _unreadable(arrow_type)
         if refused is not None:
             raise UsageError(f"JSON values cannot be read as {refused}; take a string, and convert it")
         try:
-            self._read([b"null"])
+            self._read(pa.array([b"null"], pa.binary()))
         except pa.ArrowNotImplementedError as error:
             raise UsageError(f"JSON values cannot be read as {arrow_type}: {error}") from error
 
@@ -83,7 +85,7 @@ class JsonFormat(ValueFormat):
             return self._read(texts)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             if len(texts) == 1:
-                wrong[start] = f"does not fit the type: {_ROW.sub('', str(error))[:_BRIEF]}"
+                wrong[start] = f"does not fit the type: {_reason(error)}"
                 return pa.nulls(1, self._type)
         half = len(texts) // 2
         halves = [self._halved(texts.slice(0, half), start, wrong), self._halved(texts.slice(half), start + half, wrong)]
@@ -92,24 +94,40 @@ class JsonFormat(ValueFormat):
     def _read(self, texts: pa.Array) -> pa.Array:
         """Raises ArrowInvalid unless each text is one value of the type.
 
-        Each is put into an object of its own, so that none can be two values, none, or go on in the next: a text that closes
-        the object gives a row too many, and a string does not go past a line's end.
+        Each is put into an array of its own, in an object of its own: one that is two values, or none, gives another length;
+        one that closes the object gives a row too many; and a string does not go past a line's end.
         """
-        joined = _joined(texts)
-        options = arrow_json.ParseOptions(
-            explicit_schema=self._schema, newlines_in_values=True, unexpected_field_behavior="ignore"
-        )
-        reading = arrow_json.ReadOptions(use_threads=False, block_size=joined.size + 1)
-        table = arrow_json.read_json(pa.BufferReader(joined), read_options=reading, parse_options=options)
-        if table.num_rows != len(texts):
+        column = _parsed(_joined(texts, b'{"v":[', b"]}"), self._schema, len(texts)).column(0).combine_chunks()
+        if not pc.all(pc.equal(pc.list_value_length(column), 1), min_count=0).as_py():
             raise pa.ArrowInvalid("not one JSON value in each row")
-        column = table.column(0).combine_chunks()
+        reopening = texts.filter(pc.match_substring_regex(texts, _REOPENS))
+        if len(reopening):
+            # What closes the array and opens another one is wrong where there is no array, and what is right there was refused.
+            _parsed(_joined(reopening, b'{"v":', b"}"), _NOTHING, len(reopening))
         column.validate(full=True)  # the reader takes text that is not UTF-8
-        return column
+        return column.flatten()
 
 
-def _joined(texts: pa.Array | list[bytes]) -> pa.Buffer:
-    wrapped = pc.binary_join_element_wise(b'{"v":', texts, b"}", b"")
+def _reason(error: Exception) -> str:
+    """The reader's own, without the row and the array that were made here."""
+    return _ROW.sub("", str(error)).replace("(/v/[]", "(/v", 1)[:_BRIEF]
+
+
+_NOTHING = pa.schema([("nothing", pa.bool_())])
+
+
+def _parsed(lines: pa.Buffer, schema: pa.Schema, rows: int) -> pa.Table:
+    """Raises ArrowInvalid for what is no JSON, does not fit, or is not so many rows. What the schema lacks is skipped."""
+    options = arrow_json.ParseOptions(explicit_schema=schema, newlines_in_values=True, unexpected_field_behavior="ignore")
+    reading = arrow_json.ReadOptions(use_threads=False, block_size=lines.size + 1)
+    table = arrow_json.read_json(pa.BufferReader(lines), read_options=reading, parse_options=options)
+    if table.num_rows != rows:
+        raise pa.ArrowInvalid("not one JSON value in each row")
+    return table
+
+
+def _joined(texts: pa.Array, before: bytes, after: bytes) -> pa.Buffer:
+    wrapped = pc.binary_join_element_wise(before, texts, after, b"")
     whole = pa.ListArray.from_arrays(pa.array([0, len(wrapped)], pa.int32()), wrapped)
     return pa.py_buffer(pc.binary_join(whole, b"\n")[0].as_buffer())
 

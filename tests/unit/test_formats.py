@@ -76,6 +76,12 @@ BAD = [
     b'{"a":1}\n{"a":2}',
     b'{"a":1}}{"v":{"a":2}',
     b'{"a":1},"v":{"a":2}',
+    b'{"a":1},"x":{"a":2}',
+    b'{"a":1},{"a":2}',
+    b'{"a":1}],"x":[{"a":2}',
+    b'{"a":1}]},{"v":[{"a":2}',
+    b'{"a":1}]}{"v":[{"a":2}',
+    b"null,null",
     b'{"b":"\xff"}',
     b'{"b":"a\nb"}',
     b'{"a":1,"a":2}',
@@ -98,6 +104,14 @@ def test_json_values_are_what_python_parses_and_a_bad_one_costs_no_neighbour(ite
     for index, item in enumerate(items):
         parsed = None if item is None or item in BAD else json.loads(item)
         assert column[index].as_py() == (None if parsed is None else {name: parsed.get(name) for name in ("a", "b", "l", "s")})
+
+
+@pytest.mark.parametrize("more", [',"x":{"a":2}', ',"v":{"a":2}', ',{"a":2}', '],"x":[{"a":2}', '] , "\\"]" :\n[{"a":2}'])
+def test_seen_here_a_value_that_ends_what_it_was_put_into_and_begins_more_is_no_json_value(more):
+    values = [b'{"a":1}', b'{"a":3}' + more.encode(), b'{"l":[1],"x":[2],"a":4}']
+    column, bad = JsonFormat(ROW).decode(binary(values))
+    assert [each.row for each in bad] == [1]
+    assert [row and row["a"] for row in column.to_pylist()] == [1, None, 4]
 
 
 def test_a_bad_json_values_reason_says_what_is_wrong_and_quotes_nothing():

@@ -75,12 +75,24 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRegistry]:
         ({"type": "array", "items": obj(a=STRING)}, "list<item: struct<a: string>>"),
         ({"allOf": [{"$ref": "#/$defs/x"}, obj(b=STRING)], "$defs": {"x": obj(a=INTEGER)}}, "struct<a: int64, b: string>"),
         ({**obj(c=STRING), "allOf": [obj(a=INTEGER)]}, "struct<c: string, a: int64>"),
+        ({"allOf": [obj(a=STRING), {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}]}, "struct<a: string>"),
+        ({"allOf": [obj(a=STRING), obj(a={"const": "x"})]}, "struct<a: string>"),
         (obj(a={"$ref": "#/$defs/x~1y%20z"}) | {"$defs": {"x/y z": STRING}}, "struct<a: string>"),
         (STRING, "string"),
     ],
 )
 def test_properties_are_columns(schema, kind):
     assert str(made(schema).arrow_type) == kind
+
+
+def test_seen_here_what_is_put_together_of_what_was_put_together_has_all_of_its_columns():
+    definitions = {
+        "base": {"allOf": [{"$ref": "#/$defs/root"}, obj(b=INTEGER, where=obj(city=STRING))]},
+        "root": {"allOf": [obj(a=INTEGER), {"allOf": [obj(z=STRING)]}]},
+    }
+    schema = {"allOf": [{"$ref": "#/$defs/base"}, obj(c=STRING, where=obj(zip=STRING))], "$defs": definitions}
+    where = "struct<city: string, zip: string>"
+    assert str(made(schema).arrow_type) == f"struct<a: int64, z: string, b: int64, where: {where}, c: string>"
 
 
 @pytest.mark.parametrize(
@@ -102,6 +114,8 @@ def test_properties_are_columns(schema, kind):
         (obj(a={"$ref": "other.json"}), "refers to 'other.json' at field 'a', which is not among its references"),
         (obj(a={"$ref": 5}), "a \\$ref at field 'a' is no text"),
         (obj(a={"allOf": [STRING, obj(b=STRING)]}), "not all objects"),
+        (obj(a={"allOf": [obj(b=STRING), {"oneOf": [obj(c=STRING), obj(d=STRING)]}]}), "not all objects"),
+        (obj(a={"allOf": [{"allOf": [STRING, STRING]}, obj(b=STRING)]}), "not all objects"),
     ],
 )
 def test_what_has_no_column_is_refused_by_name_and_its_neighbours_are_read(schema, words):
