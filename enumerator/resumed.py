@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Generic
 
 from headrace.enumerator.checkpoint import Checkpoint
-from headrace.enumerator.errors import RetriableError, UsageError
+from headrace.enumerator.errors import UsageError
 from headrace.enumerator.source import Boundedness, Findings, LogSource, Source, SplitDiscovery
 from headrace.enumerator.split import OffsetSplitT, SplitT
 
@@ -56,27 +56,16 @@ class ResumedLogDiscovery(SplitDiscovery[OffsetSplitT], Generic[OffsetSplitT]):
         self._discovery = source.create_discovery()
 
     def initial(self) -> Findings[OffsetSplitT]:
-        """Raises RetriableError where one look at the source lacked a split that is not gone, and what discovery raises."""
+        """Raises what discovery raises, but of the source's start, which is not looked at."""
         known = {state.split.split_id: state.split for state in self._checkpoint.splits}
-        stops = self._stops()
         found = self._discovery.later(known)
         begun = {**known, **{split.split_id: split for split in found.added}}
-        if stops is None:
-            return Findings([split.between(split.next_offset, None) for split in begun.values()], found.missing, found.complete)
-        hidden = known.keys() - stops.keys() - found.missing
-        if hidden:
-            raise RetriableError(f"not among the splits of source {self._source.name!r} just now: {', '.join(sorted(hidden))}")
-        # one that is missing has nothing to read, and is reported; one that has appeared since the stops were told is too late
-        wanted = {split_id: stops.get(split_id, split.next_offset) for split_id, split in known.items()}
-        wanted |= {split_id: stop for split_id, stop in stops.items() if split_id in begun}
-        added = [begun[split_id].between(begun[split_id].next_offset, stop) for split_id, stop in wanted.items()]
-        return Findings(added, found.missing, complete=True)
-
-    def _stops(self) -> dict[str, int | None] | None:
-        """Where each split of a source with an end is to end, by its own say; None for a source without one."""
         if self._source.boundedness is Boundedness.UNBOUNDED:
-            return None
-        return {split.split_id: split.stop_offset for split in self._discovery.initial().added}
+            return Findings([split.between(split.next_offset, None) for split in begun.values()], found.missing, found.complete)
+        stops = self._source.stop_offsets([split for split in begun.values() if split.split_id not in found.missing])
+        # one that is missing has nothing to read, and is reported
+        added = [split.between(at := split.next_offset, max(at, stops.get(split.split_id, at))) for split in begun.values()]
+        return Findings(added, found.missing, complete=True)
 
     def later(self, known: Mapping[str, OffsetSplitT]) -> Findings[OffsetSplitT]:
         """As the source's own."""

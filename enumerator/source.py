@@ -191,5 +191,13 @@ class LogSource(Source[OffsetSplitT]):
         return self.gone(splits)
 
     @abstractmethod
+    def stop_offsets(self, splits: Sequence[OffsetSplitT]) -> Mapping[str, int]:
+        """Split id -> where reading of each of these splits ends by the source's own stop, asked now; empty without a stop.
+
+        For a source that begins at a checkpoint's positions: its own start is not looked at, and neither are the splits' stops.
+        Coordinator's process. Raises what discovery raises of a stop.
+        """
+
+    @abstractmethod
     def with_columns(self, columns: Sequence[str]) -> Self:
         """The same source, building only these columns of its schema, in this order."""

@@ -232,6 +232,10 @@ class MemorySource(LogSource[MemorySplit]):
             ends[split.split_id] = end if split.stop_offset is None else min(end, split.stop_offset)
         return ends
 
+    def stop_offsets(self, splits: Sequence[MemorySplit]) -> dict[str, int]:
+        """Split id -> end as it is now, of a bounded source."""
+        return {split.split_id: self.log.end(split.split_id) for split in splits} if self.is_bounded else {}
+
     def with_columns(self, columns: Sequence[str]) -> MemorySource:
         """The same source with these columns only."""
         source = MemorySource(self.log, bounded=self.is_bounded, start=self.start, batch_size=self.batch_size)

@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import Any, Generic
 from urllib.parse import unquote, urlsplit
 
+from tenacity import RetryCallState, Retrying, retry_if_result, stop_after_delay, wait_fixed
+
 from headrace.connectors.sink import HandleSerializer, HandleT
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import FencedError, HeadraceError, RetriableError, StateError, UsageError
@@ -42,6 +44,7 @@ __all__ = [
     "Roster",
     "RunCheckpoint",
     "RunCheckpointSerializer",
+    "has_run",
     "local_folder",
     "newest_positions",
     "opened",
@@ -63,6 +66,10 @@ SAVEPOINT = "savepoint.json"
 
 LOCK = "lock"
 """The name of the file that a coordinator locks."""
+
+
+LOOKED_AT_S = 10.0
+"""Whoever looks whether a run is at work has its lock for microseconds. One that is frozen just then is waited for so long."""
 
 
 class CheckpointNotStoredError(HeadraceError):
@@ -201,7 +208,7 @@ class CheckpointStore(Generic[SplitT, HandleT]):
         self._roster_lock = threading.Lock()
         self._lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock_patiently(self._lock)
             self.roster = self._read_roster()
         except BlockingIOError as error:
             os.close(self._lock)
@@ -222,6 +229,11 @@ class CheckpointStore(Generic[SplitT, HandleT]):
     def last_id(self) -> int:
         """The highest number of a checkpoint that is there, damaged or not; 0 without any."""
         return max(self._ids(), default=0)
+
+    @property
+    def last_written_s(self) -> float | None:
+        """When the newest checkpoint was written or marked as committed, in seconds of the epoch; None without any."""
+        return self._path(self.last_id).stat().st_mtime if self.last_id else None
 
     def latest(self) -> RunCheckpoint[SplitT, HandleT] | None:
         """The last good checkpoint; None where there is none at all. A damaged one is named in a warning.
@@ -309,6 +321,37 @@ class CheckpointStore(Generic[SplitT, HandleT]):
 
     def _path(self, checkpoint_id: int) -> Path:
         return _path(self.folder, checkpoint_id)
+
+
+def has_run(folder: Path) -> bool:
+    """Whether a run has worked with this folder, or has left checkpoints in it."""
+    return folder.is_dir() and ((folder / _RUN).exists() or bool(_ids(folder)))
+
+
+def _lock_patiently(lock: int) -> None:
+    """Raises BlockingIOError where another coordinator has it, at once; or while somebody looks for too long."""
+    attempts = Retrying(
+        retry=retry_if_result(lambda is_locked: not is_locked),
+        stop=stop_after_delay(LOOKED_AT_S),
+        wait=wait_fixed(0.01),
+        retry_error_callback=_give_up,
+    )
+    attempts(_lock_unless_looked_at, lock)
+
+
+def _lock_unless_looked_at(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        # Who looks whether a run is at work shares the lock, for a moment: a coordinator does not.
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        return False
+    return True
+
+
+def _give_up(_: RetryCallState) -> None:
+    raise BlockingIOError
 
 
 def _ids(folder: Path) -> list[int]:

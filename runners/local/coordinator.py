@@ -87,12 +87,12 @@ from headrace.runners.local.core import (
 )
 from headrace.runners.local.pipeline import Pipeline, PipelineFile, Retention, RunSettings
 from headrace.runners.local.processes import Nursery
-from headrace.runners.local.rescale import requested_workers, withdraw_request
+from headrace.runners.local.rescale import RescaleRequest, read_request, withdraw_request
 from headrace.runners.local.savepoints import Savepoint, begin_with, begun, take_savepoint
 from headrace.runners.local.watching.status import RunStatus, remove_status
 from headrace.runners.local.worker import WorkerOrder, work
 
-__all__ = ["CoordinatorOrder", "RunOutcome", "coordinate"]
+__all__ = ["CoordinatorOrder", "RunBeginning", "RunOutcome", "coordinate"]
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +112,17 @@ _FINAL = (FencedError, StateError, UsageError, DataLossError, AuthenticationErro
 
 
 @dataclass(frozen=True)
+class RunBeginning:
+    """What all coordinators of one run of the command have in common.
+
+    `at_s`: when it was started, in seconds of the epoch. `passed_over`: a request to rescale that was there before.
+    """
+
+    at_s: float
+    passed_over: RescaleRequest | None
+
+
+@dataclass(frozen=True)
 class CoordinatorOrder:
     """What a coordinator's process is started with. `savepoint`: what the run begins with, where it has no checkpoints."""
 
@@ -119,6 +130,7 @@ class CoordinatorOrder:
     settings: RunSettings
     savepoint: Savepoint | None
     version: str
+    beginning: RunBeginning
 
 
 @dataclass(frozen=True)
@@ -239,7 +251,8 @@ class _Coordination:
         )
         self._job = self._new_job()
         self._stored_id = 0
-        self._status = RunStatus(store.roster.run, order.settings.folder)
+        progress_s = max(order.beginning.at_s, store.last_written_s or 0.0)
+        self._status = RunStatus(store.roster.run, order.settings.folder, progress_s)
         self._messages: RunMessages[Any, Any] = RunMessages(pipeline.source.split_serializer, pipeline.sink.handles)
         self._server: CoordinationServer[Any, Any] = CoordinationServer(
             socket, self._messages, order.version, order.settings.workers, self._events.put, self._hear
@@ -338,24 +351,25 @@ class _Coordination:
             return
         with needs_extra("metrics", "prometheus_client"):
             from headrace.runners.local.watching.page import RunPage
-        healthy_s = settings.interval_s + settings.timeout_s
+        healthy_s = settings.schedule.longest_gap_s
         RunPage(lambda: self._status.shown, settings.metrics_address, settings.metrics_port, healthy_s)
 
     def _look_for_request(self) -> None:
         """Another number of workers is a stop with a last checkpoint, and a start from it, as every restart is."""
         folder, now = self._order.settings.folder, self._order.settings.workers
         try:
-            wanted = requested_workers(folder)
-            if wanted == now:
+            request = read_request(folder)
+            if request is not None and (request.workers == now or request == self._order.beginning.passed_over):
                 withdraw_request(folder)
+                return
         except (StateError, OSError) as error:
             log.warning("a request to rescale is passed over: %s", error)
             with suppress(OSError):
                 withdraw_request(folder)
             return
-        if wanted not in (None, now) and self._rescale_to is None:
-            log.warning("rescaling from %d to %d workers, after a checkpoint", now, wanted)
-            self._rescale_to = wanted
+        if request is not None and self._rescale_to is None:
+            log.warning("rescaling from %d to %d workers, after a checkpoint", now, request.workers)
+            self._rescale_to = request.workers
             self._handle(StopRequested())
 
     def _look_for_silent_ones(self) -> None:

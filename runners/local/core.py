@@ -91,6 +91,11 @@ class RunSchedule:
     timeout_s: float = 600.0
     tolerable_failed_checkpoints: int = 0
 
+    @property
+    def longest_gap_s(self) -> float:
+        """Without a failure no more than this lies between the ends of two checkpoints, but for their commits."""
+        return max(self.interval_s, self.min_pause_s) + self.timeout_s
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerHandle(Generic[HandleT]):

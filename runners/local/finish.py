@@ -11,7 +11,8 @@ from typing import Any
 
 from headrace.connectors.commit import JobCommitter
 from headrace.enumerator.checkpoint import CheckpointSerializer
-from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpointSerializer
+from headrace.enumerator.errors import StateError
+from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpointSerializer, has_run
 from headrace.runners.local.commits import EPOCH_BITS, RunCommitter
 from headrace.runners.local.pipeline import Pipeline
 
@@ -25,8 +26,10 @@ def finish(pipeline: Pipeline, checkpoints: Path) -> None:
     """Commit what the newest checkpoint lists, and abort what its workers have left open, as the run's next start would.
 
     Called in the caller's process; the folder is locked meanwhile. Raises FencedError while the run is at work, StateError for
-    a folder that cannot be read or is an older copy, and what the sink raises.
+    a folder of no run, where nothing is made, or that cannot be read or is an older copy, and what the sink raises.
     """
+    if not has_run(checkpoints):
+        raise StateError(f"{checkpoints}: no run has worked with this folder; name that of the run's checkpoints")
     source, sink = pipeline.source, pipeline.sink
     serializer = RunCheckpointSerializer(CheckpointSerializer(source.name, source.split_serializer), sink.handles)
     with closing(CheckpointStore[Any, Any](checkpoints, serializer, _RETAINED)) as store:

@@ -21,12 +21,12 @@ from typing import Any
 from headrace._extras import needs_extra
 from headrace.connectors.commit import StaleEpochError
 from headrace.enumerator import errors
-from headrace.enumerator.errors import HeadraceError, RunFailedError
+from headrace.enumerator.errors import HeadraceError, RunFailedError, StateError
 from headrace.enumerator.restarts import GiveUp, Restarts
-from headrace.runners.local.coordinator import CoordinatorOrder, RunOutcome, coordinate
+from headrace.runners.local.coordinator import CoordinatorOrder, RunBeginning, RunOutcome, coordinate
 from headrace.runners.local.pipeline import Pipeline, PipelineFile, RunSettings
 from headrace.runners.local.processes import PROCESS_NAME, end_group, pipe
-from headrace.runners.local.rescale import withdraw_request
+from headrace.runners.local.rescale import RescaleRequest, read_request
 from headrace.runners.local.savepoints import read_savepoint
 
 __all__ = ["Starting", "supervise"]
@@ -53,12 +53,12 @@ def supervise(job: Pipeline | PipelineFile, settings: RunSettings, processes: St
         importlib.import_module("headrace.runners.local.wire.client")
     context = processes(job.modules())
     savepoint = None if settings.savepoint_file is None else read_savepoint(settings.savepoint_file)
-    withdraw_request(settings.folder)  # of an earlier life: how many workers there are is said now
+    beginning = RunBeginning(time.time(), _asked_before(settings.folder))
     restarts = Restarts(settings.restart)
     life = _Life()
     with _stopped_by_signals(life):
         while True:
-            outcome = life.live(CoordinatorOrder(job, settings, savepoint, version("headrace")), context)
+            outcome = life.live(CoordinatorOrder(job, settings, savepoint, version("headrace"), beginning), context)
             if outcome.workers is not None:
                 settings = replace(settings, workers=outcome.workers)
                 continue
@@ -73,6 +73,14 @@ def supervise(job: Pipeline | PipelineFile, settings: RunSettings, processes: St
             log.warning("the run has failed and starts again in %.1f s: %s", decision.delay_s, outcome.error)
             if life.stopping.wait(decision.delay_s):
                 raise RunFailedError(f"stopped, without a last checkpoint, while it was to start again after: {outcome.error}")
+
+
+def _asked_before(folder: Path) -> RescaleRequest | None:
+    """A request to rescale of an earlier life: how many workers there are is said now."""
+    try:
+        return read_request(folder)
+    except StateError:  # which the coordinator names and removes
+        return None
 
 
 class _Life:

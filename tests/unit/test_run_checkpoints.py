@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
 import re
@@ -19,9 +20,10 @@ from headrace.connectors.sink import Attempt
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import DataLossError, FencedError, RetriableError, StateError, UsageError
 from headrace.enumerator.ledger import SplitState
-from headrace.kafka import KafkaSink
+from headrace.kafka import At, Committed, KafkaSink, KafkaSource, Latest
 from headrace.run import ExponentialDelay, FixedDelay, Pipeline, Retention, RunSettings
 from headrace.runners.local.checkpoints import (
+    LOCK,
     CheckpointNotStoredError,
     CheckpointStore,
     RunCheckpoint,
@@ -30,12 +32,14 @@ from headrace.runners.local.checkpoints import (
     sealed,
 )
 from headrace.runners.local.commits import RunCommitter
+from headrace.runners.local.coordinator import RunOutcome
 from headrace.runners.local.core import WorkerHandle, WorkerSnapshotted
 from headrace.runners.local.finish import finish
 from headrace.runners.local.pipeline import PipelineFile, flink_settings
-from headrace.runners.local.processes import PROCESS_NAME
-from headrace.runners.local.rescale import is_requested, request_rescale, requested_workers, withdraw_request
+from headrace.runners.local.processes import PROCESS_NAME, forked_apart
+from headrace.runners.local.rescale import is_requested, read_request, request_rescale, withdraw_request
 from headrace.runners.local.savepoints import Savepoint, begin_with, begun, fetch_savepoint, read_savepoint, take_savepoint
+from headrace.runners.local.supervisor import supervise
 from headrace.runners.local.wire import run_pb2 as pb
 from headrace.runners.local.wire.messages import PROTOCOL, RunMessages, check_hello, hello
 from headrace.runners.local.worker import described, transform_error
@@ -89,6 +93,33 @@ def test_a_folder_has_one_coordinator_at_a_time(tmp_path):
         opened(tmp_path)
     first.close()
     opened(tmp_path).close()
+
+
+def test_seen_here_who_only_looks_whether_a_run_is_at_work_does_not_end_one_that_starts(tmp_path, monkeypatch):
+    """`headrace top` shares the lock for a moment: a coordinator that started just then was told that another has it."""
+    opened(tmp_path).close()
+    looker, tries, flock = (tmp_path / LOCK).open(), [], fcntl.flock
+    flock(looker, fcntl.LOCK_SH)
+
+    def gone_at_the_second_try(file, operation):
+        if operation & fcntl.LOCK_EX:
+            tries.append(operation)
+            if len(tries) == 2:
+                looker.close()
+        flock(file, operation)
+
+    monkeypatch.setattr("headrace.runners.local.checkpoints.fcntl.flock", gone_at_the_second_try)
+    opened(tmp_path).close()
+    assert len(tries) == 2
+
+
+def test_a_frozen_looker_is_waited_for_only_so_long(tmp_path, monkeypatch):
+    monkeypatch.setattr("headrace.runners.local.checkpoints.LOOKED_AT_S", 0.02)
+    opened(tmp_path).close()
+    with (tmp_path / LOCK).open() as looker:
+        fcntl.flock(looker, fcntl.LOCK_SH)
+        with pytest.raises(FencedError, match="another run works with these checkpoints"):
+            opened(tmp_path)
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data.replace(b"memory", b"memoru"), lambda data: b""])
@@ -336,6 +367,31 @@ def test_seen_here_a_run_that_begins_with_a_savepoint_ends_where_its_own_source_
         assert (found.exhausted, found.checkpoint_id, any(each.finished for each in found.splits)) == (exhausted, 1, False)
 
 
+def test_seen_here_a_savepoint_and_a_stop_do_not_look_at_the_sources_start():
+    """A start that is out of range, or that does not name a partition which was added since, kept the run from beginning."""
+    with FakeKafka() as kafka:
+        kafka.create_topic("in", partitions=2)
+        for number in range(200):
+            kafka.append("in", b"%d" % number, partition=number % 2)
+
+        def source(**positions):
+            return KafkaSource(kafka.bootstrap, topics=["in"], **positions)
+
+        first = next(split for split in source().create_discovery().initial().added if split.partition == 0)
+        saved = Checkpoint(1, (SplitState(first.between(50, None), False),), False)
+        stops = {("in", 0): At(60), ("in", 1): At(7)}
+        for start in (At(9999), {("in", 0): At(0)}, Latest(), Committed("nobody")):
+            found = begun(source(start=start, stop=stops), saved)
+            assert {each.split.partition: (each.split.next_offset, each.split.stop_offset) for each in found.splits} == {
+                0: (50, 60),
+                1: (0, 7),
+            }
+        past = begun(source(stop={("in", 0): At(10), ("in", 1): At(0)}), saved)
+        assert [each.split.stop_offset for each in past.splits] == [50, 0]  # nothing to read
+        with pytest.raises(UsageError, match="stop positions by partition must name every partition"):
+            begun(source(stop={("in", 0): At(60)}), saved)
+
+
 def test_a_bounded_run_does_not_begin_with_a_savepoint_whose_splits_are_gone():
     class Strict(MemorySource):
         def splits_missing(self, splits):
@@ -414,6 +470,17 @@ def test_what_a_run_that_has_died_left_behind_is_finished_before_its_savepoint_i
     assert len(list((tmp_path / "run").glob("checkpoint-*.json"))) == 2
 
 
+def test_seen_here_a_folder_that_is_of_no_run_is_refused_and_nothing_is_made_in_it(tmp_path):
+    log, folder = MemoryTransactionLog(), tmp_path / "wrong"
+    folder.mkdir()
+    for wrong in (folder, tmp_path / "none"):
+        with pytest.raises(StateError, match="no run has worked with this folder; name that of the run's checkpoints"):
+            finish(Pipeline(MemorySource(MemoryLog()), MemorySink(log)), wrong)
+    assert not list(folder.iterdir())
+    assert not (tmp_path / "none").exists()
+    assert not log.rows()
+
+
 def test_the_golden_savepoint_of_version_1_is_read():
     golden = GOLDEN.with_name("run-savepoint-v1.json")
     found = read_savepoint(golden)
@@ -446,18 +513,40 @@ def test_a_savepoint_of_another_source_is_refused_and_nothing_is_begun(tmp_path)
 
 
 def test_a_request_to_rescale_is_read_until_it_is_withdrawn(tmp_path):
-    assert (requested_workers(tmp_path), is_requested(tmp_path)) == (None, False)
+    assert (read_request(tmp_path), is_requested(tmp_path)) == (None, False)
     request_rescale(tmp_path, 3)
-    assert (requested_workers(tmp_path), is_requested(tmp_path)) == (3, True)
-    for wrong in (b"", b"[]", b'{"workers": true}', b'{"workers": 0}', b'{"workers": "3"}'):
+    first = read_request(tmp_path)
+    assert (first.workers, is_requested(tmp_path)) == (3, True)
+    request_rescale(tmp_path, 3)
+    assert read_request(tmp_path) != first  # who passes over the one does not pass over the other
+    wrongs = (b'{"workers": true, "name": "x"}', b'{"workers": 0, "name": "x"}', b'{"workers": "3", "name": "x"}')
+    for wrong in (b"", b"[]", b'{"workers": 3}', *wrongs):
         (tmp_path / "rescale.json").write_bytes(wrong)
-        with pytest.raises(StateError, match=r"rescale\.json names no number of workers"):
-            requested_workers(tmp_path)
+        with pytest.raises(StateError, match=r"rescale\.json is no request to rescale"):
+            read_request(tmp_path)
     withdraw_request(tmp_path)
     withdraw_request(tmp_path / "no folder")
-    assert requested_workers(tmp_path) is None
+    assert read_request(tmp_path) is None
     with pytest.raises(UsageError, match="at least 1 worker"):
         request_rescale(tmp_path, 0)
+
+
+def test_seen_here_a_second_start_by_mistake_does_not_withdraw_a_rescale(tmp_path, monkeypatch):
+    """What an earlier life has left is for the coordinator to remove, which has the folder's lock."""
+    orders = []
+
+    def refused(_, order, __):
+        orders.append(order)
+        return RunOutcome(error="another run works with these checkpoints", kinds=("FencedError",), is_final=True)
+
+    monkeypatch.setattr("headrace.runners.local.supervisor._Life.live", refused)
+    request_rescale(tmp_path, 3)
+    asked = read_request(tmp_path)
+    pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()))
+    with pytest.raises(FencedError, match="another run works with these checkpoints"):
+        supervise(pipeline, RunSettings(str(tmp_path)), forked_apart)
+    assert read_request(tmp_path) == asked
+    assert [order.beginning.passed_over for order in orders] == [asked]
 
 
 def test_a_rescale_that_no_run_takes_up_is_withdrawn(tmp_path, monkeypatch):

@@ -25,6 +25,7 @@ from headrace.runners.local.core import (
     CommitCheckpoint,
     ReportCheckpointFailure,
     ReportWorkerLost,
+    RunSchedule,
     TakeSnapshot,
     WorkerSnapshotted,
 )
@@ -49,7 +50,7 @@ class Clock:
 
 def shown(folder, clock, checkpoints=1):
     """The status of a run that has read 10 records and written 8 for each of so many checkpoints, and lost a worker."""
-    status = RunStatus("run-x", folder, clock)
+    status = RunStatus("run-x", folder, clock.now_s - 60, clock)
     status.did(ReportWorkerLost(1, "killed", 0.0))
     status.did(ReportCheckpointFailure(1, "a reader was lost"))
     for number in range(2, 2 + checkpoints):
@@ -129,8 +130,21 @@ def test_a_run_is_well_while_its_last_checkpoint_is_not_too_long_ago(folder):
     with pytest.raises(urllib.error.HTTPError, match="503") as refused:  # the clock's time is long ago
         got(port, "/healthz")
     assert "no checkpoint was committed for" in refused.value.read().decode()
-    status = {**status, "checkpoints": {"last": {"at": 10**12}}}
+    status = {**status, "progress_at": 10**12}
     assert json.loads(got(port, "/healthz")) == {"healthy": True, "problem": None}
+
+
+def test_seen_here_a_run_that_starts_again_and_again_is_not_well_for_having_just_started(folder):
+    clock = Clock()
+    again = RunStatus("run-x", folder, clock.now_s - 100, clock)  # the last checkpoint was committed by a coordinator before
+    again.show("RUNNING", {})
+    assert (again.shown["since"], again.shown["progress_at"]) == (1000, 900)
+    assert shown(folder, clock).shown["progress_at"] == again.shown["since"] + 0.5
+
+
+def test_seen_here_a_run_is_well_while_a_minimum_pause_lasts():
+    assert RunSchedule(10, min_pause_s=1800, timeout_s=600).longest_gap_s == 2400
+    assert RunSchedule(10, timeout_s=600).longest_gap_s == 610
 
 
 def test_a_port_that_is_taken_is_named():

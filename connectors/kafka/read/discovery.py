@@ -83,21 +83,24 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         Raises UsageError for topics or partitions that do not exist or per-partition positions that do not fit them, and
         DataLossError for a position that is out of range.
         """
-        try:
-            found = self._select(lambda names: self._cluster.topics(names).values())
-            absent = self._absent(found)
-        except UnknownTopicError as error:
-            absent = sorted(error.topics)
-        if absent:
-            raise UsageError(f"no such topic or partition on {self._cluster.config.bootstrap}: {', '.join(absent)}")
+        found = self._existing()
         partitions = found.keys()
         starts = self.resolve(_each(self._plan.start, partitions, "start"), self._plan.no_match)
-        stops: Mapping[TopicPartition, int] = {}
-        if self._plan.stop is not None:
-            wanted = self.resolve(_each(self._plan.stop, partitions, "stop"), "latest", is_stop=True)
-            stops = {tp: max(stop, starts[tp]) for tp, stop in wanted.items()}  # a stop before the start: nothing to read
+        # a stop before the start: nothing to read
+        stops = {tp: max(stop, starts[tp]) for tp, stop in self._stops(partitions).items()}
         splits = [KafkaSplit(tp[0], found[tp], tp[1], starts[tp], stops.get(tp)) for tp in partitions]
         return Findings(splits, complete=self._plan.stop is not None)
+
+    def stops(self, splits: Sequence[KafkaSplit]) -> Mapping[str, int]:
+        """Where reading of them ends, by their ids; empty for a plan without a stop. Raises as `initial`, but of the start."""
+        self._existing()
+        found = self._stops({(split.topic, split.partition) for split in splits})
+        return {split.split_id: found[split.topic, split.partition] for split in splits} if found else {}
+
+    def _stops(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
+        if self._plan.stop is None:
+            return {}
+        return self.resolve(_each(self._plan.stop, partitions, "stop"), "latest", is_stop=True)
 
     def later(self, known: Mapping[str, KafkaSplit]) -> Findings[KafkaSplit]:
         """Partitions not in `known`, and those of `known` that are gone: deleted, or of a topic that was re-created (I5).
@@ -170,6 +173,17 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
     def _known_topics(self, names: Collection[str]) -> list[TopicMetadata]:
         """Those of the topics that exist: a topic that is gone is a finding here, not an error."""
         return [topic for topic in self._cluster.find_topics(names).values() if topic is not None]
+
+    def _existing(self) -> dict[TopicPartition, UUID | None]:
+        """Every partition that is selected. Raises UsageError unless all are there that the subscription names."""
+        try:
+            found = self._select(lambda names: self._cluster.topics(names).values())
+            absent = self._absent(found)
+        except UnknownTopicError as error:
+            absent = sorted(error.topics)
+        if absent:
+            raise UsageError(f"no such topic or partition on {self._cluster.config.bootstrap}: {', '.join(absent)}")
+        return found
 
     def _absent(self, found: Mapping[TopicPartition, UUID | None]) -> list[str]:
         if isinstance(self._subscription, Partitions):

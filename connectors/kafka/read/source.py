@@ -261,6 +261,10 @@ class KafkaSource(LogSource[KafkaSplit]):
         ends = self._looked(splits)
         return {split_id: end.next_offset for split_id, end in self._never_behind(splits, ends, {}).items()}
 
+    def stop_offsets(self, splits: Sequence[KafkaSplit]) -> Mapping[str, int]:
+        """Where reading of them ends by `stop`. Raises UsageError for stops by partition that do not fit these."""
+        return self.create_discovery().stops(splits)
+
     def at_end(self, splits: Sequence[KafkaSplit]) -> Mapping[str, KafkaSplit]:
         """Each partition as it stands at its end now, with the epoch of the leader that told the end.
 

@@ -50,8 +50,8 @@ class RunPage(Collector):
     def __init__(self, read: Read, address: str, port: int, healthy_s: float) -> None:
         """`read`: the status now, empty before the first; called by threads of the server.
 
-        `healthy_s`: a run whose last checkpoint, or whose begin, is longer ago is not well. Raises UsageError where the port is
-        taken.
+        `healthy_s`: a run whose last checkpoint, of whatever coordinator, or whose start is longer ago is not well. Raises
+        UsageError where the port is taken.
         """
         self._read, self._healthy_s = read, healthy_s
         registry = CollectorRegistry()
@@ -93,8 +93,7 @@ class RunPage(Collector):
         status = self._read()
         if not status:
             return "the run has not begun"
-        last = status["checkpoints"]["last"]
-        since_s = time.time() - max(status["since"], 0 if last is None else last["at"])
+        since_s = time.time() - status["progress_at"]
         if since_s <= self._healthy_s:
             return None
         return f"no checkpoint was committed for {since_s:.0f} s"

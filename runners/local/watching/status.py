@@ -1,9 +1,11 @@
 """What a run at work does now: taken down by its coordinator, and kept in a file beside the checkpoints for who looks.
 
-    status.json   {"run", "coordinator", "at", "since", "phase", "records_in", "records_out", "workers": [{"number", "splits"}],
-                   "checkpoints": {"completed", "failed", "last": {"id", "at", "duration_s", "bytes"} or null}, "workers_lost"}
+    status.json   {"run", "coordinator", "at", "since", "progress_at", "phase", "records_in", "records_out",
+                   "workers": [{"number", "splits"}], "workers_lost",
+                   "checkpoints": {"completed", "failed", "last": {"id", "at", "duration_s", "bytes"} or null}}
 
-Times are seconds of the epoch. Counts are of this coordinator's life: a restart begins at nothing, as Prometheus' counters may.
+Times are seconds of the epoch. `progress_at`: when a checkpoint was last committed, by whatever coordinator. Counts are of this
+coordinator's life: a restart begins at nothing, as Prometheus' counters may.
 """
 
 from __future__ import annotations
@@ -36,8 +38,12 @@ _STATUS = "status.json"
 class RunStatus:
     """Owned by the coordinator's main thread, which alone calls it; `shown` may be read by any thread."""
 
-    def __init__(self, run: str, folder: Path, clock: Callable[[], float] = time.time) -> None:
-        """`run`: its name at the sink. `clock` gives seconds of the epoch."""
+    def __init__(self, run: str, folder: Path, progress_s: float, clock: Callable[[], float] = time.time) -> None:
+        """`run`: its name at the sink. `clock` gives seconds of the epoch.
+
+        `progress_s`: when its last checkpoint was committed, or the run was started if that is later.
+        """
+        self._progress_s = progress_s
         self._folder, self._clock = folder, clock
         self._begun: tuple[int, float] = (0, clock())
         self._records_in = self._records_out = 0
@@ -55,6 +61,7 @@ class RunStatus:
             case CheckpointCommitted(checkpoint_id):
                 self._completed += 1
                 now_s, size = self._clock(), self._size(checkpoint_id)
+                self._progress_s = now_s
                 took_s = round(now_s - self._begun[1], 3)
                 self._last = {"id": checkpoint_id, "at": now_s, "duration_s": took_s, "bytes": size}
             case _:
@@ -79,6 +86,7 @@ class RunStatus:
         self.shown = {
             **self._identity,
             "at": self._clock(),
+            "progress_at": self._progress_s,
             "phase": phase,
             "records_in": self._records_in,
             "records_out": self._records_out,
