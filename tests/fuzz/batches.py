@@ -86,7 +86,7 @@ def mutants(seed: str) -> Iterator[Mutant]:
             data = _changed_inside(noise)
         else:
             data = bytearray(templates[noise[1] % len(templates)])
-            _change(data, noise)
+            change(data, noise)
             if noise[0] < _SHARE_SEALED:
                 _reseal(data)
             elif noise[0] < _SHARE_RUN:
@@ -100,8 +100,8 @@ _SHARE_SEALED = 208  # a stored batch is changed, its length and CRC made good a
 _SHARE_RUN = 224  # the same, with another batch behind it; the rest keep whatever length and CRC they have
 
 
-def _change(data: bytearray, noise: bytes) -> None:
-    """One to four changes, each with three bytes of the noise."""
+def change(data: bytearray, noise: bytes) -> None:
+    """One to four changes, each with three bytes of the noise, which is of 24."""
     for at in range(6, 6 + 4 * (1 + (noise[4] & 3)), 4):
         if data:
             _CHANGES[noise[at] & 7](data, (noise[at + 1] << 8 | noise[at + 2]) % len(data), noise[at + 3])
@@ -151,6 +151,6 @@ def resealed(data: bytes) -> bytes:
 
 def _changed_inside(noise: bytes) -> bytes:
     body = bytearray(_BODY)
-    _change(body, noise)
+    change(body, noise)
     number, compress = _QUICK[noise[2] % len(_QUICK)] if noise[2] & 1 else CODECS["none"]
     return seal(compress(bytes(body)), count=4, last=3, codec=number, first_time=_TIMES[0], max_time=_TIMES[1])

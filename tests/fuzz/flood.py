@@ -1,6 +1,7 @@
-"""Mutated record batches by the hundred million through the compiled decoder: no crash, no hang, no memory above a limit.
+"""Mutated record batches, and Avro values, by the million through the compiled decoders: no crash, no hang, bounded memory.
 
     python -m tests.fuzz.flood --buffers 100000000 --state build/flood.json
+    python -m tests.fuzz.flood --of avro --buffers 10000000 --state build/flood_avro.json
 
 A child process decodes, chunk by chunk; what chunk it is in is all that is needed to make its buffers again. The state is
 written after each million, and a run that finds one goes on from there. A child that dies is repeated, chunk by chunk and with
@@ -28,14 +29,16 @@ import pyarrow as pa
 
 from headrace.connectors.kafka.format import decode as kernel
 from headrace.enumerator.errors import CorruptDataError
+from tests.fuzz import avro_values
 from tests.fuzz.batches import UNPACKED_LIMIT, Mutant, mutants
+from tests.fuzz.target import Finding
 
 CHUNK = 10_000
 REPORTED_EVERY = 100
 """Chunks: a million buffers."""
 
 HANG_S = 120
-"""Of processor time: the clock goes on while the run is paused. A chunk takes a fraction of a second."""
+"""Of processor time: the clock goes on while the run is paused. A chunk takes a second at most."""
 
 SLOW_S = 1.0
 """Processor time that one buffer, of at most some hundred bytes, may take."""
@@ -54,9 +57,10 @@ Decode = Callable[..., Iterator[Any]]
 
 @dataclass
 class Figures:
-    """Of all chunks before `chunk`."""
+    """Of all chunks before `chunk`. `of`: what is decoded."""
 
     seed: str
+    of: str = "batches"
     chunk: int = 0
     buffers: int = 0
     rows: int = 0
@@ -75,10 +79,6 @@ class Figures:
             setattr(self, name, getattr(self, name) + told[name])
         for name in ("slowest_ms", "arrow_bytes", "resident_bytes"):
             setattr(self, name, max(getattr(self, name), told[name]))
-
-
-class Finding(Exception):  # noqa: N818 - it is one, and no error of the fuzzer
-    """What the decoder may not do."""
 
 
 def check(mutant: Mutant, decode: Decode, *, in_full: bool) -> tuple[str, int]:
@@ -145,7 +145,11 @@ def new_tally(chunk: int) -> dict[str, Any]:
     return {"chunk": chunk, "outcomes": Counter(), **zeros}
 
 
-def work(seed: str, first: int, last: int, keep: Path | None) -> None:
+CHUNKS: dict[str, Callable[..., None]] = {"batches": run_chunk, "avro": avro_values.run_chunk}
+"""What runs a chunk, by what is decoded."""
+
+
+def work(of: str, seed: str, first: int, last: int, keep: Path | None) -> None:
     """In the child: tell of each `REPORTED_EVERY` chunks on standard output."""
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
     faulthandler.enable()
@@ -153,7 +157,7 @@ def work(seed: str, first: int, last: int, keep: Path | None) -> None:
     told, began = new_tally(first), time.process_time()
     for chunk in range(first, last):
         signal.setitimer(signal.ITIMER_PROF, HANG_S)
-        run_chunk(seed, chunk, told, keep=keep)
+        CHUNKS[of](seed, chunk, told, keep=keep)
         check_memory(told)
         if (chunk + 1) % REPORTED_EVERY == 0 or chunk + 1 == last:
             now = time.process_time()
@@ -162,9 +166,10 @@ def work(seed: str, first: int, last: int, keep: Path | None) -> None:
     signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def child(seed: str, first: int, last: int, keep: Path | None = None) -> subprocess.Popen[str]:
+def child(figures: Figures, first: int, last: int, keep: Path | None = None) -> subprocess.Popen[str]:
     """A process that decodes these chunks."""
-    command = [sys.executable, "-m", "tests.fuzz.flood", "--child", str(first), str(last), "--seed", seed]
+    command = [sys.executable, "-m", "tests.fuzz.flood", "--of", figures.of, "--seed", figures.seed]
+    command += ["--child", str(first), str(last)]
     command += ["--keep", str(keep)] if keep is not None else []
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
@@ -172,7 +177,7 @@ def child(seed: str, first: int, last: int, keep: Path | None = None) -> subproc
 def run(figures: Figures, last: int, state: Path) -> None:
     """Chunks up to `last`, by children; a child that dies is a finding, and the next begins behind its chunk."""
     while figures.chunk < last:
-        with child(figures.seed, figures.chunk, last) as process:
+        with child(figures, figures.chunk, last) as process:
             assert process.stdout is not None
             for line in process.stdout:
                 figures.add(json.loads(line))
@@ -187,13 +192,13 @@ def find(figures: Figures, last: int, folder: Path) -> int:
     """The first chunk after those that are done which fails by itself. What it was decoding stays in the folder."""
     for chunk in range(figures.chunk, min(last, figures.chunk + REPORTED_EVERY)):
         keep = folder / f"finding-{figures.seed}-{chunk}.bin"
-        with child(figures.seed, chunk, chunk + 1, keep) as process:
+        with child(figures, chunk, chunk + 1, keep) as process:
             process.communicate()
         if process.returncode:
             figures.findings.append(f"chunk {chunk}: the process ended with {process.returncode}; see {keep.name}")
             return chunk
         keep.unlink()
-        keep.with_suffix(".json").unlink()
+        keep.with_suffix(".json").unlink(missing_ok=True)
     figures.findings.append(f"chunks from {figures.chunk}: a process died, and could not be made to do so again")
     return min(last, figures.chunk + REPORTED_EVERY) - 1
 
@@ -208,6 +213,7 @@ def save(figures: Figures, state: Path) -> None:
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--of", choices=[*CHUNKS], default="batches")
     parser.add_argument("--buffers", type=int, default=100_000_000)
     parser.add_argument("--seed", default="headrace")
     parser.add_argument("--state", type=Path, default=Path("flood.json"))
@@ -215,9 +221,9 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
-        work(given.seed, *given.child, given.keep)
+        work(given.of, given.seed, *given.child, given.keep)
         return
-    figures = Figures(given.seed)
+    figures = Figures(given.seed, given.of)
     if given.state.exists():
         stored = json.loads(given.state.read_text())
         figures = Figures(**{**stored, "outcomes": Counter(stored["outcomes"])})

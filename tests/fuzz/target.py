@@ -15,6 +15,10 @@ CORPUS = Path(__file__).parent / "corpus"
 GOLDEN = Path(__file__).parents[1] / "unit" / "golden"
 
 
+class Finding(Exception):  # noqa: N818 - it is one, and no error of the fuzzer
+    """What a reader of others' bytes may not do."""
+
+
 @dataclass(frozen=True)
 class Target:
     """Something that reads bytes of others.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import struct
@@ -95,6 +96,33 @@ def raw(schema: Any) -> Any:
     if "fields" in kept:
         kept["fields"] = [{**field, "type": raw(field["type"])} for field in kept["fields"]]
     return kept
+
+
+PROMOTED = {"int": "long", "long": "double", "float": "double", "string": "bytes"}
+
+
+@st.composite
+def evolved(draw: st.DrawFn, writer: Any) -> Any:
+    """A reader's schema: fields removed, added with a default, renamed with an alias, moved, promoted, made nullable."""
+    reader = copy.deepcopy(raw(writer))
+    for field in list(reader["fields"]):
+        kind = field["type"]
+        match draw(st.sampled_from(["keep", "remove", "rename", "promote", "wrap", "inside"])):
+            case "remove":
+                reader["fields"].remove(field)
+            case "rename":
+                field |= {"name": f"new_{field['name']}", "aliases": [field["name"]]}
+            case "promote" if isinstance(kind, str):
+                field["type"] = PROMOTED.get(kind, kind)
+            case "wrap" if isinstance(kind, str) and kind != "null":
+                field["type"] = ["null", kind]
+            case "inside" if isinstance(kind, dict) and kind["type"] == "record":
+                field["type"] = draw(evolved(kind))
+    added = draw(
+        st.sampled_from([("int", 7), (["null", "string"], None), ("string", "é"), ({"type": "array", "items": "long"}, [1])])
+    )
+    reader["fields"].insert(0, {"name": f"added_{reader['name'].rpartition('.')[2]}", "type": added[0], "default": added[1]})
+    return {**reader, "fields": draw(st.permutations(reader["fields"]))}
 
 
 def values(schema: Any) -> st.SearchStrategy[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import datetime
 import io
 import json
@@ -26,7 +25,7 @@ from headrace.connectors.formats.avro import encode as compiled_encode
 from headrace.connectors.formats.value_format import ColumnFullError
 from headrace.enumerator.errors import UsageError
 from headrace.formats import AvroFormat
-from tests.helpers.avro_cases import RefusedError, StrictReader, expected, plain, raw, read, said, schemas, values, written
+from tests.helpers.avro_cases import RefusedError, StrictReader, evolved, expected, plain, read, said, schemas, values, written
 from tests.helpers.decode_twin import load
 
 EXAMPLES = 40
@@ -139,33 +138,6 @@ def test_an_evolved_reader_reads_what_fastavro_resolves(data):
     column, bad = decoded(writer, encoded, reader_schema=json.dumps(reader))
     assert not bad
     assert [said(each) for each in column] == [said(expected(reader, read(writer, each, reader))) for each in encoded]
-
-
-PROMOTED = {"int": "long", "long": "double", "float": "double", "string": "bytes"}
-
-
-@st.composite
-def evolved(draw: st.DrawFn, writer: Any) -> Any:
-    """A reader's schema: fields removed, added with a default, renamed with an alias, moved, promoted, made nullable."""
-    reader = copy.deepcopy(raw(writer))
-    for field in list(reader["fields"]):
-        kind = field["type"]
-        match draw(st.sampled_from(["keep", "remove", "rename", "promote", "wrap", "inside"])):
-            case "remove":
-                reader["fields"].remove(field)
-            case "rename":
-                field |= {"name": f"new_{field['name']}", "aliases": [field["name"]]}
-            case "promote" if isinstance(kind, str):
-                field["type"] = PROMOTED.get(kind, kind)
-            case "wrap" if isinstance(kind, str) and kind != "null":
-                field["type"] = ["null", kind]
-            case "inside" if isinstance(kind, dict) and kind["type"] == "record":
-                field["type"] = draw(evolved(kind))
-    added = draw(
-        st.sampled_from([("int", 7), (["null", "string"], None), ("string", "é"), ({"type": "array", "items": "long"}, [1])])
-    )
-    reader["fields"].insert(0, {"name": f"added_{reader['name'].rpartition('.')[2]}", "type": added[0], "default": added[1]})
-    return {**reader, "fields": draw(st.permutations(reader["fields"]))}
 
 
 @settings(max_examples=EXAMPLES, deadline=None)

@@ -9,9 +9,11 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from headrace.connectors.files.handles import FileHandleSerializer
+from headrace.connectors.formats.value_format import BadValue, DecodedValues, without
 from headrace.connectors.kafka.client.login.tokens import ClientCredentials
 from headrace.connectors.kafka.format import decode as kernel
 from headrace.connectors.kafka.write.commit_log import _whole as whole
@@ -19,10 +21,11 @@ from headrace.connectors.kafka.write.handles import KafkaHandleSerializer
 from headrace.connectors.sink import CommitListSerializer
 from headrace.connectors.sql.url import product_of
 from headrace.enumerator.errors import CorruptDataError, StateError, UsageError
+from headrace.formats import AvroFormat
 from headrace.runners.beam.shard import ShardStateSerializer
 from pyspark_headrace.options import Option, json_object
-from tests.fuzz import flood, run, table
-from tests.fuzz.target import GOLDEN, TARGETS, Target, load, read_corpus
+from tests.fuzz import avro_values, flood, run, table
+from tests.fuzz.target import GOLDEN, TARGETS, Finding, Target, load, read_corpus
 
 RESULTS = Path(run.__file__).parent / "results"
 
@@ -97,7 +100,7 @@ def names_no_place(data, **options):
 
 @pytest.mark.parametrize("planted", [raises, stands_still, names_no_place])
 def test_the_flood_sees_a_decoder_that_does_what_it_may_not(monkeypatch, planted):
-    with pytest.raises(flood.Finding):
+    with pytest.raises(Finding):
         flood.run_chunk("test", 0, few(monkeypatch), decode=planted)
 
 
@@ -109,7 +112,7 @@ def test_the_flood_sees_a_decoder_that_is_slow(monkeypatch):
         yield from kernel.decode(data, **options)
 
     monkeypatch.setattr(flood, "SLOW_S", 1e-4)
-    with pytest.raises(flood.Finding, match=r"s for [0-9a-f]+"):
+    with pytest.raises(Finding, match=r"s for [0-9a-f]+"):
         flood.run_chunk("test", 0, few(monkeypatch), decode=slow)
 
 
@@ -118,8 +121,8 @@ from tests.fuzz import flood
 flood.HANG_S = 0.1
 def run_chunk(*_, **__):
     while True: pass
-flood.run_chunk = run_chunk
-flood.work("test", 0, 1, None)
+flood.CHUNKS["batches"] = run_chunk
+flood.work("batches", "test", 0, 1, None)
 """
 
 
@@ -127,6 +130,72 @@ def test_a_decoder_that_hangs_ends_its_process_and_tells_where():
     done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGPROF
     assert "in run_chunk" in done.stderr
+
+
+def few_values(decode=AvroFormat.decode, seed="test"):
+    """One batch of each schema of a chunk."""
+    told = flood.new_tally(0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(avro_values, "BATCHES", 1)
+        avro_values.run_chunk(seed, 0, told, decode=decode)
+    return told
+
+
+def test_a_chunk_of_avro_values_is_the_same_each_time_and_reads_each_way():
+    first, second = few_values(), few_values()
+    assert first["outcomes"] == second["outcomes"]
+    assert first["outcomes"]["decoded"] > first["buffers"] // 16
+    assert first["outcomes"]["refused"] > first["buffers"] // 16
+    found = [each for number in range(4) for each in avro_values.drawn(f"test-{number}")]
+    ways = {(each.fields is None, each.reader is each.writer) for each in found}
+    assert ways == {(True, True), (True, False), (False, True)}
+
+
+def no_reason(avro, column):
+    values, bad = avro.decode(column)
+    return DecodedValues(values, [BadValue(each.row, "bad") for each in bad])
+
+
+def refuses_neighbours(avro, column):
+    values, bad = avro.decode(column)
+    refused = {each.row: each for each in bad} | {row: BadValue(row, bad[0].reason) for row in (16, 17) if bad}
+    return DecodedValues(without(values, refused), [refused[row] for row in sorted(refused)])
+
+
+def takes_anothers_bytes(avro, column):
+    return avro.decode(column.take(pa.array([*range(len(column) - 1, -1, -1)])))
+
+
+def keeps_what_is_bad(avro, column):
+    values, _ = avro.decode(column)
+    good = next(row for row in range(len(values)) if values[row].is_valid)
+    return DecodedValues(values.take(pa.array([good if not each.is_valid else row for row, each in enumerate(values)])), [])
+
+
+def runs_out(avro, column):
+    raise MemoryError
+
+
+@pytest.mark.parametrize(
+    ("planted", "said"),
+    [
+        (no_reason, "a reason that is none"),
+        (refuses_neighbours, "is a value, and was refused"),
+        (takes_anothers_bytes, "was read|was refused"),
+        (keeps_what_is_bad, "is no value, and was read"),
+        (runs_out, "MemoryError"),
+    ],
+)
+def test_the_flood_of_avro_values_sees_a_decoder_that_does_what_it_may_not(planted, said):
+    with pytest.raises(Finding, match=said):
+        few_values(planted)
+
+
+@pytest.mark.parametrize("name", ["flood", "flood_avro"])
+def test_the_figures_of_a_flood_are_without_a_finding(name):
+    figures = json.loads((RESULTS / f"{name}.json").read_text())
+    assert figures["buffers"] >= 10_000_000
+    assert figures["findings"] == []
 
 
 LIMITS = ("ARROW_LIMIT", "RESIDENT_LIMIT")
@@ -140,7 +209,7 @@ def test_the_flood_sees_memory_above_a_limit(monkeypatch, limit):
         monkeypatch.setattr(flood, name, 1 << 60)
     flood.check_memory(told)
     monkeypatch.setattr(flood, limit, 1000)
-    with pytest.raises(flood.Finding, match="more than 1000"):
+    with pytest.raises(Finding, match="more than 1000"):
         flood.check_memory(told)
 
 
