@@ -203,8 +203,8 @@ def expected(schema: Any, value: Any) -> Any:
 
 def _is_of(schema: Any, value: Any) -> bool:
     kind = schema if isinstance(schema, str) else schema["type"]
-    fits = {"string": str, "long": int, "boolean": bool, "record": dict}[kind]
-    return isinstance(value, fits) and (kind != "long" or not isinstance(value, bool))
+    fits = {"string": str, "int": int, "long": int, "boolean": bool, "record": dict}[kind]
+    return isinstance(value, fits) and (fits is not int or not isinstance(value, bool))
 
 
 def said(value: Any) -> str:

@@ -9,6 +9,7 @@ from pyspark.errors import StreamingQueryException
 
 from headrace.spark import with_dead_letters
 from headrace.testing.fake_kafka import CutAfter, ErrorCode, FakeKafka, Refuse
+from tests.helpers.avro_evolution import CHANGES, Read
 from tests.helpers.schema_registry import FakeRegistry
 
 pytestmark = pytest.mark.timeout(300)
@@ -149,6 +150,19 @@ def test_seatunnel_10574_a_prepare_that_fails_persists_no_position_of_the_source
     refused.stop()
     kafka.append("in", b"c")
     assert copy() == [b"a", b"b", b"c"]
+
+
+def test_schemas_that_javas_judge_finds_compatible_are_those_whose_values_are_read(spark):
+    """It is what a schema registry asks before it takes a new version."""
+    parser, judge = spark._jvm.org.apache.avro.Schema.Parser, spark._jvm.org.apache.avro.SchemaCompatibility
+
+    def verdict(reader: object, writer: object) -> bool:
+        schemas = [parser().parse(json.dumps(each)) for each in (reader, writer)]
+        return judge.checkReaderWriterCompatibility(*schemas).getType().toString() == "COMPATIBLE"
+
+    for name, change in CHANGES.items():
+        found = [verdict(change.new, change.old), verdict(change.old, change.new)]
+        assert found == [isinstance(each, Read) or not each.by_java for each in (change.backward, change.forward)], name
 
 
 def test_typed_values_of_a_registry_are_rows_in_a_batch_and_in_a_stream_that_goes_on(spark, kafka, query):

@@ -1,0 +1,323 @@
+"""How Avro schemas may change: whether a new version reads the values of the one before, and that one the new one's.
+
+Two judges besides ours: fastavro, of each value, and Java's `SchemaCompatibility`, which is what a schema registry asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Read:
+    """All values are read."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Of the sample values those at `rows` are bad, and `why` is in the reason; the others are read.
+
+    `by_java`: whether Java's judge, who sees no values, finds the schemas incompatible.
+    """
+
+    rows: tuple[int, ...]
+    why: str
+    by_java: bool = True
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The schemas never resolve, and `why` is in the message. `by_java`: as above."""
+
+    why: str
+    by_java: bool = True
+
+
+Outcome = Read | Lost | Refused
+READ = Read()
+
+
+@dataclass(frozen=True)
+class Change:
+    """An old and a new version of a record, each with values of it; what comes of reading one by the other."""
+
+    old: dict[str, Any]
+    new: dict[str, Any]
+    old_values: Sequence[Any]
+    new_values: Sequence[Any]
+    backward: Outcome = field(default=READ)
+    """The new version reads the old one's values."""
+    forward: Outcome = field(default=READ)
+    """The old version reads the new one's values."""
+
+
+def record(*fields: Any, name: str = "R", **more: Any) -> dict[str, Any]:
+    """A record of fields, each a name and a type, with a default where there is a third."""
+    made = [{"name": key, "type": kind, **({"default": rest[0]} if rest else {})} for key, kind, *rest in fields]
+    return {"type": "record", "name": name, "fields": made, **more}
+
+
+def enum(*symbols: str, **more: Any) -> dict[str, Any]:
+    return {"type": "enum", "name": "E", "symbols": [*symbols], **more}
+
+
+def typed(old: Any, new: Any, old_values: Sequence[Any], new_values: Sequence[Any], **outcomes: Outcome) -> Change:
+    """A field `a` whose type changes."""
+    values = [[{"a": each} for each in values] for values in (old_values, new_values)]
+    return Change(record(("a", old)), record(("a", new)), *values, **outcomes)
+
+
+def renamed(*fields: Any, aliases: list[str]) -> dict[str, Any]:
+    """As `record`; the last field has aliases."""
+    made = record(*fields)
+    made["fields"][-1]["aliases"] = aliases
+    return made
+
+
+ID = ("id", "int")
+ONE = [{"id": 1}]
+BOTH = [{"id": 1, "x": 5}]
+MILLIS, MICROS = ({"type": "long", "logicalType": f"timestamp-{unit}"} for unit in ("millis", "micros"))
+
+
+def decimal(scale: int) -> dict[str, Any]:
+    return {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": scale}
+
+
+def fixed(size: int) -> dict[str, Any]:
+    return {"type": "fixed", "name": "F", "size": size}
+
+
+LACKS_X = Refused("has a field 'x' that the writer's has not; give it a default")
+
+
+def wants(reader: str, writer: str) -> Refused:
+    return Refused(f"wants {reader} at field 'a'; the writer's has {writer}")
+
+
+NO_BRANCH, NO_SYMBOL = (
+    "the writer's branch of a union does not match",
+    "the reader's enum has neither this symbol nor a default",
+)
+
+CHANGES: dict[str, Change] = {
+    # fields
+    "a field is added with a default": Change(record(ID), record(ID, ("x", "int", 7)), ONE, BOTH),
+    "a field is added without a default": Change(record(ID), record(ID, ("x", "int")), ONE, BOTH, backward=LACKS_X),
+    "a field with a default is removed": Change(record(ID, ("x", "int", 7)), record(ID), BOTH, ONE),
+    "a field without a default is removed": Change(record(ID, ("x", "int")), record(ID), BOTH, ONE, forward=LACKS_X),
+    "fields change places": Change(record(ID, ("x", "int")), record(("x", "int"), ID), BOTH, BOTH),
+    "a field gets a default": Change(record(ID, ("x", "int")), record(ID, ("x", "int", 7)), BOTH, BOTH),
+    "a field is renamed": Change(
+        record(ID, ("y", "int")),
+        record(ID, ("x", "int")),
+        [{"id": 1, "y": 5}],
+        BOTH,
+        backward=LACKS_X,
+        forward=Refused("has a field 'y' that the writer's has not"),
+    ),
+    "a field is renamed, with an alias": Change(
+        record(ID, ("y", "int")),
+        renamed(ID, ("x", "int"), aliases=["y"]),
+        [{"id": 1, "y": 5}],
+        BOTH,
+        forward=Refused("has a field 'y' that the writer's has not"),
+    ),
+    "a field with a default is renamed, with an alias": Change(
+        record(ID, ("y", "int", 7)), renamed(ID, ("x", "int", 7), aliases=["y"]), [{"id": 1, "y": 5}], BOTH
+    ),
+    "only a text for people changes": Change(record(ID), record(ID, doc="more is known"), ONE, ONE),
+    # numbers and texts
+    "int becomes long": typed("int", "long", [1, -1], [1, 2**40], forward=wants("int", "long")),
+    "int becomes float": typed("int", "float", [1, -1], [1.5], forward=wants("int", "float")),
+    "int becomes double": typed("int", "double", [1, -1], [1.5], forward=wants("int", "double")),
+    "long becomes float": typed("long", "float", [1, -1], [1.5], forward=wants("long", "float")),
+    "long becomes double": typed("long", "double", [1, -1], [1.5], forward=wants("long", "double")),
+    "float becomes double": typed("float", "double", [1.5], [1e300], forward=wants("float", "double")),
+    "string becomes bytes": typed("string", "bytes", ["é"], ["é".encode()]),
+    "bytes, which are no text, become string": typed(
+        "bytes", "string", [b"\xff", b"a"], ["a"], backward=Lost((0,), "text is not UTF-8", by_java=False)
+    ),
+    "int becomes string": typed("int", "string", [1], ["a"], backward=wants("string", "int"), forward=wants("int", "string")),
+    "int becomes boolean": typed(
+        "int", "boolean", [1], [True], backward=wants("boolean", "int"), forward=wants("int", "boolean")
+    ),
+    # unions
+    "a type may be null": typed("int", ["null", "int"], [1], [1, None], forward=Lost((1,), NO_BRANCH)),
+    "a type becomes one of several": typed("int", ["string", "int"], [1], [1, "a"], forward=Lost((1,), NO_BRANCH)),
+    "a union gets a branch": typed(
+        ["null", "int"], ["null", "int", "string"], [1, None], [1, None, "a"], forward=Lost((2,), NO_BRANCH)
+    ),
+    "a union's branches change places": typed(["null", "int"], ["int", "null"], [1, None], [1, None]),
+    "a union's branch is promoted": typed(
+        ["null", "int"], ["null", "long"], [1, None], [None, 2], forward=Lost((1,), NO_BRANCH)
+    ),
+    "unions without a branch in common": typed(
+        ["int", "boolean"],
+        ["string", "bytes"],
+        [1],
+        ["a"],
+        backward=wants("a union of string, bytes", "a union of int, boolean"),
+        forward=wants("a union of int, boolean", "a union of string, bytes"),
+    ),
+    # enums
+    "an enum gets a symbol": typed(enum("A"), enum("A", "B"), ["A"], ["A", "B"], forward=Lost((1,), NO_SYMBOL)),
+    "an enum with a default gets a symbol": typed(enum("A", default="A"), enum("A", "B", default="A"), ["A"], ["A", "B"]),
+    "an enum loses a symbol": typed(enum("A", "B"), enum("A"), ["A", "B"], ["A"], backward=Lost((1,), NO_SYMBOL)),
+    "an enum's symbols change places": typed(enum("A", "B"), enum("B", "A"), ["A", "B"], ["A", "B"]),
+    "an enum is renamed": typed(
+        enum("A"),
+        {**enum("A"), "name": "G"},
+        ["A"],
+        ["A"],
+        backward=wants("G", "E"),
+        forward=wants("E", "G"),
+    ),
+    "an enum is renamed, with an alias": typed(
+        enum("A"), {**enum("A"), "name": "G", "aliases": ["E"]}, ["A"], ["A"], forward=wants("E", "G")
+    ),
+    "an enum becomes a string": typed(
+        enum("A"), "string", ["A"], ["A"], backward=wants("string", "E"), forward=wants("E", "string")
+    ),
+    # fixed, arrays, maps
+    "a fixed gets another size": typed(
+        fixed(2),
+        fixed(3),
+        [b"ab"],
+        [b"abc"],
+        backward=wants("F of 3 bytes", "F of 2 bytes"),
+        forward=wants("F of 2 bytes", "F of 3 bytes"),
+    ),
+    "an array's items are promoted": typed(
+        {"type": "array", "items": "int"},
+        {"type": "array", "items": "long"},
+        [[1, 2]],
+        [[3]],
+        forward=wants("array", "array"),
+    ),
+    "a map's values are promoted": typed(
+        {"type": "map", "values": "int"}, {"type": "map", "values": "long"}, [{"k": 1}], [{"k": 1}], forward=wants("map", "map")
+    ),
+    "an array becomes a map": typed(
+        {"type": "array", "items": "int"},
+        {"type": "map", "values": "int"},
+        [[1]],
+        [{"k": 1}],
+        backward=wants("map", "array"),
+        forward=wants("array", "map"),
+    ),
+    # records
+    "a record is renamed": Change(
+        record(ID, name="A"),
+        record(ID, name="B"),
+        ONE,
+        ONE,
+        backward=Refused("wants B; the writer's has A"),
+        forward=Refused("wants A; the writer's has B"),
+    ),
+    "a record is renamed, with an alias": Change(
+        record(ID, name="A"),
+        record(ID, name="B", aliases=["A"]),
+        ONE,
+        ONE,
+        forward=Refused("wants A; the writer's has B"),
+    ),
+    "a record moves to another namespace": Change(record(ID, name="old.R"), record(ID, name="new.R"), ONE, ONE),
+    "a record within a record gets a field": typed(record(ID, name="I"), record(ID, ("x", "int", 7), name="I"), ONE, BOTH),
+    "a record within a record gets a field without a default": typed(
+        record(ID, name="I"),
+        record(ID, ("x", "int"), name="I"),
+        ONE,
+        BOTH,
+        backward=Refused("has a field 'a.x' that the writer's has not; give it a default"),
+    ),
+    # logical types, which Java's judge and a registry do not look at
+    "a number becomes a time": typed("long", MILLIS, [1], [1]),
+    "a time gets another unit": typed(
+        MILLIS,
+        MICROS,
+        [1],
+        [1],
+        backward=Refused("wants timestamp-micros at field 'a'; the writer's has timestamp-millis", by_java=False),
+        forward=Refused("wants timestamp-millis at field 'a'; the writer's has timestamp-micros", by_java=False),
+    ),
+    "a decimal gets another scale": typed(
+        decimal(1),
+        decimal(2),
+        [b"\x01"],
+        [b"\x01"],
+        backward=Refused("wants decimal of scale 2 at field 'a'; the writer's has decimal of scale 1", by_java=False),
+        forward=Refused("wants decimal of scale 1 at field 'a'; the writer's has decimal of scale 2", by_java=False),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class History:
+    """The versions of a subject, with a value of each, and the kinds of compatibility that they have."""
+
+    versions: tuple[dict[str, Any], ...]
+    values: tuple[Any, ...]
+    kinds: frozenset[str]
+
+
+BACKWARD, FORWARD = frozenset({"BACKWARD"}), frozenset({"FORWARD"})
+FULL = BACKWARD | FORWARD | {"FULL"}
+
+
+def transitive(kinds: frozenset[str]) -> frozenset[str]:
+    """The same kinds, and those that look at all versions."""
+    return kinds | {f"{kind}_TRANSITIVE" for kind in kinds}
+
+
+KINDS = sorted(transitive(FULL))
+
+HISTORIES: dict[str, History] = {
+    "fields come with defaults, and go": History(
+        (record(ID), record(ID, ("x", "int", 7)), record(ID, ("y", "string", "?"))),
+        ({"id": 1}, {"id": 2, "x": 5}, {"id": 3, "y": "a"}),
+        transitive(FULL),
+    ),
+    "a default is taken away again": History(
+        (record(ID), record(ID, ("x", "int", 7)), record(ID, ("x", "int"))),
+        ({"id": 1}, {"id": 2, "x": 5}, {"id": 3, "x": 6}),
+        FULL | {"FORWARD_TRANSITIVE"},
+    ),
+    "a field gets a default, and goes": History(
+        (record(ID, ("x", "int")), record(ID, ("x", "int", 7)), record(ID)),
+        ({"id": 1, "x": 4}, {"id": 2, "x": 5}, {"id": 3}),
+        FULL | {"BACKWARD_TRANSITIVE"},
+    ),
+    "a name comes back with another type": History(
+        (record(ID, ("x", "string", "?")), record(ID), record(ID, ("x", "int", 7))),
+        ({"id": 1, "x": "a"}, {"id": 2}, {"id": 3, "x": 5}),
+        FULL,
+    ),
+    "numbers become wider": History(
+        (record(("a", "int")), record(("a", "long")), record(("a", "double"))),
+        ({"a": 1}, {"a": 2**40}, {"a": 1.5}),
+        transitive(BACKWARD),
+    ),
+    "numbers become narrower": History(
+        (record(("a", "double")), record(("a", "long")), record(("a", "int"))),
+        ({"a": 1.5}, {"a": 2**40}, {"a": 1}),
+        transitive(FORWARD),
+    ),
+    "an alias for one version only": History(
+        (record(("a", "int")), renamed(("b", "int"), aliases=["a"]), renamed(("c", "int"), aliases=["b"])),
+        ({"a": 1}, {"b": 2}, {"c": 3}),
+        BACKWARD,
+    ),
+    "symbols go one by one": History(
+        (record(("a", enum("A", "B", "C"))), record(("a", enum("A", "B"))), record(("a", enum("A")))),
+        ({"a": "C"}, {"a": "B"}, {"a": "A"}),
+        transitive(FORWARD),
+    ),
+    "another type": History(
+        (record(("a", "int")), record(("a", "string")), record(("a", "boolean"))),
+        ({"a": 1}, {"a": "a"}, {"a": True}),
+        frozenset(),
+    ),
+}
