@@ -247,10 +247,15 @@ class RefusedError(Exception):
 
 
 class StrictReader:
-    """Avro's specification to the letter, slowly. Surplus bytes are left."""
+    """Avro's specification to the letter, slowly. Surplus bytes are left.
+
+    `sizes_hold`: whether each block of items that says its size in bytes has that size. Readers do not look at it, and who
+    skips goes by it, or by the items: so where it does not hold, readers of a part differ.
+    """
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
+        self.sizes_hold = True
 
     def take(self, size: int) -> bytes:
         if size < 0 or self.at + size > len(self.data):
@@ -314,8 +319,11 @@ class StrictReader:
 
     def items(self) -> Any:
         while (count := self.number(64)) != 0:
+            size = None
             if count < 0:
-                if self.number(64) < 0:
+                size, count = self.number(64), -count
+                if size < 0:
                     raise RefusedError
-                count = -count
+            start = self.at
             yield from range(count)
+            self.sizes_hold = self.sizes_hold and size in (None, self.at - start)
