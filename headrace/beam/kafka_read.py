@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import apache_beam as beam
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.beam.kafka_records import KafkaRecord, as_kafka_records, as_pairs
+from headrace.beam.typed_rows import AsRows, row_type
 from headrace.connectors.formats.value_format import ValueFormat
 from headrace.connectors.kafka.client.login.sasl import SaslConfig
 from headrace.connectors.kafka.client.positions import Committed, Earliest, Latest, Position, Timestamp
@@ -27,6 +28,9 @@ from headrace.runners.beam.limited import Limit
 from headrace.runners.beam.read import READ_S, ReadFromSource, to_records
 
 log: logging.Logger = logging.getLogger(__name__)
+
+Output = Literal["records", "arrow", "rows"]
+"""What elements are: pairs or KafkaRecords, record batches, or rows with a Beam schema."""
 
 FETCH_BUDGET_BYTES = 32 << 20
 """Bound on what one reader holds fetched ahead, in bytes: it has many partitions, and a process has a reader for each slot."""
@@ -80,9 +84,10 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
     - `bad_batches`, `max_uncompressed_batch_bytes`: as for `KafkaSource`.
     - `fetch_budget_bytes`: default 32 MiB, as a process has a reader for each slot.
     - `value_format`, `key_format`, `on_bad_record`: `value`, `key` and `on_bad_record` of `KafkaSource`, for typed columns.
-      They need `output="arrow"`. With "keep" the columns that tell of bad records are there by default.
+      They need `output="arrow"` or `"rows"`. With "keep" the columns that tell of bad records are there by default.
 
-    And of our own: `output="arrow"` for record batches with `columns`; `read_s`, how long one call reads, in seconds;
+    And of our own: `output="arrow"` for record batches with `columns`; `output="rows"` for an element a record, a Beam row with
+    the same columns and a schema that Beam's SQL and other languages read; `read_s`, how long one call reads, in seconds;
     `num_readers`, how many readers share the partitions (default: the pipeline's option --parallelism, else 4);
     `start_from_savepoint`, path or URI of a savepoint of `headrace run` that a job without state begins with, in place of all
     that says where reading starts. It is read when the pipeline is built.
@@ -134,7 +139,7 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
         value_format: ValueFormat | None = None,
         key_format: ValueFormat | None = None,
         on_bad_record: BadRecords = "fail",
-        output: Literal["records", "arrow"] = "records",
+        output: Output = "records",
         read_s: float = READ_S,
         num_readers: int | None = None,
         start_from_savepoint: str | None = None,
@@ -166,6 +171,9 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
         self._read = _read(source, self._event_time, limit, read_s, num_readers, start_from_savepoint, publish=config.commit)
         self._redistribution = beam.Reshuffle(int(redistribute_num_keys) or None) if redistribute else None
         self._output, self._with_metadata = output, with_metadata
+        self._schema = source.schema
+        if output == "rows":
+            row_type(self._schema)  # refuses what rows cannot have, here and not in `expand`
 
     def expand(self, pbegin: Any) -> Any:
         """Called by Beam."""
@@ -174,6 +182,8 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
             batches = batches | "Redistribute" >> self._redistribution
         if self._output == "arrow":
             return batches
+        if self._output == "rows":
+            return batches | "ToRows" >> to_records(AsRows(self._schema), self._event_time, row_type(self._schema))
         if self._with_metadata:
             return batches | "ToRecords" >> to_records(as_kafka_records, self._event_time, KafkaRecord)
         return batches | "ToPairs" >> to_records(as_pairs, self._event_time, tuple[bytes | None, bytes | None])
@@ -292,14 +302,14 @@ def _refuse_contradictions(
     columns: Sequence[str] | None,
     formats: Sequence[ValueFormat | None],
 ) -> None:
-    if output not in ("records", "arrow"):
-        raise UsageError(f'output must be "records" or "arrow", not {output!r}')
-    if with_metadata and output == "arrow":
-        raise UsageError('with_metadata is for output="records"; with output="arrow" name the columns')
-    if columns is not None and output != "arrow":
-        raise UsageError('columns is for output="arrow"')
-    if output != "arrow" and any(each is not None for each in formats):
-        raise UsageError('value_format and key_format are for output="arrow", whose batches have typed columns')
+    if output not in get_args(Output):
+        raise UsageError(f'output must be "records", "arrow" or "rows", not {output!r}')
+    if with_metadata and output != "records":
+        raise UsageError(f'with_metadata is for output="records"; with output="{output}" name the columns')
+    if columns is not None and output == "records":
+        raise UsageError('columns is for output="arrow" and output="rows"')
+    if output == "records" and any(each is not None for each in formats):
+        raise UsageError('value_format and key_format are for output="arrow" and output="rows", which have typed columns')
 
 
 def _limit(records: int | None, seconds: float | None) -> Limit | None:
@@ -318,7 +328,7 @@ def _event_time(timestamp_policy: str) -> EventTime:
 
 
 def _columns(output: str, with_metadata: bool, event_time: EventTime) -> Sequence[str]:  # noqa: FBT001 - passed on
-    if output == "arrow":
+    if output != "records":
         return ALL_COLUMNS
     if with_metadata:
         return (*ALL_COLUMNS, "headers")

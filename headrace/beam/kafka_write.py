@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import apache_beam as beam
@@ -11,6 +12,8 @@ import pyarrow as pa
 from apache_beam.transforms.window import GlobalWindow, GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
+from headrace.beam.typed_rows import plain_value
+from headrace.connectors.formats.value_format import ValueFormat
 from headrace.connectors.kafka.client.login.sasl import SaslConfig
 from headrace.connectors.kafka.write.names import DEFAULT_PREFIX
 from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink, KafkaSink
@@ -51,6 +54,8 @@ class WriteToKafka(beam.PTransform[Any, Any]):
     - transaction_timeout_ms: after so many milliseconds the broker aborts what was not committed, with exactly-once: longer
       than an outage of the job. Default: transaction.timeout.ms of producer_config, else 15 minutes.
     - sasl: a `headrace.kafka.SaslConfig`, in place of the properties that say who logs in.
+    - value_format, key_format: formats of `headrace.formats` that encode values and keys; default None: they are bytes. Batches
+      then have typed columns, and a value may be a Beam row, a named tuple or a dict with the fields of the format.
     - num_shards: how many transactions are written beside each other, with exactly-once; default 4. Records of one key, or that
       name one partition, go through the same, and so keep their order.
 
@@ -77,6 +82,8 @@ class WriteToKafka(beam.PTransform[Any, Any]):
         transaction_timeout_ms: int | None = None,
         sasl: SaslConfig | None = None,
         num_shards: int = DEFAULT_SHARDS,
+        value_format: ValueFormat | None = None,
+        key_format: ValueFormat | None = None,
     ) -> None:
         """See the class. Contacts nobody."""
         super().__init__()
@@ -97,7 +104,8 @@ class WriteToKafka(beam.PTransform[Any, Any]):
         sink_topic = None if with_headers else topic
         self._write: beam.PTransform
         if delivery == "at-least-once":
-            self._write = WriteImmediately(AtLeastOnceKafkaSink(bootstrap, topic=sink_topic, properties=properties, sasl=sasl))
+            immediate = AtLeastOnceKafkaSink(bootstrap, topic=sink_topic, properties=properties, sasl=sasl)
+            self._write = WriteImmediately(replace(immediate, value=value_format, key=key_format))
         else:
             sink = KafkaSink(
                 bootstrap,
@@ -106,13 +114,16 @@ class WriteToKafka(beam.PTransform[Any, Any]):
                 transactional_id_prefix=transactional_id_prefix,
                 transaction_timeout_ms=transaction_timeout_ms,
                 sasl=sasl,
+                value=value_format,
+                key=key_format,
             )
             self._write = WriteExactlyOnce(sink, num_shards)
         self._with_headers = with_headers
+        self._formats = {"key": key_format, "value": value_format}
 
     def expand(self, pcoll: Any) -> Any:
         """Called by Beam."""
-        to_batches = beam.ParDo(_ToBatches(self._topic if self._with_headers else None))
+        to_batches = beam.ParDo(_ToBatches(self._topic if self._with_headers else None, self._formats))
         batches = (
             pcoll
             | "InGlobalWindow" >> beam.WindowInto(GlobalWindows())
@@ -138,10 +149,14 @@ def _properties(producer_config: Mapping[str, Any]) -> dict[str, str]:
 
 
 class _ToBatches(beam.DoFn):
-    """Pairs, rows and batches to batches, within a bundle. `row_topic`: of rows that name none; None where pairs come."""
+    """Pairs, rows and batches to batches, within a bundle.
 
-    def __init__(self, row_topic: str | None) -> None:
+    `row_topic`: of rows that name none; None where pairs come. `formats`: of key and value, where they are typed.
+    """
+
+    def __init__(self, row_topic: str | None, formats: Mapping[str, ValueFormat | None]) -> None:
         self._row_topic = row_topic
+        self._types = {name: each.arrow_type for name, each in formats.items() if each is not None}
         self._waiting: list[dict[str, Any]] = []
         self._bytes = 0
 
@@ -153,10 +168,21 @@ class _ToBatches(beam.DoFn):
             yield element
             return
         row = _pair(element) if self._row_topic is None else _row(element, self._row_topic)
+        for name in ("key", "value"):
+            row[name] = self._part(name, row[name])
         self._waiting.append(row)
         self._bytes += _size(row)
         if len(self._waiting) >= BATCH_RECORDS or self._bytes >= BATCH_BYTES:
             yield self._batch()
+
+    def _part(self, name: str, value: Any) -> Any:
+        if name in self._types:
+            return plain_value(value, self._types[name], name)
+        if value is not None and not isinstance(value, bytes):
+            raise UsageError(
+                f"WriteToKafka takes a {name} of bytes, not {type(value).__name__}: give {name}_format, or encode it in a Map"
+            )
+        return value
 
     def finish_bundle(self) -> Iterator[WindowedValue]:
         if self._waiting:
@@ -165,7 +191,12 @@ class _ToBatches(beam.DoFn):
 
     def _batch(self) -> pa.RecordBatch:
         rows, self._waiting, self._bytes = self._waiting, [], 0
-        return pa.RecordBatch.from_pylist(rows, _PAIR_SCHEMA if self._row_topic is None else _ROW_SCHEMA)
+        schema = _PAIR_SCHEMA if self._row_topic is None else _ROW_SCHEMA
+        typed = pa.schema([each.with_type(self._types.get(each.name, each.type)) for each in schema])
+        try:
+            return pa.RecordBatch.from_pylist(rows, typed)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as error:
+            raise UsageError(f"WriteToKafka: keys or values do not fit their format: {error}") from error
 
 
 def _pair(element: Any) -> dict[str, Any]:
@@ -173,14 +204,14 @@ def _pair(element: Any) -> dict[str, Any]:
         key, value = element
     except (TypeError, ValueError):
         raise UsageError(f"WriteToKafka takes pairs (key, value), not {type(element).__name__}") from None
-    return {"key": _bytes("key", key), "value": _bytes("value", value)}
+    return {"key": key, "value": value}
 
 
 def _row(element: Any, topic: str) -> dict[str, Any]:
     headers = getattr(element, "headers", None)
     return {
-        "key": _bytes("key", element.key),
-        "value": _bytes("value", element.value),
+        "key": element.key,
+        "value": element.value,
         "headers": None if headers is None else [{"key": header.key, "value": header.value} for header in headers],
         "partition": getattr(element, "partition", None),
         "timestamp": getattr(element, "timestamp", None),
@@ -191,10 +222,13 @@ def _row(element: Any, topic: str) -> dict[str, Any]:
 def _size(row: Mapping[str, Any]) -> int:
     """In bytes: what has no bound of its own."""
     headers = row.get("headers") or ()
-    return sum(len(part or b"") for item in (row, *headers) for part in (item["key"], item["value"]))
+    return sum(_weight(part) for item in (row, *headers) for part in (item["key"], item["value"]))
 
 
-def _bytes(what: str, value: Any) -> bytes | None:
-    if value is not None and not isinstance(value, bytes):
-        raise UsageError(f"WriteToKafka takes a {what} of bytes, not {type(value).__name__}: encode it in a Map")
-    return value
+def _weight(value: Any) -> int:
+    """About the bytes of a value, which may be a tree."""
+    if isinstance(value, bytes | str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_weight, value.values()))
+    return sum(map(_weight, value)) if isinstance(value, list) else 8

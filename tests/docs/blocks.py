@@ -6,7 +6,7 @@
 - `properties` are Kafka client properties that headrace accepts; `yaml` and `toml` are parsed.
 - A block after `<!--- skip: next "reason" -->` is not run. A block in another language without a reason is an error.
 
-`127.0.0.1:9092` stands for the broker of the tests. In expected output `...` stands for anything, and blanks are equal to tabs.
+`127.0.0.1:9092` stands for the broker of the tests, `https://registry:8081` for a schema registry. In expected output `...` stands for anything, and blanks are equal to tabs.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from headrace.connectors.kafka.client.properties import ClientConfig
 from tests.helpers.python_path import python_path
 
 ADDRESS = "127.0.0.1:9092"
+REGISTRY = "https://registry:8081"
 MAIN = "from headrace.cli import main; main()"
 PATIENCE_S = 60.0
 SERVERS = ("broker",)
@@ -55,6 +56,7 @@ class Page:
     bootstrap: str
     folder: Path
     namespace: Mapping[str, Any] = field(default_factory=dict)
+    registry: str = REGISTRY
     ran: list[int] = field(default_factory=list)
     skipped: dict[int, str] = field(default_factory=dict)
     sources: list[str] = field(default_factory=list)
@@ -106,7 +108,8 @@ class Page:
         self.ran.append(example.line)
 
     def _python(self, example: Example, source: Any) -> None:
-        text = type(source)(source.replace(ADDRESS, self.bootstrap), source.offset, source.line_offset)
+        here = source.replace(ADDRESS, self.bootstrap).replace(REGISTRY, self.registry)
+        text = type(source)(here, source.offset, source.line_offset)
         example.parsed = text
         out = io.StringIO()
         with contextlib.chdir(self.folder), contextlib.redirect_stdout(out):

@@ -15,6 +15,7 @@ from headrace.harness.kafka import create_topic, delete_topic
 from tests.docs.blocks import BlockError, Page
 from tests.docs.documents import DOCUMENTS, ROOT, tokens
 from tests.helpers.kafka_rig import write_records
+from tests.helpers.schema_registry import FakeRegistry
 
 if TYPE_CHECKING:
     from headrace.harness.kafka import Cluster
@@ -48,7 +49,10 @@ def spark(folder: Path) -> Iterator[Any]:
 
 @pytest.fixture
 def page(broker: Cluster, spark: Any, folder: Path) -> Iterator[Page]:
-    """A page with a session, as in PySpark's shell; hidden blocks make what a page presumes with `topic` and `closing`."""
+    """A page with a session, as in PySpark's shell.
+
+    Hidden blocks make what a page presumes with `topic`, `closing`, and `register`, for a schema in the registry.
+    """
 
     def topic(name: str, *values: str, partitions: int = 1) -> None:
         create_topic(broker.bootstrap, name, partitions)
@@ -58,12 +62,13 @@ def page(broker: Cluster, spark: Any, folder: Path) -> Iterator[Page]:
             [{"key": b"k", "value": value.encode() if isinstance(value, str) else value} for value in values],
         )
 
-    with ExitStack() as closing:
-        yield Page(broker.bootstrap, folder, {"spark": spark, "topic": topic, "closing": closing})
+    with ExitStack() as closing, FakeRegistry() as registry:
+        names = {"spark": spark, "topic": topic, "closing": closing, "register": registry.register}
+        yield Page(broker.bootstrap, folder, names, registry.url)
     for path in folder.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    names = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0}).list_topics(timeout=30).topics
-    for name in names.keys() - KEPT:
+    topics = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0}).list_topics(timeout=30).topics
+    for name in topics.keys() - KEPT:
         if not name.startswith("__"):
             delete_topic(broker.bootstrap, name)
 

@@ -1,0 +1,153 @@
+"""Rows with a Beam schema: Arrow batches with typed columns as rows that SQL and other languages read, and values back."""
+
+from __future__ import annotations
+
+import datetime
+import keyword
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Optional, cast
+
+import apache_beam as beam
+import numpy as np
+import pyarrow as pa
+from apache_beam.typehints.row_type import RowTypeConstraint
+from apache_beam.utils.timestamp import Timestamp
+
+from headrace.enumerator.errors import UsageError
+
+__all__ = ["AsRows", "plain_value", "row_type"]
+
+_TYPES: Mapping[pa.DataType, Any] = {
+    pa.bool_(): bool,
+    pa.int8(): np.int8,
+    pa.int16(): np.int16,
+    pa.int32(): np.int32,
+    pa.int64(): np.int64,
+    pa.uint8(): np.int16,
+    pa.uint16(): np.int32,
+    pa.uint32(): np.int64,
+    pa.uint64(): Decimal,
+    pa.float32(): np.float32,
+    pa.float64(): float,
+    pa.string(): str,
+    pa.binary(): bytes,
+    pa.date32(): datetime.date,
+}
+"""Beam's types, by Arrow's. A number without a sign is wider: Beam has none."""
+
+
+def row_type(schema: pa.Schema) -> RowTypeConstraint:
+    """The type of the rows that `AsRows` makes: a field for each column, all nullable.
+
+    A struct is a row, an enum a string, a timestamp one of Beam's, with microseconds. Raises UsageError, which names the field,
+    for a type or a name that Beam's rows cannot have.
+    """
+    return _row_type(list(schema), "")
+
+
+def _row_type(fields: Iterable[pa.Field], path: str) -> RowTypeConstraint:
+    return RowTypeConstraint.from_fields([(_name(each.name, path), _optional(each.type, path + each.name)) for each in fields])
+
+
+def _name(name: str, path: str) -> str:
+    """Beam makes named tuples of rows, and Python says what their fields may be called."""
+    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
+        raise UsageError(f"a row in Beam cannot have a field {path + name!r}: ask only for others, or take output='arrow'")
+    return name
+
+
+def _optional(kind: pa.DataType, path: str) -> Any:
+    return Optional[_hint(kind, path)]  # noqa: UP045 - what is within is known only here
+
+
+def _hint(kind: pa.DataType, path: str) -> Any:
+    if kind in _TYPES:
+        return _TYPES[kind]
+    if pa.types.is_struct(kind):
+        return _row_type([kind.field(i) for i in range(kind.num_fields)], f"{path}.")
+    if pa.types.is_list(kind):
+        return Sequence[_optional(kind.value_type, f"{path}[]")]  # type: ignore[misc]
+    if pa.types.is_map(kind) and kind.key_type in _TYPES:
+        return Mapping[_TYPES[kind.key_type], _optional(kind.item_type, f"{path}{{}}")]  # type: ignore[misc]
+    if pa.types.is_dictionary(kind):
+        return _hint(kind.value_type, path)
+    if pa.types.is_fixed_size_binary(kind):
+        return bytes
+    if pa.types.is_decimal(kind):
+        return Decimal
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return Timestamp
+    raise UsageError(f"Beam has no type for {kind}, which field {path!r} has: ask only for others, or take output='arrow'")
+
+
+@dataclass(frozen=True)
+class AsRows:
+    """Makes rows of batches of one schema, which has a `row_type`. Picklable."""
+
+    schema: pa.Schema
+
+    def __call__(self, batch: pa.RecordBatch) -> Iterable[beam.Row]:
+        """A row for each record, in order."""
+        return _rows(self.schema.names, [_values(column) for column in batch.columns])
+
+
+def _rows(names: Sequence[str], columns: Sequence[Sequence[Any]]) -> Iterable[beam.Row]:
+    return (beam.Row(**dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True))
+
+
+def _values(array: pa.Array) -> Sequence[Any]:
+    """The values of a column as Beam has them."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        names = [kind.field(i).name for i in range(kind.num_fields)]
+        made = _rows(names, [_values(array.field(i)) for i in range(kind.num_fields)]) if names else _empty(len(array))
+        return [row if is_there else None for row, is_there in zip(made, array.is_valid().to_pylist(), strict=True)]
+    if pa.types.is_list(kind):
+        return _each(array, _values(array.values), list)
+    if pa.types.is_map(kind):
+        return _each(array, list(zip(_values(array.keys), _values(array.items), strict=True)), dict)
+    if pa.types.is_timestamp(kind):
+        micros = array.cast(pa.timestamp("us", kind.tz), safe=False).view(pa.int64()).to_pylist()
+        return [None if each is None else Timestamp(micros=each) for each in micros]
+    if pa.types.is_uint64(kind):
+        return [None if each is None else Decimal(each) for each in array.to_pylist()]
+    return cast("Sequence[Any]", array.to_pylist())
+
+
+def _empty(count: int) -> Iterable[beam.Row]:
+    return (beam.Row() for _ in range(count))
+
+
+def _each(array: pa.Array, items: Sequence[Any], made: Callable[[Sequence[Any]], Any]) -> Sequence[Any]:
+    """For each row of a column of lists or maps what is made of its items."""
+    ends, there = array.offsets.to_pylist(), array.is_valid().to_pylist()
+    return [made(items[ends[row] : ends[row + 1]]) if is_there else None for row, is_there in enumerate(there)]
+
+
+def plain_value(value: Any, kind: pa.DataType, path: str) -> Any:
+    """A value for a column of this type as Arrow takes it: a row, a named tuple and a mapping become dictionaries.
+
+    Raises UsageError for a field that the type does not have, which Arrow would leave out in silence.
+    """
+    fields = _fields_of(value)
+    if fields is not None and pa.types.is_struct(kind):
+        types = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
+        if unknown := sorted(fields.keys() - types.keys()):
+            raise UsageError(f"{path} has no field {unknown[0]!r} in its format, which has {', '.join(types)}")
+        return {name: plain_value(each, types[name], f"{path}.{name}") for name, each in fields.items()}
+    if fields is not None and pa.types.is_map(kind):
+        return [(key, plain_value(each, kind.item_type, f"{path}{{}}")) for key, each in fields.items()]
+    if isinstance(value, Sequence) and pa.types.is_list(kind):
+        return [plain_value(each, kind.value_type, f"{path}[]") for each in value]
+    return value.to_utc_datetime(has_tz=True) if isinstance(value, Timestamp) else value
+
+
+def _fields_of(value: Any) -> Mapping[Any, Any] | None:
+    """What a row, a named tuple or a mapping has by name; None of anything else."""
+    if isinstance(value, beam.Row):
+        return cast("Mapping[Any, Any]", value.as_dict())
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return cast("Mapping[Any, Any]", value._asdict())
+    return value if isinstance(value, Mapping) else None
