@@ -96,6 +96,7 @@ fuzz: $(INSTALLED) ## Fuzzers of everything that reads others' bytes, AddressSan
 	$(BIN)/python -m tests.fuzz.run --seconds 300
 	$(BIN)/python -m tests.fuzz.sanitized --buffers 1000000
 	$(BIN)/python -m tests.fuzz.flood --buffers 100000000 --state build/flood.json
+	$(BIN)/python -m tests.fuzz.flood --of avro --buffers 10000000 --state build/flood_avro.json
 
 mutants: $(INSTALLED) ## Mutation testing of the modules that decide: no survivor without a reason (hours; goes on where it stopped)
 	$(BIN)/pip install --quiet --requirement requirements/mutants.txt
