@@ -171,9 +171,7 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
         self._read = _read(source, self._event_time, limit, read_s, num_readers, start_from_savepoint, publish=config.commit)
         self._redistribution = beam.Reshuffle(int(redistribute_num_keys) or None) if redistribute else None
         self._output, self._with_metadata = output, with_metadata
-        self._schema = source.schema
-        if output == "rows":
-            row_type(self._schema)  # refuses what rows cannot have, here and not in `expand`
+        self._to_rows = _to_rows(source.schema, self._event_time) if output == "rows" else None
 
     def expand(self, pbegin: Any) -> Any:
         """Called by Beam."""
@@ -182,8 +180,8 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
             batches = batches | "Redistribute" >> self._redistribution
         if self._output == "arrow":
             return batches
-        if self._output == "rows":
-            return batches | "ToRows" >> to_records(AsRows(self._schema), self._event_time, row_type(self._schema))
+        if self._to_rows is not None:
+            return batches | "ToRows" >> self._to_rows
         if self._with_metadata:
             return batches | "ToRecords" >> to_records(as_kafka_records, self._event_time, KafkaRecord)
         return batches | "ToPairs" >> to_records(as_pairs, self._event_time, tuple[bytes | None, bytes | None])
@@ -310,6 +308,10 @@ def _refuse_contradictions(
         raise UsageError('columns is for output="arrow" and output="rows"')
     if output == "records" and any(each is not None for each in formats):
         raise UsageError('value_format and key_format are for output="arrow" and output="rows", which have typed columns')
+
+
+def _to_rows(schema: pa.Schema, event_time: EventTime) -> Any:
+    return to_records(AsRows(schema), event_time, row_type(schema))
 
 
 def _limit(records: int | None, seconds: float | None) -> Limit | None:

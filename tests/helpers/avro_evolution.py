@@ -1,6 +1,6 @@
 """How Avro schemas may change: whether a new version reads the values of the one before, and that one the new one's.
 
-Two judges besides ours: fastavro, of each value, and Java's `SchemaCompatibility`, which is what a schema registry asks.
+Judges besides ours are fastavro, of each value, and Java's `SchemaCompatibility`, which is what a schema registry asks.
 """
 
 from __future__ import annotations
