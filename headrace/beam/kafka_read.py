@@ -170,21 +170,17 @@ class ReadFromKafka(beam.PTransform[Any, Any]):
         source = _with_columns(source, columns, _columns(output, with_metadata, self._event_time), self._event_time)
         self._read = _read(source, self._event_time, limit, read_s, num_readers, start_from_savepoint, publish=config.commit)
         self._redistribution = beam.Reshuffle(int(redistribute_num_keys) or None) if redistribute else None
-        self._output, self._with_metadata = output, with_metadata
-        self._to_rows = _to_rows(source.schema, self._event_time) if output == "rows" else None
+        self._elements = _elements(output, with_metadata, source.schema, self._event_time)
 
     def expand(self, pbegin: Any) -> Any:
         """Called by Beam."""
         batches = pbegin | "ReadFromSource" >> self._read
         if self._redistribution is not None:
             batches = batches | "Redistribute" >> self._redistribution
-        if self._output == "arrow":
+        if self._elements is None:
             return batches
-        if self._to_rows is not None:
-            return batches | "ToRows" >> self._to_rows
-        if self._with_metadata:
-            return batches | "ToRecords" >> to_records(as_kafka_records, self._event_time, KafkaRecord)
-        return batches | "ToPairs" >> to_records(as_pairs, self._event_time, tuple[bytes | None, bytes | None])
+        label, made = self._elements
+        return batches | label >> made
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,8 +306,20 @@ def _refuse_contradictions(
         raise UsageError('value_format and key_format are for output="arrow" and output="rows", which have typed columns')
 
 
-def _to_rows(schema: pa.Schema, event_time: EventTime) -> Any:
-    return to_records(AsRows(schema), event_time, row_type(schema))
+def _elements(
+    output: str,
+    with_metadata: bool,  # noqa: FBT001 - passed on
+    schema: pa.Schema,
+    event_time: EventTime,
+) -> tuple[str, Any] | None:
+    """The stage, with its name, that makes elements of batches; None where these are the elements."""
+    if output == "arrow":
+        return None
+    if output == "rows":
+        return "ToRows", to_records(AsRows(schema), event_time, row_type(schema))
+    if with_metadata:
+        return "ToRecords", to_records(as_kafka_records, event_time, KafkaRecord)
+    return "ToPairs", to_records(as_pairs, event_time, tuple[bytes | None, bytes | None])
 
 
 def _limit(records: int | None, seconds: float | None) -> Limit | None:

@@ -9,6 +9,7 @@ from pyspark.errors import StreamingQueryException
 
 from headrace.spark import with_dead_letters
 from headrace.testing.fake_kafka import CutAfter, ErrorCode, FakeKafka, Refuse
+from tests.helpers.avro_evolution import CHANGES, Read
 from tests.helpers.schema_registry import FakeRegistry
 
 pytestmark = pytest.mark.timeout(300)
@@ -151,6 +152,19 @@ def test_seatunnel_10574_a_prepare_that_fails_persists_no_position_of_the_source
     assert copy() == [b"a", b"b", b"c"]
 
 
+def test_schemas_that_javas_judge_finds_compatible_are_those_whose_values_are_read(spark):
+    """It is what a schema registry asks before it takes a new version."""
+    parser, judge = spark._jvm.org.apache.avro.Schema.Parser, spark._jvm.org.apache.avro.SchemaCompatibility
+
+    def verdict(reader: object, writer: object) -> bool:
+        schemas = [parser().parse(json.dumps(each)) for each in (reader, writer)]
+        return judge.checkReaderWriterCompatibility(*schemas).getType().toString() == "COMPATIBLE"
+
+    for name, change in CHANGES.items():
+        found = [verdict(change.new, change.old), verdict(change.old, change.new)]
+        assert found == [isinstance(each, Read) or not each.by_java for each in (change.backward, change.forward)], name
+
+
 def test_typed_values_of_a_registry_are_rows_in_a_batch_and_in_a_stream_that_goes_on(spark, kafka, query):
     symbols = {"type": "enum", "name": "E", "symbols": ["x", "y"]}
     decimal = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
@@ -192,3 +206,40 @@ def test_typed_values_of_a_registry_are_rows_in_a_batch_and_in_a_stream_that_goe
         kafka.append("in", b"\0\0\0\0\2" + value + b"\2m")
         query.run_available(options)
         assert [row.value.more for row in query.rows if row.value is not None and "more" in row.value] == ["m"]
+
+
+FLIGHT_PROTO = 'syntax = "proto3"; message Flight { string carrier = 1; optional int32 delay = 2; repeated string legs = 3; }'
+FLIGHT_JSON = {
+    "type": "object",
+    "required": ["carrier", "legs"],
+    "properties": {
+        "carrier": {"type": "string"},
+        "delay": {"type": ["null", "integer"]},
+        "legs": {"type": "array", "items": {"type": "string"}},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "schema", "number"),
+    [("protobuf", "PROTOBUF", FLIGHT_PROTO, "int"), ("json-schema", "JSON", FLIGHT_JSON, "bigint")],
+)
+def test_protobuf_and_json_of_a_registry_are_written_and_read_as_rows(spark, kafka, name, kind, schema, number):
+    with FakeRegistry() as registry:
+        registry.register("out-value", schema, kind=kind)
+        typed = {"kafka.bootstrap.servers": kafka.bootstrap, "valueFormat": name, "schemaRegistryUrl": registry.url}
+        made = f"STRUCT(ARRAY('Rome', 'Oslo') AS legs, 'UA' AS carrier, CAST(id AS {number}) AS delay) AS value"
+        rows = spark.range(2).selectExpr(made)
+        rows.write.format("headrace").mode("append").options(**typed, topic="out").save()
+        kafka.append("out", b"bad", partition=1)
+        options = {**typed, "subscribe": "out", "startingOffsets": "earliest", "onBadRecord": "keep"}
+        frame = spark.read.format("headrace").options(**options).load()
+        found = frame.selectExpr("value.*", "badValue").orderBy("delay").collect()
+        assert [tuple(row) for row in found] == [
+            (None, None, None, bytearray(b"bad")),
+            ("UA", 0, ["Rome", "Oslo"], None),
+            ("UA", 1, ["Rome", "Oslo"], None),
+        ]
+        only = spark.read.format("headrace").options(**{**options, "onBadRecord": "skip"})
+        delays = only.schema(f"value struct<delay {number}>").load().collect()
+        assert sorted(row.value.delay for row in delays) == [0, 1]
