@@ -7,11 +7,12 @@ import keyword
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from types import GenericAlias
 from typing import Any, Optional, cast
 
-import apache_beam as beam
 import numpy as np
 import pyarrow as pa
+from apache_beam.pvalue import Row
 from apache_beam.typehints.row_type import RowTypeConstraint
 from apache_beam.utils.timestamp import Timestamp
 
@@ -68,9 +69,9 @@ def _hint(kind: pa.DataType, path: str) -> Any:
     if pa.types.is_struct(kind):
         return _row_type([kind.field(i) for i in range(kind.num_fields)], f"{path}.")
     if pa.types.is_list(kind):
-        return Sequence[_optional(kind.value_type, f"{path}[]")]  # type: ignore[misc]
+        return GenericAlias(Sequence, _optional(kind.value_type, f"{path}[]"))
     if pa.types.is_map(kind) and kind.key_type in _TYPES:
-        return Mapping[_TYPES[kind.key_type], _optional(kind.item_type, f"{path}{{}}")]  # type: ignore[misc]
+        return GenericAlias(Mapping, (_TYPES[kind.key_type], _optional(kind.item_type, f"{path}{{}}")))
     if pa.types.is_dictionary(kind):
         return _hint(kind.value_type, path)
     if pa.types.is_fixed_size_binary(kind):
@@ -88,13 +89,13 @@ class AsRows:
 
     schema: pa.Schema
 
-    def __call__(self, batch: pa.RecordBatch) -> Iterable[beam.Row]:
+    def __call__(self, batch: pa.RecordBatch) -> Iterable[Row]:
         """A row for each record, in order."""
         return _rows(self.schema.names, [_values(column) for column in batch.columns])
 
 
-def _rows(names: Sequence[str], columns: Sequence[Sequence[Any]]) -> Iterable[beam.Row]:
-    return (beam.Row(**dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True))
+def _rows(names: Sequence[str], columns: Sequence[Sequence[Any]]) -> Iterable[Row]:
+    return (Row(**dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True))
 
 
 def _values(array: pa.Array) -> Sequence[Any]:
@@ -116,8 +117,8 @@ def _values(array: pa.Array) -> Sequence[Any]:
     return cast("Sequence[Any]", array.to_pylist())
 
 
-def _empty(count: int) -> Iterable[beam.Row]:
-    return (beam.Row() for _ in range(count))
+def _empty(count: int) -> Iterable[Row]:
+    return (Row() for _ in range(count))
 
 
 def _each(array: pa.Array, items: Sequence[Any], made: Callable[[Sequence[Any]], Any]) -> Sequence[Any]:
@@ -146,7 +147,7 @@ def plain_value(value: Any, kind: pa.DataType, path: str) -> Any:
 
 def _fields_of(value: Any) -> Mapping[Any, Any] | None:
     """What a row, a named tuple or a mapping has by name; None of anything else."""
-    if isinstance(value, beam.Row):
+    if isinstance(value, Row):
         return cast("Mapping[Any, Any]", value.as_dict())
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return cast("Mapping[Any, Any]", value._asdict())
