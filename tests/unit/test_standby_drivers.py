@@ -267,15 +267,15 @@ def test_seen_here_a_lock_whose_file_was_removed_is_worth_nothing_and_the_one_in
     Path(place, ".headrace.lock").unlink()
     first.take(new_family())
     assert os.path.samestat(os.stat(place + "/.headrace.lock"), os.fstat(first._file))
-    second.take(new_family())  # of this process, which has it
-    assert os.path.samestat(os.fstat(first._file), os.fstat(second._file))
+    os.close(first._file)
+    second.take(new_family())
+    assert os.path.samestat(os.stat(place + "/.headrace.lock"), os.fstat(second._file))
 
 
 def test_a_copy_of_a_checkpoint_kills_nobody_of_the_family_whose_lock_came_with_it(place, tmp_path):
     family = family_by(ended())
     with holder(place, family):
         shutil.copytree(place, tmp_path / "copy")
-        CheckpointLock(str(tmp_path / "copy")).take(new_family())
         jvm = subprocess.Popen(["sleep", "600"], env={**os.environ, FAMILY_VARIABLE: family})
         CheckpointLock(str(tmp_path / "copy")).take(new_family())
         assert jvm.poll() is None
@@ -283,12 +283,39 @@ def test_a_copy_of_a_checkpoint_kills_nobody_of_the_family_whose_lock_came_with_
     assert jvm.wait() == -signal.SIGKILL
 
 
+COPIES_ITS_CHECKPOINT = HOLD.replace(
+    'print("held"', 'import shutil; shutil.copytree(sys.argv[1], sys.argv[1] + "-copy"); print("held"'
+)
+
+
+def test_a_driver_that_copies_its_checkpoint_still_has_the_lock(place, monkeypatch):
+    """It has closed the file of the lock once, at which the kernel gives up a lock that is the process's."""
+    monkeypatch.setitem(globals(), "HOLD", COPIES_ITS_CHECKPOINT)
+    supervisor = subprocess.Popen(["sleep", "600"])
+    with holder(place, family_by(Process.of(supervisor.pid))) as held:
+        assert Path(f"{place}-copy", ".headrace.lock").exists()
+        with pytest.raises(FencedError, match=f"another supervisor, process {supervisor.pid}"):
+            CheckpointLock(place).take(new_family())
+        supervisor.kill()
+        supervisor.wait()
+        CheckpointLock(place).take(new_family())  # of an orphan
+        assert held.wait() == -signal.SIGKILL
+
+
+def test_two_names_of_one_checkpoint_are_one_query_too_many(place):
+    family = new_family()
+    CheckpointLock(place).take(family)
+    other = CheckpointLock(place)
+    with pytest.raises(UsageError, match="two queries of this job have one checkpoint"):
+        other.take(family)
+
+
 @pytest.mark.parametrize(("code", "kind"), [(errno.ENOLCK, RetriableError), (errno.EOPNOTSUPP, UsageError)])
 def test_seen_here_a_file_system_without_locks_is_named(place, monkeypatch, code, kind):
     def refuse(*_):
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(fcntl, "lockf", refuse)
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
     with pytest.raises(
         kind, match=f"no lock can be had of the checkpoint {place}, at {place}/.headrace.lock: .*{os.strerror(code)}"
     ):

@@ -4,6 +4,10 @@ A file for each checkpoint, locked by the driver's own process (`fcntl`: the ker
 that is a local folder, so whoever sees the checkpoint sees the lock: other users, and containers that share the volume. That of
 a checkpoint elsewhere is in the user's cache folder, and keeps drivers of one user on one host apart.
 
+It is two locks of one byte each. One is bound to the process, and the kernel tells which. It is given up when the process
+closes the file wherever it has opened it, as a job does that copies its checkpoint. The other one is bound to the file as it
+was opened (OFD), and stays; then the name in the file tells whose it is.
+
 The lock alone would not do: the kernel gives it up with that process, and JVM and workers may live on for a moment. So whoever
 takes it writes its family's name into it, and kills what is left of the family that was written there. Where it is held, the
 holder's supervisor decides: one that lives runs the job, and the second is refused; of one that is dead the drivers are
@@ -36,6 +40,9 @@ _LONGEST_NAME = 256
 _FLOCK = "hhqqi"
 """`struct flock` of 64-bit Linux: type, whence, start, length, pid."""
 
+_OF_THE_FILE, _OF_THE_PROCESS = 0, 1
+"""The bytes that are locked."""
+
 # --- what is done, in which order -------------------------------------------------------------------------------------
 
 
@@ -46,7 +53,7 @@ class TryLock:
 
 @dataclass(frozen=True, slots=True)
 class WhoHolds:
-    """The answer: the family of the process that holds it; None where nobody does by now."""
+    """The answer: the family that holds it, or did just now; None where that is not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +92,14 @@ Taking = Generator[LockStep, "bool | str | None", None]
 
 
 def taking(me: str) -> Taking:
-    """The steps by which a family takes the lock. Raises FencedError where another supervisor lives and has the job."""
+    """The steps by which a family takes the lock. Raises FencedError where another supervisor lives and has the job.
+
+    Raises UsageError where the family has it already, for another query.
+    """
     while not (yield TryLock()):
         holder = yield WhoHolds()
+        if holder == me:
+            raise UsageError("two queries of this job have one checkpoint, by two names of it: each query needs its own")
         if isinstance(holder, str):
             supervisor, mine = supervisor_of(holder), supervisor_of(me)
             if supervisor.namespace != mine.namespace:
@@ -130,7 +142,7 @@ class CheckpointLock:
                 step = steps.send(self._perform(step))
 
     def _opened(self) -> int:
-        """It stays open, and is opened once in a process: closing any descriptor of the file would give the lock up."""
+        """It stays open for as long as the process lives."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
@@ -160,7 +172,8 @@ class CheckpointLock:
     def _try(self) -> bool:
         """Of a file that was removed since it was opened the lock would be worth nothing: then the one that is there now."""
         try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.fcntl(self._file, fcntl.F_SETLK, _asked(_OF_THE_PROCESS))  # first: one that is stopped here is known by it
+            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _asked(_OF_THE_FILE))
         except (BlockingIOError, PermissionError):
             return False
         except OSError as error:
@@ -178,13 +191,13 @@ class CheckpointLock:
             return False
 
     def _holder(self) -> str | None:
-        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         try:
-            kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(self._file, fcntl.F_GETLK, asked))
+            answer = fcntl.fcntl(self._file, fcntl.F_GETLK, _asked(_OF_THE_PROCESS))
         except OSError as error:
             raise self._no_locks(error) from error
+        kind, _, _, _, pid = struct.unpack(_FLOCK, answer)
         if kind == fcntl.F_UNLCK:
-            return None
+            return self._last()
         if pid <= 0:
             raise FencedError(
                 f"a process of another container, or of another host, holds the lock of the checkpoint, {self.path}"
@@ -219,3 +232,7 @@ def lock_file(location: str) -> Path:
     if location.startswith("/"):
         return Path(location, LOCK_NAME)
     return cache_directory() / "locks" / f"{hashlib.sha256(location.encode()).hexdigest()[:32]}.lock"
+
+
+def _asked(byte: int) -> bytes:
+    return struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
