@@ -306,7 +306,7 @@ def test_two_names_of_one_checkpoint_are_one_query_too_many(place):
     family = new_family()
     CheckpointLock(place).take(family)
     other = CheckpointLock(place)
-    with pytest.raises(UsageError, match="two queries of this job have one checkpoint"):
+    with pytest.raises(UsageError, match=r"this job has the checkpoint .* already, by another name"):
         other.take(family)
 
 

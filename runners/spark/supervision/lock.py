@@ -92,14 +92,9 @@ Taking = Generator[LockStep, "bool | str | None", None]
 
 
 def taking(me: str) -> Taking:
-    """The steps by which a family takes the lock. Raises FencedError where another supervisor lives and has the job.
-
-    Raises UsageError where the family has it already, for another query.
-    """
+    """The steps by which a family takes the lock. Raises FencedError where another supervisor lives and has the job."""
     while not (yield TryLock()):
         holder = yield WhoHolds()
-        if holder == me:
-            raise UsageError("two queries of this job have one checkpoint, by two names of it: each query needs its own")
         if isinstance(holder, str):
             supervisor, mine = supervisor_of(holder), supervisor_of(me)
             if supervisor.namespace != mine.namespace:
@@ -133,13 +128,19 @@ class CheckpointLock:
     def take(self, me: str) -> None:
         """Returns when it is taken, and no process of who had it before lives. Raises FencedError as `taking`.
 
-        Raises UsageError where the file system has no locks, RetriableError where it gives none now.
+        Raises UsageError where this process has it already, and where the file system has no locks; RetriableError where it
+        gives none now.
         """
+        if self._identity() in _taken:
+            raise UsageError(
+                f"this job has the checkpoint {self._location} already, by another name of it: each query needs one of its own"
+            )
         steps = taking(me)
         with suppress(StopIteration):
             step = next(steps)
             while True:
                 step = steps.send(self._perform(step))
+        _taken.add(self._identity())
 
     def _opened(self) -> int:
         """It stays open for as long as the process lives."""
@@ -225,6 +226,10 @@ class CheckpointLock:
         return UsageError(
             f"{what}. Its file system has no locks, by which drivers are kept apart: move the checkpoint to one that has"
         )
+
+
+_taken: set[str] = set()
+"""What this process has locked, by `_identity`."""
 
 
 def lock_file(location: str) -> Path:
