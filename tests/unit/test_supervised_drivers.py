@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -309,27 +310,40 @@ def test_seen_here_the_settings_of_a_submission_are_in_no_file_that_somebody_cou
         assert os.readlink(file).startswith("/memfd:")
 
 
-@pytest.mark.parametrize("failing", ["pipe", "Popen", "pidfd_open"])
-def test_seen_here_a_driver_that_could_not_be_started_leaves_no_descriptor_and_no_process(history, monkeypatch, failing):
-    calls = []
+@pytest.mark.parametrize(("failing", "pipes"), [("pipe", 1), ("Popen", 2), ("pidfd_open", 2)])
+def test_seen_here_a_driver_that_could_not_be_started_leaves_no_descriptor_and_no_process(history, monkeypatch, failing, pipes):
+    made, started, pipe = [], [], os.pipe
 
-    def fail(*arguments, **named):
-        calls.append(failing)
-        if failing != "pipe" or len(calls) > 1:
-            raise OSError(errno.EMFILE, "Too many open files")
-        return PIPE()
+    def one_more():
+        if failing == "pipe" and made:
+            return fail()
+        ends = pipe()
+        made.append(os.fstat(ends[0]).st_ino)
+        return ends
 
-    monkeypatch.setattr(*(subprocess, failing, fail) if failing == "Popen" else (os, failing, fail))
-    before = set(os.listdir("/proc/self/fd"))
+    def fail(*arguments, **_):
+        started.extend(arguments if failing == "pidfd_open" else ())
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "pipe", one_more)
+    if failing != "pipe":
+        monkeypatch.setattr(subprocess if failing == "Popen" else os, failing, fail)
     with pytest.raises(OSError, match="Too many open files"):
         DriverProcess(order("loses_data"))
-    assert calls
-    assert set(os.listdir("/proc/self/fd")) == before
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert len(made) >= pipes  # Popen has one of its own
+    assert {f"pipe:[{number}]" for number in made}.isdisjoint(opened())
+    assert len(started) == (failing == "pidfd_open")
+    for pid in started:
+        with pytest.raises(ChildProcessError):  # it was waited for
+            os.waitpid(pid, os.WNOHANG)
 
 
-PIPE = os.pipe
+def opened():
+    """What the descriptors of this process are of."""
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            yield os.readlink(f"/proc/self/fd/{name}")
+
 
 OUT_OF_DESCRIPTORS = """
 import os, resource, subprocess, sys, threading
