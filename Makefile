@@ -24,7 +24,7 @@ demo-move: $(INSTALLED) ## The flights copied by the JVM connector, headrace run
 	$(BIN)/python examples/flights/demo_move.py
 
 test: $(INSTALLED) ## The tests, with a real Kafka, Spark, Flink and databases (25 minutes)
-	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test-long: $(INSTALLED) ## The tests marked long, which `make test` leaves out: demos and examples with kills (ten minutes)
 	$(BIN)/pytest -m long --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/integration

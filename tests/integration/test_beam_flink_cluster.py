@@ -65,6 +65,7 @@ def assert_exact(folder: Path) -> None:
     assert [pair for pair in pairs if pair[0] != pair[1]] == []
 
 
+@pytest.mark.long
 def test_state_is_exact_through_a_kill_and_a_savepoint_and_nothing_begins_again(flink: FlinkCluster, tmp_path: Path) -> None:
     with job(flink, counting(tmp_path)) as first:
         covered = flink.wait_checkpoint(first).number

@@ -120,6 +120,7 @@ def test_a_commit_that_fails_before_its_list_is_durable_is_aborted(spark, copy, 
     eventually(copy.committed, WANTED)
 
 
+@pytest.mark.long
 def test_a_commit_that_fails_after_its_list_is_durable_is_left_alone_by_abort_and_completed_by_the_next_start(copy):
     with copy.job("driver", fault=fault("KafkaCommitter", "end_all", "before", "fail")) as job:
         assert job.wait() != 0
