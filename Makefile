@@ -9,7 +9,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-beam demo-move test test-long lowest lint docs bench bench-beam bench-growth bench-restore bench-outage soak soak-tables soak-beam soak-run soak-standby soak-tokens chaos fuzz mutants requirements clean
+.PHONY: help demo demo-beam demo-move test test-long lowest lint docs bench bench-beam bench-growth bench-restore bench-outage soak soak-tables rest-catalog soak-beam soak-run soak-standby soak-tokens chaos fuzz mutants requirements clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -68,6 +68,9 @@ soak: $(INSTALLED) ## 100,000 new histories of each simulated world, and 340 SIG
 soak-tables: $(INSTALLED) ## 300 SIGKILLs of jobs that write to Delta and Iceberg tables, and of the libraries' own ways; changelogs by key (an hour; goes on where it was)
 	$(BIN)/python -m benchmarks.tables_soak
 	$(BIN)/python -m benchmarks.tables_changes
+
+rest-catalog: $(INSTALLED) ## The Iceberg sink against Iceberg's own REST catalog, stopped during a commit (a minute; downloads 212 MB once)
+	$(BIN)/python -m tests.helpers.rest_catalog
 
 soak-beam: $(INSTALLED) ## 50 SIGKILLs of Flink's task manager under a Beam pipeline (15 minutes)
 	$(BIN)/python -m tests.helpers.beam_soak --kills 50 --result benchmarks/results/beam-kill-soak.json
