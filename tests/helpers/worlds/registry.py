@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from tests.helpers import planted, planted_commits, planted_fetches, planted_spark, planted_standby
+from tests.helpers import planted, planted_commits, planted_fetches, planted_letters, planted_spark, planted_standby
 from tests.helpers.worlds import run, shards
 from tests.helpers.worlds.commits import COMMITS
 from tests.helpers.worlds.fetch import FETCH
 from tests.helpers.worlds.heart import HEART
+from tests.helpers.worlds.letters import LETTERS
 from tests.helpers.worlds.run import RUN
 from tests.helpers.worlds.search import Adversary
 from tests.helpers.worlds.shards import SHARDS
@@ -190,6 +191,25 @@ WORLDS = (
             "supervisor stopped": 60,
             "second supervisor": 60,
             "takeover": 250,
+        },
+    ),
+    Searched(
+        LETTERS,
+        200,
+        planted_letters.PLANTED,
+        {
+            "replay": 150,
+            "second replay": 180,
+            "finished": 22,
+            "dead again": 60,
+            "topic made anew": 60,
+            "KilledError": 25,
+            "FencedError": 25,
+            "meanwhile": 28,
+            "PeerError": 8,
+            "expired OPEN": 4,
+            "expired PREPARED": 3,
+            "expired listed": 1,
         },
     ),
 )
