@@ -118,7 +118,8 @@ def top_command(
 ) -> None:
     """Show what a run at work does: a table that follows it on a terminal, lines of JSON in a pipe. Ends with the run.
 
-    Rates are of the records of the last snapshots, so they move once a checkpoint.
+    Rates are of the records of the last snapshots, so they move once a checkpoint. Lag is what lies between their positions
+    and the ends of the splits, which are asked then.
     """
     from headrace.cli.watching import follow
 

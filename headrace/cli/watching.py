@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.cli.serving import until_interrupted
 from headrace.enumerator.errors import StateError
-from headrace.runners.local.watching.status import read_status
+from headrace.runners.local.watching.status import largest_of, read_status
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -61,6 +61,8 @@ def table_of(status: Mapping[str, Any], before: Mapping[str, Any] | None) -> Tab
         "up": f"{status['at'] - status['since']:,.0f} s",
         "records in": _counted(status, before, "records_in"),
         "records out": _counted(status, before, "records_out"),
+        "lag": _lag(status["lag"], status["at"]),
+        "transactions": f"{status['committables']:,} committed",
         "checkpoints": f"{status['checkpoints']['completed']:,} committed, {status['checkpoints']['failed']:,} failed",
         "last checkpoint": "none yet" if last is None else _last(last, status["at"]),
         "workers": ", ".join(f"{worker['number']} ({worker['splits']} splits)" for worker in status["workers"]),
@@ -69,6 +71,17 @@ def table_of(status: Mapping[str, Any], before: Mapping[str, Any] | None) -> Tab
     for name, value in rows.items():
         table.add_row(name, value)
     return table
+
+
+_MOST_BEHIND = 3
+
+
+def _lag(lag: Mapping[str, Any] | None, now_s: float) -> str:
+    if lag is None:
+        return "not known"
+    most = [f"{split_id} {records:,}" for split_id, records in largest_of(lag["splits"], _MOST_BEHIND) if records]
+    whole = f"{lag['records']:,} records, {now_s - lag['at']:.0f} s ago"
+    return f"{whole}; most: {', '.join(most)}" if most else whole
 
 
 def _last(last: Mapping[str, Any], now_s: float) -> str:

@@ -89,6 +89,7 @@ from headrace.runners.local.pipeline import Pipeline, PipelineFile, Retention, R
 from headrace.runners.local.processes import Nursery
 from headrace.runners.local.rescale import RescaleRequest, read_request, withdraw_request
 from headrace.runners.local.savepoints import Savepoint, begin_with, begun, take_savepoint
+from headrace.runners.local.watching.lag import LagWatch
 from headrace.runners.local.watching.status import RunStatus, remove_status
 from headrace.runners.local.worker import WorkerOrder, work
 
@@ -251,6 +252,15 @@ class _Coordination:
         )
         self._job = self._new_job()
         self._stored_id = 0
+        self._measuring = ThreadPoolExecutor(1, "lag")
+        self._lag = LagWatch(
+            pipeline.source,
+            None if restored is None else restored.positions,
+            order.settings.schedule.longest_wait_s,
+            lambda ask: self._in(self._measuring, ask),
+            time.monotonic,
+            time.time,
+        )
         progress_s = max(order.beginning.at_s, store.last_written_s or 0.0)
         self._status = RunStatus(store.roster.run, order.settings.folder, progress_s)
         self._messages: RunMessages[Any, Any] = RunMessages(pipeline.source.split_serializer, pipeline.sink.handles)
@@ -342,7 +352,8 @@ class _Coordination:
         self._look_for_silent_ones()
         if time.monotonic() - self._asked_s >= LOOK_S:
             self._asked_s = time.monotonic()
-            self._status.show(self._core.phase.name, self._core.held)
+            self._lag.look()
+            self._status.show(self._core.phase.name, self._core.held, self._lag.lag)
             self._look_for_request()
 
     def _serve_metrics(self) -> None:
@@ -405,6 +416,7 @@ class _Coordination:
             case Recover():
                 self._in_commits(self._recover)
             case CommitCheckpoint(checkpoint, handles):
+                self._lag.moved(checkpoint)
                 self._in_commits(lambda: self._commit(checkpoint, handles))
             case After(delay_s, timer):
                 heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._sequence), timer))

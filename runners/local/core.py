@@ -92,9 +92,14 @@ class RunSchedule:
     tolerable_failed_checkpoints: int = 0
 
     @property
+    def longest_wait_s(self) -> float:
+        """From the end of a checkpoint to the begin of the next one, at most."""
+        return max(self.interval_s, self.min_pause_s)
+
+    @property
     def longest_gap_s(self) -> float:
         """Without a failure no more than this lies between the ends of two checkpoints, but for their commits."""
-        return max(self.interval_s, self.min_pause_s) + self.timeout_s
+        return self.longest_wait_s + self.timeout_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import multiprocessing
 import pickle
 import sys
@@ -24,6 +23,7 @@ from headrace.enumerator.restarts import ExponentialDelay, RestartStrategy, dura
 from headrace.enumerator.source import Source
 from headrace.runners.local.checkpoints import local_folder
 from headrace.runners.local.core import RunSchedule
+from headrace.runners.python_file import load_file, named_in_file
 
 if TYPE_CHECKING:
     from apache_beam.pipeline import Pipeline as BeamPipeline
@@ -316,9 +316,10 @@ class PipelineFile:
     @classmethod
     def parse(cls, text: str) -> PipelineFile:
         """`job.py:pipeline`. Raises UsageError for something else, or a file that is not there."""
-        path, _, name = text.rpartition(":")
-        if not path.endswith(".py") or not name.isidentifier():
+        found = named_in_file(text)
+        if found is None:
             raise UsageError(f"a pipeline is named by its file and its variable, such as job.py:pipeline, not {text!r}")
+        path, name = found
         file = Path(path).absolute()
         if not file.is_file():
             raise UsageError(f"{path}: there is no such file")
@@ -347,23 +348,12 @@ class PipelineFile:
 
     def _module(self) -> ModuleType:
         stem = self.path.stem
-        loaded = sys.modules.get(stem)
-        if loaded is not None and getattr(loaded, "__file__", None) == str(self.path):
-            return loaded
-        spec = importlib.util.spec_from_file_location(stem, self.path)
-        if spec is None or spec.loader is None:
-            raise UsageError(f"{self.path}: this is no Python file")
-        module = importlib.util.module_from_spec(spec)
-        if loaded is None:
-            sys.modules[stem] = module  # so that what the file defines can be pickled
+        taken = stem in sys.modules and getattr(sys.modules[stem], "__file__", None) != str(self.path)
         try:
-            spec.loader.exec_module(module)
+            return load_file(self.path, f"__headrace_{stem}__" if taken else stem)
         except Exception as error:
-            if loaded is None:
-                del sys.modules[stem]
             if is_retriable(error) or isinstance(error, DeadlineExceededError):
                 raise  # an outage (of a schema registry): another try may do better, which no mistake of the file would
             frame = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{frame.filename}:{frame.lineno}"
             raise UsageError(f"{self.path} cannot be loaded: {type(error).__name__}: {error} ({place})") from error
-        return module

@@ -6,6 +6,7 @@ import fcntl
 import json
 import multiprocessing
 import re
+import sys
 import traceback
 from pathlib import Path
 
@@ -670,6 +671,10 @@ def test_a_pipeline_is_found_by_its_file_and_name(tmp_path):
         "pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()))\nother = 1\n"
     )
     assert isinstance(PipelineFile.parse(f"{file}:pipeline").load(), Pipeline)
+    named_as_ours = tmp_path / "json.py"
+    named_as_ours.write_text(file.read_text())
+    assert isinstance(PipelineFile.parse(f"{named_as_ours}:pipeline").load(), Pipeline)
+    assert sys.modules["json"] is json
     for text, message in (
         (f"{file}:other", "other is no Pipeline, but int"),
         (f"{file}:nothing", "nothing is no Pipeline, but NoneType"),

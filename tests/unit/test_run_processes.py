@@ -22,6 +22,7 @@ from headrace.kafka import KafkaSink, KafkaSource, Latest
 from headrace.run import FixedDelay, Pipeline
 from headrace.runners.local.rescale import is_requested, request_rescale
 from headrace.runners.local.savepoints import read_savepoint, take_savepoint
+from headrace.runners.local.watching.status import read_status
 from headrace.testing import FakeKafka
 from tests.helpers import run_jobs
 from tests.helpers.python_path import python_path
@@ -255,18 +256,25 @@ def last_checkpoint(folder):
     return max(int(path.stem.split("-")[1]) for path in folder.glob("checkpoint-*.json"))
 
 
+def lag(folder):
+    """Partition -> records behind, as `headrace top` shows it; None while it is not known."""
+    status = read_status(folder)
+    told = None if status is None else status["lag"]
+    return None if told is None else {split_id.partition("@")[0]: records for split_id, records in told["splits"].items()}
+
+
 def test_a_run_at_work_is_rescaled_and_neither_loses_a_record_nor_writes_one_twice(kafka, tmp_path):
-    """1 worker, 4, 1, under load; a coordinator that dies with the request before it finds it again; then it is stopped."""
+    """1 worker, 8, 1, under load; a coordinator that dies with the request before it finds it again; then it is stopped."""
     run = Run(kafka, tmp_path, "--savepoints", str(tmp_path / "savepoints"), workers=1)
     folder, produced = tmp_path / "checkpoints", 0
     try:
-        for workers in (4, 1):
-            run.group(5 - workers)
+        for workers in (8, 1):
+            run.group(9 - workers)
             written = len(kafka.records("out"))
             produce(kafka, produced, 600)
             produced += 600
             run.wait(lambda least=written: len(kafka.records("out")) > least, "some of the records")
-            leader, before = run.group(5 - workers)
+            leader, before = run.group(9 - workers)
             if workers == 1:
                 os.kill(leader, signal.SIGSTOP)
                 request_rescale(folder, workers)
@@ -278,12 +286,13 @@ def test_a_run_at_work_is_rescaled_and_neither_loses_a_record_nor_writes_one_twi
             assert not after & before
             assert not is_requested(folder)
         run.wait(lambda: seen(kafka).keys() >= set(range(produced)), "all of the records")
+        run.wait(lambda: lag(folder) == dict.fromkeys(("in-0", "in-1", "in-2"), 0), "no lag of any split")
         run.stop()
         assert seen(kafka) == Counter(range(produced))
         assert len(list((tmp_path / "savepoints").iterdir())) == 1
         log = run.log.read_text()
-        assert "rescaling from 1 to 4 workers" in log
-        assert "rescaling from 4 to 1 workers" in log
+        assert "rescaling from 1 to 8 workers" in log
+        assert "rescaling from 8 to 1 workers" in log
     finally:
         run.kill()
 

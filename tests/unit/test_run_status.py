@@ -5,9 +5,12 @@ from __future__ import annotations
 import fcntl
 import io
 import json
+import re
 import urllib.error
 import urllib.request
 from contextlib import nullcontext
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -18,7 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.cli.watching import follow, table_of
 from headrace.enumerator.checkpoint import Checkpoint
-from headrace.enumerator.errors import StateError, UsageError
+from headrace.enumerator.errors import RetriableError, StateError, UsageError
+from headrace.enumerator.ledger import SplitState
 from headrace.runners.local.checkpoints import LOCK
 from headrace.runners.local.core import (
     CheckpointCommitted,
@@ -29,8 +33,13 @@ from headrace.runners.local.core import (
     TakeSnapshot,
     WorkerSnapshotted,
 )
+from headrace.runners.local.watching.lag import ASK_S, STALE_S, LagWatch, RunLag
 from headrace.runners.local.watching.page import RunPage
 from headrace.runners.local.watching.status import RunStatus, read_status, remove_status
+from headrace.testing import MemoryLog, MemorySource, MemorySplit
+
+MONITORING = Path(__file__).parents[2] / "docs" / "monitoring"
+METRIC = re.compile(r"\bheadrace_run_\w+")
 
 
 @pytest.fixture
@@ -58,10 +67,10 @@ def shown(folder, clock, checkpoints=1):
         status.did(TakeSnapshot(2, number))
         clock.now_s += 0.25
         status.saw(WorkerSnapshotted(2, number, {}, (), 10, 8))
-        status.did(CommitCheckpoint(Checkpoint(number, (), False), ()))
+        status.did(CommitCheckpoint(Checkpoint(number, (), False), ("one", "two")))
         clock.now_s += 0.25
         status.saw(CheckpointCommitted(number))
-    status.show("RUNNING", {2: 3, 3: 1})
+    status.show("RUNNING", {2: 3, 3: 1}, RunLag(clock.now_s, {"a": 7, "b": 0, "c": 1200}))
     return status
 
 
@@ -83,6 +92,12 @@ def test_a_status_that_a_killed_run_has_left_is_not_shown(tmp_path):
     (tmp_path / LOCK).touch()
     with pytest.raises(StateError, match="no run works with these checkpoints"):
         follow(tmp_path, 0.1)
+
+
+def printed_table(status, before):
+    console = Console(width=100, file=io.StringIO())
+    console.print(table_of(status, before))
+    return console.file.getvalue()
 
 
 def page(read, healthy_s=60.0):
@@ -109,6 +124,8 @@ def test_the_page_has_the_names_of_flinks_and_kafkas_metrics(folder):
         "numberOfCompletedCheckpoints_total": 2,
         "numberOfFailedCheckpoints_total": 1,
         "numRestarts_total": 1,
+        "successfulCommittables_total": 4,
+        "pendingRecords": 1207,
         "uptime": 1,
         "workers": 2,
         "lastCheckpointId": 3,
@@ -117,6 +134,109 @@ def test_the_page_has_the_names_of_flinks_and_kafkas_metrics(folder):
         "lastCheckpointTimestamp": 1001,
     }
     assert found[f"{prefix}assigned_partitions", "2"] == 3
+    assert [found[f"{prefix}records_lag", split] for split in "abc"] == [7, 0, 1200]
+
+
+def test_a_lag_that_is_not_known_is_not_told(folder):
+    status = shown(folder, Clock())
+    status.show("RUNNING", {}, None)
+    assert not re.search("lag|pending", got(page(lambda: status.shown).port, "/metrics"))
+    assert read_status(folder)["lag"] is None
+    assert "not known" in printed_table(status.shown, None)
+
+
+def test_the_file_has_the_splits_that_are_furthest_behind_and_the_page_all(folder):
+    status = RunStatus("run-x", folder, 0.0, Clock())
+    status.show("RUNNING", {}, RunLag(1.0, {f"s{number:03}": number for number in range(100)}))
+    assert len(status.shown["lag"]["splits"]) == 100
+    lag = read_status(folder)["lag"]
+    assert lag == {"at": 1.0, "records": 4950, "splits": {f"s{number:03}": number for number in range(80, 100)}}
+
+
+def test_the_dashboard_is_about_metrics_that_there_are(folder):
+    status = shown(folder, Clock())
+    there = set(re.findall(r"^(headrace_run_\w+)", got(page(lambda: status.shown).port, "/metrics"), re.MULTILINE))
+    board = json.loads((MONITORING / "run-dashboard.json").read_text())
+    shown_there = {name for panel in board["panels"] for target in panel["targets"] for name in METRIC.findall(target["expr"])}
+    assert {name for name in there if not name.endswith("_created")} - shown_there == {"headrace_run_lastCheckpointId"}
+    assert shown_there <= there
+
+
+class TestLag:
+    """What lies between the positions of the last checkpoint and the ends."""
+
+    @pytest.fixture(autouse=True)
+    def log(self):
+        self.memory, self.clock, self.waiting = MemoryLog(), Clock(), []
+        for name in "ab":
+            self.memory.create(name)
+            self.memory.append(name, ["x"] * 10)
+
+    def watch(self, source=None, restored=None):
+        return LagWatch(source or MemorySource(self.memory), restored, 10.0, self.waiting.append, self.clock, self.clock)
+
+    def answer(self):
+        count = len(self.waiting)
+        while self.waiting:
+            self.waiting.pop()()
+        return count
+
+    def positions(self, a, b, *, finished=False):
+        return Checkpoint(1, (SplitState(MemorySplit("a", a), finished), SplitState(MemorySplit("b", b), False)), False)
+
+    def test_each_split_is_behind_by_what_lies_between_its_position_and_its_end(self):
+        watch = self.watch()
+        watch.look()
+        assert (self.answer(), watch.lag) == (0, None)  # no positions yet
+        watch.moved(self.positions(4, 10))
+        assert self.answer() == 1
+        assert (watch.lag, watch.lag.records) == (RunLag(self.clock.now_s, {"a": 6, "b": 0}), 6)
+        self.clock.now_s += ASK_S
+        watch.moved(self.positions(4, 9, finished=True))
+        self.answer()
+        assert watch.lag.splits == {"b": 1}
+        watch.moved(Checkpoint(2, (SplitState(MemorySplit("a", 10), finished=True),), exhausted=True))
+        assert (self.answer(), watch.lag.splits) == (0, {})
+
+    def test_a_run_that_goes_on_is_behind_by_its_restored_positions(self):
+        watch = self.watch(restored=self.positions(3, 9))
+        assert not self.waiting  # its start is not disturbed
+        watch.look()
+        assert (self.answer(), watch.lag.splits) == (1, {"a": 7, "b": 1})
+
+    def test_the_ends_are_asked_once_a_checkpoint_and_not_while_they_are_asked(self):
+        watch = self.watch()
+        watch.moved(self.positions(0, 0))
+        self.clock.now_s += 100 * STALE_S
+        watch.moved(self.positions(1, 1))
+        watch.look()
+        assert self.answer() == 1
+        self.clock.now_s += ASK_S / 2
+        watch.moved(self.positions(2, 2))
+        self.clock.now_s = 1000.0 + 100 * STALE_S + ASK_S
+        assert self.answer() == 1  # the last question was ten minutes ago
+
+    def test_the_lag_of_a_run_that_takes_no_checkpoint_grows(self):
+        watch = self.watch()
+        watch.moved(self.positions(10, 10))
+        self.answer()
+        self.memory.append("a", ["x"] * 5)
+        self.clock.now_s += STALE_S - 1
+        watch.look()
+        assert (self.answer(), watch.lag.records) == (0, 0)
+        self.clock.now_s += 1
+        watch.look()
+        assert (self.answer(), watch.lag.records) == (1, 5)
+
+    def test_a_source_that_does_not_answer_is_no_lag_of_0_and_ends_nothing(self):
+        away = MemorySource(self.memory)
+        away.end_offsets = Mock(side_effect=[RetriableError("away"), {"a": 10, "b": 10}])
+        watch = self.watch(away)
+        watch.moved(self.positions(10, 10))
+        assert (self.answer(), watch.lag) == (1, None)
+        self.clock.now_s += ASK_S
+        watch.moved(self.positions(10, 10))
+        assert (self.answer(), watch.lag.records) == (1, 0)
 
 
 def test_a_run_is_well_while_its_last_checkpoint_is_not_too_long_ago(folder):
@@ -137,7 +257,7 @@ def test_a_run_is_well_while_its_last_checkpoint_is_not_too_long_ago(folder):
 def test_seen_here_a_run_that_starts_again_and_again_is_not_well_for_having_just_started(folder):
     clock = Clock()
     again = RunStatus("run-x", folder, clock.now_s - 100, clock)  # the last checkpoint was committed by a coordinator before
-    again.show("RUNNING", {})
+    again.show("RUNNING", {}, None)
     assert (again.shown["since"], again.shown["progress_at"]) == (1000, 900)
     assert shown(folder, clock).shown["progress_at"] == again.shown["since"] + 0.5
 
@@ -163,7 +283,7 @@ def test_top_writes_lines_of_json_in_a_pipe_until_the_run_ends(tmp_path, capsys)
             printed.append(capsys.readouterr().out)
             clock.now_s += 1
             if len(printed) == 1:
-                status.show("COLLECTING", {2: 4})
+                status.show("COLLECTING", {2: 4}, None)
             if len(printed) == 3:
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
@@ -180,11 +300,10 @@ def test_the_table_has_rates_of_what_came_between_two_looks(folder):
     clock = Clock()
     before = shown(folder, clock).shown
     later = {**before, "at": before["at"] + 2, "records_in": 4010}
-    console = Console(width=100, file=io.StringIO())
-    console.print(table_of(later, before))
-    text = console.file.getvalue()
+    text = printed_table(later, before)
     assert "4,010 (2,000/s)" in text
     assert "2, 2.0 s ago, took 0.500 s, 77 bytes" in text
     assert "2 (3 splits), 3 (1 splits)" in text
-    console.print(table_of({**later, "checkpoints": {"completed": 0, "failed": 0, "last": None}}, None))
-    assert "none yet" in console.file.getvalue()
+    assert "1,207 records, 2 s ago; most: c 1,200, a 7" in text
+    assert "2 committed" in text
+    assert "none yet" in printed_table({**later, "checkpoints": {"completed": 0, "failed": 0, "last": None}}, None)

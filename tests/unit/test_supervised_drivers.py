@@ -192,6 +192,11 @@ def test_a_function_is_found_by_its_name_and_what_is_no_function_is_refused(tmp_
     (tmp_path / "broken.py").write_text("def job(:")
     with pytest.raises(UsageError, match="cannot be loaded: SyntaxError"):
         load(FunctionName(str(tmp_path / "broken.py"), "job"))
+    half = FunctionName(str(tmp_path / "half.py"), "job")
+    (tmp_path / "half.py").write_text("def job(): pass\n1 / 0\n")
+    for _ in range(2):  # what has failed halfway is no module, the second time neither
+        with pytest.raises(ZeroDivisionError):
+            load(half)
 
 
 def test_an_order_is_the_same_after_its_journey():

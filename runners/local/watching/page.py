@@ -30,6 +30,7 @@ _COUNTERS: tuple[tuple[str, str, _Value], ...] = (
     ("numRecordsOut", "Records written up to the last snapshots", lambda status: status["records_out"]),
     ("numberOfCompletedCheckpoints", "Checkpoints that are committed", lambda status: status["checkpoints"]["completed"]),
     ("numberOfFailedCheckpoints", "Checkpoints that were given up", lambda status: status["checkpoints"]["failed"]),
+    ("successfulCommittables", "Transactions that are committed", lambda status: status["committables"]),
     ("numRestarts", "Workers that were lost, and whose place was taken", lambda status: status["workers_lost"]),
 )
 _GAUGES: tuple[tuple[str, str, _Value], ...] = (
@@ -81,6 +82,8 @@ class RunPage(Collector):
         for worker in status["workers"]:
             splits.add_metric([str(worker["number"])], worker["splits"])
         yield splits
+        if status["lag"] is not None:
+            yield from _lag(status["lag"])
 
     def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         if environ["PATH_INFO"] != "/healthz":
@@ -97,6 +100,15 @@ class RunPage(Collector):
         if since_s <= self._healthy_s:
             return None
         return f"no checkpoint was committed for {since_s:.0f} s"
+
+
+def _lag(lag: Mapping[str, Any]) -> Iterator[Metric]:
+    text = "Offsets between the last checkpoint's positions and the end"
+    yield GaugeMetricFamily("headrace_run_pendingRecords", f"{text}, of all splits", value=lag["records"])
+    by_split = GaugeMetricFamily("headrace_run_records_lag", text, labels=("split",))
+    for split_id, records in lag["splits"].items():
+        by_split.add_metric([split_id], records)
+    yield by_split
 
 
 class _Server(ThreadingMixIn, WSGIServer):

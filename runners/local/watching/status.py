@@ -1,11 +1,13 @@
 """What a run at work does now: taken down by its coordinator, and kept in a file beside the checkpoints for who looks.
 
     status.json   {"run", "coordinator", "at", "since", "progress_at", "phase", "records_in", "records_out",
-                   "workers": [{"number", "splits"}], "workers_lost",
+                   "workers": [{"number", "splits"}], "workers_lost", "committables",
+                   "lag": {"at", "records", "splits": {split id: records}} or null,
                    "checkpoints": {"completed", "failed", "last": {"id", "at", "duration_s", "bytes"} or null}}
 
-Times are seconds of the epoch. `progress_at`: when a checkpoint was last committed, by whatever coordinator. Counts are of this
-coordinator's life: a restart begins at nothing, as Prometheus' counters may.
+`lag` is null while it is not known; the file has its MOST_SPLITS largest splits, `shown` has all. `committables` are
+transactions that were committed. Times are seconds of the epoch. `progress_at`: when a checkpoint was last committed, by
+whatever coordinator. Counts are of this coordinator's life: a restart begins at nothing, as Prometheus' counters may.
 """
 
 from __future__ import annotations
@@ -29,8 +31,12 @@ from headrace.runners.local.core import (
     TakeSnapshot,
     WorkerSnapshotted,
 )
+from headrace.runners.local.watching.lag import RunLag
 
-__all__ = ["RunStatus", "read_status", "remove_status"]
+__all__ = ["RunStatus", "largest_of", "read_status", "remove_status"]
+
+MOST_SPLITS = 20
+"""The file is written each second, and a source may have ten thousand splits."""
 
 _STATUS = "status.json"
 
@@ -48,6 +54,7 @@ class RunStatus:
         self._begun: tuple[int, float] = (0, clock())
         self._records_in = self._records_out = 0
         self._completed = self._failed = self._workers_lost = 0
+        self._committables = self._listed = 0
         self._last: dict[str, Any] | None = None
         self._identity = {"run": run, "coordinator": os.getpid(), "since": clock()}
         self.shown: Mapping[str, Any] = {}
@@ -60,6 +67,7 @@ class RunStatus:
                 self._records_out += event.records_out
             case CheckpointCommitted(checkpoint_id):
                 self._completed += 1
+                self._committables, self._listed = self._committables + self._listed, 0
                 now_s, size = self._clock(), self._size(checkpoint_id)
                 self._progress_s = now_s
                 took_s = round(now_s - self._begun[1], 3)
@@ -72,8 +80,9 @@ class RunStatus:
         match command:
             case TakeSnapshot(_, checkpoint_id):
                 self._begin(checkpoint_id)
-            case CommitCheckpoint(checkpoint, _):
+            case CommitCheckpoint(checkpoint, handles):
                 self._begin(checkpoint.checkpoint_id)
+                self._listed = len(handles)
             case ReportCheckpointFailure():
                 self._failed += 1
             case ReportWorkerLost():
@@ -81,7 +90,7 @@ class RunStatus:
             case _:
                 pass
 
-    def show(self, phase: str, splits: Mapping[int, int]) -> None:
+    def show(self, phase: str, splits: Mapping[int, int], lag: RunLag | None) -> None:
         """Write it down. `splits`: number of each worker -> how many splits it holds. What the disk refuses is no failure."""
         self.shown = {
             **self._identity,
@@ -92,11 +101,14 @@ class RunStatus:
             "records_out": self._records_out,
             "workers": [{"number": number, "splits": held} for number, held in sorted(splits.items())],
             "workers_lost": self._workers_lost,
+            "committables": self._committables,
+            "lag": None if lag is None else _lag_of(lag, lag.splits),
             "checkpoints": {"completed": self._completed, "failed": self._failed, "last": self._last},
         }
         scratch = self._folder / f"{_STATUS}.writing"
+        brief = None if lag is None else _lag_of(lag, dict(largest_of(lag.splits, MOST_SPLITS)))
         with suppress(OSError):
-            scratch.write_text(json.dumps(self.shown))
+            scratch.write_text(json.dumps({**self.shown, "lag": brief}))
             scratch.replace(self._folder / _STATUS)
 
     def _begin(self, checkpoint_id: int) -> None:
@@ -108,6 +120,15 @@ class RunStatus:
             return (self._folder / f"checkpoint-{checkpoint_id:012d}.json").stat().st_size
         except OSError:
             return None
+
+
+def _lag_of(lag: RunLag, splits: Mapping[str, int]) -> dict[str, Any]:
+    return {"at": lag.at_s, "records": lag.records, "splits": splits}
+
+
+def largest_of(splits: Mapping[str, int], most: int) -> list[tuple[str, int]]:
+    """The splits that are furthest behind, the first one most; of equal ones in the order of their ids."""
+    return sorted(splits.items(), key=lambda item: (-item[1], item[0]))[:most]
 
 
 def remove_status(folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from headrace.enumerator.errors import UsageError
+from headrace.runners.python_file import load_file, named_in_file
 
 __all__ = ["FunctionName", "load"]
 
@@ -29,10 +29,10 @@ class FunctionName:
     @classmethod
     def parse(cls, text: str) -> FunctionName:
         """From `job.py:job` or `module:job`. Raises UsageError."""
-        place, colon, function = text.rpartition(":")
-        if not colon or not place or not function.isidentifier():
+        place, _, function = text.rpartition(":")
+        if not place or not function.isidentifier():
             raise UsageError(f"a job is named as path/to/job.py:function or package.module:function, not {text!r}")
-        if not place.endswith(".py"):
+        if named_in_file(text) is None:
             return cls(place, function)
         if not Path(place).is_file():
             raise UsageError(f"there is no file {place!r}, which the job {text!r} is to be in")
@@ -71,22 +71,15 @@ def load(name: FunctionName) -> Callable[..., Any]:
 
 
 def _module(place: str) -> ModuleType:
-    if _LOADED_AS in sys.modules and sys.modules[_LOADED_AS].__file__ == place:
-        return sys.modules[_LOADED_AS]
     try:
-        return _load_file(place) if place.endswith(".py") else importlib.import_module(place)
+        return _load_job(place) if place.endswith(".py") else importlib.import_module(place)
     except (ImportError, SyntaxError) as error:
         raise UsageError(f"the job's file {place} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
-def _load_file(place: str) -> ModuleType:
+def _load_job(place: str) -> ModuleType:
     from pyspark.cloudpickle import register_pickle_by_value
 
-    spec = importlib.util.spec_from_file_location(_LOADED_AS, place)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{place} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[_LOADED_AS] = module
-    spec.loader.exec_module(module)
+    module = load_file(Path(place), _LOADED_AS)
     register_pickle_by_value(module)  # type: ignore[no-untyped-call]  # as a program's own functions: no worker can import it
     return module

@@ -1,0 +1,98 @@
+"""How far a run is behind its source: the ends of its splits, asked now and then, less the positions of the last checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.enumerator.checkpoint import Checkpoint
+from headrace.enumerator.source import LogSource, Source
+
+__all__ = ["ASK_S", "LagWatch", "RunLag"]
+
+log = logging.getLogger(__name__)
+
+ASK_S = 1.0
+"""The ends are asked once a checkpoint, and not more often than this."""
+
+STALE_S = 30.0
+"""Without a checkpoint for so long, or two of the longest waits, they are asked again: the lag of a run that hangs grows."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunLag:
+    """Split id -> how many offsets lie between the position in the last checkpoint and the end; and when the ends were asked.
+
+    `at_s` is in seconds of the epoch. Splits that are read to their end are left out.
+    """
+
+    at_s: float
+    splits: dict[str, int]
+
+    @property
+    def records(self) -> int:
+        """Of all splits."""
+        return sum(self.splits.values())
+
+
+class LagWatch:
+    """Owned by the coordinator's main thread. `lag` may be read by any thread, and is set by the one that asks."""
+
+    def __init__(
+        self,
+        source: Source[Any],
+        restored: Checkpoint[Any] | None,
+        wait_s: float,
+        in_thread: Callable[[Callable[[], None]], None],
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        """`restored`: the checkpoint that the run goes on from. `wait_s`: from one checkpoint to the next, at most.
+
+        `in_thread` calls what it is given, once, in another thread. `clock` gives monotonic seconds, `wall_clock` those of the
+        epoch. Contacts nobody yet; of a source that is no log nothing is ever asked.
+        """
+        self._source = source if isinstance(source, LogSource) else None
+        self._patience_s = max(STALE_S, 2 * wait_s)
+        self._in_thread, self._clock, self._wall_clock = in_thread, clock, wall_clock
+        self._positions: Sequence[Any] = () if restored is None else _unfinished(restored)
+        self._asked_s = float("-inf")
+        self._asking = False
+        self.lag: RunLag | None = None
+        """None while it is not known: before the first checkpoint, or when the source did not answer the last time."""
+
+    def moved(self, checkpoint: Checkpoint[Any]) -> None:
+        """These are the positions now: all workers have just told them."""
+        self._positions = _unfinished(checkpoint)
+        if self._source is not None and not self._positions:
+            self.lag = RunLag(self._wall_clock(), {})
+        self._ask_after(ASK_S)
+
+    def look(self) -> None:
+        """Called again and again: whether the ends were asked too long ago."""
+        self._ask_after(self._patience_s)
+
+    def _ask_after(self, pause_s: float) -> None:
+        now_s = self._clock()
+        source, positions = self._source, self._positions
+        if source is None or self._asking or not positions or now_s - self._asked_s < pause_s:
+            return
+        self._asked_s, self._asking = now_s, True
+        self._in_thread(lambda: self._ask(source, positions))
+
+    def _ask(self, source: LogSource[Any], positions: Sequence[Any]) -> None:
+        try:
+            ends = source.end_offsets(positions)
+            behind = {split.split_id: max(0, ends[split.split_id] - split.next_offset) for split in positions}
+            self.lag = RunLag(self._wall_clock(), behind)
+        except Exception as error:  # noqa: BLE001 - what is wrong with the source is for the readers to say
+            log.debug("the lag is not known now: %s", error)
+            self.lag = None
+        finally:
+            self._asking = False
+
+
+def _unfinished(checkpoint: Checkpoint[Any]) -> list[Any]:
+    return [state.split for state in checkpoint.splits if not state.finished]
