@@ -179,6 +179,7 @@ def _failure(error: Exception) -> RunOutcome:
 
 def _opened(order: CoordinatorOrder, socket: Path, supervisor: Connection, nursery: Nursery) -> RunOutcome:
     pipeline = order.pipeline.load()
+    log.debug("the pipeline is loaded")
     positions = CheckpointSerializer(pipeline.source.name, pipeline.source.split_serializer)
     serializer = RunCheckpointSerializer(positions, pipeline.sink.handles)
     store: CheckpointStore[Any, Any] = CheckpointStore(order.settings.folder, serializer, order.settings.retained)
@@ -407,6 +408,7 @@ class _Coordination:
 
     def _handle(self, event: Any) -> None:  # noqa: ANN401 - an event of the core
         self._status.saw(event)
+        log.debug("%s: %s", self._core.phase.name, type(event).__name__)
         for command in self._core.handle(event):
             self._status.did(command)
             self._perform(command)

@@ -136,6 +136,7 @@ class _Worker:
                 pass
             case "assign_splits":
                 splits = self._messages.assigned(message.assign_splits)
+                log.debug("worker %d: reads %d more splits", self._order.number, len(splits))
                 self._progress.assigned(splits)
                 self._reader.add_splits(splits)
             case "take_snapshot":
@@ -168,6 +169,7 @@ class _Worker:
         if self._transaction is None:
             self._pipeline.sink.reached()  # by the coordinator, which has recovered before there was a split to read
             # No other worker has its job and task, so its epochs count its transactions.
+            log.debug("worker %d: begins transaction %d", self._order.number, self._begun)
             self._transaction = self._pipeline.sink.begin(replace(self._order.first, epoch=self._begun))
             self._begun += 1
         return self._transaction
@@ -187,3 +189,4 @@ class _Worker:
         self._records_in = self._records_out = 0
         report = WorkerSnapshotted(self._order.number, checkpoint_id, states, handles, *counts)
         self._stream.send(self._messages.snapshotted(report))
+        log.debug("worker %d: has prepared for checkpoint %d", self._order.number, checkpoint_id)
