@@ -1,4 +1,6 @@
-"""All that Spark's Python processes import for a headrace query. Imported by the process that they are forked from."""
+"""All that Spark's Python processes import for a headrace query, and make at first use. Imported by the process that they are
+forked from.
+"""
 
 # ruff: noqa: F401 - these are imported to be there
 
@@ -18,3 +20,6 @@ import headrace.runners.spark.readers
 import headrace.runners.spark.writers
 import pyspark_headrace.kafka_read
 import pyspark_headrace.kafka_write
+from headrace.connectors.kafka.client.wire.protocol import compile_codecs
+
+compile_codecs()

@@ -62,12 +62,36 @@ __all__ = [
     "OffsetForLeaderEpochRequest",
     "ProduceRequest",
     "UpdateFeaturesRequest",
+    "compile_codecs",
     "or_none",
 ]
 
 
 Message = Any
 """A request or response of kafka-python's protocol classes, which have no types."""
+
+
+_OF_QUERIES = (
+    *(ApiVersionsRequest, MetadataRequest, FindCoordinatorRequest, DescribeConfigsRequest, ListOffsetsRequest, FetchRequest),
+    *(InitProducerIdRequest, ProduceRequest, EndTxnRequest, DescribeTransactionsRequest, ListTransactionsRequest),
+)
+_NEWEST_TO_BROKERS = {InitProducerIdRequest: 5}
+
+
+def compile_codecs() -> None:
+    """Have kafka-python compile what encodes and decodes the newest versions of a query's messages now.
+
+    It does so with the first message of each kind, in every process: some milliseconds each. For a process that others are
+    forked from, before it has a thread. Contacts nobody.
+    """
+    for kind in _OF_QUERIES:
+        request = kind()
+        version = request.API_VERSION = _NEWEST_TO_BROKERS.get(kind, kind.max_version)
+        request.with_header(correlation_id=0, client_id="")
+        response, is_flexible = request.header.get_response_class(), kind.flexible_version_q(version)
+        kind._struct.compiled_encode_into(version, compact=is_flexible, tagged=is_flexible)
+        if kind is not FetchRequest:  # whose responses we read ourselves
+            response._struct.compiled_decode_from(version, compact=is_flexible, tagged=is_flexible, data_class=response[None])
 
 
 def or_none(value: int) -> int | None:
