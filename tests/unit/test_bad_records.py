@@ -11,16 +11,18 @@ from crc32c import crc32c
 
 from headrace.beam.kafka_records import as_kafka_records
 from headrace.connectors.counters import COUNTERS, Counted
+from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.format.encode import RecordEncoder
 from headrace.connectors.kafka.format.record_batch import CRC_AT, CRC_FROM, HEADER, stored_batches
+from headrace.connectors.kafka.read import reader
 from headrace.connectors.kafka.write.produce import OutBatch, transactional_sender
 from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink, KafkaSink
 from headrace.connectors.kafka.write.transactions import Transactions, Verdict
 from headrace.connectors.sink import Attempt
-from headrace.enumerator.errors import CorruptDataError, UsageError
+from headrace.enumerator.errors import CorruptDataError, RetriableError, UsageError
 from headrace.kafka import KafkaSource, Latest
 from headrace.runners.beam.event_time import ColumnTime
-from headrace.testing.fake_kafka import FakeKafka, NewRecord, Rewrite
+from headrace.testing.fake_kafka import FakeKafka, NewRecord, Refuse, Rewrite
 from pyspark_headrace.kafka_read import Mode, kafka_read
 
 NANOSECONDS = 1_700_000_000_000_000_000  # of a producer that counts in them
@@ -111,8 +113,8 @@ def batches():
         yield cluster
 
 
-def spoil(kafka, number, change, *, seal=True):
-    """In every answer, the batch of this number as `change` makes it, by default with a checksum that is right again."""
+def spoil(kafka, number, change, *, seal=True, times=None):
+    """In every answer, or so many, this batch is as `change` makes it, by default with a checksum that is right again."""
 
     def rewrite(response):
         for part in (part for topic in response.responses for part in topic.partitions if part.records):
@@ -124,7 +126,7 @@ def spoil(kafka, number, change, *, seal=True):
                     hit[CRC_AT:CRC_FROM] = crc32c(memoryview(hit)[CRC_FROM:]).to_bytes(4, "big")
             part.records = b"".join(found)
 
-    return kafka.fault("Fetch", Rewrite(rewrite), times=None)
+    return kafka.fault("Fetch", Rewrite(rewrite), times=times)
 
 
 def flip(batch):
@@ -141,6 +143,14 @@ def bad_length_of_the_second_record(batch):
 
 def no_magic(batch):
     batch[16] = 1
+
+
+def too_large(batch):
+    batch[9] = 1  # its size
+
+
+def of_no_size(batch):
+    batch[8:12] = bytes(4)
 
 
 def too_long(batch):
@@ -215,6 +225,76 @@ def test_what_cannot_be_told_apart_from_the_rest_is_never_passed_over(batches, c
         read(reading)
 
 
+def read_offsets(source):
+    return [offset for batch in read(source) for offset in batch.column("offset").to_pylist()]
+
+
+@pytest.mark.parametrize("bad_batches", ["error", "skip"])
+@pytest.mark.parametrize("change", [flip, no_magic, too_large, of_no_size, too_long])
+def test_seen_here_an_answer_that_is_damaged_once_is_no_damaged_log(batches, change, bad_batches):
+    """One bit on the way: what was there was passed over for good, or ended the job."""
+    spoilt = spoil(batches, 1, change, seal=False, times=1)
+    reading = {"topics": ["t"], "stop": Latest(), "columns": ["offset"], "bad_batches": bad_batches}
+    found = read_offsets(KafkaSource(batches.bootstrap, **reading))
+    assert found == list(range(9))
+    assert spoilt.fired == 1
+
+
+def test_seen_here_a_leader_that_cannot_read_its_log_once_is_asked_again(batches):
+    """CORRUPT_MESSAGE ended the read at the first answer, though Java's client has it as an error that passes."""
+    refused = batches.fault("Fetch", Refuse(ErrorCode.CORRUPT_MESSAGE))
+    assert read_offsets(KafkaSource(batches.bootstrap, topics=["t"], stop=Latest(), columns=["offset"])) == list(range(9))
+    assert refused.fired == 1
+
+
+@pytest.mark.parametrize("bad_batches", ["error", "skip"])
+def test_one_that_never_can_is_told_by_its_answer(batches, bad_batches):
+    batches.fault("Fetch", Refuse(ErrorCode.CORRUPT_MESSAGE), times=None)
+    reading = KafkaSource(batches.bootstrap, topics=["t"], stop=Latest(), bad_batches=bad_batches)
+    with pytest.raises(CorruptDataError, match="CORRUPT_MESSAGE"):
+        read(reading)
+
+
+def test_seen_here_a_damaged_end_of_the_last_batch_of_a_fetch_takes_nothing_of_what_follows(kafka):
+    """Its last offset was believed: 50 batches behind it were passed over with it."""
+    kafka.create_topic("small")
+    for number in range(60):
+        kafka.append("small", b"%03d" % number * 50)
+
+    def end_at_50(response):
+        for part in (part for topic in response.responses for part in topic.partitions if part.records):
+            data = bytearray(part.records)
+            if data[:8] == bytes(8):
+                data[26] = 50
+            part.records = bytes(data)
+
+    spoilt = kafka.fault("Fetch", Rewrite(end_at_50), times=None)
+    small = {"max.partition.fetch.bytes": "100", "fetch.max.bytes": "100"}
+    reading = KafkaSource(
+        kafka.bootstrap, topics=["small"], stop=Latest(), columns=["offset"], bad_batches="skip", properties=small
+    )
+    COUNTERS.take()
+    assert read_offsets(reading) == list(range(1, 60))
+    assert COUNTERS.take()[Counted.RECORDS_SKIPPED.value] == 1
+    assert spoilt.fired > 1
+
+
+def test_where_the_leader_is_away_for_the_second_look_the_batch_is_fetched_again(batches, monkeypatch):
+    spoilt = spoil(batches, 1, flip, seal=False, times=2)
+    looks, fetch = [], reader.fetch_there
+
+    def away(*arguments):
+        looks.append(arguments)
+        if len(looks) == 1:
+            raise RetriableError("away")
+        return fetch(*arguments)
+
+    monkeypatch.setattr(reader, "fetch_there", away)
+    assert read_offsets(KafkaSource(batches.bootstrap, topics=["t"], stop=Latest(), columns=["offset"])) == list(range(9))
+    assert spoilt.fired == 2
+    assert len(looks) == 2
+
+
 @pytest.mark.parametrize("spoilt", ["the marker", "what is behind it"])
 def test_what_a_producer_has_committed_after_an_abort_is_read_though_a_batch_between_is_passed_over(kafka, spoilt):
     """It must not be taken for a part of the transaction that was aborted."""
@@ -229,11 +309,16 @@ def test_what_a_producer_has_committed_after_an_abort_is_read_though_a_batch_bet
         producer.commit()
     kafka.append("txn", b"last")
 
+    markers = []
+
     def unreadable(response):
         for part in (part for topic in response.responses for part in topic.partitions if part.records):
             found = [bytearray(each.data) for each in stored_batches(memoryview(bytes(part.records)))]
-            marker = next(number for number, each in enumerate(found) if each[22] & 0x20)
-            flip(found[marker if spoilt == "the marker" else marker + 1])
+            markers[:] = markers or [int.from_bytes(each[:8], "big") for each in found if each[22] & 0x20]
+            wanted = markers[0] if spoilt == "the marker" else markers[0] + 1
+            for each in found:
+                if int.from_bytes(each[:8], "big") == wanted:
+                    flip(each)
             part.records = b"".join(found)
 
     answers = kafka.fault("Fetch", Rewrite(unreadable), times=None)

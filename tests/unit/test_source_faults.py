@@ -445,7 +445,7 @@ def test_a_batch_shorter_than_its_own_header_is_corrupt_data_and_no_bug_of_the_f
         short[8:12] = (14).to_bytes(4, "big")
         _partition_of(response).records = bytes(short)
 
-    kafka.fault("Fetch", Rewrite(shorten))
+    kafka.fault("Fetch", Rewrite(shorten), times=None)
     with pytest.raises(CorruptDataError, match="t-0"):
         read_all(source_of(kafka))
 

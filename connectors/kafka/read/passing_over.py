@@ -1,76 +1,77 @@
-"""Record batches that cannot be decoded, in fetched data, and what is left of the data without one. Sans-IO."""
+"""Record batches that cannot be decoded: what a second look at one brings, and where it ends. Sans-IO.
+
+A damaged answer is no damaged log: bytes are damaged on the way, too, or in the copy of one replica. So nothing is called
+damaged before its leader was asked for it once more, over another connection.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from headrace.connectors.kafka.format.record_batch import BadBatchError, StoredBatch, stored_batches
+from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer
+from headrace.connectors.kafka.format.record_batch import MAGIC, StoredBatch, stored_batches
 from headrace.enumerator.errors import CorruptDataError
 
-__all__ = ["BadBatches", "PassedOver", "without"]
+__all__ = ["BadBatches", "SecondLook", "second_look"]
 
 BadBatches = Literal["error", "skip"]
 """What becomes of a record batch that cannot be decoded: an error, or it is passed over."""
 
-Aborted = list[tuple[int, int]] | None
+_MAGIC_AT = 16
 
 
 @dataclass(frozen=True, slots=True)
-class PassedOver:
-    """Offsets `first` to `last`, both inclusive, of a batch; none where `last` < `first`, as all of it was read before.
+class SecondLook:
+    """The first batch of an answer of the leader, which is the one that was doubted.
 
-    `rest` and `aborted` are for a decoder that begins behind `last`; where `rest` is empty there is nothing more.
+    `following`: the base offset of what lies behind it, if the answer has that. `ends`: the offsets where the leader's log, or
+    what of it may be read, ends.
     """
 
-    first: int
-    last: int
-    rest: bytes | memoryview
-    aborted: Aborted
+    batch: StoredBatch
+    aborted: list[tuple[int, int]] | None
+    following: int | None
+    ends: frozenset[int]
+
+    @property
+    def last(self) -> int | None:
+        """The last offset of the batch; None where that is not known, as what its header says may be damaged as well.
+
+        What lies behind it says it, or that it is the last of the log; else its header has to agree with itself.
+        """
+        batch = self.batch
+        if batch.last_offset < batch.base_offset:
+            return None
+        if self.following is not None:
+            return min(batch.last_offset, self.following - 1) if self.following > batch.base_offset else None
+        is_consistent = batch.last_offset - batch.base_offset + 1 == batch.records
+        is_inside = all(batch.last_offset < end for end in self.ends)
+        return batch.last_offset if is_inside and (is_consistent or batch.last_offset + 1 in self.ends) else None
 
 
-def without(
-    records: bytes | memoryview, aborted: Aborted, error: BadBatchError, position: int, high_watermark: int | None
-) -> PassedOver | None:
-    """The data without the batch that the error is about, for who has read up to `position`. None: it cannot be told apart.
+def second_look(answer: PartitionAnswer) -> SecondLook | None:
+    """What an answer to a Fetch at the doubted offset says: the first batch is the one that has it, or comes next.
 
-    What is before the batch stays there as long as transactions may be aborted: their markers say which are over.
+    None: it does not begin with a batch.
     """
-    found = _located(memoryview(records), error.base_offset)
-    if found is None:
+    batch = _first(answer.records)
+    if batch is None:
         return None
-    batch, at, following = found
-    last = batch.last_offset if following is None else min(batch.last_offset, following - 1)
-    if last < batch.base_offset or (high_watermark is not None and last >= high_watermark):
-        return None  # what its header says of its offsets is wrong as well
-    end = at + len(batch.data)
-    view = memoryview(records)
-    rest = view[end:] if not aborted or end == len(view) else b"".join((view[:at], view[end:]))
-    return PassedOver(max(position, batch.base_offset), last, rest, _still_open(aborted, batch))
+    known = (answer.high_watermark, None if answer.aborted is None else answer.last_stable_offset)
+    ends = frozenset(end for end in known if end is not None)
+    return SecondLook(batch, answer.aborted, _base_offset(answer.records[len(batch.data) :]), ends)
 
 
-def _located(records: memoryview, base_offset: int) -> tuple[StoredBatch, int, int | None] | None:
-    """The batch, where it begins, and the base offset of the one behind it."""
-    batches, at = _walked(records), 0
-    for batch in batches:
-        if batch.base_offset == base_offset:
-            following = next(iter(batches), None)
-            return batch, at, None if following is None else following.base_offset
-        at += len(batch.data)
-    return None
-
-
-def _walked(records: memoryview) -> Iterable[StoredBatch]:
-    """As far as it goes: what stops the walk is for whoever decodes it."""
+def _first(records: memoryview) -> StoredBatch | None:
     try:
-        yield from stored_batches(records)
+        return next(stored_batches(records), None)
     except CorruptDataError:
-        return
+        return None
 
 
-def _still_open(aborted: Aborted, batch: StoredBatch) -> Aborted:
-    """The marker that ends a transaction cannot be read: what its producer writes later is not of that transaction."""
-    if not aborted or not batch.is_control:
-        return aborted
-    return [(producer, first) for producer, first in aborted if producer != batch.producer_id or first > batch.base_offset]
+def _base_offset(records: memoryview) -> int | None:
+    """Of a batch, whole or cut off; None for what is none."""
+    if len(records) <= _MAGIC_AT or records[_MAGIC_AT] != MAGIC:
+        return None
+    return int.from_bytes(records[:8], "big", signed=True)

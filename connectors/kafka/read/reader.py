@@ -6,7 +6,7 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -14,13 +14,14 @@ import pyarrow as pa
 from headrace.connectors.counters import COUNTERS, Counted
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.errors import LogTruncatedError, OffsetOutOfRangeError, TopicRecreatedError
+from headrace.connectors.kafka.client.fetch import fetch_there
 from headrace.connectors.kafka.client.topology import TopicPartition
 from headrace.connectors.kafka.format.decode import MAX_UNCOMPRESSED_BYTES, BadTimestamps, DecodedBatch, arrow_schema, decode
 from headrace.connectors.kafka.format.record_batch import BadBatchError
-from headrace.connectors.kafka.read.fetcher import FetchedData, Fetcher, FetchFailed, FetchFrom
-from headrace.connectors.kafka.read.passing_over import BadBatches, PassedOver, without
+from headrace.connectors.kafka.read.fetcher import Fetcher, FetchFailed, FetchFrom
+from headrace.connectors.kafka.read.passing_over import BadBatches, SecondLook, second_look
 from headrace.connectors.kafka.read.split import KafkaSplit
-from headrace.enumerator.errors import CorruptDataError, DataLossError, HeadraceError, UsageError
+from headrace.enumerator.errors import CorruptDataError, DataLossError, HeadraceError, RetriableError, UsageError
 from headrace.enumerator.source import SourceReader, SplitBatch
 
 log = logging.getLogger(__name__)
@@ -31,12 +32,15 @@ ALLOW_LOSS = "To go on without these records, set fail_on_data_loss=False (as an
 
 @dataclass(slots=True)
 class _Decoding:
-    """Fetched data that is being turned into batches."""
+    """Data that is being turned into batches: what the fetcher has brought, or one batch of it that was asked for again.
 
-    data: FetchedData
-    records: bytes | memoryview
-    aborted: list[tuple[int, int]] | None
+    `epoch_before`: as that of FetchedData. `second`: the look that it is; behind it the fetcher goes on.
+    """
+
+    key: TopicPartition
     batches: Iterator[DecodedBatch]
+    epoch_before: Callable[[int], int | None]
+    second: SecondLook | None = None
 
 
 class KafkaReader(SourceReader[KafkaSplit]):
@@ -127,18 +131,16 @@ class KafkaReader(SourceReader[KafkaSplit]):
             self._failed(item)
         elif item is not None:
             split = self._splits[item.topic, item.partition]
-            batches = self._decoded(split, item.records, item.aborted, split.next_offset)
-            self._decoding = _Decoding(item, item.records, item.aborted, batches)
+            batches = self._decoded(split, item.records, item.aborted)
+            self._decoding = _Decoding((item.topic, item.partition), batches, item.epoch_before)
         return item is not None
 
-    def _decoded(
-        self, split: KafkaSplit, records: bytes | memoryview, aborted: list[tuple[int, int]] | None, start: int
-    ) -> Iterator[DecodedBatch]:
+    def _decoded(self, split: KafkaSplit, records: memoryview, aborted: list[tuple[int, int]] | None) -> Iterator[DecodedBatch]:
         return decode(
             records,
             topic=split.topic,
             partition=split.partition,
-            start=start,
+            start=split.next_offset,
             stop=split.stop_offset,
             columns=self._columns,
             aborted=aborted,
@@ -147,20 +149,22 @@ class KafkaReader(SourceReader[KafkaSplit]):
         )
 
     def _decode(self) -> SplitBatch[KafkaSplit] | None:
-        decoding = self._decoding
-        assert decoding is not None
-        key = (decoding.data.topic, decoding.data.partition)
+        assert self._decoding is not None
+        key = self._decoding.key
         try:
-            batch = self._next(decoding, self._splits[key])
+            batch = self._next(self._decoding, self._splits[key])
         except HeadraceError as error:
             self._failure = error
             raise
-        if batch is None:
+        decoding = self._decoding
+        if batch is None or decoding is None:
             self._decoding = None
+            if decoding is not None and decoding.second is not None:
+                self._read_from(self._splits[key])
             return None
         self._note_nulls(batch)
         split = self._splits[key]
-        epoch = decoding.data.epoch_before(batch.next_offset)
+        epoch = decoding.epoch_before(batch.next_offset)
         split = replace(split, next_offset=batch.next_offset, last_epoch=split.last_epoch if epoch is None else epoch)
         if split.exhausted:
             self._decoding = None
@@ -170,31 +174,57 @@ class KafkaReader(SourceReader[KafkaSplit]):
         return SplitBatch(split, batch.records, finished=split.exhausted)
 
     def _next(self, decoding: _Decoding, split: KafkaSplit) -> DecodedBatch | None:
-        """What could be decoded, or no rows and the offset behind what could not."""
+        """What could be decoded; or no rows, and the offset behind what could not, twice."""
         try:
             return next(decoding.batches, None)
         except BadBatchError as error:
-            found = without(decoding.records, decoding.aborted, error, split.next_offset, decoding.data.high_watermark)
-            if found is None:
-                raise CorruptDataError(f"{error}; where it ends is not known, so that it cannot be passed over") from error
-            where = f"{error}; the batch has offsets {error.base_offset} to {found.last}"
-            if not self._skips_batches:
-                raise CorruptDataError(f"{where}. {SKIP_BATCH}") from error
-        self._note_passed_over(found, where)
-        behind = found.last + 1
-        decoding.records, decoding.aborted = found.rest, found.aborted
-        decoding.batches = self._decoded(split, found.rest, found.aborted, behind) if len(found.rest) else iter(())
-        behind = behind if split.stop_offset is None else min(behind, split.stop_offset)
+            if decoding.second is not None:
+                return self._pass_over(decoding, decoding.second, split, error)
+            self._look_again(split, error)
+        return None if self._decoding is None else self._next(self._decoding, split)
+
+    def _look_again(self, split: KafkaSplit, doubt: CorruptDataError) -> None:
+        """Ask the leader for the batch once more; where it cannot be asked now the fetcher begins with it again."""
+        key = (split.topic, split.partition)
+        try:
+            answer = fetch_there(self._cluster, *key, split.next_offset, self._cluster.config.isolation)
+            is_there = not answer.error and len(answer.records) > 0
+            is_it = is_there and split.topic_id in (None, self._cluster.topic_id(split.topic))
+        except RetriableError:
+            is_it = False
+        if not is_it:
+            self._decoding = None
+            self._read_from(split)
+            return
+        second = second_look(answer)
+        if second is None:
+            raise _endless(doubt)
+        assert self._fetcher is not None
+        self._fetcher.finish(*key)
+        epoch = None if second.batch.leader_epoch < 0 else second.batch.leader_epoch
+        batches = self._decoded(split, second.batch.data, second.aborted)
+        self._decoding = _Decoding(key, batches, lambda _: epoch, second)
+
+    def _pass_over(self, decoding: _Decoding, second: SecondLook, split: KafkaSplit, error: BadBatchError) -> DecodedBatch:
+        last = second.last
+        if last is None:
+            raise _endless(error)
+        where = f"{error}; the batch has offsets {error.base_offset} to {last}"
+        if not self._skips_batches:
+            raise CorruptDataError(f"{where}. {SKIP_BATCH}") from error
+        self._note_passed_over(max(split.next_offset, error.base_offset), last, where)
+        decoding.batches = iter(())
+        behind = last + 1 if split.stop_offset is None else min(last + 1, split.stop_offset)
         return DecodedBatch(self._no_rows(), max(behind, split.next_offset))
 
-    def _note_passed_over(self, found: PassedOver, where: str) -> None:
+    def _note_passed_over(self, first: int, last: int, where: str) -> None:
         """Each is told of; as a warning the first, and whenever their number has doubled, so that the log does not grow."""
-        lost = max(0, found.last + 1 - found.first)
+        lost = max(0, last + 1 - first)
         COUNTERS.add(Counted.RECORDS_SKIPPED, lost)
         before, self._passed_over = self._passed_over, self._passed_over + 1
         level = logging.WARNING if self._passed_over.bit_length() != before.bit_length() else logging.INFO
         told = "%s. Passed over: %d offsets from %d on; batches passed over so far: %d"
-        log.log(level, told, where, lost, found.first, self._passed_over)
+        log.log(level, told, where, lost, first, self._passed_over)
 
     def _note_nulls(self, batch: DecodedBatch) -> None:
         """Said the first time, and whenever their number has doubled, so that the log does not grow."""
@@ -222,7 +252,17 @@ class KafkaReader(SourceReader[KafkaSplit]):
         self._fetcher.assign(_fetch_from(split))
 
     def _failed(self, failure: FetchFailed) -> None:
-        """Raise the failure; or, when data loss is allowed, warn and go on after what is lost."""
+        """Raise the failure; or, when data loss is allowed, warn and go on after what is lost.
+
+        What is corrupt is asked for again: the answer may be, or the copy of a follower.
+        """
+        if isinstance(failure.error, CorruptDataError):
+            try:
+                self._look_again(self._splits[failure.topic, failure.partition], failure.error)
+            except HeadraceError as error:
+                self._failure = error
+                raise
+            return
         if self._fail_on_data_loss or not isinstance(failure.error, DataLossError):
             if isinstance(failure.error, DataLossError):
                 failure.error.add_note(ALLOW_LOSS)
@@ -254,6 +294,10 @@ class KafkaReader(SourceReader[KafkaSplit]):
 def _close_beside(fetcher: Fetcher) -> None:
     """A reader was dropped and not closed. In a thread of its own: the collector may run in one that has the fetcher's lock."""
     threading.Thread(target=fetcher.close, name="headrace-fetch-close", daemon=True).start()
+
+
+def _endless(error: CorruptDataError) -> CorruptDataError:
+    return CorruptDataError(f"{error}; where it ends is not known, so that it cannot be passed over")
 
 
 def _fetch_from(split: KafkaSplit) -> FetchFrom:
