@@ -388,22 +388,25 @@ class Colour(StrEnum):
     DARK_BLUE = "dark-blue"
 
 
-PARSERS = {
-    "verbatim": verbatim,
-    "text": text,
-    "boolean": boolean,
-    "from 1": integer(1),
-    "from 0": integer(0),
-    "from 5": integer(5),
-    "object": json_object('{"a":1}'),
-    "texts": json_texts('{"a":"b"}'),
-    "choice": choice(Colour),
-    **{option.name: option.parse for table in (OPTIONS, SINK_OPTIONS) for option in table},
-}
+def parsers():
+    """Made in the test: what is made before it begins is no mutant's."""
+    return {
+        "verbatim": verbatim,
+        "text": text,
+        "boolean": boolean,
+        "from 1": integer(1),
+        "from 0": integer(0),
+        "from 5": integer(5),
+        "object": json_object('{"a":1}'),
+        "texts": json_texts('{"a":"b"}'),
+        "choice": choice(Colour),
+        **{option.name: option.parse for table in (OPTIONS, SINK_OPTIONS) for option in table},
+    }
 
 
 def parsed(kind, value):
-    return PARSERS[kind](Option(kind, PARSERS[kind], "what it is for"), value)
+    parse = parsers()[kind]
+    return parse(Option(kind, parse, "what it is for"), value)
 
 
 @pytest.mark.parametrize(
@@ -552,6 +555,18 @@ PLAIN = OptionTable(
 def test_a_table_without_a_prefix_has_no_properties():
     assert PLAIN.parse({"WINGSPAN": "7", "PassedOver": "x", "queryName": "q"}) == ({"wingSpan": 7}, {})
     assert [option.name for option in PLAIN] == ["wingSpan", "colour"]
+
+
+def test_options_of_a_group_are_given_together_by_their_names_in_lower_case():
+    table = OptionTable("the oven", "this oven", [Option("rack", text, "where")], groups=("heat.", "grill."))
+    written = {"Heat.Upper": "Much", "HEAT.lower": "1", "rack": "2", "grill.heat.x": "on"}
+    assert table.parse(written) == ({"heat.": {"upper": "Much", "lower": "1"}, "rack": "2", "grill.": {"heat.x": "on"}}, {})
+
+
+@pytest.mark.parametrize("name", ["txnAppId", "txnVersion"])
+def test_an_empty_name_or_number_of_a_write_is_refused_by_its_option(name):
+    with pytest.raises(UsageError, match=f"^option '{name}' must not be empty$"):
+        parsed(name, " ")
 
 
 @pytest.mark.parametrize(
