@@ -10,7 +10,7 @@ from unittest.mock import patch
 from headrace.cli.letters import replay as replaying
 from headrace.cli.letters import replayed as notes
 from headrace.cli.letters.letters import Letter
-from headrace.cli.letters.replay import Replay
+from headrace.cli.letters.replay import Replay, read_replayed
 from headrace.cli.letters.replayed import Replayed
 from headrace.connectors.commit import JobCommitter
 
@@ -27,6 +27,7 @@ def notes_are_read_before_the_other_replay_is_shut_out() -> Iterator[None]:
     read = replaying.read_replayed
 
     def begin(self: Any) -> None:
+        self._claim()
         self._replayed = read(self._sink, self._topic)
         recover(self._driver)
         self._epoch = self._sink.recorded_epochs().get(self._job, -1) + 1
@@ -117,6 +118,12 @@ def what_was_written_stays_unknown() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def topics_are_not_claimed() -> Iterator[None]:
+    with patch.object(Replay, "_claim", lambda self: read_replayed(self._sink, self._topic).refuse_unfenced()):
+        yield
+
+
 PLANTED: tuple[Callable[[], AbstractContextManager[None]], ...] = (
     letters_are_written_without_their_note,
     notes_are_read_before_the_other_replay_is_shut_out,
@@ -128,5 +135,6 @@ PLANTED: tuple[Callable[[], AbstractContextManager[None]], ...] = (
     replays_are_not_counted,
     the_letter_that_fills_a_transaction_is_left_out,
     what_was_written_stays_unknown,
+    topics_are_not_claimed,
 )
 """Each breaks a promise in some history."""

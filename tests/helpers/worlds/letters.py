@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -18,21 +18,25 @@ from uuid import UUID
 import pyarrow as pa
 
 from headrace.cli.letters import replay as replaying
-from headrace.cli.letters import replayed as notes
+from headrace.cli.letters import replayed
 from headrace.cli.letters.letters import LetterFilter
+from headrace.cli.letters.notes import Notes
 from headrace.cli.letters.replay import Plan, Replay, job_of
 from headrace.cli.letters.replayed import REPLAYS_TOPIC, Replayed
 from headrace.connectors.commit import StaleEpochError
 from headrace.connectors.dead_letters import REPLAYS
 from headrace.connectors.kafka.write import commit_log
 from headrace.connectors.sink import Attempt
-from headrace.enumerator.errors import FencedError, HeadraceError, PeerError
-from headrace.testing.memory_sink import MemoryCommitter, MemorySink, MemoryTransaction, State
+from headrace.enumerator.errors import FencedError, HeadraceError, PeerError, RetriableError, StateError
+from headrace.testing.memory_sink import LoggedTransaction, MemoryCommitter, MemorySink, MemoryTransaction, State
 from tests.helpers.commit_simulator import FusedLog, KilledError
 from tests.helpers.worlds.search import Adversary
 
 TOPIC, TARGET = "letters", "orders"
-BY = "headrace headrace-commits"
+PREFIXES = ("headrace", "other")
+COMMIT_TOPIC = "headrace-commits"
+TRIES = 5
+JOB = job_of(TOPIC)
 PARTITIONS, RUNS_AT_MOST, LETTERS_AT_MOST = 2, 3, 24
 LETTERS_OF_A_TRANSACTION, OFFSETS_OF_A_PAGE = 3, 8
 """Instead of 1,000 and 4,096: transactions and pages that are full happen often."""
@@ -79,45 +83,73 @@ class Log(FusedLog):
 
 @dataclass
 class Sink:
-    """What a replay needs of a `KafkaSink`."""
+    """What a replay needs of a `KafkaSink`. Each prefix has its own names: those of two do not shut out each other."""
 
     world: LettersWorld
-    transactional_id_prefix, commit_topic = BY.split()
+    transactional_id_prefix: str
+    commit_topic = COMMIT_TOPIC
+    properties, sasl = None, None
 
     def __post_init__(self) -> None:
         self._sink = MemorySink(self.world.log)
 
+    @property
+    def bootstrap(self) -> LettersWorld:
+        """Handed to the sink of claims, which finds the world by it."""
+        return self.world
+
+    def name(self, job: str) -> str:
+        return f"{self.transactional_id_prefix}_{job}"
+
     def committer(self, job: str) -> MemoryCommitter:
-        return self._sink.committer(job)
+        return self._sink.committer(self.name(job))
 
     def begin(self, attempt: Attempt) -> MemoryTransaction:
-        return self._sink.begin(attempt)
+        return self._sink.begin(replace(attempt, job=self.name(attempt.job)))
 
     def recorded_epochs(self) -> dict[str, int]:
-        return dict(self._sink.recorded_epochs())
+        return {name.partition("_")[2]: epoch for name, epoch in self._sink.recorded_epochs().items() if name == self.name(JOB)}
 
     def cluster(self) -> Any:
-        return SimpleNamespace(topics=self._topics, find_topics=self._find, world=self.world)
+        return SimpleNamespace(topics=self._topics, retrying=retrying, world=self.world)
 
     def _topics(self, names: Collection[str]) -> dict[str, Any]:
         return dict.fromkeys(names, SimpleNamespace(topic_id=self.world.topic_id))
 
-    def _find(self, names: Collection[str]) -> dict[str, Any]:
-        return dict.fromkeys(names, SimpleNamespace(partitions=range(PARTITIONS)))
+
+def retrying(what: str, operation: Callable[[], Any]) -> Any:
+    """As `KafkaCluster.retrying`, without waiting."""
+    for _ in range(TRIES):
+        try:
+            return operation()
+        except RetriableError as error:
+            last = error
+    raise AssertionError(f"{what}: {last}")
 
 
-class Notes:
-    """As `CommitLog`, of what is committed to the topic of notes."""
+class ClaimSink:
+    """As `AtLeastOnceKafkaSink`, into the topic of notes: a claim is there at once."""
 
-    def __init__(self, cluster: Any, topic: str, *, holds: str) -> None:
-        assert topic == REPLAYS_TOPIC, holds
-        self._world = cluster.world
+    def __init__(self, world: LettersWorld, *, topic: str, properties: object, sasl: object) -> None:
+        assert (topic, properties, sasl) == (REPLAYS_TOPIC, None, None)
+        self._world = world
 
-    def create(self) -> None:
-        """It is there."""
+    def begin(self, _attempt: Attempt) -> Any:
+        """A transaction that is none."""
+        return nullcontext(SimpleNamespace(write=self._write, prepare=lambda: None))
 
-    def read(self) -> dict[str, bytes]:
-        return {row["key"].decode(): row["value"] for row in self._world.seen(REPLAYS_TOPIC)}
+    def _write(self, batch: pa.RecordBatch) -> None:
+        self._world.log.changing()
+        for row in batch.to_pylist():
+            self._world.claims[row["key"].decode()] = row["value"]
+
+
+def read_notes(cluster: Any) -> Notes:
+    """As `notes.read_notes`, of the world."""
+    world = cluster.world
+    under_way = (entry for entry in world.log.entries if entry.unended)
+    rows = [(entry.number, row) for entry in under_way for row in entry.rows if row["topic"] == REPLAYS_TOPIC]
+    return Notes(world.notes(), {row["key"].decode(): number for number, row in rows})
 
 
 @dataclass(eq=False)
@@ -135,7 +167,7 @@ class LettersWorld:
     def __init__(self, most_replays: int, letters: int) -> None:
         self.happened: Counter[str] = Counter()
         self.log = Log()
-        self.sink: Any = Sink(self)
+        self.claims: dict[str, bytes] = {}
         self.plan = Plan(LetterFilter(), 1 + most_replays % 3)
         self.topic_id = UUID(int=1)
         self.topic: list[list[Lying]] = [[] for _ in range(PARTITIONS)]
@@ -175,9 +207,9 @@ class LettersWorld:
         self.topic = [[] for _ in range(PARTITIONS)]
         self.runs = [run for run in self.runs if run.has_begun and not run.left]
 
-    def start(self) -> None:
+    def start(self, prefix: int) -> None:
         if len(self.runs) < RUNS_AT_MOST:
-            self.runs.append(Run(Replay(self.sink, TOPIC, self.plan)))
+            self.runs.append(self.new_run(PREFIXES[prefix % 4 == 0]))
             self.happened["second replay" if len(self.runs) > 1 else "replay"] += 1
 
     def begin(self, which: int, fuse: int, meanwhile: int) -> None:
@@ -206,8 +238,8 @@ class LettersWorld:
                 self.happened["finished"] += 1
 
     def whole(self) -> None:
-        """A replay from its beginning to its end."""
-        run = Run(Replay(self.sink, TOPIC, self.plan))
+        """A replay from its beginning to its end, under the prefix that the topic is claimed by."""
+        run = self.new_run(self.claimed_by())
         self._begin(run)
         run.replay.add(batch_of(run.left))
         run.replay.flush()
@@ -219,13 +251,24 @@ class LettersWorld:
             self.happened["killed"] += 1
 
     def expire(self, which: int) -> None:
-        unended = self.log.unended(job_of(TOPIC))
+        unended = self.unended()
         if unended:
             entry = unended[which % len(unended)]
             self.happened[f"expired {'listed' if entry.number in self.log.listed else entry.state.name}"] += 1
             self.log.expire(entry.number)
 
     # --- how ----------------------------------------------------------------------------------------------------------
+
+    def new_run(self, prefix: str) -> Run:
+        sink: Any = Sink(self, prefix)
+        return Run(Replay(sink, TOPIC, self.plan))
+
+    def claimed_by(self) -> str:
+        claims = Replayed.parse(TOPIC, self.topic_id, "", self.notes()).claims
+        return claims[0].partition(" ")[0] if claims else PREFIXES[0]
+
+    def unended(self) -> list[LoggedTransaction]:
+        return [entry for prefix in PREFIXES for entry in self.log.unended(f"{prefix}_{JOB}")]
 
     def run(self, which: int) -> Run | None:
         return self.runs[which % len(self.runs)] if self.runs else None
@@ -239,6 +282,10 @@ class LettersWorld:
             act()
         except (KilledError, FencedError, PeerError) as error:
             self.happened[type(error).__name__] += 1
+            self.runs.remove(run)
+        except StateError as error:
+            assert "give the same, so that two replays" in str(error), str(error)  # noqa: PT017
+            self.happened["refused"] += 1
             self.runs.remove(run)
         except StaleEpochError:  # another one has come in the middle of its beginning
             self.happened["StaleEpochError"] += 1
@@ -257,7 +304,8 @@ class LettersWorld:
         if what % 3 == 0:
             self.expire(what)
         else:
-            self.whole()
+            with suppress(StateError):  # of another prefix, that has claimed the topic meanwhile
+                self.whole()
         self.log.fuse = fuse
 
     # --- what must be true --------------------------------------------------------------------------------------------
@@ -266,6 +314,10 @@ class LettersWorld:
         """Committed rows, in the order in which they were written."""
         committed = (entry for entry in self.log.entries if entry.state is State.COMMITTED)
         return [row for entry in committed for row in entry.rows if row["topic"] == topic]
+
+    def notes(self) -> dict[str, bytes]:
+        """The topic of notes, by key."""
+        return self.claims | {row["key"].decode(): row["value"] for row in self.seen(REPLAYS_TOPIC)}
 
     def replayed(self) -> Counter[bytes]:
         return Counter(row["value"] for row in self.seen(TARGET))
@@ -278,19 +330,23 @@ class LettersWorld:
         found = self.replayed()
         assert not [name for name, times in found.items() if times > 1], "letters were replayed twice"
         assert found.keys() <= self.due, f"{found.keys() - self.due} were replayed too often"
-        noted = Replayed.parse(TOPIC, self.topic_id, BY, Notes(self.sink.cluster(), REPLAYS_TOPIC, holds="").read())
+        noted = Replayed.parse(TOPIC, self.topic_id, "", self.notes())
         for number, letters in enumerate(self.topic):
             for offset, letter in enumerate(letters):
                 assert noted.has(number, offset) == (letter.name in found), f"{letter} and its note are at odds"
 
     def drain(self) -> None:
-        """A replay that nothing happens to: every letter is there again, and nothing is left open."""
+        """A replay that nothing happens to: every letter is there again, and nothing of its prefix is left open."""
         self.runs.clear()
-        self.whole()
+        try:
+            self.whole()
+        except HeadraceError as error:
+            raise AssertionError(f"the replay does not go on: {error!r}") from error
         self.check()
         lost = {letter.name for letters in self.topic for letter in letters} & self.due - self.replayed().keys()
         assert not lost, f"{lost} are not replayed"
-        assert not self.log.unended(job_of(TOPIC)), "something is still open"
+        own = f"{self.claimed_by()}_{JOB}"  # another prefix may have had the topic before it was made anew
+        assert not self.log.unended(own), "something is still open"
 
 
 def batch_of(letters: Collection[tuple[int, int, Lying]]) -> pa.RecordBatch:
@@ -306,8 +362,11 @@ def small() -> Iterator[None]:
     """Transactions and pages are small, and the notes are the world's."""
     with (
         patch.object(replaying, "MOST_LETTERS", LETTERS_OF_A_TRANSACTION),
-        patch.object(notes, "PAGE", OFFSETS_OF_A_PAGE),
-        patch.object(commit_log, "CommitLog", Notes),
+        patch.object(replayed, "PAGE", OFFSETS_OF_A_PAGE),
+        patch.object(commit_log, "CommitLog", lambda *_, **__: SimpleNamespace(create=lambda: None)),
+        patch.object(replaying, "AtLeastOnceKafkaSink", ClaimSink),
+        patch.object(replaying, "read_notes", read_notes),
+        patch.object(replaying, "find_topic", lambda *_: SimpleNamespace(partitions=range(PARTITIONS))),
     ):
         yield
 
@@ -320,7 +379,7 @@ LETTERS = Adversary(
         "append": (LettersWorld.append, 2),
         "fail_again": (LettersWorld.fail_again, 2),
         "make_anew": (LettersWorld.make_anew, 0),
-        "start": (LettersWorld.start, 0),
+        "start": (LettersWorld.start, 1),
         "begin": (LettersWorld.begin, 3),
         "read": (LettersWorld.read, 4),
         "finish": (LettersWorld.finish, 3),

@@ -246,8 +246,8 @@ class World:
             batch += 1
 
     def begin(self, family: Family) -> None:
-        """This family begins to read the checkpoint. Later the lock may be another's that has not begun: its driver is dead."""
-        if self.flock is not family.main:
+        """This family begins to read the checkpoint. Once its driver is dead the lock may be another's that has not begun."""
+        if family.main.is_alive and self.flock is not family.main:
             raise TwoAtWorkError(f"{family.name} is at work without the lock")
         self.touch(family)
 
