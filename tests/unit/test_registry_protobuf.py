@@ -14,9 +14,10 @@ from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, Proto
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from headrace.connectors.formats.protobuf import compiler
 from headrace.connectors.formats.protobuf.compiler import descriptor_set
 from headrace.connectors.formats.registry import client
-from headrace.enumerator.errors import UsageError
+from headrace.enumerator.errors import RetriableError, UsageError
 from headrace.formats import RegisteredAvroFormat, RegisteredProtobufFormat, SchemaRegistry
 from tests.helpers.schema_registry import FakeRegistry
 
@@ -157,3 +158,35 @@ def test_a_schema_of_another_kind_is_bad_and_as_the_readers_it_is_refused(regist
     ]:
         with pytest.raises(UsageError, match=words):
             of.of_subject(known, subject)
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [("kill -9 $$", "protoc was ended by SIGKILL"), ("exec sleep 60", "did not compile a Protobuf schema within 0.2 s")],
+)
+def test_seen_here_a_compiler_that_is_killed_or_too_slow_makes_no_value_bad(registry, tmp_path, monkeypatch, script, message):
+    """Memory that is short for a moment says nothing of a schema: the next try reads its values."""
+    register(registry)
+    made = RegisteredProtobufFormat.of_subject(SchemaRegistry(registry.url), "flights-value")
+    later = register(registry, f"{LATER} // {message}")
+    value = b"\0" + later.to_bytes(4) + b"\0" + Flight(carrier="UA").SerializeToString()
+    instead = tmp_path / "python"
+    instead.write_text(f"#!/bin/sh\n{script}\n")
+    instead.chmod(0o755)
+    with monkeypatch.context() as planted:
+        planted.setattr(compiler, "_PROTOC_S", 0.2)
+        planted.setattr(compiler.sys, "executable", str(instead))
+        with pytest.raises(RetriableError, match=message):
+            made.decode(column(value))
+    found, bad = made.decode(column(value))
+    assert (found.to_pylist()[0]["carrier"], bad) == ("UA", [])
+
+
+def test_a_schema_that_ends_the_compiler_by_a_fault_of_its_own_is_a_bad_one(tmp_path, monkeypatch):
+    """Such a schema would end it each time."""
+    instead = tmp_path / "python"
+    instead.write_text("#!/bin/sh\nkill -SEGV $$\n")
+    instead.chmod(0o755)
+    monkeypatch.setattr(compiler.sys, "executable", str(instead))
+    with pytest.raises(UsageError, match="not a Protobuf schema"):
+        descriptor_set(f"{LEG} // none that was compiled before")

@@ -9,6 +9,7 @@ import base64
 import functools
 import importlib
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,13 +18,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from headrace.enumerator.errors import UsageError
+from headrace.enumerator.errors import RetriableError, UsageError
 
 __all__ = ["descriptor_set", "runtime"]
 
 _MAIN = "headrace_schema.proto"
 _PROTOC_S = 30.0
 _LONGEST_ERROR = 500
+_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""Signals that a process gets from others (memory is short, the machine stops), and not from its own faults."""
+
 _COMPILERS_OWN = re.compile(r"WARNING: |[IWE]\d{4} |.*: warning: ")
 """Lines of protoc's that tell nothing of an error."""
 
@@ -46,7 +50,8 @@ def descriptor_set(schema: str | bytes, references: Mapping[str, str] | None = N
 
     `schema`: the text of a `.proto` file, or a FileDescriptorSet as `protoc --include_imports --descriptor_set_out` writes it.
     `references`: the texts of the files that it imports, by the names by which it does; files of Google's that Python packages
-    bring are known. Raises UsageError for what is none of these, with the compiler's words, and where a library is missing.
+    bring are known. Raises UsageError for what is none of these, with the compiler's words, and where a library is missing;
+    RetriableError if the compiler could not be run, was killed, or took too long: that says nothing of the schema.
     """
     if isinstance(schema, str):
         return _compiled(schema, tuple((references or {}).items()))
@@ -159,9 +164,13 @@ def _run(root: Path, known: Path, out: Path) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PROTOC_S, check=False)  # noqa: S603 - our own
     except subprocess.TimeoutExpired as error:
-        raise UsageError(f"protoc did not compile a Protobuf schema within {_PROTOC_S:g} s") from error
+        raise RetriableError(f"protoc did not compile a Protobuf schema within {_PROTOC_S:g} s") from error
+    except OSError as error:
+        raise RetriableError(f"protoc could not be started: {error}") from error
     if done.returncode == 0:
         return
+    if -done.returncode in _FROM_OUTSIDE:
+        raise RetriableError(f"protoc was ended by {signal.Signals(-done.returncode).name} while it compiled a Protobuf schema")
     if "No module named" in done.stderr:
         raise UsageError("grpcio-tools is not installed; run: pip install 'headrace[protobuf]'")
     said = done.stderr.replace(f"{root}/", "").replace(f"{_MAIN}:", "line ")
