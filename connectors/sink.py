@@ -166,7 +166,11 @@ class Committer(ABC, Generic[HandleT]):
 
     @abstractmethod
     def check(self, handles: Sequence[HandleT]) -> None:
-        """Raise unless every one of these is still prepared, with time left to commit it. Nothing is durable yet."""
+        """Raise unless every one of these is still prepared, with time left to commit it. Nothing is durable yet.
+
+        A sink that commits by list raises here for all that `record` would refuse: a runner whose checkpoint is the list stores
+        it in between.
+        """
 
     @abstractmethod
     def record(self, commits: CommitList[HandleT]) -> None:

@@ -25,7 +25,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 
 from headrace.connectors.sink import CommitList, Committer, Outcome, content_number, is_one_off, numbered_content
 from headrace.connectors.tables.handles import TableHandle
-from headrace.connectors.tables.keyed.merging import Merge, merged
+from headrace.connectors.tables.keyed.merging import Merge, Merger
 from headrace.connectors.tables.log import JobMarker, LoadedTable, TableFile, TableLog
 from headrace.connectors.tables.work import LeftOver, WorkFolder, refused_by_store
 from headrace.connectors.tables.writing import Layout
@@ -54,8 +54,7 @@ class TableCommitter(Committer[TableHandle]):
     def __init__(self, table: TableLog, job: str, where: str, layout: Layout | None = None) -> None:
         """`where` names the table in messages; `layout` is of the files that merges write. Contacts nobody yet."""
         self._log = table
-        self._layout = layout or Layout()
-        self._merge: Merge | None = None  # what was tried last
+        self._merger = Merger(layout or Layout(), where)
         self._job = job
         self._where = where
         self._driver: int | None = None
@@ -78,16 +77,24 @@ class TableCommitter(Committer[TableHandle]):
         return self._commits
 
     def check(self, handles: Sequence[TableHandle]) -> None:
-        """Raise PeerError naming the transactions that have not all their files any more, or are about to be removed."""
-        self._retrying(lambda: self._check_files(handles))
+        """Raise for all that `record` would refuse: so nothing is recorded elsewhere, either, that cannot be committed.
+
+        PeerError naming the transactions that have not all their files any more, or are about to be removed, or do not fit the
+        table any more; UsageError for a table that cannot be written, and for changes that cannot be merged; FencedError for an
+        older driver, StateError for another table. Changes are merged here: `record` commits that, if the table is still the
+        same.
+        """
+        self._retrying(lambda: self._check(handles))
 
     def record(self, commits: CommitList[TableHandle]) -> None:
         """Commit these files to the table, unless it says that the epoch is recorded. Raises FencedError for an older driver.
 
         Raises PeerError for files that do not fit the table any more.
         """
-        self._merge = None
-        merge = self._retrying(lambda: self._record(commits))
+        try:
+            merge = self._retrying(lambda: self._record(commits))
+        finally:
+            self._merger.forget()  # it is committed, or that is not known
         self._commits = commits if merge is None else replace(commits, handles=(*commits.handles, merge.handle))
         if merge is not None:
             self._retrying(lambda: self._work().close(merge.handle.place))
@@ -183,11 +190,8 @@ class TableCommitter(Committer[TableHandle]):
         if commits.epoch < marker.following:
             if commits.completed:
                 self._work().remove_list(commits.epoch, marker.recorded_by)
-            return self._merge
-        loaded.check_writable()
-        for handle in commits.handles:
-            self._check_fits(loaded, handle)
-        merge = self._merge_into(loaded, [handle for handle in commits.handles if handle.changes is not None])
+            return self._merger.last_of(_changes_in(commits.handles))
+        merge = self._fitted(loaded, commits.handles)
         rows = [handle for handle in commits.handles if handle.changes is None]
         if commits.handles:
             self._list = (commits.epoch, marker.driver)
@@ -198,18 +202,18 @@ class TableCommitter(Committer[TableHandle]):
         self._commit(loaded, recorded, rows, () if merge is None else merge.removed)
         return merge
 
-    def _merge_into(self, loaded: LoadedTable, changes: Sequence[TableHandle]) -> Merge | None:
-        """What these changes make of this version. It is made again for another one: the last can then not be committed."""
-        if not changes:
-            return None
-        if self._merge is not None and self._merge.version != loaded.version:
-            self._work().remove_data(self._merge.handle.place)
-            self._work().close(self._merge.handle.place)
-            self._merge = None
-        if self._merge is None:
-            loaded.check_rewritable()
-            self._merge = merged(loaded, self._work(), self._layout, changes, self._where)
-        return self._merge
+    def _check(self, handles: Sequence[TableHandle]) -> None:
+        self._check_files(handles)
+        loaded, _ = self._own()
+        self._fitted(loaded, handles)
+
+    def _fitted(self, loaded: LoadedTable, handles: Sequence[TableHandle]) -> Merge | None:
+        """All that can be known before the commit. Gives what the changes among these make of this version."""
+        loaded.check_writable()
+        for handle in handles:
+            self._check_fits(loaded, handle)
+        changes = _changes_in(handles)
+        return self._merger.merge(loaded, self._work(), changes) if changes else None
 
     def _leave(self, handle: TableHandle) -> None:
         """It is committed. Changes that were staged are of no more use."""
@@ -313,3 +317,7 @@ class TableCommitter(Committer[TableHandle]):
     def _translated(self, step: Callable[[], AnswerT]) -> AnswerT:
         with refused_by_store(self._where):
             return step()
+
+
+def _changes_in(handles: Sequence[TableHandle]) -> tuple[TableHandle, ...]:
+    return tuple(handle for handle in handles if handle.changes is not None)

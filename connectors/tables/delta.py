@@ -29,7 +29,7 @@ from pyarrow import fs
 from headrace.connectors.files.store import is_local, normal_path
 from headrace.connectors.tables.handles import DataFile
 from headrace.connectors.tables.log import FileLayout, JobMarker, LoadedTable, OutdatedError, TableFile, TableLog
-from headrace.connectors.tables.rows import between, can_partition, check_columns, check_partition_columns
+from headrace.connectors.tables.rows import between, can_partition, check_columns, check_no_twins, check_partition_columns
 from headrace.connectors.tables.sink import OpenTableSink
 from headrace.connectors.tables.statistics import delta_statistics
 from headrace.connectors.tables.work import jobs_in, refused_by_store
@@ -40,11 +40,14 @@ if TYPE_CHECKING:
 
 __all__ = ["DeltaSink"]
 
-_WRITTEN_AS_ASKED = frozenset({"appendOnly", "changeDataFeed", "deletionVectors", "timestampNtz", "vacuumProtocolCheck"})
-"""Features of which a writer that only appends has nothing to do."""
+_WRITTEN_AS_ASKED = frozenset({"appendOnly", "changeDataFeed", "deletionVectors", "timestampNtz"})
+"""Features of which a writer that only appends has nothing to do, and with which `deltalake` commits."""
 
-_WRITTEN_IF_UNUSED = frozenset({"checkConstraints", "generatedColumns", "invariants", "columnMapping", "identityColumns"})
+_WRITTEN_IF_UNUSED = frozenset({"checkConstraints", "generatedColumns", "invariants", "columnMapping"})
 """Features that ask something of the rows where a column or a property uses them."""
+
+_NOT_COMMITTED = "Unsupported table features"
+"""What `deltalake` says of a table whose features it does not write. It is the error of a commit that came too late, too."""
 
 _PROPERTIES = {
     "delta.columnMapping.mode": "the names of its columns in files are others (column mapping)",
@@ -95,6 +98,7 @@ class DeltaSink(OpenTableSink):
     def _make(self, schema: pa.Schema, partition_by: Sequence[str]) -> None:
         """Partitions are by text, integers, booleans and dates."""
         check_partition_columns(schema, partition_by, self.uri)
+        check_no_twins(schema.names, (), self.uri)
         if is_local(self.uri):
             os.makedirs(self.uri, exist_ok=True)
         try:
@@ -365,6 +369,8 @@ def _translated(uri: str) -> Iterator[None]:
     except TableNotFoundError:
         raise
     except CommitFailedError as error:
+        if _NOT_COMMITTED in str(error):
+            raise UsageError(f"{uri}: headrace cannot write to this table: {error}") from error
         raise OutdatedError(f"{uri}: somebody else has committed meanwhile: {error}") from error
     except DeltaError as error:
         raise PeerError(f"{uri}: {error}") from error

@@ -179,8 +179,9 @@ class _LoadedIceberg(LoadedTable):
 
     @property
     def version(self) -> object:
-        snapshot = self._table.current_snapshot()
-        return None if snapshot is None else snapshot.snapshot_id
+        """A new column or another partitioning makes no snapshot."""
+        metadata, snapshot = self._table.metadata, self._table.current_snapshot()
+        return (None if snapshot is None else snapshot.snapshot_id, metadata.current_schema_id, metadata.default_spec_id)
 
     @property
     def _partitions(self) -> tuple[TablePartition, ...]:

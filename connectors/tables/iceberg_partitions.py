@@ -126,8 +126,10 @@ class TablePartition:
         if isinstance(self.transform, VoidTransform):
             return pa.nulls(len(column), pa.int32())
         assert self.kind is not None
-        if isinstance(self.transform, TimeTransform) and pa.types.is_timestamp(column.type):
-            column = pc.floor_temporal(column.cast(pa.timestamp("us")), unit="hour")  # so that there are few
+        if pa.types.is_timestamp(column.type):
+            column = column.cast(pa.timestamp("us"))  # in UTC, as the table has it
+            if isinstance(self.transform, TimeTransform):
+                column = pc.floor_temporal(column, unit="hour")  # so that there are few
         found = column.dictionary_encode()
         function = self.transform.transform(self.kind)
         made = [function(_internal(value)) for value in found.dictionary.to_pylist()]

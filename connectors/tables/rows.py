@@ -14,6 +14,7 @@ __all__ = [
     "between",
     "can_partition",
     "check_columns",
+    "check_no_twins",
     "check_partition_columns",
     "completed",
     "fitted",
@@ -55,6 +56,18 @@ def check_columns(schema: pa.Schema, columns: Collection[str], where: str) -> No
             raise UsageError(f"{where}: the table has no column {name!r}; its columns are {', '.join(schema.names)}")
 
 
+def check_no_twins(added: Collection[str], present: Collection[str], where: str) -> None:
+    """Raise UsageError for a new column that differs from another one in upper and lower case alone."""
+    known = {name.casefold(): name for name in present}
+    for name in added:
+        twin = known.setdefault(name.casefold(), name)
+        if twin != name:
+            raise UsageError(
+                f"{where}: columns {twin!r} and {name!r} differ in upper and lower case alone: Delta, and engines that read "
+                "tables, take them for one. Rename one of them"
+            )
+
+
 def can_partition(kind: pa.DataType) -> bool:
     """Whether a table can be partitioned by such a column as it is."""
     return bool(types.is_string(kind) or types.is_integer(kind) or types.is_boolean(kind) or types.is_date(kind))
@@ -82,9 +95,14 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBat
 
 
 def between(keys: pa.Table) -> pc.Expression:
-    """What every row with one of these keys satisfies."""
+    """What every row with one of these keys satisfies, of columns whose least and greatest values a table's log has exactly.
+
+    Decimals are numbers of JSON there, which `deltalake` reads as doubles: they say nothing of a value with many digits.
+    """
     found = pc.scalar(value=True)
     for name in keys.column_names:
+        if types.is_decimal(keys[name].type):
+            continue
         bounds = pc.min_max(keys[name])
         found = found & (pc.field(name) >= bounds["min"]) & (pc.field(name) <= bounds["max"])
     return found

@@ -14,7 +14,7 @@ from headrace.connectors.tables.committer import TableCommitter
 from headrace.connectors.tables.handles import TableHandle, TableHandleSerializer
 from headrace.connectors.tables.keyed.changes import Changes
 from headrace.connectors.tables.log import TableLog
-from headrace.connectors.tables.rows import fitting_schema, new_columns
+from headrace.connectors.tables.rows import check_no_twins, fitting_schema, new_columns
 from headrace.connectors.tables.writing import TARGET_FILE_BYTES, Layout, TableTransaction, written_columns
 from headrace.enumerator.errors import UsageError
 
@@ -69,7 +69,9 @@ class OpenTableSink(TwoPhaseSink[TableHandle]):
     def _missing(self, wanted: pa.Schema, table: pa.Schema) -> pa.Schema:
         """Those that it has are to fit: then nothing is added."""
         fitting_schema(pa.schema([field for field in wanted if field.name in table.names]), table, (), self.where)
-        return new_columns(wanted, table)
+        added = new_columns(wanted, table)
+        check_no_twins(added.names, table.names, self.where)
+        return added
 
     def check_rows(self, schema: pa.Schema) -> None:
         """Load the table, and raise UsageError unless rows of this schema could be written; every task finds out, too."""

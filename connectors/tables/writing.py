@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from uuid import uuid4
 
 import pyarrow as pa
@@ -52,14 +53,11 @@ class TableTransaction(Transaction[TableHandle]):
         """Add rows. Raises UsageError for a batch whose columns are not those of the first one, in whatever order."""
         self._whole.check()
         with self._whole.steps():
-            if self._changes is not None:
-                batch = self._changes.applied(batch, self._where)
-            if not batch.num_rows:
-                return
-            if self._begun is None:
-                self._begun = self._begin(batch)
-            _check_columns(sorted(batch.schema.names), self._begun.columns, self._where)
-            self._begun.files.write(self._fitted(batch, self._begun.schema))
+            if self._changes is None:
+                self._write(batch, partial(fitted, batch, where=self._where))
+            else:
+                rows, deleted = self._changes.applied(batch, self._where)
+                self._write(rows, partial(self._changes.staged, rows, deleted, where=self._where))
 
     def prepare(self) -> TableHandle | None:
         """Close the files. None when no row was written. Raises PeerError if a driver has given this transaction up."""
@@ -87,20 +85,25 @@ class TableTransaction(Transaction[TableHandle]):
             begun.work.remove_data(self._place)
             begun.work.close(self._place)
 
-    def _begin(self, batch: pa.RecordBatch) -> _Begun:
+    def _begin(self, rows: pa.Schema) -> _Begun:
         loaded = self._log.load()
         loaded.check_writable()
-        schema = written_columns(self._changes, batch.schema, loaded, self._where)
+        schema = written_columns(self._changes, rows, loaded, self._where)
         work = WorkFolder(self._log.store(), self._attempt.job)
         formats = loaded.files if self._changes is None else _Staged()
-        files = PartitionedFiles(work, self._place, self._layout, formats, self._fitted(batch, schema).schema)
+        stored = schema if self._changes is None else self._changes.staged_schema(rows, schema)
+        files = PartitionedFiles(work, self._place, self._layout, formats, stored)
         work.open(self._place)
-        return _Begun(loaded, schema, work, files, sorted(batch.schema.names))
+        return _Begun(loaded, schema, work, files, sorted(rows.names))
 
-    def _fitted(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-        if self._changes is None:
-            return fitted(batch, schema, self._where)
-        return self._changes.staged(batch, schema, self._where)
+    def _write(self, rows: pa.RecordBatch, stored: Callable[[pa.Schema], pa.RecordBatch]) -> None:
+        """`stored`: the rows as they are in files, of these columns of the table."""
+        if not rows.num_rows:
+            return
+        if self._begun is None:
+            self._begun = self._begin(rows.schema)
+        _check_columns(sorted(rows.schema.names), self._begun.columns, self._where)
+        self._begun.files.write(stored(self._begun.schema))
 
 
 def _check_columns(columns: list[str], before: list[str], where: str) -> None:

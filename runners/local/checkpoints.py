@@ -22,6 +22,7 @@ import threading
 import uuid
 import zlib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic
@@ -197,7 +198,7 @@ class CheckpointStore(Generic[SplitT, HandleT]):
     """
 
     def __init__(self, folder: Path, serializer: RunCheckpointSerializer[SplitT, HandleT], retained: int) -> None:
-        """Make the folder, and lock it. `retained`: so many newest checkpoints are kept.
+        """Make the folder, and lock it. `retained`: so many newest checkpoints are kept, beside one that is not committed yet.
 
         Raises FencedError where another coordinator has it, StateError for a folder whose state cannot be read.
         """
@@ -242,24 +243,41 @@ class CheckpointStore(Generic[SplitT, HandleT]):
         """
         damaged: list[StateError] = []
         for checkpoint_id in sorted(self._ids(), reverse=True):
-            path = self._path(checkpoint_id)
             try:
-                found = self._serializer.deserialize(self.roster.run, path.read_bytes(), str(path))
+                return self._read(checkpoint_id)
             except StateError as error:
                 log.warning("%s; the one before is looked at", error)
                 damaged.append(error)
-                continue
-            # Whoever wrote it may have died before it was durable.
-            _sync(path)
-            _sync(self.folder)
-            return found
         if damaged:
             raise StateError(f"{self.folder}: no checkpoint is good: {'; '.join(map(str, damaged))}")
         return None
 
+    def before(self, checkpoint: RunCheckpoint[SplitT, HandleT]) -> RunCheckpoint[SplitT, HandleT] | None:
+        """The last good one before this, if nothing was committed between them, so that a run can go back to it; else None."""
+        for checkpoint_id in sorted(self._ids(), reverse=True):
+            if checkpoint_id < checkpoint.positions.checkpoint_id:
+                with suppress(StateError):
+                    found = self._read(checkpoint_id)
+                    return found if found.completed and found.epoch == checkpoint.epoch_before else None
+        return None
+
+    def take_back(self, checkpoint_id: int) -> None:
+        """Remove it, durably: nothing of it was committed, and nothing will be."""
+        self._path(checkpoint_id).unlink(missing_ok=True)
+        _sync(self.folder)
+
+    def _read(self, checkpoint_id: int) -> RunCheckpoint[SplitT, HandleT]:
+        path = self._path(checkpoint_id)
+        found = self._serializer.deserialize(self.roster.run, path.read_bytes(), str(path))
+        # Whoever wrote it may have died before it was durable.
+        _sync(path)
+        _sync(self.folder)
+        return found
+
     def write(self, checkpoint: RunCheckpoint[SplitT, HandleT]) -> None:
         """Make it durable, in place of one of the same number, then remove what is not retained.
 
+        One that is not completed may have to be taken back, so it takes no other's place yet.
         Raises CheckpointNotStoredError if it is certain not to be there; after any other error it may be.
         """
         path = self._path(checkpoint.positions.checkpoint_id)
@@ -271,7 +289,8 @@ class CheckpointStore(Generic[SplitT, HandleT]):
             raise CheckpointNotStoredError(f"{path}: {error}") from error
         scratch.replace(path)
         _sync(self.folder)
-        for older in sorted(self._ids(), reverse=True)[self._retained :]:
+        kept = self._retained if checkpoint.completed else self._retained + 1
+        for older in sorted(self._ids(), reverse=True)[kept:]:
             self._path(older).unlink(missing_ok=True)
 
     def remove(self) -> None:

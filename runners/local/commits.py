@@ -11,6 +11,10 @@ Each worker writes under a sink job of its own (`Roster.job`), so a sweep aborts
 To a sink that commits by list (tables) all write under the run's job, each as a task of its own: the sink records the
 checkpoint's epoch and commits all of it in one step, and sweeps by task.
 
+A sink that commits by list says before a checkpoint is stored whether it would refuse it (`check`). If it refuses a stored one
+(its table was altered in between), the next coordinator *takes it back*: nothing of it is committed, and nobody was told of it.
+So the run goes on from the checkpoint before, which is kept until the next one is committed.
+
 A worker is swept at once when it is dead: what it has prepared may hold locks, which those who read its splits now wait for,
 and then no checkpoint would ever be complete.
 """
@@ -28,11 +32,13 @@ from headrace.connectors.commit import StaleEpochError
 from headrace.connectors.sink import Attempt, CommitList, Committer, HandleT, Outcome, TwoPhaseSink
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.errors import (
+    AuthenticationError,
     DataLossError,
     DeadlineExceededError,
     PeerError,
     RetriableError,
     StateError,
+    UsageError,
     is_retriable,
 )
 from headrace.enumerator.split import SplitT
@@ -112,7 +118,11 @@ class _EndsByWorker(_Ends[SplitT, HandleT]):
         return CommitList(epoch, (), completed=True)
 
     def check(self, handles: Sequence[WorkerHandle[HandleT]]) -> None:
-        self._by_worker(handles, lambda committer, own: committer.check(own))
+        try:
+            self._by_worker(handles, lambda committer, own: committer.check(own))
+        except (StateError, DeadlineExceededError) as error:
+            # Nothing of it is durable or visible, so what was read since the last checkpoint is read again.
+            raise RetriableError(f"a worker's transaction cannot be committed any more: {error}") from error
 
     def end_all(self, handles: Sequence[WorkerHandle[HandleT]]) -> Sequence[Outcome]:
         """Those of all workers at once: what readers see of a part of the checkpoint, they see for milliseconds."""
@@ -266,27 +276,46 @@ class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
             self._refuse_stale(0 if seen is None else seen.epoch)
             if self._stored is not None and self._epoch and (seen is None or seen.epoch != self._epoch):
                 # The last coordinator died after it had stored its checkpoint, before the sink knew.
-                self._check_stored(self._stored)
-                self._driver.record(self._ends.listed(self._epoch, self._stored.handles))
+                self._record_stored(self._stored)
             self._ends.taken_over(self._stored)
             self._fenced = True
         if self._stored is None:
             return None
         return CommitList(self._stored.positions.checkpoint_id, self._stored.handles, self._stored.completed)
 
-    def _check_stored(self, stored: RunCheckpoint[SplitT, HandleT]) -> None:
-        """What is recorded by list is committed by it: so it has to be there."""
-        listed = self._ends.listed(stored.epoch, stored.handles).handles
+    def _record_stored(self, stored: RunCheckpoint[SplitT, HandleT]) -> None:
+        """What is recorded by list is committed by it: so the sink may refuse it for good, as one whose files are gone."""
+        listed = self._ends.listed(stored.epoch, stored.handles)
         try:
-            if listed:
-                self._driver.check(listed)
-        except RetriableError:
+            if listed.handles:
+                self._driver.check(listed.handles)
+            self._driver.record(listed)
+        except (RetriableError, DeadlineExceededError, AuthenticationError):
             raise
-        except PeerError as error:
+        except (PeerError, UsageError) as error:
+            if not listed.handles:
+                raise
+            self._take_back(stored, error)
+
+    def _take_back(self, stored: RunCheckpoint[SplitT, HandleT], refusal: Exception) -> None:
+        """Always raises: the enumerator of this life was restored from the checkpoint that is taken back."""
+        seen = self._driver.fence()  # once more: nothing that was asked for before it can still come to pass
+        self._refuse_stale(0 if seen is None else seen.epoch)
+        if seen is not None and seen.epoch == stored.epoch:
+            raise refusal
+        checkpoint_id = stored.positions.checkpoint_id
+        before = self._store.before(stored)
+        if before is None:
             raise DataLossError(
-                f"{self._store.folder}: checkpoint {stored.positions.checkpoint_id} is stored and not committed, and cannot be "
-                f"committed any more: {error}. Begin anew with another folder, from positions of your choice"
-            ) from error
+                f"{self._store.folder}: checkpoint {checkpoint_id} is stored and not committed, and cannot be committed as it "
+                f"is: {refusal}. There is no earlier one to go back to: mend that and start again, or begin anew with another "
+                "folder, from positions of your choice"
+            ) from refusal
+        self._store.take_back(checkpoint_id)
+        raise RetriableError(
+            f"{self._store.folder}: checkpoint {checkpoint_id} cannot be committed: {refusal}. Nothing of it is, and it is "
+            f"taken back: the next start goes on from checkpoint {before.positions.checkpoint_id}"
+        ) from refusal
 
     def _refuse_stale(self, seen: int) -> None:
         known = {0, self._epoch, 0 if self._stored is None else self._stored.epoch_before}
@@ -304,12 +333,10 @@ class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
         return 0 if self._stored is None else self._stored.epoch
 
     def check(self, handles: Sequence[WorkerHandle[HandleT]]) -> None:
-        """Raise RetriableError for a transaction that is not prepared any more, or has little time left."""
-        try:
-            self._ends.check(handles)
-        except (StateError, DeadlineExceededError) as error:
-            # Nothing of it is durable or visible, so what was read since the last checkpoint is read again.
-            raise RetriableError(f"a worker's transaction cannot be committed any more: {error}") from error
+        """Raise RetriableError for a transaction that is not prepared any more, or has little time left, and what the sink
+        raises where it would refuse them all.
+        """
+        self._ends.check(handles)
 
     def record(self, commits: CommitList[WorkerHandle[HandleT]]) -> None:
         """Store the checkpoint; before anything of it is committed, have the sink refuse it if another has taken over."""

@@ -55,9 +55,11 @@ class RunSettings:
     - `checkpoints`: the folder of the checkpoints, a path or `file:///...`. One run works with it at a time.
     - `interval_s` (`execution.checkpointing.interval`): from one checkpoint to the next, default 10. Rows become visible by it.
     - `min_pause_s` (`execution.checkpointing.min-pause`): from the end of one to the next, default 0.
-    - `timeout_s` (`execution.checkpointing.timeout`): one that takes longer has failed, default 600.
+    - `timeout_s` (`execution.checkpointing.timeout`): one that takes longer has failed, default 600. What a sink does before
+      the checkpoint can be stored, such as a merge of changes into a table, is part of it.
     - `tolerable_failed_checkpoints` (`execution.checkpointing.tolerable-failed-checkpoints`): in a row, default 0.
-    - `retained` (`execution.checkpointing.num-retained`): so many newest checkpoints are kept, default 1.
+    - `retained` (`execution.checkpointing.num-retained`): so many newest checkpoints are kept, default 1,
+      beside one that is not committed yet.
     - `savepoints` (`execution.checkpointing.savepoint-dir`): a run that is stopped, or whose source ends, writes its last
       checkpoint into this folder as a savepoint; default None, none.
     - `from_savepoint` (`execution.state-recovery.path`): the file of a savepoint that the run begins with, in a new folder of

@@ -208,6 +208,10 @@ class ListNotDurable(PassingSink):
 
 
 class _FencesBack(PassingCommitter):
+    def check(self, handles: Sequence[Any]) -> None:
+        self.inner.fence()
+        self.inner.check(handles)
+
     def record(self, commits: CommitList[Any]) -> None:
         self.sink.harm.append("fenced back")
         self.inner.fence()
@@ -215,7 +219,7 @@ class _FencesBack(PassingCommitter):
 
 
 class OlderDriverNotFenced(PassingSink):
-    """Whoever records takes the job over again."""
+    """Whoever checks or records takes the job over again."""
 
     committing = _FencesBack
 

@@ -8,6 +8,7 @@ import multiprocessing
 import re
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -143,8 +144,41 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, capl
 def test_execution_checkpointing_num_retained_keeps_the_newest(tmp_path):
     store = opened(tmp_path, retained=2)
     for number in (1, 2, 3):
-        store.write(checkpoint(number))
-    assert sorted(path.name[-7:-5] for path in tmp_path.glob("checkpoint-*")) == ["02", "03"]
+        store.write(checkpoint(number, completed=True))
+    assert numbers_in(tmp_path) == [2, 3]
+    store.close()
+
+
+def numbers_in(folder):
+    return sorted(int(path.name[-7:-5]) for path in folder.glob("checkpoint-*.json"))
+
+
+def test_a_checkpoint_takes_the_place_of_another_when_it_is_committed(tmp_path):
+    store = opened(tmp_path)
+    handles = (WorkerHandle(4, MemoryHandle(9)),)
+    store.write(checkpoint(1, completed=True, epoch=7))
+    store.write(checkpoint(2, handles, epoch=8, before=7))
+    assert numbers_in(tmp_path) == [1, 2]
+    store.write(checkpoint(2, completed=True, epoch=8, before=7))
+    assert numbers_in(tmp_path) == [2]
+    store.close()
+
+
+def test_a_run_goes_back_to_the_last_good_checkpoint_after_which_nothing_was_committed(tmp_path):
+    store = opened(tmp_path, retained=3)
+    handles = (WorkerHandle(4, MemoryHandle(9)),)
+    first, second = checkpoint(1, completed=True, epoch=7), checkpoint(2, completed=True, epoch=7)
+    third = checkpoint(3, handles, epoch=8, before=7)
+    for each in (first, second, third):
+        store.write(each)
+    assert store.before(third) == second
+    (tmp_path / "checkpoint-000000000002.json").write_bytes(b"{}")
+    assert store.before(third) == first
+    assert store.before(replace(third, epoch_before=6)) is None
+    assert store.before(first) is None
+    store.take_back(3)
+    assert numbers_in(tmp_path) == [1, 2]
+    assert store.latest() == first
     store.close()
 
 

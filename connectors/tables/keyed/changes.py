@@ -65,9 +65,7 @@ class Changes:
 
     def table_columns(self, rows: pa.Schema, table: pa.Schema, sources: Sequence[str], where: str) -> pa.Schema:
         """The table's fields that are written of these rows. Raises UsageError naming the column that is missing or unfit."""
-        for name in (*self.keys, *self.sequence, *([self.change_type] if self.change_type else [])):
-            if rows.names.count(name) != 1:
-                raise UsageError(f"{where}: changes need the column {name!r}; the columns are {', '.join(rows.names)}")
+        self._check_columns(rows, where)
         left_out = {self.change_type, *(set(self.sequence) - set(table.names))}
         wanted = pa.schema([field for field in rows if field.name not in left_out])
         schema = fitting_schema(wanted, table, sources, where)
@@ -77,19 +75,21 @@ class Changes:
                 raise UsageError(f"{where}: column {name!r} is {kind}, and no key of that type can be compared")
         return schema
 
-    def applied(self, batch: pa.RecordBatch, where: str) -> pa.RecordBatch:
-        """Without the rows that only say what was there before. Raises UsageError for a value that no change type has."""
-        if self.change_type not in batch.schema.names:
-            return batch  # all of them, or refused when the columns are looked at
-        return batch.filter(pc.is_valid(self._deleted(batch, where)))
+    def applied(self, batch: pa.RecordBatch, where: str) -> tuple[pa.RecordBatch, pa.BooleanArray]:
+        """Without the rows that only say what was there before, and for each row that is left whether it is deleted.
 
-    def staged(self, batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
-        """The rows that are `applied` as a task stores them: columns of `table_columns`, what is deleted, and the sequence.
+        Raises UsageError naming a column that is missing, and for a value that no change type has.
+        """
+        self._check_columns(batch.schema, where)
+        deleted = self._deleted(batch, where)
+        return (batch.filter(pc.is_valid(deleted)), deleted.drop_null()) if deleted.null_count else (batch, deleted)
+
+    def staged(self, batch: pa.RecordBatch, deleted: pa.BooleanArray, schema: pa.Schema, where: str) -> pa.RecordBatch:
+        """The rows that `applied` gave as a task stores them: columns of `table_columns`, what is deleted, and the sequence.
 
         Raises UsageError for a null in a key or sequence, and in a column of a row that is not deleted, where the table allows
         none.
         """
-        deleted = self._deleted(batch, where)
         nullable = pa.schema([field.with_nullable(field.name not in self.keys) for field in schema], schema.metadata)
         written = fitted(batch, nullable, where)
         fitted(written.filter(pc.invert(deleted)), schema, where)
@@ -99,9 +99,19 @@ class Changes:
             if column.null_count:
                 raise UsageError(f"{where}: column {name!r} says which change is the later one, and a row has a null there")
             columns[f"{_SEQUENCE}{at}"] = column
-        return pa.RecordBatch.from_pydict(columns)
+        return pa.RecordBatch.from_pydict(columns, schema=self.staged_schema(batch.schema, schema))
 
-    def _deleted(self, batch: pa.RecordBatch, where: str) -> pa.Array:
+    def staged_schema(self, rows: pa.Schema, schema: pa.Schema) -> pa.Schema:
+        """The columns of what `staged` gives of such rows. All may be null: of a deleted row only the keys count."""
+        order = [(f"{_SEQUENCE}{at}", rows.field(name).type) for at, name in enumerate(self.sequence)]
+        return pa.schema([*((field.name, field.type) for field in schema), (_DELETED, pa.bool_()), *order])
+
+    def _check_columns(self, rows: pa.Schema, where: str) -> None:
+        for name in (*self.keys, *self.sequence, *([self.change_type] if self.change_type else [])):
+            if rows.names.count(name) != 1:
+                raise UsageError(f"{where}: changes need the column {name!r}; the columns are {', '.join(rows.names)}")
+
+    def _deleted(self, batch: pa.RecordBatch, where: str) -> pa.BooleanArray:
         """For each row whether it is deleted; null for one that comes before its new value."""
         if self.change_type is None:
             return pa.repeat(pa.scalar(value=False), batch.num_rows)
