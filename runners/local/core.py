@@ -651,8 +651,8 @@ class RunCore(Generic[SplitT, HandleT]):
         if self.phase is RunPhase.STORING:
             # It may be stored or not: only who reads the store anew can tell.
             unknown = (
-                f"checkpoint {event.checkpoint_id}: {reason}, and whether it is stored is not known. What the sink does before, "
-                "such as a merge of changes into a table, counts: raise the timeout if that takes longer"
+                f"checkpoint {event.checkpoint_id}: {reason}, and whether it is stored is not known. What the sink does "
+                "before, such as a merge of changes into a table, counts: raise the timeout if that takes longer"
             )
             return self._fail(CheckpointFailedError(unknown))
         return []

@@ -236,7 +236,7 @@ def test_files_that_somebody_removes_before_a_stored_checkpoint_is_committed_are
     with pytest.raises(PeerError, match="no rights"):
         commit(run, job, 1, handle)
     (Path(folder.sink.uri) / handle.handle.files[0].path).unlink()
-    with pytest.raises(DataLossError, match="checkpoint 1 is stored and not committed, and cannot be .* no earlier one"):
+    with pytest.raises(DataLossError, match=r"checkpoint 1 is stored and not committed, and cannot be .* no earlier one"):
         folder.coordinator()[1].recover()
     assert not any("add" in action for action in delta_actions(folder.sink.uri))
 
