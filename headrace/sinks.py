@@ -6,9 +6,11 @@
     JobCommitter("job", sink.committer("job")).commit(0, (handle,))               # in the driver
 
 `headrace.testing.SinkConformance` tests a sink of yours. `Changes` says to a table's sink that rows change others, by key.
+`FunctionSink` makes a sink of a function, at least once.
 """
 
 from headrace.connectors.commit import JobCommitter
+from headrace.connectors.function_sink import FunctionSink
 from headrace.connectors.sink import (
     Attempt,
     CommitList,
@@ -30,6 +32,7 @@ __all__ = [
     "CommitList",
     "CommitListSerializer",
     "Committer",
+    "FunctionSink",
     "HandleSerializer",
     "ImmediateSink",
     "JobCommitter",

@@ -183,8 +183,8 @@ class Pipeline:
 
     Rows of one split reach the sink in their order. `transform` is called in worker processes, so it has to be importable
     there (a function at the top of a module, not a lambda), and it may be called again for rows that a lost worker had: it
-    should have no effects of its own. With a two-phase-commit sink the output is exactly-once, with an `ImmediateSink`
-    at-least-once. To a table (`DeltaSink`, `IcebergSink`) each checkpoint is one commit.
+    should have no effects of its own. With a two-phase-commit sink the output is exactly-once, with an `ImmediateSink`, such
+    as a function (`FunctionSink`), at-least-once. To a table (`DeltaSink`, `IcebergSink`) each checkpoint is one commit.
     """
 
     source: Source[Any]
@@ -198,7 +198,8 @@ class Pipeline:
         if not isinstance(source, Source):
             raise UsageError(f"a pipeline's source must be a headrace Source, not {type(source).__name__}")
         if not isinstance(sink, TwoPhaseSink):
-            raise UsageError(f"a pipeline's sink must be a headrace TwoPhaseSink, not {type(sink).__name__}")
+            hint = "; a function is one as headrace.sinks.FunctionSink(function)" if callable(sink) else ""
+            raise UsageError(f"a pipeline's sink must be a headrace TwoPhaseSink, not {type(sink).__name__}{hint}")
         if self.transform is not None and not callable(self.transform):
             raise UsageError(f"a pipeline's transform must be a function of a batch, not {self.transform!r}")
 

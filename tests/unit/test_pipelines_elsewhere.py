@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -30,6 +31,7 @@ from headrace.runners.beam.event_time import SplitWatermark
 from headrace.runners.beam.restrictions.split import Enumerated
 from headrace.runners.local.savepoints import Savepoint
 from headrace.runners.spark import writers
+from headrace.sinks import FunctionSink
 from headrace.testing import FakeKafka, MemoryLog, MemorySource
 from tests.helpers import run_jobs
 from tests.helpers.beam_rig import on_direct
@@ -242,6 +244,11 @@ def test_a_savepoints_epoch_becomes_a_querys_and_positions_are_by_topic_id(kafka
     assert set(own["topic_ids"]) == {"in"}
 
 
+def append_lines(path, batch):
+    with path.open("a") as file:
+        file.writelines(f"{int(value)}\n" for value in batch.column("value").to_pylist())
+
+
 class TestResumed:
     """A source that begins where a checkpoint of another job stands."""
 
@@ -293,6 +300,12 @@ class TestOnBeam:
         sink = AtLeastOnceKafkaSink(kafka.bootstrap, topic="out")
         self.expanded(copying(kafka, sink=sink, stop=Latest()), start_from_savepoint=savepoint)
         assert seen(kafka) == Counter(number for number in range(30) if number // 3 >= [4, 10, 0][number % 3])
+
+    def test_a_function_is_a_sink_there_too(self, kafka, tmp_path):
+        produce(kafka, 0, 9)
+        sink = FunctionSink(partial(append_lines, tmp_path / "lines"))
+        self.expanded(Pipeline(KafkaSource(kafka.bootstrap, topics=["in"], stop=Latest()), sink))
+        assert Counter(map(int, (tmp_path / "lines").read_text().split())) == Counter(range(9))
 
     def test_what_the_runner_cannot_carry_over_is_refused_by_name(self, kafka):
         with pytest.raises(UsageError, match="needs Flink's checkpoints"):
