@@ -4,6 +4,8 @@ forked from.
 
 # ruff: noqa: F401 - these are imported to be there
 
+import encodings.idna  # of the first look-up of a host
+
 import pyspark.daemon
 import pyspark.sql.streaming.python_streaming_source_runner
 import pyspark.sql.worker.create_data_source
