@@ -17,8 +17,6 @@ recorded (an outage longer than its timeout) is copied into a new one, which is 
 
 from __future__ import annotations
 
-import logging
-import time
 from collections import deque
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -27,8 +25,6 @@ from typing import Generic, assert_never
 from headrace.connectors.sink import CommitList, Committer, HandleT, Outcome, content_number, numbered_content
 from headrace.enumerator.errors import StateError
 from headrace.enumerator.transitions import Transitions, allowed_after
-
-log = logging.getLogger(__name__)
 
 __all__ = ["COMMIT_TRANSITIONS", "CommitCore", "CommitPhase", "JobCommitter", "StaleEpochError", "refuse_stale"]
 
@@ -401,22 +397,14 @@ class JobCommitter(Generic[HandleT]):
 
     def _perform_next(self, commands: deque[CommitCommand[HandleT]]) -> list[CommitEvent[HandleT]]:
         """Take the next command, or all that end a transaction, and give the answers."""
-        command, began_s = commands.popleft(), time.monotonic()
+        command = commands.popleft()
         if not isinstance(command, End):
-            answer = self._perform(command)
-            self._log(command, began_s)
-            return [answer]
+            return [self._perform(command)]
         handles = [command.handle]
         while commands and isinstance(commands[0], End):
             handles.append(commands[0].handle)
             commands.popleft()
-        outcomes = self._committer.end_all(handles)
-        self._log(command, began_s)
-        return [Ended(handle, outcome) for handle, outcome in zip(handles, outcomes, strict=True)]
-
-    def _log(self, command: CommitCommand[HandleT], began_s: float) -> None:
-        took_s = time.monotonic() - began_s
-        log.debug("job %s: %s took %.3f s", self._core.job, type(command).__name__.lower(), took_s)
+        return [Ended(handle, outcome) for handle, outcome in zip(handles, self._committer.end_all(handles), strict=True)]
 
     def _perform(
         self, command: Fence | Check[HandleT] | Record[HandleT] | Copy[HandleT] | Sweep[HandleT]
