@@ -1,4 +1,4 @@
-"""What `read_throughput.py` and `write_throughput.py` measure: every cell, with its targets."""
+"""What `read_throughput.py`, `write_throughput.py` and `table_write.py` measure: every cell, with its targets."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from benchmarks.spark_systems import (
     first_trigger,
     trigger_time,
 )
+from benchmarks.table_systems import TableWrite, parts, write_table
 from benchmarks.topics import Shape, fill, trickling
 
 TICK_S = 0.1
@@ -43,6 +44,8 @@ class Size:
     start_records: int = 10_000
     copied_records: int = 1_000_000
     copied_per_trigger: int = 50_000
+    table_records: int = 3_000_000
+    table_per_trigger: int = 500_000
 
     def shape(self, value_bytes: int, codec: str) -> Shape:
         """The topic of that record size."""
@@ -51,7 +54,20 @@ class Size:
 
 # A query takes about two seconds to start and to stop, so a backlog has to take much longer than that.
 FULL = Size(5, 6_000_000, 1_000_000, 6_000_000, 20_000_000, 100_000, 12, 300_000)
-QUICK = Size(3, 600_000, 100_000, 300_000, 600_000, 100_000, 5, 100_000, copied_records=200_000, copied_per_trigger=10_000)
+QUICK = Size(
+    3,
+    600_000,
+    100_000,
+    300_000,
+    600_000,
+    100_000,
+    5,
+    100_000,
+    copied_records=200_000,
+    copied_per_trigger=10_000,
+    table_records=300_000,
+    table_per_trigger=100_000,
+)
 
 
 def cells(size: Size) -> list[Cell]:
@@ -79,6 +95,37 @@ def write_cells(size: Size) -> list[Cell]:
     whole = [_copy(shape, None, ("headrace", "jvm", "flink")) for shape in shapes]
     triggers = Shape(20 * size.copied_per_trigger, 100)
     return [*whole, _copy(triggers, size.copied_per_trigger, ("headrace", "jvm"))]  # Flink has no triggers
+
+
+def table_cells(size: Size) -> list[Cell]:
+    """What `table_write.py` measures: a topic written to tables."""
+    return [*(_table(size, table_format, systems) for table_format, systems in TABLE_SYSTEMS.items()), _parts(size)]
+
+
+TABLE_SYSTEMS = {"delta": ("headrace", "delta-spark", "headrace-run"), "iceberg": ("headrace", "headrace-run")}
+
+
+def _table(size: Size, table_format: str, systems: tuple[str, ...]) -> Cell:
+    shape = Shape(size.table_records, 100)
+    return Cell(
+        "table",
+        table_format,
+        f"{shape}, to {table_format.capitalize()}, {size.table_per_trigger:,} a trigger",
+        "records/s",
+        systems,
+        write_table,
+        TableWrite(shape, table_format, size.table_per_trigger),
+        (Target("delta-spark", "at least", 1.5),) if "delta-spark" in systems else (),
+        _filled(shape),
+    )
+
+
+def _parts(size: Size) -> Cell:
+    shape = Shape(size.table_per_trigger, 100)
+    work = TableWrite(shape, "delta", size.table_per_trigger)
+    return Cell(
+        "table parts", "delta", f"{shape}, to Delta in one process", "records/s", ("headrace",), parts, work, (), _filled(shape)
+    )
 
 
 def _copy(shape: Shape, per_trigger: int | None, systems: tuple[str, ...]) -> Cell:

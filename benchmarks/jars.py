@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from headrace.harness.jars import cache_directory, find_ivy, find_java
+from headrace.harness.jars import Bundle, cache_directory, find_ivy, find_java, installed
 from headrace.harness.kafka.jars import KAFKA
 
 CONNECTOR_VERSION = "4.2.0"
@@ -39,6 +39,21 @@ def jvm_connector_jars() -> list[str]:
         if not jars.is_dir():
             _download(jars)
     return sorted(str(jar) for jar in jars.glob("*.jar"))
+
+
+DELTA = Bundle(
+    name="Delta for Spark 4.4.0",
+    folder="delta-spark-4.4.0",
+    modules=("io.delta:delta-spark_4.2_2.13:4.4.0",),
+    jars=6,
+    size="20 MB",
+    without=("org.apache.spark", "org.scala-lang", "com.fasterxml.jackson.core", "com.fasterxml.jackson.module", "org.slf4j"),
+)
+
+
+def delta_jars() -> list[str]:
+    """The same of Delta's own jars for Spark. Raises PeerError when the download fails."""
+    return sorted(str(jar) for jar in installed(DELTA).glob("*.jar"))
 
 
 def _download(jars: Path) -> None:

@@ -43,6 +43,11 @@ GROUPS = {
         "Records per second. On Spark from `start` to the query's end, AvailableNow: headrace **exactly once**, the JVM "
         "connector **at least once**. In Flink SQL from the statement to the job's end, **exactly once**. More is better.",
     ),
+    "table": (
+        "A topic written to a table",
+        "Records per second from `start` to the query's or run's end, exactly once; key, value, partition, offset and time. "
+        "Spark with Delta's jars reads by the JVM connector; without an engine two workers commit every second.",
+    ),
     "beam": (
         "Read in a Beam pipeline",
         "Records per second from the first element that a stage behind the source counts to the last one; more is better. "
@@ -62,6 +67,8 @@ NAMES = {
     "headrace-records": "headrace, records",
     "kafkaio": "Beam's KafkaIO",
     "flink": "Flink",
+    "delta-spark": "Spark with Delta's jars",
+    "headrace-run": "headrace run",
 }
 
 

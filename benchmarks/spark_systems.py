@@ -1,7 +1,7 @@
 """The Spark side of the benchmarks: one session in this process, one system driven by it. Runs in a child of the harness.
 
 Systems: `headrace`; `jvm`, Spark's own Kafka connector; `ceiling`, a Python source that yields a ready-made Arrow batch. All
-three have the same session settings.
+three have the same session settings. `delta-spark` is `jvm` with Delta's own jars, as it is set up by its documentation.
 """
 
 from __future__ import annotations
@@ -20,15 +20,19 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Context, Measurement
-from benchmarks.jars import jvm_connector_jars
+from benchmarks.jars import delta_jars, jvm_connector_jars
 from benchmarks.topics import KEY_BYTES, Shape
 
 SPARK_SYSTEMS = ("headrace", "jvm", "ceiling")
-FORMATS = {"headrace": "headrace", "jvm": "kafka", "ceiling": "ceiling"}
+FORMATS = {"headrace": "headrace", "jvm": "kafka", "ceiling": "ceiling", "delta-spark": "kafka"}
 # Everything else at its default. More records a poll made it 15 % faster; larger fetches and its V2 batch source did not. With
 # the default of 64 cached consumers, it would make new ones for every batch over 100 partitions.
 JVM_TUNING = {"kafka.max.poll.records": "10000"}
 JVM_SETTINGS = {"spark.kafka.consumer.cache.capacity": "256"}
+DELTA_SETTINGS = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
 CORES = 2
 HEAP = "2g"
 POLL_S = 0.01
@@ -55,6 +59,8 @@ def session(system: str) -> Any:  # noqa: ANN401 - Spark is imported here and no
     }
     if system == "jvm":
         settings |= {**JVM_SETTINGS, "spark.jars": ",".join(jvm_connector_jars())}
+    if system == "delta-spark":
+        settings |= {**JVM_SETTINGS, **DELTA_SETTINGS, "spark.jars": ",".join([*jvm_connector_jars(), *delta_jars()])}
     return SparkSession.builder.config(map=settings).getOrCreate()
 
 
@@ -93,7 +99,7 @@ class Stream:
 def available_now(context: Context, work: Stream) -> Measurement:
     """One query over the whole topic, from `start` to its end. Records per second."""
     spark = session(context.system)
-    frame = _stream_frame(spark, context, work.shape, work.per_trigger, "earliest")
+    frame = stream_frame(spark, context, work.shape, work.per_trigger, "earliest")
     with _checkpoint(context) as checkpoint:
         started = time.perf_counter()
         query = _to_noop(frame, checkpoint).trigger(availableNow=True).start()
@@ -102,7 +108,7 @@ def available_now(context: Context, work: Stream) -> Measurement:
         seconds = time.perf_counter() - started
         progress = [item for item in query.recentProgress if item["numInputRows"] > 0]
     records = sum(item["numInputRows"] for item in progress)
-    detail = {"seconds": seconds, "triggers": len(progress), "phases_ms": _phases(progress)}
+    detail = {"seconds": seconds, "triggers": len(progress), "phases_ms": phases_of(progress)}
     return Measurement(work.shape.records / seconds, records, work.shape.records, detail)
 
 
@@ -111,7 +117,7 @@ def spark_copy(context: Context, work: Stream, topic: str) -> tuple[float, dict[
 
     headrace exactly once, the JVM connector at least once.
     """
-    frame = _stream_frame(session(context.system), context, work.shape, work.per_trigger, "earliest").select("key", "value")
+    frame = stream_frame(session(context.system), context, work.shape, work.per_trigger, "earliest").select("key", "value")
     options = {"kafka.bootstrap.servers": context.bootstrap, "topic": topic}
     with _checkpoint(context) as checkpoint:
         started = time.perf_counter()
@@ -121,7 +127,7 @@ def spark_copy(context: Context, work: Stream, topic: str) -> tuple[float, dict[
             query.stop()
         seconds = time.perf_counter() - started
         progress = [item for item in query.recentProgress if item["numInputRows"] > 0]
-    return seconds, {"triggers": len(progress), "phases_ms": _phases(progress)}
+    return seconds, {"triggers": len(progress), "phases_ms": phases_of(progress)}
 
 
 @dataclass(frozen=True)
@@ -138,14 +144,14 @@ def trigger_time(context: Context, work: Ticks) -> Measurement:
     """The median time of a trigger with next to no data, in ms, as Spark's own progress reports it."""
     spark = session(context.system)
     shape = Shape(0, 0, partitions=work.partitions)
-    frame = _stream_frame(spark, context, shape, None, "latest", work.topic)
+    frame = stream_frame(spark, context, shape, None, "latest", work.topic)
     wanted = work.skipped + work.triggers
     with _checkpoint(context) as checkpoint:
         query = _to_noop(frame, checkpoint).start()
         progress = _first_with_rows(query, wanted)[work.skipped : wanted]
         query.stop()
     times = [item["durationMs"]["triggerExecution"] for item in progress]
-    detail = {"phases_ms": _phases(progress), "rows": statistics.median(item["numInputRows"] for item in progress)}
+    detail = {"phases_ms": phases_of(progress), "rows": statistics.median(item["numInputRows"] for item in progress)}
     return Measurement(statistics.median(times), len(times), work.triggers, {**detail, "triggers_ms": times})
 
 
@@ -176,7 +182,7 @@ def first_trigger(context: Context, work: Start) -> Measurement:
     The run for warming up begins the query; all runs share its checkpoint.
     """
     spark = session(context.system)
-    frame = _stream_frame(spark, context, work.shape, work.per_trigger, "earliest")
+    frame = stream_frame(spark, context, work.shape, work.per_trigger, "earliest")
     checkpoint = Path(context.scratch, "checkpoint")
     started = time.perf_counter()
     query = _to_noop(frame, checkpoint).trigger(processingTime="1 hour").start()
@@ -191,7 +197,7 @@ def _options(context: Context, shape: Shape, topic: str | None) -> dict[str, str
     if context.system == "ceiling":
         return {"records": str(shape.records), "tasks": str(shape.partitions), "valueBytes": str(shape.value_bytes)}
     options = {"kafka.bootstrap.servers": context.bootstrap, "subscribe": topic or shape.topic}
-    return options | JVM_TUNING if context.system == "jvm" else options
+    return options | JVM_TUNING if FORMATS[context.system] == "kafka" else options
 
 
 def _frame(reader: Any, context: Context, shape: Shape, columns: Sequence[str]) -> Any:  # noqa: ANN401 - Spark's
@@ -204,7 +210,7 @@ def _frame(reader: Any, context: Context, shape: Shape, columns: Sequence[str]) 
     return reader.schema(", ".join(f"{column} {types[column]}" for column in columns)).load()
 
 
-def _stream_frame(
+def stream_frame(
     spark: Any,  # noqa: ANN401 - Spark's
     context: Context,
     shape: Shape,
@@ -212,6 +218,7 @@ def _stream_frame(
     start: str,
     topic: str | None = None,
 ) -> Any:  # noqa: ANN401 - Spark's
+    """A topic as a stream, read by the context's system."""
     options = _options(context, shape, topic)
     if context.system == "ceiling":
         endless = start == "latest"
@@ -279,7 +286,7 @@ def _first_with_rows(query: Any, count: int) -> list[Any]:  # noqa: ANN401 - Spa
     return [seen[batch] for batch in sorted(seen)][:count]
 
 
-def _phases(progress: Sequence[Any]) -> dict[str, float]:
+def phases_of(progress: Sequence[Any]) -> dict[str, float]:
     """The median of every phase of a trigger, in ms."""
     names = {name for item in progress for name in item["durationMs"]}
     return {name: statistics.median(item["durationMs"].get(name, 0) for item in progress) for name in sorted(names)}
