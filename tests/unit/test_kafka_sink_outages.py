@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import re
 import signal
@@ -280,6 +281,28 @@ class TestRidingOut:
         (told,) = [record.message for record in caplog.records if "trying on" in record.message]
         assert ("three-0 has 3 replicas, 2 of them in sync, and min.insync.replicas=3" in told) is may_ask
         assert asked.fired == 1
+
+    def test_seen_here_the_next_outage_is_told_by_figures_of_its_own(self, kafka, monkeypatch):
+        """Those of the first one were kept for as long as the transaction lasted."""
+        monkeypatch.setattr(produce, "_SHORT_GRACE_S", 0.05)
+        kafka.create_topic("three", replicas=3, configs={"min.insync.replicas": "3"})
+        transaction = replace(sink_of(kafka), topic="three").begin(Attempt(JOB, 0, 0, 0))
+        asked = kafka.fault("DescribeConfigs", Before(lambda: None), times=None)
+        leader, _ = kafka.leader("three", 0)
+        transaction.write(rows(["a"]))
+        name = transaction._producer.transactional_id
+        spared = {leader, kafka.leader("__transaction_state", coordinator_partition(name))[0]}
+        away = next(broker for broker in kafka.brokers if broker not in spared)
+        for outage in (1, 2):
+            kafka.stop_broker(away)
+            found = Future()
+            flush = functools.partial(transaction._rows.flush, transaction._sender)
+            threading.Thread(target=settle, args=(found, flush)).start()
+            wait_for(lambda outage=outage: asked.fired == outage, "nobody looks")
+            kafka.start_broker(away)
+            found.result(LONGEST_S)
+            transaction.write(rows(["b"]))
+        transaction.abort()
 
     def test_seen_here_more_replicas_in_sync_than_there_are_replicas_end_no_write(self, kafka, monkeypatch, caplog):
         """Brokers from 3.7 on take such a write, and answer so too while the coordinator of its transaction is away."""

@@ -307,7 +307,7 @@ class BatchSender:
         lane.sent.remove(batch)
         self._waited_s, self._waiting_since, self._tries = 0.0, time.monotonic(), 0
         if self._failing_since is not None:
-            self._failing_since, self._refusals = None, Refusals()
+            self._failing_since, self._refusals, self._shortages = None, Refusals(), {}
             self._cluster.outage.over(self)
         last = base_offset + batch.records - 1
         written = self._written.setdefault(lane.key, Written(base_offset, last, 0))

@@ -19,12 +19,16 @@ __all__ = ["Api", "Call", "Later", "Peer", "Refusal"]
 
 @dataclass(slots=True)
 class Peer:
-    """A client's connection: who it is, and how far its authentication has come."""
+    """A client's connection: who it is, and how far its authentication has come.
+
+    `session_ends_ms`: by the cluster's clock, when it has to have authenticated again (KIP-368); None: it has not to.
+    """
 
     host: str
     user: str = "ANONYMOUS"
     is_authenticated: bool = True
     exchange: SaslExchange | None = None
+    session_ends_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,8 @@ from headrace.testing.fake_kafka.state.cluster import ClusterState
 
 __all__ = ["Dispatcher", "HangUpError", "Life", "Outgoing"]
 
-_API_VERSIONS = 18
-_UNAUTHENTICATED = frozenset({17, _API_VERSIONS, 36})
+_SASL_HANDSHAKE, _API_VERSIONS, _SASL_AUTHENTICATE = 17, 18, 36
+_UNAUTHENTICATED = frozenset({_SASL_HANDSHAKE, _API_VERSIONS, _SASL_AUTHENTICATE})
 _CHANGE_NOTHING = frozenset({1, 2, 3, 9, 10, 15, 16, _API_VERSIONS, 23, 32, 48, 60, 61, 65, 66})
 _SHORTEST_WAIT_S = 0.001
 
@@ -85,6 +85,7 @@ class Dispatcher:
         header, api = _recognise(frame, peer)
         if api is None:
             return Outgoing(_unsupported(header))
+        self._refuse_expired(api, peer)
         try:
             request = decode_request(header, frame)
         except (ValueError, IndexError, struct.error, TypeError) as error:
@@ -116,6 +117,12 @@ class Dispatcher:
             elif isinstance(action, CutBefore):
                 fault.count()
                 raise HangUpError("a scripted cut before the request took effect")
+
+    def _refuse_expired(self, api: Api, peer: Peer) -> None:
+        """Raise HangUpError for what comes after the end of a SASL session, but to authenticate again (KIP-368)."""
+        is_over = peer.session_ends_ms is not None and self.state.clock.now_ms() > peer.session_ends_ms
+        if is_over and api.key != _SASL_HANDSHAKE and not (api.key == _SASL_AUTHENTICATE and peer.exchange is not None):
+            raise HangUpError("the SASL session has ended")
 
     def pause(self, seconds: float, life: Life) -> None:
         """Wait so long in real time, or until the broker stops."""

@@ -49,6 +49,7 @@ TOPIC_CONFIGS: Mapping[str, Setting] = {
 BROKER_DEFAULTS: Mapping[str, str] = {
     **{setting.broker_name: setting.default for setting in TOPIC_CONFIGS.values()},
     "auto.create.topics.enable": "false",
+    "connections.max.reauth.ms": "0",
     "default.replication.factor": "1",
     "fetch.max.bytes": "57671680",
     "group.initial.rebalance.delay.ms": "0",

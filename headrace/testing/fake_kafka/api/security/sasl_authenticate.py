@@ -1,10 +1,11 @@
-"""API key 36, SaslAuthenticate: KIP-152, KIP-368 (no session lifetime here)."""
+"""API key 36, SaslAuthenticate: KIP-152, KIP-368 (sessions as `connections.max.reauth.ms` says; tokens have no life here)."""
 
 from __future__ import annotations
 
 from headrace.testing.fake_kafka.calls import Api, Call
 from headrace.testing.fake_kafka.codes import ErrorCode, RefusedError
 from headrace.testing.fake_kafka.protocol import Message, SaslAuthenticateResponse
+from headrace.testing.fake_kafka.state.users import SaslExchange
 
 
 def handle(call: Call) -> Message:
@@ -15,11 +16,26 @@ def handle(call: Call) -> Message:
         if exchange is None:
             raise RefusedError(ErrorCode.ILLEGAL_SASL_STATE)
         said = _answer(call, call.request.auth_bytes)
+        _check_unchanged(call, exchange)
     except RefusedError as error:
         return SaslAuthenticateResponse(error_code=error.code, error_message=error.message, auth_bytes=b"")
+    lifetime_ms = 0
     if exchange.user is not None:
         call.peer.user, call.peer.is_authenticated, call.peer.exchange = exchange.user, True, None
-    return SaslAuthenticateResponse(error_code=ErrorCode.NONE, error_message=None, auth_bytes=said, session_lifetime_ms=0)
+        lifetime_ms = max(0, int(call.state.config["connections.max.reauth.ms"]))
+        call.peer.session_ends_ms = call.now_ms + lifetime_ms if lifetime_ms else None
+    return SaslAuthenticateResponse(
+        error_code=ErrorCode.NONE, error_message=None, auth_bytes=said, session_lifetime_ms=lifetime_ms
+    )
+
+
+def _check_unchanged(call: Call, exchange: SaslExchange) -> None:
+    """Who authenticates again is who it was. Raises SASL_AUTHENTICATION_FAILED."""
+    if call.peer.is_authenticated and exchange.user not in (None, call.peer.user):
+        raise RefusedError(
+            ErrorCode.SASL_AUTHENTICATION_FAILED,
+            f"Cannot change principals during re-authentication from User:{call.peer.user}: User:{exchange.user}",
+        )
 
 
 def _answer(call: Call, message: bytes) -> bytes:
