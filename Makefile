@@ -9,7 +9,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-beam demo-move test test-long lowest lint docs bench bench-beam bench-growth bench-restore bench-outage soak soak-tables rest-catalog soak-beam soak-run soak-standby soak-tokens chaos fuzz mutants requirements clean
+.PHONY: help demo demo-beam demo-move test test-long lowest lint docs bench bench-typed bench-beam bench-growth bench-restore bench-outage soak soak-tables rest-catalog soak-beam soak-run soak-standby soak-tokens chaos fuzz mutants requirements clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -46,6 +46,9 @@ docs: $(INSTALLED) ## The documentation site, into site/
 
 bench: $(INSTALLED) ## Read throughput beside Spark's JVM connector (40 minutes; QUICK=1 for minutes)
 	$(BIN)/python -m benchmarks.read_throughput
+
+bench-typed: $(INSTALLED) ## Avro and JSON values to typed columns, beside from_avro, from_json and clients (8 minutes; QUICK=1 for two)
+	$(BIN)/python -m benchmarks.typed_read
 
 bench-beam: $(INSTALLED) ## Reads in Beam pipelines, on Direct and Flink (20 minutes; QUICK=1 for minutes)
 	$(BIN)/python -m benchmarks.beam_read

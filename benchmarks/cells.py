@@ -1,4 +1,4 @@
-"""What `read_throughput.py`, `write_throughput.py` and `table_write.py` measure: every cell, with its targets."""
+"""What `read_throughput.py`, `write_throughput.py`, `table_write.py` and `typed_read.py` measure: cells with their targets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,17 @@ from benchmarks.spark_systems import (
     trigger_time,
 )
 from benchmarks.table_systems import TableWrite, parts, write_table
-from benchmarks.topics import Shape, fill, trickling
+from benchmarks.topics import Contents, Shape, fill, trickling
+from benchmarks.typed_systems import (
+    TYPED_LOCAL_SYSTEMS,
+    TYPED_SPARK_SYSTEMS,
+    TYPED_TOPIC_SYSTEMS,
+    TypedTopic,
+    typed_decode,
+    typed_read,
+    typed_topic,
+)
+from benchmarks.typed_topics import TypedShape
 
 TICK_S = 0.1
 CODECS = ("none", "lz4", "zstd")
@@ -143,12 +153,75 @@ def _copy(shape: Shape, per_trigger: int | None, systems: tuple[str, ...]) -> Ce
     )
 
 
-def _filled(shape: Shape) -> Setting:
+@dataclass(frozen=True)
+class TypedSize:
+    """How many records of 10 and of 50 fields are read on Spark; and of 10 fields by a slow client, and in memory."""
+
+    rounds: int
+    narrow: int
+    wide: int
+    slow: int
+    in_memory: int
+
+
+FULL_TYPED = TypedSize(5, 3_000_000, 600_000, 300_000, 200_000)
+QUICK_TYPED = TypedSize(3, 300_000, 60_000, 50_000, 20_000)
+
+
+def typed_cells(size: TypedSize) -> list[Cell]:
+    """What `typed_read.py` measures. In memory there are a fifth as many wide values, as they have five times the fields."""
+    narrow, wide = TypedShape("avro", 10, size.narrow), TypedShape("avro", 50, size.wide)
+    texts = [TypedShape("json", 10, size.narrow // 3), TypedShape("json", 50, size.wide // 3)]
+    few = size.in_memory // 5
+    return [
+        *(_typed("avro", shape, 2.0) for shape in (narrow, wide)),
+        _typed("avro two", TypedShape("avro", 50, size.wide, wanted=2), 5.0),
+        *(_typed("json", shape, 1.5) for shape in texts),
+        _typed_topic(TypedTopic(narrow, size.slow)),
+        *(_typed_local(TypedShape("avro", *each)) for each in ((10, size.in_memory), (50, few), (50, few, 2))),
+    ]
+
+
+def _typed(group: str, shape: TypedShape, times: float) -> Cell:
+    target = (Target("jvm", "at least", times),)
+    return Cell(
+        f"typed {group}",
+        f"{shape.fields}",
+        str(shape),
+        "records/s",
+        TYPED_SPARK_SYSTEMS,
+        typed_read,
+        shape,
+        target,
+        _filled(shape),
+    )
+
+
+def _typed_topic(work: TypedTopic) -> Cell:
+    target = (Target("confluent", "at least", 50.0),)
+    title = f"{work.shape}, from a topic"
+    setting = _filled(work.shape)
+    return Cell("typed local", "topic", title, "records/s", TYPED_TOPIC_SYSTEMS, typed_topic, work, target, setting)
+
+
+def _typed_local(shape: TypedShape) -> Cell:
+    name = f"{shape.fields}" if shape.wanted is None else f"{shape.wanted} of {shape.fields}"
+    target = (Target("confluent", "at least", 50.0),)
+    title = f"{shape}, in memory"
+    return Cell("typed local", name, title, "records/s", TYPED_LOCAL_SYSTEMS, typed_decode, shape, target, _nothing)
+
+
+@contextmanager
+def _nothing(_bootstrap: str) -> Iterator[None]:
+    yield
+
+
+def _filled(shape: Contents) -> Setting:
     return functools.partial(_fill, shape)
 
 
 @contextmanager
-def _fill(shape: Shape, bootstrap: str) -> Iterator[None]:
+def _fill(shape: Contents, bootstrap: str) -> Iterator[None]:
     fill(bootstrap, shape)
     yield
 

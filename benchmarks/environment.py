@@ -10,11 +10,11 @@ from typing import Any
 
 import psutil
 
-from benchmarks.jars import CONNECTOR_VERSION
+from benchmarks.jars import AVRO_VERSION, CONNECTOR_VERSION
 from headrace.harness.jars import find_java
 from headrace.harness.kafka.jars import KAFKA, KAFKA_VERSION
 
-PACKAGES = ("headrace", "pyspark", "apache-beam", "pyarrow", "kafka-python", "confluent-kafka", "cramjam", "crc32c")
+PACKAGES = ("headrace", "pyspark", "apache-beam", "pyarrow", "kafka-python", "confluent-kafka", "cramjam", "crc32c", "fastavro")
 
 
 def environment(broker: str) -> dict[str, Any]:
@@ -31,6 +31,7 @@ def environment(broker: str) -> dict[str, Any]:
             "java": _first_line([str(find_java(KAFKA.name)), "-version"]),
             "kafka broker": KAFKA_VERSION if broker == "local" else "external",
             "spark-sql-kafka": CONNECTOR_VERSION,
+            "spark-avro": AVRO_VERSION,
             **{name: importlib.metadata.version(name) for name in PACKAGES},
         },
         "commit": _first_line(["git", "describe", "--always", "--dirty"]),

@@ -1,4 +1,4 @@
-"""The jars of Spark's own Kafka connector: from Maven Central, by the Ivy inside PySpark, into the user's cache."""
+"""Jars that Spark has beside ours: its Kafka connector, spark-avro, Delta. From Maven Central, into the user's cache."""
 
 from __future__ import annotations
 
@@ -11,6 +11,21 @@ from headrace.harness.jars import Bundle, cache_directory, find_ivy, find_java, 
 from headrace.harness.kafka.jars import KAFKA
 
 CONNECTOR_VERSION = "4.2.0"
+AVRO_VERSION = "4.1.1"
+"""The newest of spark-avro that Maven Central has."""
+
+AVRO = Bundle(
+    f"spark-avro {AVRO_VERSION}", f"spark-avro-{AVRO_VERSION}", (f"org.apache.spark:spark-avro_2.13:{AVRO_VERSION}",), 5, "7 MB"
+)
+
+DELTA = Bundle(
+    name="Delta for Spark 4.4.0",
+    folder="delta-spark-4.4.0",
+    modules=("io.delta:delta-spark_4.2_2.13:4.4.0",),
+    jars=6,
+    size="20 MB",
+    without=("org.apache.spark", "org.scala-lang", "com.fasterxml.jackson.core", "com.fasterxml.jackson.module", "org.slf4j"),
+)
 
 # What `--packages` would bring, less what is in Spark already. The token provider has no 4.2.0 on Maven Central.
 _MODULES = (
@@ -41,19 +56,14 @@ def jvm_connector_jars() -> list[str]:
     return sorted(str(jar) for jar in jars.glob("*.jar"))
 
 
-DELTA = Bundle(
-    name="Delta for Spark 4.4.0",
-    folder="delta-spark-4.4.0",
-    modules=("io.delta:delta-spark_4.2_2.13:4.4.0",),
-    jars=6,
-    size="20 MB",
-    without=("org.apache.spark", "org.scala-lang", "com.fasterxml.jackson.core", "com.fasterxml.jackson.module", "org.slf4j"),
-)
-
-
 def delta_jars() -> list[str]:
     """The same of Delta's own jars for Spark. Raises PeerError when the download fails."""
     return sorted(str(jar) for jar in installed(DELTA).glob("*.jar"))
+
+
+def spark_avro_jar() -> Path:
+    """The jar of from_avro; downloads it when it is not there yet. Spark itself has what it needs besides."""
+    return installed(AVRO) / AVRO.main_jar
 
 
 def _download(jars: Path) -> None:

@@ -53,6 +53,25 @@ GROUPS = {
         "Records per second from the first element that a stage behind the source counts to the last one; more is better. "
         "headrace gives Arrow batches, the others an element for every record; the time from submission is in the JSON.",
     ),
+    "typed avro": (
+        "Avro values to typed columns on Spark",
+        "Records per second from `spark.read` to the end of the query, to noop: headrace with `valueFormat=avro` and a schema "
+        "registry, the JVM connector with `from_avro` behind 5 bytes cut off. More is better.",
+    ),
+    "typed avro two": (
+        "Two of fifty Avro fields on Spark",
+        "headrace with `.schema(...)` of the two, the JVM connector with a reader's schema of the two in `from_avro`. "
+        "More is better.",
+    ),
+    "typed json": (
+        "JSON values to typed columns on Spark",
+        "headrace with `valueFormat=json`, the JVM connector with `from_json`. More is better.",
+    ),
+    "typed local": (
+        "Avro values to typed columns in one process",
+        "headrace and fastavro (with Arrow's conversion) give a typed column, confluent-kafka's `AvroDeserializer` dicts. "
+        "More is better.",
+    ),
     "local": (
         "Read in one process, no engine",
         "All values' bytes added up; headrace gives Arrow, the others Python objects. More is better.",

@@ -40,8 +40,8 @@ STREAM_TIMEOUT_S = 600.0
 
 
 @functools.cache
-def session(system: str) -> Any:  # noqa: ANN401 - Spark is imported here and not before
-    """The process's Spark session."""
+def session(system: str, jars: tuple[str, ...] = ()) -> Any:  # noqa: ANN401 - Spark is imported here and not before
+    """The process's Spark session. `jars`: what the JVM connector is to have beside its own."""
     here = Path(__file__).parent
     os.environ["PYSPARK_PYTHON"] = sys.executable
     if system == "ceiling":
@@ -58,7 +58,7 @@ def session(system: str) -> Any:  # noqa: ANN401 - Spark is imported here and no
         "spark.log.level": "ERROR",
     }
     if system == "jvm":
-        settings |= {**JVM_SETTINGS, "spark.jars": ",".join(jvm_connector_jars())}
+        settings |= {**JVM_SETTINGS, "spark.jars": ",".join([*jvm_connector_jars(), *jars])}
     if system == "delta-spark":
         settings |= {**JVM_SETTINGS, **DELTA_SETTINGS, "spark.jars": ",".join([*jvm_connector_jars(), *delta_jars()])}
     return SparkSession.builder.config(map=settings).getOrCreate()
@@ -76,12 +76,12 @@ class Read:
 def batch_read(context: Context, work: Read) -> Measurement:
     """One batch read of the whole topic, from `spark.read` to its end. Records per second."""
     spark = session(context.system)
-    before = _queries(spark)
+    before = queries(spark)
     started = time.perf_counter()
     frame = _frame(spark.read, context, work.shape, work.columns)
     totals = _aggregate(frame) if work.aggregate else frame.write.format("noop").mode("overwrite").save()
     seconds = time.perf_counter() - started
-    records = _records_read(spark, before)
+    records = records_read(spark, before)
     if totals is not None:
         wanted = (work.shape.records, work.shape.records * KEY_BYTES, work.shape.records * work.shape.value_bytes)
         records = records if tuple(totals) == wanted else -1
@@ -236,7 +236,7 @@ def _aggregate(frame: Any) -> tuple[int, ...]:  # noqa: ANN401 - Spark's
     return tuple(frame.selectExpr("count(*)", *(f"sum(length({name}))" for name in columns)).first())
 
 
-def _records_read(spark: Any, since: int) -> int:  # noqa: ANN401 - Spark's
+def records_read(spark: Any, since: int) -> int:  # noqa: ANN401 - Spark's
     """What the scans of all queries after the first `since` gave, by Spark's own count."""
     spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
     store = spark._jsparkSession.sharedState().statusStore()
@@ -244,7 +244,8 @@ def _records_read(spark: Any, since: int) -> int:  # noqa: ANN401 - Spark's
     return sum(_scanned(store, executions.apply(index).executionId()) for index in range(since, executions.size()))
 
 
-def _queries(spark: Any) -> int:  # noqa: ANN401 - Spark's
+def queries(spark: Any) -> int:  # noqa: ANN401 - Spark's
+    """How many queries the session has had."""
     return int(spark._jsparkSession.sharedState().statusStore().executionsCount())
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
@@ -35,13 +35,40 @@ class Shape:
         """The topic's name, which says it all."""
         return f"bench-{self.records}x{self.value_bytes}B-{self.codec}-{self.partitions}p"
 
+    def values(self) -> list[bytes]:
+        """Distinct values."""
+        return payloads(self.value_bytes)
+
     def __str__(self) -> str:
         """For people."""
         size = f"{self.value_bytes // 1024} KiB" if self.value_bytes >= 1024 else f"{self.value_bytes} B"
         return f"{size}, {'uncompressed' if self.codec == 'none' else self.codec}"
 
 
-def fill(bootstrap: str, shape: Shape) -> None:
+class Contents(Protocol):
+    """What a topic holds."""
+
+    @property
+    def topic(self) -> str:
+        """The topic's name: equal contents are one topic."""
+
+    @property
+    def records(self) -> int:
+        """How many there are."""
+
+    @property
+    def codec(self) -> str:
+        """How batches are compressed."""
+
+    @property
+    def partitions(self) -> int:
+        """How many there are; records take turns."""
+
+    def values(self) -> list[bytes]:
+        """Distinct values, which take turns."""
+
+
+def fill(bootstrap: str, shape: Contents) -> None:
     """Make sure that the topic exists and holds exactly its records; a topic that was left half filled is made again."""
     there = _count(bootstrap, shape.topic)
     if there == shape.records:
@@ -72,7 +99,7 @@ def _event(generator: random.Random, value_bytes: int) -> bytes:
     return "".join(parts)[:value_bytes].encode()
 
 
-def _produce(bootstrap: str, shape: Shape) -> None:
+def _produce(bootstrap: str, shape: Contents) -> None:
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
@@ -83,7 +110,7 @@ def _produce(bootstrap: str, shape: Shape) -> None:
             "queue.buffering.max.kbytes": 256 << 10,
         }
     )
-    values = payloads(shape.value_bytes)
+    values = shape.values()
     for first in range(0, shape.records, CHUNK):
         for number in range(first, min(first + CHUNK, shape.records)):
             _send(producer, shape.topic, number % shape.partitions, number, values[number % len(values)])
