@@ -129,7 +129,8 @@ def test_rows_have_a_schema_that_other_languages_read_and_are_encoded_by_it():
     assert first.value._asdict() == {**ROW, "at": AT, "legs": [tuple(ROW["legs"][0].values())]}
     fields = typing_to_runner_api(kind).row_type.schema.fields[0].type.row_type.schema.fields
     urns = {each.name: each.type.logical_type.urn.rsplit(":", 2)[-2] for each in fields if each.type.HasField("logical_type")}
-    assert urns == {"at": "micros_instant", "day": "date", "price": "decimal"}
+    assert urns.pop("day") in ("date", "javasdk_date")  # as older versions of Beam have it
+    assert urns == {"at": "micros_instant", "price": "decimal"}
 
 
 @pytest.mark.parametrize(
