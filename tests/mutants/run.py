@@ -123,14 +123,16 @@ def mirror(source: Path, target: Path) -> None:
         there.parent.mkdir(parents=True, exist_ok=True)
         if not there.exists() or there.read_bytes() != file.read_bytes():
             shutil.copy(file, there)
-            mutated = copy_in_mutants(there)
-            mutated.unlink(missing_ok=True)
+            forget(there)
 
 
-def copy_in_mutants(file: Path) -> Path:
-    """Where mutmut has its own copy of this file, which it does not renew by itself."""
+def forget(file: Path) -> None:
+    """What mutmut keeps of a file that has changed, and does not renew by itself: a copy; of a test, what it calls, too."""
     checkout = next(parent for parent in file.parents if (parent / "setup.cfg").exists() or parent.parent.name == "groups")
-    return checkout / "mutants" / file.relative_to(checkout)
+    name = file.relative_to(checkout)
+    (checkout / "mutants" / name).unlink(missing_ok=True)
+    if name.parts[0] == "tests":
+        (checkout / "mutants" / "mutmut-stats.json").unlink(missing_ok=True)
 
 
 def mutmut(copy: Path, *command: str, quiet: bool = True) -> str:

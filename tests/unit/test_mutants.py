@@ -57,6 +57,19 @@ def test_a_change_is_named_by_function_and_lines_and_not_by_a_number(monkeypatch
     assert run.change_of(tmp_path, MUTANT).function == "headrace.connectors.commit.order"
 
 
+@pytest.mark.parametrize("changed", ["tests/test_a.py", "headrace/a.py"])
+def test_what_mutmut_keeps_of_a_file_that_has_changed_is_forgotten(tmp_path, changed):
+    """Which functions a test calls is looked at anew where a test has changed: a mutant is run with these tests alone."""
+    checkout, kept = tmp_path / "groups" / "g", ["tests/test_a.py", "headrace/a.py", "mutmut-stats.json"]
+    for name in kept:
+        file = checkout / "mutants" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
+    run.forget(checkout / changed)
+    gone = {changed} | ({"mutmut-stats.json"} if changed.startswith("tests") else set())
+    assert {name for name in kept if not (checkout / "mutants" / name).exists()} == gone
+
+
 @pytest.mark.parametrize("name", run.GROUPS)
 def test_modules_and_tests_of_every_group_exist(name):
     group = run.GROUPS[name]
