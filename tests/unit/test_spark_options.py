@@ -563,8 +563,8 @@ def test_options_of_a_group_are_given_together_by_their_names_in_lower_case():
     assert table.parse(written) == ({"heat.": {"upper": "Much", "lower": "1"}, "rack": "2", "grill.": {"heat.x": "on"}}, {})
 
 
-@pytest.mark.parametrize("name", ["txnAppId", "txnVersion"])
-def test_an_empty_name_or_number_of_a_write_is_refused_by_its_option(name):
+@pytest.mark.parametrize("name", ["txnAppId", "txnVersion", "choice"])
+def test_an_empty_text_is_refused_by_its_option(name):
     with pytest.raises(UsageError, match=f"^option '{name}' must not be empty$"):
         parsed(name, " ")
 

@@ -61,8 +61,6 @@ def start_query(spark: Any, told: dict[str, Any]) -> Any:  # noqa: ANN401 - Spar
     else:
         frame = reader.options(**reading, **JVM_TUNING).load().select("key", "value")
     writing = {"kafka.bootstrap.servers": told["bootstrap"], "topic": told["target"]}
-    if told["connector"] == "headrace":
-        writing["transactionalIdPrefix"] = told["name"]  # by which faults find its transactions
     writer = frame.writeStream.format(told["connector"]).options(**writing)
     return writer.option("checkpointLocation", str(Path(told["state"], "checkpoint"))).start()
 
