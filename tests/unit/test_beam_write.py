@@ -171,11 +171,11 @@ def test_exactly_once_is_taken_by_flink_with_its_options() -> None:
 )
 def test_elements_that_are_no_bytes_are_named(element: object, named: str) -> None:
     with pytest.raises(UsageError, match=named):
-        list(_ToBatches(None).process(element))
+        list(_ToBatches(None, {}).process(element))
 
 
 def test_pairs_become_batches_of_a_bundle_and_batches_pass() -> None:
-    stage = _ToBatches(None)
+    stage = _ToBatches(None, {})
     stage.start_bundle()
     batch = pa.RecordBatch.from_pydict({"value": [b"x"]})
     assert list(stage.process(batch)) == [batch]
@@ -189,7 +189,7 @@ def test_pairs_become_batches_of_a_bundle_and_batches_pass() -> None:
 @pytest.mark.parametrize("headers", [False, True])
 def test_seen_here_records_of_220_kb_are_batched_by_their_bytes_and_not_by_10000(headers: bool) -> None:
     """10,000 of them are 2.2 GB, which no column of Arrow's `binary` holds: TypeError."""
-    stage = _ToBatches("t" if headers else None)
+    stage = _ToBatches("t" if headers else None, {})
     stage.start_bundle()
     large = b"x" * 220_000
     row = beam.Row(key=None, value=None, headers=[beam.Row(key="h", value=large)])
@@ -208,7 +208,7 @@ def test_seen_here_flink_drops_the_fraction_of_a_pause_and_shards_are_still_not_
 
 
 def test_rows_keep_headers_partition_timestamp_and_topic() -> None:
-    stage = _ToBatches("default")
+    stage = _ToBatches("default", {})
     stage.start_bundle()
     row = beam.Row(key=b"k", value=b"v", headers=[beam.Row(key="h", value=b"1")], topic="own", partition=3, timestamp=5)
     assert list(stage.process(row)) + list(stage.process(beam.Row(key=None, value=b"w"))) == []

@@ -14,6 +14,7 @@ from headrace.testing.fake_kafka import FakeKafka, Refuse, Rewrite
 
 RETRIED = (Reaction.RETRY, Reaction.REFRESH)
 READING = ("FindCoordinator", "Fetch", "ListOffsets", "OffsetFetch", "OffsetCommit")
+LOOKED_AT_AGAIN = {("Fetch", ErrorCode.CORRUPT_MESSAGE), ("Fetch", ErrorCode.INVALID_RECORD)}  # one answer is no damaged log
 GOES_AWAY = {"Metadata": {ErrorCode.REBOOTSTRAP_REQUIRED}}  # of the whole answer, and not of a topic
 
 
@@ -63,12 +64,21 @@ def read_and_commit(kafka: FakeKafka) -> int:
 def test_a_broker_answers_it_once_and_it_is_asked_again_or_refused_by_name(kafka, api, code):
     shared_cluster.cache_clear()  # which knows the coordinator
     fault = kafka.fault(api, Refuse(code))
-    if decision(api, code) in RETRIED:
+    if decision(api, code) in RETRIED or (api, code) in LOOKED_AT_AGAIN:
         assert read_and_commit(kafka) == 1
     else:
         with pytest.raises(BrokerError, match=rf"{code.name} \({int(code)}\)"):
             read_and_commit(kafka)
     assert fault.fired == 1
+
+
+@pytest.mark.parametrize(("api", "code"), sorted(LOOKED_AT_AGAIN))
+def test_what_is_looked_at_again_and_is_still_damaged_is_refused_by_name(kafka, api, code):
+    shared_cluster.cache_clear()
+    fault = kafka.fault(api, Refuse(code), times=2)
+    with pytest.raises(BrokerError, match=rf"{code.name} \({int(code)}\)"):
+        read_and_commit(kafka)
+    assert fault.fired == 2
 
 
 def test_a_broker_asks_for_a_new_bootstrap_and_gets_it(kafka):
