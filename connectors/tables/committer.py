@@ -203,8 +203,14 @@ class TableCommitter(Committer[TableHandle]):
         return merge
 
     def _check(self, handles: Sequence[TableHandle]) -> None:
+        loaded, _ = self._own()  # first: a driver that was replaced finds its files swept
+        if any(handle.table != loaded.id for handle in handles):
+            # What is not in this table may be committed in that one: so it says nothing of what was written.
+            raise StateError(
+                f"{self._where}: this is not the table that job {self._job!r} has written these files to: another is named, "
+                "or it was made anew. Name the table that they are in"
+            )
         self._check_files(handles)
-        loaded, _ = self._own()
         self._fitted(loaded, handles)
 
     def _fitted(self, loaded: LoadedTable, handles: Sequence[TableHandle]) -> Merge | None:

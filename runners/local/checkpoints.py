@@ -290,7 +290,12 @@ class CheckpointStore(Generic[SplitT, HandleT]):
         scratch.replace(path)
         _sync(self.folder)
         kept = self._retained if checkpoint.completed else self._retained + 1
-        for older in sorted(self._ids(), reverse=True)[kept:]:
+        doomed = sorted(self._ids(), reverse=True)[kept:]
+        if doomed and not checkpoint.completed:
+            # Damaged files count, and must not push out the one that the run goes back to.
+            needed = self.before(checkpoint)
+            doomed = [older for older in doomed if needed is None or older != needed.positions.checkpoint_id]
+        for older in doomed:
             self._path(older).unlink(missing_ok=True)
 
     def remove(self) -> None:

@@ -35,6 +35,7 @@ from headrace.enumerator.errors import (
     AuthenticationError,
     DataLossError,
     DeadlineExceededError,
+    HeadraceError,
     PeerError,
     RetriableError,
     StateError,
@@ -65,6 +66,14 @@ def first_attempt(sink: TwoPhaseSink[HandleT], roster: Roster, number: int) -> A
 
 class _Ends(ABC, Generic[SplitT, HandleT]):
     """How what workers have prepared is ended."""
+
+    @abstractmethod
+    def possible(self, stored: RunCheckpoint[SplitT, HandleT]) -> Collection[int]:
+        """What the sink may have recorded last, if this is the last checkpoint and the sink is the one that it is of."""
+
+    @abstractmethod
+    def has_ended(self, recorded: CommitList[HandleT]) -> bool:
+        """Whether this says that all which the checkpoint of this epoch lists is committed."""
 
     @abstractmethod
     def listed(self, epoch: int, handles: Sequence[WorkerHandle[HandleT]]) -> CommitList[HandleT]:
@@ -112,6 +121,14 @@ class _EndsByWorker(_Ends[SplitT, HandleT]):
         """`number` and `driver`: the coordinator's own, and its committer of the run's job."""
         self._sink, self._roster, self._number, self._driver = sink, roster, number, driver
         self._writers: dict[int, Committer[HandleT]] = {}
+
+    def possible(self, stored: RunCheckpoint[SplitT, HandleT]) -> Collection[int]:
+        """0, too: the lists may be gone (Kafka's topic of them), or there are none; then the transactions themselves tell."""
+        return {0, stored.epoch, stored.epoch_before}
+
+    def has_ended(self, recorded: CommitList[HandleT]) -> bool:
+        """Each transaction tells by itself."""
+        return False
 
     def listed(self, epoch: int, handles: Sequence[WorkerHandle[HandleT]]) -> CommitList[HandleT]:
         """The epoch alone: it shuts older coordinators out."""
@@ -181,6 +198,14 @@ class _EndsByList(_Ends[SplitT, HandleT]):
 
     def __init__(self, driver: Committer[HandleT]) -> None:
         self._driver = driver
+
+    def possible(self, stored: RunCheckpoint[SplitT, HandleT]) -> Collection[int]:
+        """A checkpoint is completed after the table has recorded it: a table that does not know it is not the one."""
+        return {stored.epoch} if stored.completed else {stored.epoch, stored.epoch_before}
+
+    def has_ended(self, recorded: CommitList[HandleT]) -> bool:
+        """An operator may have ended the table's list (`headrace transactions commit`)."""
+        return recorded.completed
 
     def listed(self, epoch: int, handles: Sequence[WorkerHandle[HandleT]]) -> CommitList[HandleT]:
         return CommitList(epoch, tuple(listed.handle for listed in handles), completed=not handles)
@@ -266,7 +291,10 @@ class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
         self._proposed = positions
 
     def fence(self) -> CommitList[WorkerHandle[HandleT]] | None:
-        """Take the run over at the sink, once. Raises StaleEpochError for a folder that is behind what the sink has seen."""
+        """Take the run over at the sink, once. Raises StaleEpochError for a folder that is behind what the sink has seen.
+
+        Raises StateError for a sink that commits by list and is not the one that the folder is of, or is older.
+        """
         if not self._fenced:
             # First without taking anything over: who begins with an older copy by mistake must not end the run that goes on.
             # Without waiting, as a dead coordinator's write may stay open for long; what becomes of it is decided by the fence.
@@ -274,14 +302,22 @@ class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
             self._refuse_stale(0 if found is None else found.epoch)
             seen = self._driver.fence()
             self._refuse_stale(0 if seen is None else seen.epoch)
-            if self._stored is not None and self._epoch and (seen is None or seen.epoch != self._epoch):
-                # The last coordinator died after it had stored its checkpoint, before the sink knew.
-                self._record_stored(self._stored)
+            self._catch_up(seen)
             self._ends.taken_over(self._stored)
             self._fenced = True
         if self._stored is None:
             return None
         return CommitList(self._stored.positions.checkpoint_id, self._stored.handles, self._stored.completed)
+
+    def _catch_up(self, seen: CommitList[HandleT] | None) -> None:
+        """The last coordinator died between what it told the folder and what it told the sink."""
+        stored = self._stored
+        if stored is None or not stored.epoch:
+            return
+        if seen is None or seen.epoch != stored.epoch:
+            self._record_stored(stored)
+        elif not stored.completed and self._ends.has_ended(seen):
+            self._write(replace(stored, handles=(), completed=True))
 
     def _record_stored(self, stored: RunCheckpoint[SplitT, HandleT]) -> None:
         """What is recorded by list is committed by it: so the sink may refuse it for good, as one whose files are gone."""
@@ -318,14 +354,24 @@ class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
         ) from refusal
 
     def _refuse_stale(self, seen: int) -> None:
-        known = {0, self._epoch, 0 if self._stored is None else self._stored.epoch_before}
-        if seen not in known:
-            last = 0 if self._stored is None else self._stored.positions.checkpoint_id
-            raise StaleEpochError(
-                f"{self._store.folder}: the last good checkpoint is {last}, and the sink has committed checkpoint "
-                f"{seen >> EPOCH_BITS} of this run, which this folder has not: it is an older copy, or that checkpoint is "
-                "damaged. Going on would write rows twice. Begin anew with another folder, from positions of your choice"
+        """`seen`: what the sink has recorded last, 0 if nothing."""
+        stored = self._stored
+        possible = {0} if stored is None else self._ends.possible(stored)
+        if seen in possible:
+            return
+        last = 0 if stored is None else stored.positions.checkpoint_id
+        if seen == 0 or (stored is not None and seen == stored.epoch_before):
+            known = f"checkpoint {seen >> EPOCH_BITS}" if seen else "none of its checkpoints"
+            raise StateError(
+                f"{self._store.folder}: the last good checkpoint is {last}, and the sink knows {known}: it is another table, "
+                "or an older state of it, or its record of this run was removed. Going on would leave out what was committed. "
+                "Name the run's table, or begin anew with another folder, from positions of your choice"
             )
+        raise StaleEpochError(
+            f"{self._store.folder}: the last good checkpoint is {last}, and the sink has committed checkpoint "
+            f"{seen >> EPOCH_BITS} of this run, which this folder has not: it is an older copy, or that checkpoint is "
+            "damaged. Going on would write rows twice. Begin anew with another folder, from positions of your choice"
+        )
 
     @property
     def _epoch(self) -> int:
@@ -392,8 +438,16 @@ class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
                 self._ends.settled(number)
 
     def forget(self) -> None:
-        """Remove what the sink has recorded of the run."""
-        self._driver.forget()
+        """The run is over, and what it has written is committed: remove its checkpoints, then what the sink has recorded of it.
+
+        In this order: a checkpoint without its record would be refused. What cannot be removed from the sink stays there, with
+        a warning: no other run has its name.
+        """
+        self._store.remove()
+        try:
+            self._driver.forget()
+        except HeadraceError as error:
+            log.warning("what the sink has recorded of %s stays there: %s", self._store.roster.run, error)
 
     def close(self) -> None:
         """Give connections back."""

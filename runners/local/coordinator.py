@@ -297,7 +297,6 @@ class _Coordination:
         path = None if folder is None else take_savepoint(self._store.folder, folder)
         if not outcome.finished and settings.retention is Retention.DELETE_ON_CANCELLATION:
             self._committer.forget()
-            self._store.remove()
         return replace(outcome, savepoint=path)
 
     def _ran(self) -> RunOutcome:

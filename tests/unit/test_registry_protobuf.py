@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
@@ -13,6 +14,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient, header_schema_
 from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from tenacity import wait_none
 
 from headrace.connectors.formats.protobuf import compiler
 from headrace.connectors.formats.protobuf.compiler import descriptor_set
@@ -160,33 +162,74 @@ def test_a_schema_of_another_kind_is_bad_and_as_the_readers_it_is_refused(regist
             of.of_subject(known, subject)
 
 
+def compiler_that(script, tmp_path, planted):
+    """In place of Python with protoc: a shell script. `$REAL` is the real one; gives a file with a line for each start."""
+    instead, starts = tmp_path / "python", tmp_path / "starts"
+    instead.write_text(f"#!/bin/sh\nREAL={sys.executable}\necho >> {starts}\nN=$(wc -l < {starts})\n{script}\n")
+    instead.chmod(0o755)
+    planted.setattr(compiler.sys, "executable", str(instead))
+    planted.setattr(compiler, "_PAUSES", wait_none())
+    return starts
+
+
 @pytest.mark.parametrize(
-    ("script", "message"),
-    [("kill -9 $$", "protoc was ended by SIGKILL"), ("exec sleep 60", "did not compile a Protobuf schema within 0.2 s")],
+    "fault",
+    [
+        *(f"kill -{signal} $$" for signal in ("KILL", "TERM", "ABRT", "BUS", "XCPU", "SEGV")),
+        "exit 127",
+        "exit 1",
+        "echo 'Traceback (most recent call last):' >&2; echo 'MemoryError' >&2; exit 1",
+        "echo 'Fatal Python error: init: no memory' >&2; exit 1",
+        "echo '/tmp/x/out: No space left on device' >&2; exit 1",
+        "echo 'WARNING: All log messages before' >&2; exit 1",
+    ],
 )
-def test_seen_here_a_compiler_that_is_killed_or_too_slow_makes_no_value_bad(registry, tmp_path, monkeypatch, script, message):
-    """Memory that is short for a moment says nothing of a schema: the next try reads its values."""
+def test_seen_here_a_compiler_that_dies_says_nothing_of_a_schema_and_is_tried_again(tmp_path, monkeypatch, fault):
+    """Memory that is short for a moment makes no value bad."""
+    starts = compiler_that(f'if [ $N -lt 3 ]; then {fault}; fi\nexec $REAL "$@"', tmp_path, monkeypatch)
+    files = descriptor_pb2.FileDescriptorSet.FromString(descriptor_set(f"{LEG} // {fault!r}"))
+    assert len(starts.read_text().splitlines()) == 3
+    assert files.file[-1].message_type
+
+
+def test_seen_here_a_compiler_that_is_killed_makes_no_value_bad(registry, tmp_path, monkeypatch):
     register(registry)
     made = RegisteredProtobufFormat.of_subject(SchemaRegistry(registry.url), "flights-value")
-    later = register(registry, f"{LATER} // {message}")
+    later = register(registry, f"{LATER} // killed")
     value = b"\0" + later.to_bytes(4) + b"\0" + Flight(carrier="UA").SerializeToString()
-    instead = tmp_path / "python"
-    instead.write_text(f"#!/bin/sh\n{script}\n")
-    instead.chmod(0o755)
-    with monkeypatch.context() as planted:
-        planted.setattr(compiler, "_PROTOC_S", 0.2)
-        planted.setattr(compiler.sys, "executable", str(instead))
-        with pytest.raises(RetriableError, match=message):
-            made.decode(column(value))
+    starts = compiler_that('if [ $N -lt 2 ]; then kill -9 $$; fi\nexec $REAL "$@"', tmp_path, monkeypatch)
     found, bad = made.decode(column(value))
     assert (found.to_pylist()[0]["carrier"], bad) == ("UA", [])
+    assert len(starts.read_text().splitlines()) == 2
 
 
-def test_a_schema_that_ends_the_compiler_by_a_fault_of_its_own_is_a_bad_one(tmp_path, monkeypatch):
-    """Such a schema would end it each time."""
-    instead = tmp_path / "python"
-    instead.write_text("#!/bin/sh\nkill -SEGV $$\n")
-    instead.chmod(0o755)
-    monkeypatch.setattr(compiler.sys, "executable", str(instead))
-    with pytest.raises(UsageError, match="not a Protobuf schema"):
-        descriptor_set(f"{LEG} // none that was compiled before")
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("kill -9 $$", "in 5 tries, the last of which ended with status -9"),
+        ("exec sleep 60", "in 5 tries, .* longer than 0.05 s"),
+    ],
+)
+def test_a_schema_that_always_ends_the_compiler_does_not_restart_a_job_for_ever(tmp_path, monkeypatch, script, message):
+    starts = compiler_that(script, tmp_path, monkeypatch)
+    monkeypatch.setattr(compiler, "_PROTOC_S", 0.05 if "sleep" in script else 30.0)
+    with pytest.raises(UsageError, match=message):
+        descriptor_set(f"{LEG} // always: {script}")
+    assert "sleep" in script or len(starts.read_text().splitlines()) == 5
+
+
+def test_a_compiler_that_cannot_be_started_says_nothing_of_any_schema(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiler.sys, "executable", str(tmp_path / "none"))
+    with pytest.raises(RetriableError, match="could not be started"):
+        descriptor_set(f"{LEG} // not started")
+
+
+@pytest.mark.parametrize(
+    ("references", "message"),
+    [({}, "leg.proto"), ({"leg.proto": "no schema"}, "leg.proto"), ({"leg.proto": 'syntax = "proto3";'}, "Leg")],
+)
+def test_what_is_wrong_in_what_a_schema_imports_is_a_verdict_at_the_first_try(tmp_path, monkeypatch, references, message):
+    starts = compiler_that('exec $REAL "$@"', tmp_path, monkeypatch)
+    with pytest.raises(UsageError, match=f"not a Protobuf schema: .*{message}"):
+        descriptor_set('syntax = "proto3"; import "leg.proto"; message A { Leg leg = 1; }', references)
+    assert len(starts.read_text().splitlines()) == 1

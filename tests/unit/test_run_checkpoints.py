@@ -164,6 +164,19 @@ def test_a_checkpoint_takes_the_place_of_another_when_it_is_committed(tmp_path):
     store.close()
 
 
+def test_seen_here_a_damaged_checkpoint_does_not_push_out_the_one_that_the_run_may_go_back_to(tmp_path):
+    """It counts as retained, and an uncommitted one had nothing before it any more."""
+    store = opened(tmp_path)
+    store.write(checkpoint(1, completed=True, epoch=7))
+    (tmp_path / "checkpoint-000000000002.json").write_bytes(b"torn")
+    third = checkpoint(3, (WorkerHandle(4, MemoryHandle(9)),), epoch=8, before=7)
+    store.write(third)
+    assert store.before(third) == checkpoint(1, completed=True, epoch=7)
+    store.write(replace(third, handles=(), completed=True))
+    assert numbers_in(tmp_path) == [3]
+    store.close()
+
+
 def test_a_run_goes_back_to_the_last_good_checkpoint_after_which_nothing_was_committed(tmp_path):
     store = opened(tmp_path, retained=3)
     handles = (WorkerHandle(4, MemoryHandle(9)),)

@@ -250,7 +250,7 @@ def test_upkeep_shows_what_a_run_has_open_and_removing_it_fences_the_coordinator
     (found,) = upkeep.transactions()
     assert (found.job, found.place, found.state) == (folder.store.roster.run, handle.handle.place, MarkState.OPEN)
     assert upkeep.remove(found.job, {found.place}) == {found.place}
-    with pytest.raises(PeerError, match="not there any more"):
+    with pytest.raises(FencedError, match="has taken over"):
         commit(run, job, 2, handle)
     assert folder.values() == ["a"]
 

@@ -320,7 +320,7 @@ def test_a_table_made_anew_is_another_one(sink):
     late = prepared(sink, 1, 0, ["b"])
     shutil.rmtree(sink.uri)
     sink.create_table(VALUES)
-    with pytest.raises(PeerError, match="not there any more"):
+    with pytest.raises(StateError, match="not the table any more"):
         committing.commit(1, (late,))
     late = prepared(sink, 1, 0, ["b"])
     with pytest.raises(StateError, match="not the table any more"):
@@ -349,7 +349,7 @@ def test_files_of_another_table_are_refused(tmp_path):
     handle = prepared(one, 0, 0, ["a"])
     shutil.copytree(f"{one.uri}/part-{JOB}", f"{two.uri}/part-{JOB}")
     shutil.copytree(f"{one.uri}/_headrace", f"{two.uri}/_headrace")
-    with pytest.raises(PeerError, match="it is another one"):
+    with pytest.raises(StateError, match="not the table that job 'job' has written these files to"):
         driver(two).commit(0, (handle,))
     assert delta_values(two.uri) == []
 

@@ -9,7 +9,6 @@ import base64
 import functools
 import importlib
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
+
 from headrace.enumerator.errors import RetriableError, UsageError
 
 __all__ = ["descriptor_set", "runtime"]
@@ -25,11 +26,16 @@ __all__ = ["descriptor_set", "runtime"]
 _MAIN = "headrace_schema.proto"
 _PROTOC_S = 30.0
 _LONGEST_ERROR = 500
-_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-"""Signals that a process gets from others (memory is short, the machine stops), and not from its own faults."""
+_TRIES = 5
+_PAUSES = wait_exponential(multiplier=1.0, max=8.0)
+"""A compiler that dies or is too slow says nothing of a schema: memory is short, the machine is busy or stops. But there are
+schemas that are too much for it, which would restart a job for ever: so it is tried again here, in one process, for at least
+15 s (pauses of 1, 2, 4 and 8 s), and then it is the schema's fault."""
 
 _COMPILERS_OWN = re.compile(r"WARNING: |[IWE]\d{4} |.*: warning: ")
 """Lines of protoc's that tell nothing of an error."""
+
+_NOT_THERE = re.compile(r"No module named '?grpc_tools")
 
 _KNOWN = re.compile(r"google/(protobuf|type)/[a-z_]+\.proto")
 """Files that Python packages bring, and no schema has to."""
@@ -51,7 +57,8 @@ def descriptor_set(schema: str | bytes, references: Mapping[str, str] | None = N
     `schema`: the text of a `.proto` file, or a FileDescriptorSet as `protoc --include_imports --descriptor_set_out` writes it.
     `references`: the texts of the files that it imports, by the names by which it does; files of Google's that Python packages
     bring are known. Raises UsageError for what is none of these, with the compiler's words, and where a library is missing;
-    RetriableError if the compiler could not be run, was killed, or took too long: that says nothing of the schema.
+    A compiler that dies or takes longer than 30 s says nothing of the schema and is tried again, which takes up to 3 minutes;
+    after 5 tries that is a UsageError, too. RetriableError if it could not be started.
     """
     if isinstance(schema, str):
         return _compiled(schema, tuple((references or {}).items()))
@@ -158,21 +165,39 @@ def _all_known(kept: Iterable[Any]) -> list[Any]:
     return list(files.values())
 
 
+class _NoVerdictError(Exception):
+    """The compiler has ended without a word of the schema."""
+
+
 def _run(root: Path, known: Path, out: Path) -> None:
+    attempts = Retrying(
+        retry=retry_if_exception_type(_NoVerdictError), wait=_PAUSES, stop=stop_after_attempt(_TRIES), reraise=True
+    )
+    try:
+        attempts(_run_once, root, known, out)
+    except _NoVerdictError as error:
+        raise UsageError(
+            f"protoc could not compile a Protobuf schema in {_TRIES} tries, the last of which {error}. The schema is too much "
+            "for it, or this machine has too little memory or time for it"
+        ) from error
+
+
+def _run_once(root: Path, known: Path, out: Path) -> None:
     options = [f"--proto_path={root}", f"--descriptor_set_in={known}", "--include_imports", f"--descriptor_set_out={out}"]
     command = [sys.executable, "-m", "grpc_tools.protoc", *options, _MAIN]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PROTOC_S, check=False)  # noqa: S603 - our own
     except subprocess.TimeoutExpired as error:
-        raise RetriableError(f"protoc did not compile a Protobuf schema within {_PROTOC_S:g} s") from error
+        raise _NoVerdictError(f"took longer than {_PROTOC_S:g} s") from error
     except OSError as error:
         raise RetriableError(f"protoc could not be started: {error}") from error
     if done.returncode == 0:
         return
-    if -done.returncode in _FROM_OUTSIDE:
-        raise RetriableError(f"protoc was ended by {signal.Signals(-done.returncode).name} while it compiled a Protobuf schema")
-    if "No module named" in done.stderr:
+    if _NOT_THERE.search(done.stderr):
         raise UsageError("grpcio-tools is not installed; run: pip install 'headrace[protobuf]'")
-    said = done.stderr.replace(f"{root}/", "").replace(f"{_MAIN}:", "line ")
+    said = done.stderr.replace(f"{root}/", "")
     told = [line for line in said.splitlines() if _COMPILERS_OWN.match(line) is None]
-    raise UsageError(f"this is not a Protobuf schema: {' '.join(told)[:_LONGEST_ERROR]}")
+    is_verdict = done.returncode == 1 and any(line.startswith(f"{_MAIN}:") for line in told)
+    if not is_verdict:  # of a signal, of Python, of the loader, of the disk
+        raise _NoVerdictError(f"ended with status {done.returncode}: {' '.join(told[-3:])[:_LONGEST_ERROR]}")
+    raise UsageError(f"this is not a Protobuf schema: {' '.join(told).replace(f'{_MAIN}:', 'line ')[:_LONGEST_ERROR]}")
