@@ -15,6 +15,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock, patch
@@ -93,11 +94,11 @@ def _cache(tmp_path, monkeypatch):
 
 
 @contextmanager
-def holder(location, family):
+def holder(location, family, **environment):
     """A driver's process that has the lock."""
     held = subprocess.Popen(
         [sys.executable, "-c", HOLD, location, family],
-        env={**os.environ, "PYTHONPATH": python_path(), FAMILY_VARIABLE: family},
+        env={**os.environ, "PYTHONPATH": python_path(), FAMILY_VARIABLE: family, **environment},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -178,7 +179,7 @@ def test_one_that_is_just_being_replaced_by_another_program_is_killed_too(monkey
     """For a moment it has no environment."""
     family = new_family()
     looks = [[], [Process(7, 1)], [], []]
-    monkeypatch.setattr(families, "_living", lambda _: looks.pop(0))
+    monkeypatch.setattr(families, "_living", lambda *_: looks.pop(0))
     monkeypatch.setattr(families, "_kill", lambda process: None)
     assert families.kill_family(family) == 1
     assert looks == []
@@ -235,7 +236,7 @@ def test_seen_here_a_process_that_is_killed_and_does_not_end_is_waited_for_and_n
     """As one that waits for a server of files. Nothing may go on meanwhile, and nobody knew why."""
     stuck = Process.of(os.getpid())
     looks = [[stuck]] * 5 + [[], []]
-    monkeypatch.setattr(families, "_living", lambda _: looks.pop(0))
+    monkeypatch.setattr(families, "_living", lambda *_: looks.pop(0))
     monkeypatch.setattr(families, "_kill", lambda process: None)
     monkeypatch.setattr(os, "getpid", lambda: -1)
     assert families.kill_family("a family") == 1
@@ -244,6 +245,79 @@ def test_seen_here_a_process_that_is_killed_and_does_not_end_is_waited_for_and_n
         True,
     ]
     assert f"process {stuck.pid} of a driver was killed and has not ended (state R" in caplog.text
+
+
+MAIN_THREAD_ENDS = """
+import ctypes, os, threading
+def goes_on():
+    while " Z " not in open(f"/proc/self/task/{os.getpid()}/stat").read():
+        os.sched_yield()
+    print("it has ended", flush=True)
+    threading.Event().wait()
+threading.Thread(target=goes_on).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_seen_here_a_process_whose_main_thread_has_ended_lives_while_another_thread_does():
+    """As a JVM that was killed while one of its threads waits for a server of files."""
+    family = new_family()
+    command, environment = [sys.executable, "-c", MAIN_THREAD_ENDS], {**os.environ, FAMILY_VARIABLE: family}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, start_new_session=True) as jvm:
+        try:
+            assert jvm.stdout.readline() == b"it has ended\n"
+            was = Process.of(jvm.pid)
+            assert was.is_alive
+            assert families._states(was) == "S"
+            assert families.members(family) == [jvm.pid]
+            assert family_of(jvm.pid) == family
+            assert families.kill_family(family) == 1
+            assert not was.is_alive  # though nobody has waited for it yet
+        finally:
+            jvm.kill()
+    assert jvm.returncode == -signal.SIGKILL
+
+
+def test_seen_here_what_was_killed_is_waited_for_though_it_has_no_environment_any_more(monkeypatch):
+    """The kernel takes that away before the last thread has ended."""
+    family, kill, killed = new_family(), families._kill, []
+
+    def loses_its_environment_first(process):
+        killed.append(process)
+        if len(killed) > 1:
+            kill(process)
+        monkeypatch.setattr(families, "_environment", lambda pid: b"")
+
+    monkeypatch.setattr(families, "_kill", loses_its_environment_first)
+    with subprocess.Popen(["sleep", "600"], env={FAMILY_VARIABLE: family}, start_new_session=True) as stuck:
+        try:
+            assert families.kill_family(family) == 1
+            assert killed == [Process(stuck.pid, killed[0].started)] * 2
+            assert not killed[0].is_alive
+        finally:
+            stuck.kill()
+
+
+def test_seen_here_a_process_of_another_user_is_left_alone_with_a_warning_and_the_others_are_killed(monkeypatch, caplog):
+    """As a program of root's that the job has started."""
+    family, send = new_family(), signal.pidfd_send_signal
+    start = partial(subprocess.Popen, ["sleep", "600"], env={FAMILY_VARIABLE: family}, start_new_session=True)
+    with start() as roots, start() as own:
+
+        def refuse(descriptor, number):
+            if f"Pid:\t{roots.pid}\n" in Path(f"/proc/self/fdinfo/{descriptor}").read_text():
+                raise PermissionError(errno.EPERM, "Operation not permitted")
+            send(descriptor, number)
+
+        monkeypatch.setattr(signal, "pidfd_send_signal", refuse)
+        try:
+            assert families.kill_family(family) == 1
+            assert own.wait() == -signal.SIGKILL
+            assert roots.poll() is None
+        finally:
+            roots.kill()
+            own.kill()
+    assert caplog.text.count(f"process {roots.pid} of a driver runs as another user and is left alone") == 1
 
 
 def test_seen_here_a_pid_that_has_become_anothers_since_it_was_looked_at_is_not_killed():
@@ -267,7 +341,7 @@ def test_seen_here_a_lock_whose_file_was_removed_is_worth_nothing_and_the_one_in
     Path(place, ".headrace.lock").unlink()
     first.take(new_family())
     assert os.path.samestat(os.stat(place + "/.headrace.lock"), os.fstat(first._file))
-    os.close(first._file)
+    locks._close(first._file)
     second.take(new_family())
     assert os.path.samestat(os.stat(place + "/.headrace.lock"), os.fstat(second._file))
 
@@ -320,6 +394,97 @@ def test_seen_here_a_file_system_without_locks_is_named(place, monkeypatch, code
         kind, match=f"no lock can be had of the checkpoint {place}, at {place}/.headrace.lock: .*{os.strerror(code)}"
     ):
         CheckpointLock(place).take(new_family())
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENFILE])
+def test_seen_here_an_error_at_the_lock_that_may_pass_is_tried_again_and_the_next_try_has_the_lock(place, monkeypatch, code):
+    def refuse(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    for module, name in ((fcntl, "fcntl"), (os, "open")):
+        with monkeypatch.context() as fault:
+            fault.setattr(module, name, refuse)
+            with pytest.raises(RetriableError, match=os.strerror(code)):
+                CheckpointLock(place).take(new_family())
+    CheckpointLock(place).take(new_family())
+
+
+def test_a_place_where_no_lock_can_be_kept_is_refused(place):
+    Path(place).write_text("a file")
+    with pytest.raises(UsageError, match="cannot be kept"):
+        CheckpointLock(place)
+
+
+def test_seen_here_a_start_that_has_failed_at_the_lock_takes_it_when_the_job_tries_again(place, monkeypatch):
+    family, query = new_family(), StartedQuery(Frame(), "noop", "append", {"checkpointlocation": f"file:{place}"})
+    takeover, opened = Takeover(family, 0), len(os.listdir("/proc/self/fd"))
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as fault:
+        fault.setattr(os, "pwrite", full)  # the last step: both locks are taken
+        for _ in range(2):
+            with pytest.raises(OSError, match="No space left"):
+                takeover.start(query, lambda: pytest.fail("it runs without the lock"))
+    assert len(os.listdir("/proc/self/fd")) == opened
+    jvm = subprocess.Popen(["sleep", "600"], env={FAMILY_VARIABLE: family})
+    try:
+        assert takeover.start(query, lambda: "it runs") == "it runs"
+        assert jvm.poll() is None  # its own
+        assert Path(place, ".headrace.lock").read_text().startswith(family)
+    finally:
+        jvm.kill()
+        jvm.wait()
+
+
+FORKS = HOLD.replace(
+    'print("held"',
+    "import os; child = os.fork(); child or (sys.stdin.read(), os._exit(0))\n"
+    'open(sys.argv[1] + "-child", "w").write(str(child)); print("held"',
+)
+PASSES_IT_ON = HOLD.replace(
+    'print("held"',
+    "import subprocess; from headrace.runners.spark.supervision import lock\n"
+    'child = subprocess.Popen(["cat"], env={}, pass_fds=lock._files, start_new_session=True).pid\n'
+    'open(sys.argv[1] + "-child", "w").write(str(child)); print("held"',
+)
+
+
+@pytest.fixture
+def outlived(place):
+    """A driver that has the lock runs this program, and dies; a process that it has started lives, and names no family."""
+
+    @contextmanager
+    def run(program):
+        with patch.dict(globals(), HOLD=program), holder(place, family_by(ended()), **{FAMILY_VARIABLE: ""}) as held:
+            held.kill()
+            held.wait()
+            yield int(Path(f"{place}-child").read_text())
+
+    return run
+
+
+def test_seen_here_a_forked_child_of_a_dead_driver_does_not_keep_the_lock(place, outlived):
+    with outlived(FORKS) as child:
+        CheckpointLock(place).take(new_family())
+        assert Process.lives(child)
+
+
+def test_seen_here_a_lock_that_nobody_known_holds_is_not_waited_for_without_end_and_in_silence(place, outlived, monkeypatch):
+    monkeypatch.setattr(locks, "_TRIES_IN_SILENCE", 2)
+    with outlived(PASSES_IT_ON) as child:
+        with pytest.raises(RetriableError, match=rf"`fuser {place}/.headrace.lock` tells which"):
+            CheckpointLock(place).take(new_family())
+        assert Process.lives(child)
+    CheckpointLock(place).take(new_family())
+
+
+def test_a_process_that_is_waited_for_at_the_lock_is_named(place, monkeypatch, caplog):
+    lock = CheckpointLock(place)
+    with holder(place, new_family()) as held:
+        lock._say_who_is_waited_for()
+    assert f"process {held.pid} holds it" in caplog.text
 
 
 def test_a_lock_of_a_process_that_cannot_be_seen_from_here_is_refused(place, monkeypatch):

@@ -177,6 +177,13 @@ def test_ctrl_c_twice_ends_the_job_at_once_though_spark_submit_has_ended_with_th
     assert end == DriverEnd(Ending.FAILED, "it was told twice to stop")
 
 
+def test_seen_here_a_signal_long_after_the_end_of_spark_submit_is_a_second_one(play, jvm, monkeypatch):
+    monkeypatch.setattr(supervisor, "_ONE_STOP_S", 0.0)
+    monkeypatch.setattr(PlayedDriver, "stop", stop)  # it hangs in its batch, and somebody gets impatient
+    end, _ = play(partial(end_of, jvm), job=SupervisionLimits(None, 10.0))
+    assert end == DriverEnd(Ending.FAILED, "it was told twice to stop")
+
+
 # --- long times ----------------------------------------------------------------------------------------------------------
 
 

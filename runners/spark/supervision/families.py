@@ -31,6 +31,7 @@ FAMILY_VARIABLE = "HEADRACE_FAMILY"
 _WAIT_S = 1.0
 _LOOKS_IN_VAIN = 2
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+_ENDED = ("Z", "X")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +69,16 @@ class _Seen:
     """What `/proc` says of a process. `session`: the pid of the session's leader."""
 
     process: Process
-    state: str
     parent: int
     session: int
 
     @classmethod
     def of(cls, pid: int) -> _Seen:
         """Raises as `Process.of`."""
-        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        if after_name[0] in ("Z", "X"):
+        after_name = _after_name(f"/proc/{pid}/stat")
+        if after_name[0] in _ENDED and int(after_name[17]) <= 1:  # the main thread's state, and how many threads there are
             raise ProcessLookupError(f"process {pid} has ended")
-        return cls(Process(pid, int(after_name[19])), after_name[0], int(after_name[1]), int(after_name[3]))
+        return cls(Process(pid, int(after_name[19])), int(after_name[1]), int(after_name[3]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,28 +144,39 @@ def _living(family: str, *known: Process) -> list[Process]:
 def kill_family(family: str, *known: Process) -> int:
     """Kill them all, and wait until the last is dead; how many there were. The caller, if it is one of them, is left out.
 
-    `known`: some of them, which are found whatever has become of their environment.
+    `known`: some of them, which are found whatever has become of their environment. One that this user may not kill (it runs as
+    another one, as a program of root's does) is left alone, and that is logged.
 
     One that is killed may have started another just before; and one that is just being replaced by another program (`exec`) has
     no environment for a moment. So they are looked for until there is none twice in a row. One that waits for a disk or for a
     server of files is dead when that has answered: that it is waited for is logged.
     """
     killed: Counter[Process] = Counter()
+    not_ours: set[Process] = set()
     looks_in_vain = 0
     while looks_in_vain < _LOOKS_IN_VAIN:
-        others = [process for process in _living(family, *known) if process.pid != os.getpid()]
+        living = _living(family, *known, *killed)  # what is killed may have lost its environment, and not have ended
+        others = [process for process in living if process.pid != os.getpid() and process not in not_ours]
         looks_in_vain = 0 if others else looks_in_vain + 1
         for process in others:
-            _kill(process)
+            try:
+                _kill(process)
+            except PermissionError as error:
+                log.warning(_NOT_OURS, process.pid, error)
+                not_ours.add(process)
+                continue
             killed[process] += 1
             if killed[process] > 1 and killed[process].bit_count() == 1:  # after 2 s, 4, 8, ...
-                log.warning(_DOES_NOT_END, process.pid, _state(process), killed[process] * _WAIT_S)
+                log.warning(_DOES_NOT_END, process.pid, _states(process), killed[process] * _WAIT_S)
     return len(killed)
 
 
 _DOES_NOT_END = (
     "process %d of a driver was killed and has not ended (state %s; D is one that waits for a disk or a server of files). "
     "No other driver may go on before it has; waiting, for %.0f s so far"
+)
+_NOT_OURS = (
+    "process %d of a driver runs as another user and is left alone, as it cannot be killed: %s. End it if it writes anything"
 )
 
 
@@ -180,11 +191,18 @@ def _kill(process: Process) -> None:
             os.close(descriptor)
 
 
-def _state(process: Process) -> str:
-    try:
-        return _Seen.of(process.pid).state
-    except OSError:
-        return "ended"
+def _states(process: Process) -> str:
+    """Of its threads, each once, D first: that of the main thread says nothing of the others."""
+    states = set()
+    for thread in _threads(process.pid):
+        with suppress(OSError):
+            states.add(_after_name(f"/proc/{process.pid}/task/{thread}/stat")[0])
+    return ", ".join(sorted(states.difference(_ENDED))) or "ended"
+
+
+def _after_name(stat: str) -> list[str]:
+    """The fields of such a file from the state on: a name may have spaces and brackets."""
+    return Path(stat).read_text().rpartition(")")[2].split()
 
 
 def _all() -> Iterator[_Seen]:
@@ -200,11 +218,28 @@ def _pids() -> Iterator[int]:
 
 
 def _environment(pid: int) -> bytes:
+    """Where the main thread has ended, and has none any more, that of another thread."""
+    own = _environment_in(f"/proc/{pid}")
+    if own:
+        return own
+    of_threads = (_environment_in(f"/proc/{pid}/task/{thread}") for thread in _threads(pid) if thread != str(pid))
+    return next(filter(None, of_threads), b"")
+
+
+def _environment_in(folder: str) -> bytes:
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
+        return Path(folder, "environ").read_bytes()
     except OSError as error:
         _refuse_unseen(error)
         return b""
+
+
+def _threads(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError as error:
+        _refuse_unseen(error)
+        return []
 
 
 def _refuse_unseen(error: OSError) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import logging
 import os
 import struct
 from collections.abc import Generator
@@ -31,14 +32,35 @@ from typing import assert_never
 from headrace.enumerator.errors import FencedError, RetriableError, UsageError
 from headrace.harness.jars import cache_directory
 from headrace.runners.spark.offset_log import LOCK_NAME
-from headrace.runners.spark.supervision.families import Process, family_of, kill_family, supervisor_of
+from headrace.runners.spark.supervision.families import Process, family_of, kill_family, members, supervisor_of
+
+log = logging.getLogger(__name__)
 
 __all__ = ["CheckpointLock", "taking"]
 
 _ASK_AGAIN_S = 0.05
+_TRIES_IN_SILENCE = 100
+"""Of so many, 5 s, the last one says who is waited for."""
 _LONGEST_NAME = 256
 _FLOCK = "hhqqi"
 """`struct flock` of 64-bit Linux: type, whence, start, length, pid."""
+
+_NO_LOCKS = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+"""What a file system says that has no locks. All other errors may pass."""
+
+_NO_PLACE = frozenset(
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ELOOP,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.EEXIST,
+        errno.ENAMETOOLONG,
+    }
+)
+"""What is said of a place at which no file can be, now or later. All other errors may pass."""
 
 _OF_THE_FILE, _OF_THE_PROCESS = 0, 1
 """The bytes that are locked."""
@@ -95,7 +117,7 @@ def taking(me: str) -> Taking:
     """The steps by which a family takes the lock. Raises FencedError where another supervisor lives and has the job."""
     while not (yield TryLock()):
         holder = yield WhoHolds()
-        if isinstance(holder, str):
+        if isinstance(holder, str) and holder != me:  # else what holds it is of this driver, and ends by itself
             supervisor, mine = supervisor_of(holder), supervisor_of(me)
             if supervisor.namespace != mine.namespace:
                 raise FencedError(
@@ -120,35 +142,51 @@ class CheckpointLock:
     """The lock of one checkpoint, for as long as this process lives. Called by the driver's main thread."""
 
     def __init__(self, location: str) -> None:
-        """`location`: the checkpoint's path or URI, one name for one place. Nothing is taken. Raises UsageError."""
+        """`location`: the checkpoint's path or URI, one name for one place. Nothing is taken.
+
+        Raises UsageError and RetriableError as `take`.
+        """
         self._location = location
         self.path = lock_file(location)
+        self._me = ""
+        self._tries = 0
         self._file = self._opened()
 
     def take(self, me: str) -> None:
         """Returns when it is taken, and no process of who had it before lives. Raises FencedError as `taking`.
 
-        Raises UsageError where this process has it already, and where the file system has no locks; RetriableError where it
-        gives none now.
+        Raises UsageError where this process has it already, where the file system has no locks, and where no file can be;
+        RetriableError where another try may have it. What it has raised for is given back, and another one is to be made.
         """
-        if self._identity() in _taken:
+        if self._identity() in _taken:  # this file stays open: with it the kernel would give up the process's lock
             raise UsageError(
                 f"this job has the checkpoint {self._location} already, by another name of it: each query needs one of its own"
             )
+        try:
+            self._take(me)
+        except BaseException:
+            _close(self._file)  # with what it holds: it would keep out the next try of this process
+            raise
+        _taken.add(self._identity())
+
+    def _take(self, me: str) -> None:
+        self._me = me
         steps = taking(me)
         with suppress(StopIteration):
             step = next(steps)
             while True:
                 step = steps.send(self._perform(step))
-        _taken.add(self._identity())
 
     def _opened(self) -> int:
         """It stays open for as long as the process lives."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         except OSError as error:
-            raise UsageError(f"the lock of the checkpoint {self._location} cannot be kept at {self.path}: {error}") from error
+            kind = UsageError if error.errno in _NO_PLACE else RetriableError
+            raise kind(f"the lock of the checkpoint {self._location} cannot be kept at {self.path}: {error}") from error
+        _files.add(file)
+        return file
 
     def _perform(self, step: LockStep) -> bool | str | None:
         match step:
@@ -161,6 +199,9 @@ class CheckpointLock:
             case KillFamily(family):
                 kill_family(family)
             case AskAgain():
+                self._tries += 1
+                if self._tries % _TRIES_IN_SILENCE == 0:
+                    self._say_who_is_waited_for()
                 sleep(_ASK_AGAIN_S)
             case ReadLast():
                 return self._last()
@@ -181,8 +222,8 @@ class CheckpointLock:
             raise self._no_locks(error) from error
         if self._is_in_place():
             return True
-        os.close(self._file)
-        self._file = self._opened()
+        removed, self._file = self._file, self._opened()
+        _close(removed)
         return False
 
     def _is_in_place(self) -> bool:
@@ -191,13 +232,18 @@ class CheckpointLock:
         except FileNotFoundError:
             return False
 
-    def _holder(self) -> str | None:
+    def _process(self) -> int | None:
+        """That has the lock that is a process's: 0 or less where it cannot be seen from here, None where nobody has it."""
         try:
             answer = fcntl.fcntl(self._file, fcntl.F_GETLK, _asked(_OF_THE_PROCESS))
         except OSError as error:
             raise self._no_locks(error) from error
         kind, _, _, _, pid = struct.unpack(_FLOCK, answer)
-        if kind == fcntl.F_UNLCK:
+        return None if kind == fcntl.F_UNLCK else pid
+
+    def _holder(self) -> str | None:
+        pid = self._process()
+        if pid is None:
             return self._last()
         if pid <= 0:
             raise FencedError(
@@ -209,6 +255,20 @@ class CheckpointLock:
                 f"a process that is no driver of this host (pid {pid}) holds the lock of the checkpoint, {self.path}"
             )
         return family
+
+    def _say_who_is_waited_for(self) -> None:
+        """Raises RetriableError where that is no driver: it would be waited for without end."""
+        pid, family = self._process(), self._last()
+        what = f"the lock of the checkpoint {self._location}, {self.path}, is waited for, {self._tries * _ASK_AGAIN_S:.0f} s so far"
+        if pid is not None:
+            log.warning("%s: process %d holds it", what, pid)
+        elif family is not None and family != self._me and (living := members(family)):
+            log.warning("%s: processes %s of a driver may hold it", what, living)
+        else:
+            raise RetriableError(
+                f"{what}. No other driver that had it lives (the last one was {family or 'of no name'}), so a process holds it "
+                f"that has inherited the open file: `fuser {self.path}` tells which. End that"
+            )
 
     def _last(self) -> str | None:
         """Not what came here with a copy of the checkpoint: that family is at work with the other one."""
@@ -223,6 +283,8 @@ class CheckpointLock:
         what = f"no lock can be had of the checkpoint {self._location}, at {self.path}: {error}"
         if error.errno == errno.ENOLCK:  # also what NFS says while its lock service is away
             return RetriableError(f"{what}. On NFS its lock service (rpc.statd, lockd) has to run")
+        if error.errno not in _NO_LOCKS:
+            return RetriableError(what)
         return UsageError(
             f"{what}. Its file system has no locks, by which drivers are kept apart: move the checkpoint to one that has"
         )
@@ -230,6 +292,25 @@ class CheckpointLock:
 
 _taken: set[str] = set()
 """What this process has locked, by `_identity`."""
+
+_files: set[int] = set()
+"""Descriptors of all files of locks that this process has open."""
+
+
+def _close(file: int) -> None:
+    _files.discard(file)
+    os.close(file)
+
+
+def _leave_to_parent() -> None:
+    """In a forked child. A lock that is bound to a file as it was opened is held until all who have inherited it have closed it."""
+    for file in tuple(_files):
+        with suppress(OSError):  # the job has closed it
+            _close(file)
+    _taken.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def lock_file(location: str) -> Path:

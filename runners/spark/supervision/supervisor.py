@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import selectors
@@ -62,6 +63,8 @@ LONGEST_WAIT_S = 86_400.0
 """What the kernel is asked to wait at a time: it counts milliseconds in 32 bits."""
 
 _STOPS = (signal.SIGTERM, signal.SIGINT)
+_ONE_STOP_S = 2.0
+"""Within so long a signal and the end of spark-submit are one stop: a terminal's Ctrl-C goes to both."""
 
 
 def run(
@@ -132,7 +135,7 @@ class _Supervisor:
         self._ready.register(signals, selectors.EVENT_READ, self._take_signals)
         self._signals = signals
         self._stops = 0
-        self._is_abandoned = False
+        self._abandoned_at_s = -math.inf
         if submitter is not None:
             self._ready.register(submitter, selectors.EVENT_READ, partial(self._take_end_of_submitter, submitter))
 
@@ -195,15 +198,15 @@ class _Supervisor:
         for number in self._signals.recv(64):
             if number in _STOPS:
                 self._stops += 1
-                if self._stops > 1 or not self._is_abandoned:
+                if self._stops > 1 or time.monotonic() - self._abandoned_at_s >= _ONE_STOP_S:
                     self._stop()
 
     def _take_end_of_submitter(self, submitter: int) -> None:
         """Taken for a first SIGTERM. Ctrl-C ends spark-submit and comes here, too, in any order: that is one stop, not two."""
         self._ready.unregister(submitter)
-        self._is_abandoned = True
         if not self._stops:
             self._stop()
+        self._abandoned_at_s = time.monotonic()  # after that, which may have killed a driver and waited for its end
 
     def _stop(self) -> None:
         if self._end is None:

@@ -75,8 +75,9 @@ class Takeover:
 
     def _lock(self, location: str) -> None:
         if location not in self._locks:
-            lock = self._locks[location] = CheckpointLock(location)
+            lock = CheckpointLock(location)
             lock.take(self._family)
+            self._locks[location] = lock  # not before: a job may try a start again that has failed here
 
 
 def checkpoint_of(started: StartedQuery) -> str | None:
