@@ -268,7 +268,7 @@ def test_seen_here_a_process_whose_main_thread_has_ended_lives_while_another_thr
             assert jvm.stdout.readline() == b"it has ended\n"
             was = Process.of(jvm.pid)
             assert was.is_alive
-            assert families._states(was) == "S"
+            assert families._states(was) not in ("Z", "ended")
             assert families.members(family) == [jvm.pid]
             assert family_of(jvm.pid) == family
             assert families.kill_family(family) == 1
@@ -276,6 +276,19 @@ def test_seen_here_a_process_whose_main_thread_has_ended_lives_while_another_thr
         finally:
             jvm.kill()
     assert jvm.returncode == -signal.SIGKILL
+
+
+def test_a_process_that_ends_and_has_the_lock_still_is_waited_for_and_not_taken_for_one_that_is_no_driver(place, monkeypatch):
+    """It has given its environment back, and its files not yet: nobody can tell its family."""
+    command, environment = [sys.executable, "-c", MAIN_THREAD_ENDS], {**os.environ, FAMILY_VARIABLE: ""}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, start_new_session=True) as ending:
+        try:
+            assert ending.stdout.readline() == b"it has ended\n"
+            monkeypatch.setattr(CheckpointLock, "_process", lambda _: ending.pid)
+            assert Process.lives(ending.pid)
+            assert CheckpointLock(place)._holder() is None
+        finally:
+            ending.kill()
 
 
 def test_seen_here_what_was_killed_is_waited_for_though_it_has_no_environment_any_more(monkeypatch):
@@ -472,10 +485,11 @@ def test_seen_here_a_forked_child_of_a_dead_driver_does_not_keep_the_lock(place,
 
 
 def test_seen_here_a_lock_that_nobody_known_holds_is_not_waited_for_without_end_and_in_silence(place, outlived, monkeypatch):
-    monkeypatch.setattr(locks, "_TRIES_IN_SILENCE", 2)
     with outlived(PASSES_IT_ON) as child:
-        with pytest.raises(RetriableError, match=rf"`fuser {place}/.headrace.lock` tells which"):
-            CheckpointLock(place).take(new_family())
+        with monkeypatch.context() as impatience:
+            impatience.setattr(locks, "_TRIES_IN_SILENCE", 2)
+            with pytest.raises(RetriableError, match=rf"`fuser {place}/.headrace.lock` tells which"):
+                CheckpointLock(place).take(new_family())
         assert Process.lives(child)
     CheckpointLock(place).take(new_family())
 

@@ -24,7 +24,17 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-__all__ = ["FAMILY_VARIABLE", "Process", "Supervisor", "family_of", "kill_family", "members", "new_family", "supervisor_of"]
+__all__ = [
+    "FAMILY_VARIABLE",
+    "Process",
+    "Supervisor",
+    "family_of",
+    "is_ending",
+    "kill_family",
+    "members",
+    "new_family",
+    "supervisor_of",
+]
 
 FAMILY_VARIABLE = "HEADRACE_FAMILY"
 
@@ -115,6 +125,15 @@ def family_of(pid: int) -> str | None:
         return own
     children = [seen.process.pid for seen in _all() if seen.parent == seen.session == pid]
     return next((found for child in children if (found := _named_in(_environment(child))) is not None), None)
+
+
+def is_ending(pid: int) -> bool:
+    """Whether its main thread has given its memory back, and so its environment. It may have its files, and locks, still."""
+    try:
+        return _after_name(f"/proc/{pid}/stat")[20] == "0"
+    except OSError as error:
+        _refuse_unseen(error)
+        return True
 
 
 def _named_in(environment: bytes) -> str | None:

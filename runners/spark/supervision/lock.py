@@ -32,7 +32,7 @@ from typing import assert_never
 from headrace.enumerator.errors import FencedError, RetriableError, UsageError
 from headrace.harness.jars import cache_directory
 from headrace.runners.spark.offset_log import LOCK_NAME
-from headrace.runners.spark.supervision.families import Process, family_of, kill_family, members, supervisor_of
+from headrace.runners.spark.supervision.families import Process, family_of, is_ending, kill_family, members, supervisor_of
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ def taking(me: str) -> Taking:
     """The steps by which a family takes the lock. Raises FencedError where another supervisor lives and has the job."""
     while not (yield TryLock()):
         holder = yield WhoHolds()
-        if isinstance(holder, str) and holder != me:  # else what holds it is of this driver, and ends by itself
+        if isinstance(holder, str) and holder != me:  # else it would kill its own JVM
             supervisor, mine = supervisor_of(holder), supervisor_of(me)
             if supervisor.namespace != mine.namespace:
                 raise FencedError(
@@ -250,7 +250,7 @@ class CheckpointLock:
                 f"a process of another container, or of another host, holds the lock of the checkpoint, {self.path}"
             )
         family = family_of(pid)
-        if family is None and Process.lives(pid):
+        if family is None and Process.lives(pid) and not is_ending(pid):
             raise FencedError(
                 f"a process that is no driver of this host (pid {pid}) holds the lock of the checkpoint, {self.path}"
             )
@@ -259,7 +259,8 @@ class CheckpointLock:
     def _say_who_is_waited_for(self) -> None:
         """Raises RetriableError where that is no driver: it would be waited for without end."""
         pid, family = self._process(), self._last()
-        what = f"the lock of the checkpoint {self._location}, {self.path}, is waited for, {self._tries * _ASK_AGAIN_S:.0f} s so far"
+        waited_s = self._tries * _ASK_AGAIN_S
+        what = f"the lock of the checkpoint {self._location}, {self.path}, is waited for, {waited_s:.0f} s so far"
         if pid is not None:
             log.warning("%s: process %d holds it", what, pid)
         elif family is not None and family != self._me and (living := members(family)):
@@ -303,7 +304,7 @@ def _close(file: int) -> None:
 
 
 def _leave_to_parent() -> None:
-    """In a forked child. A lock that is bound to a file as it was opened is held until all who have inherited it have closed it."""
+    """In a forked child. A lock that is bound to a file as it was opened is held until all who have inherited that close it."""
     for file in tuple(_files):
         with suppress(OSError):  # the job has closed it
             _close(file)
