@@ -13,16 +13,18 @@ from uuid import UUID
 import pytest
 
 from headrace.connectors.commit import JobCommitter, StaleEpochError
+from headrace.connectors.kafka.format.record_batch import HEADER, stored_batches
 from headrace.connectors.kafka.write.commit_log import DriverLog
 from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSerializer, WrittenRange
 from headrace.connectors.kafka.write.names import EACH_ROWS_TOPIC, JobNames
 from headrace.connectors.kafka.write.sink import KafkaSink, _commit_log
 from headrace.connectors.kafka.write.transactions import Producer, TransactionProtocol, Transactions
 from headrace.connectors.sink import Attempt, CommitList, CommitListSerializer, RecordedEpoch
-from headrace.enumerator.errors import FencedError, StateError, UsageError
+from headrace.enumerator.errors import CorruptDataError, FencedError, StateError, UsageError
 from headrace.runners.spark.writers import BatchWriter
 from headrace.testing import DyingCommitter, FakeKafka, Killed
 from headrace.testing.fake_kafka import Before, NewRecord, Rewrite
+from tests.helpers.record_batches import CONTROL
 from tests.helpers.sink_rig import committer, kafka_sink, prepared, rows
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -294,6 +296,22 @@ def in_a_new_process(sink):
     return replace(sink, properties={"default.api.timeout.ms": "3000"})  # who waits for a transaction to end is told by then
 
 
+def marker_flipped(response):
+    """A COMMIT's lowest bit: it says ABORT then."""
+    for part in (part for topic in response.responses for part in topic.partitions if part.records):
+        found = [bytearray(each.data) for each in stored_batches(memoryview(bytes(part.records)))]
+        for each in found:
+            at = each.find(b"\0\0\0\1", HEADER.size)
+            if at > 0 and each[22] & CONTROL:
+                each[at + 3] ^= 1
+        part.records = b"".join(found)
+
+
+def cut_in_the_first_batch(response):
+    for part in (part for topic in response.responses for part in topic.partitions if part.records):
+        part.records = bytes(part.records)[: HEADER.size]
+
+
 class TestWritesUnderWay:
     def test_seen_here_what_a_dead_driver_has_under_way_is_not_waited_for(self, kafka, monkeypatch):
         """A restart looked first what was recorded, and waited for the timeout of that write: 10 s, and up to 10 more until
@@ -327,6 +345,30 @@ class TestWritesUnderWay:
         dies_in_its_write(monkeypatch, sink, JOB, 1)
         Transactions(sink.cluster()).init(sink.names(JOB).driver, 10_000)  # which aborts it
         assert in_a_new_process(sink).recorded_now() == {JOB: RecordedEpoch(0)}
+
+    @pytest.mark.parametrize(("times", "damage"), [(1, "marker"), (1, "cut"), (None, "marker"), (None, "cut")])
+    def test_seen_here_one_bit_of_a_marker_behind_an_open_write_does_not_make_a_commit_an_abort(
+        self, kafka, monkeypatch, times, damage
+    ):
+        """No checksum of it was compared: the epoch was taken for not recorded, and written again."""
+        sink = sink_to(kafka, "a")
+        driver = committer(sink, JOB)
+        driver.commit(0, prepared(sink, JOB, 0, ["0"]))
+        dies_in_its_write(monkeypatch, sink, "other", 7)
+        driver.commit(1, prepared(sink, JOB, 1, ["1"]))
+        successor = in_a_new_process(sink)
+        unstable = kafka.fault(
+            "Fetch",
+            Rewrite(marker_flipped if damage == "marker" else cut_in_the_first_batch),
+            times=times,
+            when=lambda request: request.isolation_level == 0,
+        )
+        if times:
+            assert successor.recorded_now() == {JOB: RecordedEpoch(1)}
+        else:
+            with pytest.raises(CorruptDataError, match=r"commits-0.*(checksum|no whole batch)"):
+                successor.recorded_now()
+        assert unstable.fired == (times or 2)
 
     def test_the_parts_of_a_list_behind_an_open_write_are_removed_with_it(self, kafka, monkeypatch):
         sink = sink_to(kafka, "orders")

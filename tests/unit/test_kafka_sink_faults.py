@@ -17,7 +17,7 @@ from headrace.connectors.kafka.write.produce import OutBatch, transactional_send
 from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.kafka.write.transactions import Transactions
 from headrace.connectors.sink import Attempt, one_off_job
-from headrace.enumerator.errors import DataLossError, DeadlineExceededError, HeadraceError, StateError
+from headrace.enumerator.errors import CorruptDataError, DataLossError, DeadlineExceededError, HeadraceError, StateError
 from headrace.testing import DyingCommitter, FakeKafka, Killed
 from headrace.testing.fake_kafka import Before, Refuse, Rewrite, StoppedClock
 from tests.helpers.sink_rig import committer, kafka_sink, ongoing, prepared, rows, take_over
@@ -283,6 +283,44 @@ class TestErrors:
             committer(sink, JOB).recover()
         assert ongoing(sink, JOB) == []
         assert values(kafka, "two") == ["behind"]
+
+
+def one_bit_of(value):
+    """Of a record's value, in every answer that has it."""
+
+    def change(response):
+        for part in (part for topic in response.responses for part in topic.partitions if part.records):
+            data = bytearray(part.records)
+            at = data.find(value)
+            if at >= 0:
+                data[at] ^= 8
+            part.records = bytes(data)
+
+    return change
+
+
+class TestDamageOnTheWay:
+    def timed_out(self, kafka, sink):
+        """A recorded transaction that is aborted: its records are to be copied out of the log."""
+        handles = prepared(sink, JOB, 0, ["amount=1000"])
+        recorded_and_killed(sink, handles)
+        take_over(sink, handles[0])
+        topic = sink.cluster().topic_id("out")
+        return lambda request: request.isolation_level == 0 and asks(request, topic)
+
+    def test_seen_here_a_copy_of_an_aborted_transaction_has_the_bytes_that_were_written(self, kafka, sink):
+        """It was sealed with a checksum of its own, whatever had come, and `amount=9000` was committed."""
+        spoilt = kafka.fault("Fetch", Rewrite(one_bit_of(b"1000")), times=1, when=self.timed_out(kafka, sink))
+        committer(sink, JOB).recover()
+        assert values(kafka) == ["amount=1000"]
+        assert spoilt.fired == 1
+
+    def test_what_is_damaged_in_the_log_is_not_copied(self, kafka, sink):
+        spoilt = kafka.fault("Fetch", Rewrite(one_bit_of(b"1000")), times=None, when=self.timed_out(kafka, sink))
+        with pytest.raises(CorruptDataError, match=r"out-.*offset 0.*checksum"):
+            committer(sink, JOB).recover()
+        assert values(kafka) == []
+        assert spoilt.fired == 2
 
 
 def brought_nothing(topic):

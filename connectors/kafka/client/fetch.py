@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -13,9 +13,10 @@ from headrace.connectors.kafka.client.positions import Latest
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.client.wire.protocol import FetchRequest, Message
 from headrace.connectors.kafka.format.fetch_protocol import FetchAnswer, PartitionAnswer
-from headrace.enumerator.errors import RetriableError
+from headrace.connectors.kafka.format.record_batch import StoredBatch, stored_batches
+from headrace.enumerator.errors import CorruptDataError, RetriableError
 
-__all__ = ["FetchLimits", "PartitionFetch", "fetch_once", "fetch_request", "fetch_there"]
+__all__ = ["FetchLimits", "PartitionFetch", "fetch_once", "fetch_request", "fetch_there", "intact"]
 
 _FETCH_BYTES = 8 * 1024 * 1024
 _LAST_WITH_NAMES = 12  # later versions name topics by id (KIP-516)
@@ -122,3 +123,33 @@ def fetch_there(cluster: KafkaCluster, topic: str, partition: int, offset: int, 
         return answer
 
     return cluster.retrying(f"reading {topic}-{partition} at offset {offset}", ask)
+
+
+def intact(where: str, position: int, fetch: Callable[[], PartitionAnswer]) -> tuple[PartitionAnswer, list[StoredBatch]]:
+    """What `fetch` brings, and its whole batches from the one that holds `position` on, their checksums and order compared.
+
+    A damaged answer is no damaged log: it is asked for once more. Raises CorruptDataError, naming `where`, for the second one,
+    and where records came of which no batch is whole. No batches: the answer is empty, or its `error` says why.
+    """
+    try:
+        return _checked(where, position, fetch())
+    except CorruptDataError:
+        return _checked(where, position, fetch())
+
+
+def _checked(where: str, position: int, answer: PartitionAnswer) -> tuple[PartitionAnswer, list[StoredBatch]]:
+    floor, found = 0, list[StoredBatch]()
+    for batch in stored_batches(answer.records):
+        if not batch.is_intact:
+            raise CorruptDataError(f"{where}, record batch at offset {batch.base_offset}: its checksum (CRC32C) is not right")
+        if not floor <= batch.base_offset <= batch.last_offset:
+            raise CorruptDataError(
+                f"{where}, record batch at offset {batch.base_offset}: it ends at {batch.last_offset}, "
+                f"and the batch before it at {floor - 1}"
+            )
+        floor = batch.last_offset + 1
+        if batch.last_offset >= position:
+            found.append(batch)
+    if len(answer.records) and not found:
+        raise CorruptDataError(f"{where}: {len(answer.records)} bytes came for offset {position}, and no whole batch of it")
+    return answer, found

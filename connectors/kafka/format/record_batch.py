@@ -9,6 +9,8 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from crc32c import crc32c
+
 from headrace.enumerator.errors import CorruptDataError
 
 __all__ = [
@@ -97,6 +99,11 @@ class StoredBatch:
     def is_transactional(self) -> bool:
         """True for what was written in a transaction, and for the marker that ends it."""
         return bool(self.attributes & TRANSACTIONAL)
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether the CRC is right, which covers all from the attributes on: not the base offset, nor the leader epoch."""
+        return crc32c(self.data[CRC_FROM:]) == int.from_bytes(self.data[CRC_AT:CRC_FROM], "big")
 
     @property
     def compression(self) -> str:

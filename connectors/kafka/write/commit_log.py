@@ -24,14 +24,15 @@ import pyarrow as pa
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.error_codes import ErrorCode
 from headrace.connectors.kafka.client.errors import BrokerError, broker_error
-from headrace.connectors.kafka.client.fetch import fetch_there
+from headrace.connectors.kafka.client.fetch import fetch_there, intact
 from headrace.connectors.kafka.client.positions import Earliest, Latest
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.client.topology import TopicMetadata
 from headrace.connectors.kafka.client.wire.protocol import CreateTopicsRequest
 from headrace.connectors.kafka.format.decode import decode
 from headrace.connectors.kafka.format.encode import Codec, RecordEncoder
-from headrace.connectors.kafka.format.record_batch import StoredBatch, stored_batches
+from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer
+from headrace.connectors.kafka.format.record_batch import StoredBatch
 from headrace.connectors.kafka.write.existence import find_topic
 from headrace.connectors.kafka.write.log_dump import MarkerKind, control_marker, records_of
 from headrace.connectors.kafka.write.names import JobNames
@@ -213,13 +214,18 @@ class CommitLog:
         """What lies from here up to `end`, decided or not."""
         while position < end:
             before = position
-            answer = fetch_there(self.cluster, self.topic, _PARTITION, position, Isolation.READ_UNCOMMITTED)
-            for batch in stored_batches(answer.records):
-                if position <= batch.last_offset < end:
+            _, batches = self._fetch(position, Isolation.READ_UNCOMMITTED)
+            for batch in batches:
+                if batch.last_offset < end:
                     yield batch
                     position = batch.last_offset + 1
             if position == before:
                 raise PeerError(f"{self.topic}-{_PARTITION} ends at offset {end}, and nothing could be read at {position}")
+
+    def _fetch(self, position: int, isolation: Isolation) -> tuple[PartitionAnswer, list[StoredBatch]]:
+        """What one Fetch brings. Markers are compared, too: one bit turns a COMMIT into an ABORT. Raises CorruptDataError."""
+        where = f"{self.topic}-{_PARTITION}"
+        return intact(where, position, lambda: fetch_there(self.cluster, self.topic, _PARTITION, position, isolation))
 
     def _is_still_there(self) -> bool:
         """Whether some broker knows the topic that was read before; another one may have seen an older or a newer one."""
@@ -252,8 +258,8 @@ class CommitLog:
 
     def _read_from(self, position: int, end: int) -> int:
         """Take in what one Fetch brings; the position after it."""
-        answer = fetch_there(self.cluster, self.topic, _PARTITION, position, Isolation.READ_COMMITTED)
-        if answer.error or not len(answer.records):
+        answer, found = self._fetch(position, Isolation.READ_COMMITTED)
+        if answer.error or not found:
             raise PeerError(f"{self.topic}-{_PARTITION} ends at offset {end}, and nothing could be read at {position}")
         batches = decode(
             answer.records,

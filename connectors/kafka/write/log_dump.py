@@ -15,11 +15,11 @@ from enum import StrEnum
 import pyarrow as pa
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
-from headrace.connectors.kafka.client.fetch import fetch_there
+from headrace.connectors.kafka.client.fetch import fetch_there, intact
 from headrace.connectors.kafka.client.positions import Earliest, Latest
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.format.decode import decode
-from headrace.connectors.kafka.format.record_batch import HEADER, StoredBatch, stored_batches
+from headrace.connectors.kafka.format.record_batch import HEADER, StoredBatch
 from headrace.connectors.kafka.write.handles import KafkaHandle
 from headrace.enumerator.errors import CorruptDataError, DataLossError, PeerError, UsageError
 
@@ -79,8 +79,9 @@ class _Log:
 
     def fetch(self, position: int, isolation: Isolation) -> tuple[list[StoredBatch], list[tuple[int, int]]]:
         """The batches from the one that holds `position` on, and (producer id, first offset) of the aborted among them."""
-        answer = fetch_there(self.cluster, self.topic, self.partition, position, isolation)
-        batches = [batch for batch in stored_batches(answer.records) if batch.last_offset >= position]
+        answer, batches = intact(
+            str(self), position, lambda: fetch_there(self.cluster, self.topic, self.partition, position, isolation)
+        )
         if answer.error or not batches:
             raise DataLossError(f"{self} went to offset {self.end} (exclusive), and nothing can be read at {position} any more")
         return batches, sorted(answer.aborted or (), key=lambda item: item[1])
@@ -90,7 +91,7 @@ def dump(cluster: KafkaCluster, topic: str, partition: int, start: int | None = 
     """Every batch from the one that holds the offset `start` (default: the first) to where the partition ends when called.
 
     Raises UsageError for an offset that the partition does not have, UnknownTopicError, DataLossError when batches are deleted
-    while they are read.
+    while they are read, CorruptDataError for one that came damaged twice.
     """
     log = _look(cluster, topic, partition)
     position = log.first if start is None else start

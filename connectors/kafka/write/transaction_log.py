@@ -16,10 +16,11 @@ from crc32c import crc32c
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.error_codes import ErrorCode
-from headrace.connectors.kafka.client.fetch import fetch_once, fetch_there
+from headrace.connectors.kafka.client.fetch import fetch_once, fetch_there, intact
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.client.retries import giving_up_when
 from headrace.connectors.kafka.client.topology import TopicMetadata, TopicPartition
+from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer
 from headrace.connectors.kafka.format.record_batch import CRC_AT, CRC_FROM, HEADER, LOG_APPEND_TIME, StoredBatch, stored_batches
 from headrace.connectors.kafka.write.existence import find_topic
 from headrace.connectors.kafka.write.handles import KafkaHandle, WrittenRange
@@ -68,17 +69,24 @@ def _same(expected: UUID | None, found: UUID | None) -> bool:
 
 
 def _ask(cluster: KafkaCluster, handle: KafkaHandle, written: WrittenRange, why_open: Callable[[int], str]) -> Outcome | None:
-    answer = fetch_there(cluster, written.topic, written.partition, written.first, Isolation.READ_COMMITTED)
+    answer, batches = _fetch(cluster, written, written.first, Isolation.READ_COMMITTED)
     if answer.error == ErrorCode.OFFSET_OUT_OF_RANGE:
         return None
     if answer.last_stable_offset is not None and answer.last_stable_offset <= written.first:
         raise RetriableError(why_open(answer.last_stable_offset))
     if (handle.producer.producer_id, written.first) in (answer.aborted or ()):
         return Outcome.ABORTED
-    first = next(stored_batches(answer.records), None)
+    first = next(iter(batches), None)
     if first is not None and first.base_offset <= written.first <= first.last_offset and _belongs_to(first, handle.producer):
         return Outcome.COMMITTED
     return None
+
+
+def _fetch(
+    cluster: KafkaCluster, written: WrittenRange, position: int, isolation: Isolation
+) -> tuple[PartitionAnswer, list[StoredBatch]]:
+    where = f"{written.topic}-{written.partition}"
+    return intact(where, position, lambda: fetch_there(cluster, written.topic, written.partition, position, isolation))
 
 
 def open_transactions(cluster: KafkaCluster, key: TopicPartition) -> Callable[[int], str]:
@@ -172,18 +180,17 @@ _LOST = "a transaction timed out before it could be committed, and what it wrote
 
 
 def _own_batches(cluster: KafkaCluster, handle: KafkaHandle, written: WrittenRange) -> Iterator[StoredBatch]:
+    """Compared with their checksums: a copy is sealed anew, and would make damage on the way good. Raises CorruptDataError."""
     position = written.first
     while position <= written.last:
-        answer = fetch_there(cluster, written.topic, written.partition, position, Isolation.READ_UNCOMMITTED)
-        batches = list(stored_batches(answer.records))
+        answer, batches = _fetch(cluster, written, position, Isolation.READ_UNCOMMITTED)
         if answer.error == ErrorCode.OFFSET_OUT_OF_RANGE or not batches:
             return
         for batch in batches:
-            if batch.last_offset >= position:
-                position = batch.last_offset + 1
-                mine = _belongs_to(batch, handle.producer) and not batch.is_control
-                if mine and written.first <= batch.base_offset and batch.last_offset <= written.last:
-                    yield batch
+            position = batch.last_offset + 1
+            mine = _belongs_to(batch, handle.producer) and not batch.is_control
+            if mine and written.first <= batch.base_offset and batch.last_offset <= written.last:
+                yield batch
 
 
 def _belongs_to(batch: StoredBatch, producer: Producer) -> bool:
