@@ -19,7 +19,7 @@ from headrace.connectors.kafka.write.produce import OutBatch, transactional_send
 from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink, KafkaSink
 from headrace.connectors.kafka.write.transactions import Transactions, Verdict
 from headrace.connectors.sink import Attempt
-from headrace.enumerator.errors import CorruptDataError, RetriableError, UsageError
+from headrace.enumerator.errors import CorruptDataError, DataLossError, RetriableError, UsageError
 from headrace.kafka import KafkaSource, Latest
 from headrace.runners.beam.event_time import ColumnTime
 from headrace.testing.fake_kafka import FakeKafka, NewRecord, Refuse, Rewrite
@@ -283,16 +283,59 @@ def test_where_the_leader_is_away_for_the_second_look_the_batch_is_fetched_again
     spoilt = spoil(batches, 1, flip, seal=False, times=2)
     looks, fetch = [], reader.fetch_there
 
-    def away(*arguments):
+    def away(*arguments, **limits):
         looks.append(arguments)
         if len(looks) == 1:
             raise RetriableError("away")
-        return fetch(*arguments)
+        return fetch(*arguments, **limits)
 
     monkeypatch.setattr(reader, "fetch_there", away)
     assert read_offsets(KafkaSource(batches.bootstrap, topics=["t"], stop=Latest(), columns=["offset"])) == list(range(9))
     assert spoilt.fired == 2
     assert len(looks) == 2
+
+
+def test_seen_here_a_log_that_was_truncated_between_a_damaged_answer_and_the_second_look_is_data_loss(batches, monkeypatch):
+    """The second look asked without the last epoch, and read on in another log."""
+    spoilt = spoil(batches, 1, flip, seal=False, times=1)
+    fetch, cuts = reader.fetch_there, []
+
+    def after_an_unclean_election(*arguments, **limits):
+        if not cuts:
+            cuts.append(batches.lose_records("t", from_offset=2))
+            for _ in range(4):
+                batches.append("t", b"new", b"new", b"new")
+        return fetch(*arguments, **limits)
+
+    monkeypatch.setattr(reader, "fetch_there", after_an_unclean_election)
+    with pytest.raises(DataLossError, match="was truncated; offsets 2 to 2"):
+        read(KafkaSource(batches.bootstrap, topics=["t"], stop=Latest(), columns=["offset"]))
+    assert spoilt.fired == len(cuts) == 1
+
+
+def test_seen_here_a_second_look_brings_little_more_than_the_batch(kafka, monkeypatch):
+    """It asked for 8 MiB, for each damaged batch."""
+    kafka.create_topic("large")
+    for _ in range(30):
+        kafka.append("large", b"x" * 20_000)
+    spoilt = kafka.fault("Fetch", Rewrite(flip_the_first), times=1)
+    fetch, looks = reader.fetch_there, []
+
+    def noted(*arguments, **limits):
+        looks.append(fetch(*arguments, **limits))
+        return looks[-1]
+
+    monkeypatch.setattr(reader, "fetch_there", noted)
+    assert read_offsets(KafkaSource(kafka.bootstrap, topics=["large"], stop=Latest(), columns=["offset"])) == list(range(30))
+    assert [len(look.records) <= 64 * 1024 for look in looks] == [True]
+    assert spoilt.fired == 1
+
+
+def flip_the_first(response):
+    for part in (part for topic in response.responses for part in topic.partitions if part.records):
+        data = bytearray(part.records)
+        data[100] ^= 1
+        part.records = bytes(data)
 
 
 @pytest.mark.parametrize("spoilt", ["the marker", "what is behind it"])

@@ -11,13 +11,14 @@ from headrace.connectors.kafka.client.errors import LogTruncatedError
 from headrace.connectors.kafka.client.groups import CommittedOffset
 from headrace.connectors.kafka.client.offsets import OffsetAnswer
 from headrace.connectors.kafka.client.topology import PartitionMetadata, TopicMetadata
+from headrace.connectors.kafka.read import reader
 from headrace.connectors.kafka.read import source as source_module
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import DataLossError
 from headrace.kafka import Earliest, KafkaSource
 from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.stream import StreamPlanner
-from headrace.testing.fake_kafka import FakeKafka
+from headrace.testing.fake_kafka import FakeKafka, Rewrite
 from pyspark_headrace.kafka_offsets import KafkaOffsets
 
 ID = UUID(int=1)
@@ -184,6 +185,13 @@ class TestASparkQuery:
         assert (task.next_offset, task.stop_offset) == (10, 12)
 
 
+def one_bit(response):
+    for part in (part for topic in response.responses for part in topic.partitions if part.records):
+        data = bytearray(part.records)
+        data[100] ^= 1
+        part.records = bytes(data)
+
+
 class TestATask:
     """It reads what was planned, or says that it is gone: the next look at the ends may never come (AvailableNow)."""
 
@@ -229,6 +237,24 @@ class TestATask:
             self.read(source, task)
         allowed = KafkaSource(kafka.bootstrap, topics=["t"], fail_on_data_loss=False)
         assert self.read(allowed, task) == []
+
+    def test_seen_here_so_is_one_of_which_a_damaged_batch_is_asked_for_again(self, kafka, monkeypatch):
+        """The second look did not know up to which epoch the read was planned."""
+        source = KafkaSource(kafka.bootstrap, topics=["t"])
+        task = replace(self.planned(kafka, source), last_epoch=None)  # as where it begins with the log
+        spoilt = kafka.fault("Fetch", Rewrite(one_bit), times=1)
+        fetch, cuts = reader.fetch_there, []
+
+        def after_an_unclean_election(*arguments, **limits):
+            if not cuts:
+                cuts.append(kafka.lose_records("t", from_offset=50))
+                kafka.append("t", *(b"new-%d" % number for number in range(70)))
+            return fetch(*arguments, **limits)
+
+        monkeypatch.setattr(reader, "fetch_there", after_an_unclean_election)
+        with pytest.raises(DataLossError, match="t-0: this read was planned up to offset 100, and what is at offset 60 now"):
+            self.read(source, task)
+        assert spoilt.fired == len(cuts) == 1
 
     def test_keeps_what_comes_before_the_truncation_where_a_loss_is_allowed(self, kafka, caplog):
         source = KafkaSource(kafka.bootstrap, topics=["t"], fail_on_data_loss=False)

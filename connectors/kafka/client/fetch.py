@@ -84,17 +84,28 @@ def _wire_partition(item: PartitionFetch) -> Message:
     )
 
 
-def fetch_once(cluster: KafkaCluster, topic: str, partition: int, offset: int, isolation: Isolation) -> PartitionAnswer:
-    """One partition's answer to one Fetch from its leader, up to 8 MiB, without waiting; retriable errors are retried.
+def fetch_once(
+    cluster: KafkaCluster,
+    topic: str,
+    partition: int,
+    offset: int,
+    isolation: Isolation,
+    *,
+    last_epoch: int | None = None,
+    max_bytes: int = _FETCH_BYTES,
+) -> PartitionAnswer:
+    """One partition's answer to one Fetch from its leader, without waiting; retriable errors are retried.
 
-    Its `error` is NONE or OFFSET_OUT_OF_RANGE. Raises BrokerError for others, UnknownTopicError, DeadlineExceededError.
+    `max_bytes`: 8 MiB by default; a first batch that is larger comes whole. With `last_epoch`, that of the batch before the
+    offset, the answer's `diverging` is set where the log was truncated (KIP-320). Its `error` is NONE or
+    OFFSET_OUT_OF_RANGE. Raises BrokerError for others, UnknownTopicError, DeadlineExceededError.
     """
     where = f"reading {topic}-{partition} at offset {offset}"
-    limits = FetchLimits(max_wait_ms=0, min_bytes=0, max_bytes=_FETCH_BYTES)
+    limits = FetchLimits(max_wait_ms=0, min_bytes=0, max_bytes=max_bytes)
 
     def ask() -> PartitionAnswer:
         leader = cluster.leader(topic, partition)
-        wanted = PartitionFetch(topic, cluster.topic_id(topic), partition, offset, _FETCH_BYTES, leader.epoch)
+        wanted = PartitionFetch(topic, cluster.topic_id(topic), partition, offset, max_bytes, leader.epoch, last_epoch)
         answer: FetchAnswer = cluster.call(leader.broker, fetch_request([wanted], limits, isolation, rack=None))
         if not answer.error and not answer.partitions:
             raise RetriableError(f"{where}: {leader.broker} left the partition out of its answer, as one that throttles does")
@@ -107,7 +118,16 @@ def fetch_once(cluster: KafkaCluster, topic: str, partition: int, offset: int, i
     return cluster.retrying(where, ask)
 
 
-def fetch_there(cluster: KafkaCluster, topic: str, partition: int, offset: int, isolation: Isolation) -> PartitionAnswer:
+def fetch_there(
+    cluster: KafkaCluster,
+    topic: str,
+    partition: int,
+    offset: int,
+    isolation: Isolation,
+    *,
+    last_epoch: int | None = None,
+    max_bytes: int = _FETCH_BYTES,
+) -> PartitionAnswer:
     """`fetch_once` at an offset that was there: it brings nothing only if the leader says that its log ends before.
 
     A new leader brings nothing of what it has as long as it does not know its high watermark; asked where its log ends, it
@@ -115,8 +135,8 @@ def fetch_there(cluster: KafkaCluster, topic: str, partition: int, offset: int, 
     """
 
     def ask() -> PartitionAnswer:
-        answer = fetch_once(cluster, topic, partition, offset, isolation)
-        if not answer.error and not len(answer.records):
+        answer = fetch_once(cluster, topic, partition, offset, isolation, last_epoch=last_epoch, max_bytes=max_bytes)
+        if not answer.error and answer.diverging is None and not len(answer.records):
             end = cluster.list_offsets({(topic, partition): Latest()}, isolation)[topic, partition].offset
             if end is not None and end > offset:
                 raise RetriableError(f"{topic}-{partition} ends at {end}, and nothing was brought of offset {offset}")

@@ -8,6 +8,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pyarrow as pa
 
@@ -17,6 +18,7 @@ from headrace.connectors.kafka.client.errors import LogTruncatedError, OffsetOut
 from headrace.connectors.kafka.client.fetch import fetch_there
 from headrace.connectors.kafka.client.topology import TopicPartition
 from headrace.connectors.kafka.format.decode import MAX_UNCOMPRESSED_BYTES, BadTimestamps, DecodedBatch, arrow_schema, decode
+from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer
 from headrace.connectors.kafka.format.record_batch import BadBatchError
 from headrace.connectors.kafka.read.fetcher import Fetcher, FetchFailed, FetchFrom
 from headrace.connectors.kafka.read.passing_over import BadBatches, SecondLook, second_look
@@ -28,6 +30,10 @@ log = logging.getLogger(__name__)
 
 SKIP_BATCH = "To go on without it, set bad_batches='skip' (as an option: badBatches=skip)"
 ALLOW_LOSS = "To go on without these records, set fail_on_data_loss=False (as an option: failOnDataLoss=false)"
+
+
+_LOOK_BYTES = 64 * 1024
+"""One batch is asked for, which comes whole if it is larger; what lies behind it says only where it ends."""
 
 
 @dataclass(slots=True)
@@ -187,23 +193,38 @@ class KafkaReader(SourceReader[KafkaSplit]):
         """Ask the leader for the batch once more; where it cannot be asked now the fetcher begins with it again."""
         key = (split.topic, split.partition)
         try:
-            answer = fetch_there(self._cluster, *key, split.next_offset, self._cluster.config.isolation)
-            is_there = not answer.error and len(answer.records) > 0
+            answer = self._leaders_answer(split)
+            is_there = not answer.error and answer.diverging is None and len(answer.records) > 0
             is_it = is_there and split.topic_id in (None, self._cluster.topic_id(split.topic))
         except RetriableError:
             is_it = False
-        if not is_it:
+        second = second_look(answer) if is_it else None
+        if is_it and second is None:
+            raise _endless(doubt)
+        if second is None or _is_written_later(second, split):  # the fetcher says what has become of the log
             self._decoding = None
             self._read_from(split)
             return
-        second = second_look(answer)
-        if second is None:
-            raise _endless(doubt)
         assert self._fetcher is not None
         self._fetcher.finish(*key)
         epoch = None if second.batch.leader_epoch < 0 else second.batch.leader_epoch
         batches = self._decoded(split, second.batch.data, second.aborted)
         self._decoding = _Decoding(key, batches, lambda _: epoch, second)
+
+    def _leaders_answer(self, split: KafkaSplit) -> PartitionAnswer:
+        """Of little more than the batch; and of more, where only what lies behind it can say where it ends."""
+        look = partial(
+            fetch_there,
+            self._cluster,
+            split.topic,
+            split.partition,
+            split.next_offset,
+            self._cluster.config.isolation,
+            last_epoch=split.last_epoch,
+        )
+        answer = look(max_bytes=_LOOK_BYTES)
+        second = second_look(answer)
+        return answer if second is None or second.last is not None else look()
 
     def _pass_over(self, decoding: _Decoding, second: SecondLook, split: KafkaSplit, error: BadBatchError) -> DecodedBatch:
         last = second.last
@@ -294,6 +315,13 @@ class KafkaReader(SourceReader[KafkaSplit]):
 def _close_beside(fetcher: Fetcher) -> None:
     """A reader was dropped and not closed. In a thread of its own: the collector may run in one that has the fetcher's lock."""
     threading.Thread(target=fetcher.close, name="headrace-fetch-close", daemon=True).start()
+
+
+def _is_written_later(second: SecondLook, split: KafkaSplit) -> bool:
+    """Whether it is no part of what the read was planned for: the log was truncated meanwhile, and has grown again."""
+    if split.stop_offset is None or split.stop_epoch is None:
+        return False
+    return second.batch.base_offset < split.stop_offset and second.batch.leader_epoch > split.stop_epoch
 
 
 def _endless(error: CorruptDataError) -> CorruptDataError:
