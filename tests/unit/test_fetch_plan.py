@@ -823,3 +823,54 @@ def test_what_lies_before_that_is_handed_out_first():
     assert (data.next_offset, bytes(data.records)) == (15, bytes(batches(10, 5)))
     failed = plan.landed(*plan.take(ONE, 0.0, ROOM), answer(batches(15, 5, epoch=4)), None, 0.0)
     assert isinstance(failed, FetchFailed)
+
+
+def asked_until(plan, reply, seconds):
+    """What came of asking for so long, every 10 ms at most, and how often."""
+    now, asks = 0.0, 0
+    while now < seconds:
+        for asked in plan.take(ONE, now, ROOM):
+            asks += 1
+            outcome = plan.landed(asked, reply, None, now)
+            if outcome is not None:
+                return outcome, asks, now
+        now += 0.01
+    return None, asks, now
+
+
+def test_seen_here_a_batch_that_never_comes_whole_is_corrupt_data():
+    """It was asked for as fast as brokers answer, for ever."""
+    plan = plan_of(FetchFrom("t", 0, 10))
+    outcome, asks, now = asked_until(plan, answer(batches(10, 5)[:-1], high_watermark=50), 20.0)
+    assert isinstance(outcome, FetchFailed)
+    assert isinstance(outcome.error, CorruptDataError)
+    assert f"a batch of {len(batches(10, 5))} bytes that never comes whole" in str(outcome.error)
+    assert 3.0 <= now < 4.0
+    assert asks < 60
+
+
+def test_seen_here_a_log_that_goes_on_and_brings_nothing_is_asked_again_ever_later_and_told_of():
+    plan = plan_of(FetchFrom("t", 0, 10))
+    outcome, asks, now = asked_until(plan, answer(high_watermark=50), 60.0)
+    assert outcome is None
+    assert asks < 120
+    told = plan.outages.news(now)
+    assert told is not None
+    assert "nothing can be fetched of t-0" in told
+    assert "brings no whole batch from offset 10 on" in told
+    (asked,) = plan.take(ONE, now + 1.0, ROOM)
+    assert isinstance(plan.landed(asked, answer(batches(10, 5), high_watermark=50), None, now + 1.0), FetchedData)
+    assert "fetched again" in (plan.outages.news(now + 1.0) or "")
+    (after,) = plan.take(ONE, now + 1.0, ROOM)
+    plan.landed(after, answer(high_watermark=50), None, now + 1.0)
+    assert len(plan.take(ONE, now + 1.0, ROOM)) == 1  # anew: at once
+
+
+def test_a_partition_that_others_leave_no_room_for_waits_an_eighth_longer_at_most():
+    plan = plan_of(FetchFrom("t", 0, 10))
+    (first,) = plan.take(ONE, 0.0, ROOM)
+    plan.landed(first, answer(high_watermark=50), None, 0.0)
+    (second,) = plan.take(ONE, 0.4, ROOM)
+    plan.landed(second, answer(high_watermark=50), None, 0.4)
+    assert plan.take(ONE, 0.449, ROOM) == []
+    assert len(plan.take(ONE, 0.451, ROOM)) == 1

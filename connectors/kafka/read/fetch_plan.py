@@ -24,6 +24,7 @@ from headrace.connectors.kafka.client.errors import LogTruncatedError, TopicRecr
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.topology import Broker, Leader, TopicPartition
 from headrace.connectors.kafka.format.fetch_protocol import BatchSpan, PartitionAnswer, span_of_batches
+from headrace.connectors.kafka.format.record_batch import AFTER_LENGTH
 from headrace.connectors.kafka.read.fetch_index import FetchIndex, Place, Worker
 from headrace.connectors.kafka.read.outages import Outages
 from headrace.enumerator.errors import (
@@ -40,6 +41,7 @@ __all__ = ["Asked", "FetchFailed", "FetchFrom", "FetchPlan", "FetchedData"]
 _MOVED = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH)
 _UNKNOWN_TOPIC_GRACE_S = 3.0
 _CUT_SHORT_GRACE_S = 3.0
+_PART_OF_WAITED = 0.125
 _LEAST_AGE_MS = 50
 _GUESSED_BYTES_PER_OFFSET = 1024.0
 _SMALLEST_REQUEST = 64 * 1024
@@ -132,6 +134,7 @@ class _Partition:
     failing_since: float | None = None
     missing_since: float | None = None
     short_since: float | None = None  # since when the log is said to end here, before the stop
+    nothing_since: float | None = None  # since when no batch has come whole, although there is something
     failures: int = 0
     bytes_per_offset: float = _GUESSED_BYTES_PER_OFFSET
     max_bytes: int | None = None  # raised when not even one batch fitted
@@ -360,7 +363,6 @@ class FetchPlan:
         if answer.diverging is not None:
             return self._end(partition, LogTruncatedError(asked.topic, asked.index, asked.offset, answer.diverging[1]))
         partition.failing_since, partition.failures, partition.state = None, 0, _State.READY
-        self.outages.over(partition.source.key)
         if answer.preferred_replica is not None:
             self._sent_away(partition, preferred, now)
             return None
@@ -407,7 +409,8 @@ class FetchPlan:
             return self._end(partition, _rewritten(partition.source, rewritten))
         partition.bytes_per_offset = span.complete_bytes / (span.next_offset - asked.offset)
         self._densities[partition.source.key] = partition.bytes_per_offset
-        partition.max_bytes = partition.short_since = None
+        partition.max_bytes = partition.short_since = partition.nothing_since = None
+        self.outages.over(partition.source.key)
         partition.offset = span.next_offset
         partition.last_epoch = span.last_epoch if span.last_epoch is not None else partition.last_epoch
         partition.order = next(self._orders)
@@ -427,10 +430,7 @@ class FetchPlan:
         )
 
     def _note_empty(self, partition: _Partition, asked: Asked, answer: PartitionAnswer, now: float) -> None:
-        """Nothing, although there is something: no batch fitted (the broker promises one for the first partition only).
-
-        Or there is nothing up to a stop that the log once reached: a new leader says so for a moment, and then the log was cut.
-        """
+        """No whole batch came. A new leader may say for a moment that the log ends before a stop that it once reached."""
         if asked.offset != answer.high_watermark or partition.source.stop is None:
             partition.short_since = None
         elif partition.short_since is None:
@@ -439,7 +439,29 @@ class FetchPlan:
             partition.short_since, partition.state = now, _State.IN_DOUBT
         end = answer.high_watermark if answer.aborted is None else answer.last_stable_offset
         if len(answer.records) or (end is not None and end > asked.offset):
-            partition.max_bytes = min(asked.max_bytes * 2, max(self._config.fetch_max_bytes, asked.max_bytes))
+            self._came_to_nothing(partition, asked, answer, now)
+        else:
+            partition.nothing_since = None
+            self.outages.over(partition.source.key)
+
+    def _came_to_nothing(self, partition: _Partition, asked: Asked, answer: PartitionAnswer, now: float) -> None:
+        """Nothing, although there is something: no batch fitted (the broker promises one for the first partition only).
+
+        So it is asked again, for more; each time later, by a part of what it has waited already, as others may be served first.
+        Raises CorruptDataError for a batch that begins, and is not whole however much is asked for.
+        """
+        if partition.nothing_since is None:
+            partition.nothing_since = now
+        waited = now - partition.nothing_since
+        if waited >= _CUT_SHORT_GRACE_S:
+            if len(answer.records) >= AFTER_LENGTH and asked.max_bytes >= self._config.fetch_max_bytes:
+                raise CorruptDataError(f"a batch of {_claimed_size(answer.records)} bytes that never comes whole")
+            nothing = RetriableError(
+                f"{partition.replica} brings no whole batch from offset {asked.offset} on, and its log has more"
+            )
+            self.outages.failed(partition.source.key, nothing, now)
+        partition.max_bytes = min(asked.max_bytes * 2, max(self._config.fetch_max_bytes, asked.max_bytes))
+        partition.ready_at = now + min(waited * _PART_OF_WAITED, self._longest_backoff_s)
 
     def _out_of_range(self, partition: _Partition, now: float) -> None:
         if partition.leader is not None and partition.replica != partition.leader.broker:
@@ -489,6 +511,11 @@ class FetchPlan:
     def _current(self, source: FetchFrom) -> _Partition | None:
         partition = self._partitions.get(source.key)
         return partition if partition is not None and partition.source is source else None
+
+
+def _claimed_size(records: memoryview) -> int:
+    """Of the batch that begins there, as its header says."""
+    return AFTER_LENGTH + int.from_bytes(records[AFTER_LENGTH - 4 : AFTER_LENGTH], "big", signed=True)
 
 
 def _is_later(leader: Leader, known: Leader | None) -> bool:
