@@ -320,6 +320,25 @@ class TestReplaysOfOthers:
         with pytest.raises(StateError, match="--prefix b"):
             replayed(kafka, transactional_id_prefix="a")
 
+    def test_seen_here_a_reading_that_lacks_the_own_claim_is_no_permission(self, kafka):
+        """Of a leader that does not have it yet, as it may lack one that came before; both went on then."""
+        kafka.append("letters", letter(1))
+        first, second = (Replay(sink_of(kafka, transactional_id_prefix=name), "letters", EVERYTHING) for name in "ab")
+        looks, read = [], replaying.read_replayed
+
+        def of_before(sink, topic):
+            if sink is not first._sink:
+                return read(sink, topic)
+            looks.append(looks[0] if len(looks) == 1 else read(sink, topic))
+            if len(looks) == 1:
+                second.begin()
+            return looks[-1]
+
+        with patch.object(replaying, "read_replayed", of_before), pytest.raises(StateError, match="--prefix b"):
+            first.begin()
+        assert [found.claims for found in looks] == [[], [], ["b headrace-commits", "a headrace-commits"]]
+        assert replayed(kafka, transactional_id_prefix="b").written == {"orders": 1}
+
     def test_a_topic_is_claimed_once(self, kafka):
         for _ in range(3):
             replayed(kafka)

@@ -137,7 +137,15 @@ class Replay:
         with sink.begin(Attempt(self._job, 0, 0, 0)) as claiming:
             claiming.write(pa.RecordBatch.from_pylist([{"key": key, "value": value}], schema=_CLAIM_ROW))
             claiming.prepare()
-        read_replayed(self._sink, self._topic).refuse_unfenced()
+        looking = f"reading the claim of {self._topic!r}"
+        self._sink.cluster().retrying(looking, self._read_claimed)
+
+    def _read_claimed(self) -> None:
+        """Raises StateError where another one came before. A reading without the claim of our own may lack that one, too."""
+        found = read_replayed(self._sink, self._topic)
+        found.refuse_unfenced()
+        if found.by not in found.claims:
+            raise RetriableError(f"{REPLAYS_TOPIC}-0 was read, and the claim that was just written to it did not come")
 
     def _read_decided(self) -> Replayed:
         """Raises RetriableError while a transaction of this job is open: of a replay that was shut out, and goes on until it
