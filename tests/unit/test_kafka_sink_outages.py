@@ -34,6 +34,8 @@ from headrace.connectors.kafka.write.transaction_log import outcome_of
 from headrace.connectors.kafka.write.transactions import Transactions, in_parallel
 from headrace.connectors.sink import Attempt, Outcome
 from headrace.enumerator.errors import DeadlineExceededError, FencedError, OutageError, RetriableError, StateError
+from headrace.enumerator.supervision import Ending
+from headrace.runners.spark.supervision.endings import end_by
 from headrace.runners.spark.writers import BatchWriter, PreparedMessage, StreamWriter
 from headrace.testing import FakeKafka
 from headrace.testing.fake_kafka import Before, CutAfter, CutBefore, Refuse, Rewrite
@@ -343,8 +345,18 @@ class TestRidingOut:
         transaction.write(rows(["c"]))
         with pytest.raises(DeadlineExceededError, match=r"timed out after 10\d\d s.* 900 s here \(transaction\.timeout\.ms\)"):
             transaction.prepare()
-        with pytest.raises(StateError, match=r"transaction\.max\.timeout\.ms, by default 15 minutes"):
+        with pytest.raises(DeadlineExceededError, match=r"transaction\.max\.timeout\.ms, by default 15 minutes"):
             JobCommitter(JOB, sink.committer(JOB)).commit(0, [handle])
+
+    def test_seen_here_one_that_outlasts_what_was_prepared_is_mended_by_the_drivers_next_start(self, kafka, sink):
+        """It ended a supervised job of Spark for good, as one whose checkpoint cannot be used."""
+        handles = prepared(sink, JOB, 0, ["a"])
+        kafka.clock.advance(1000)
+        with pytest.raises(DeadlineExceededError, match="not prepared: it timed out") as raised:
+            JobCommitter(JOB, sink.committer(JOB)).commit(0, handles)
+        assert end_by(raised.value).ending is Ending.FAILED
+        JobCommitter(JOB, sink.committer(JOB)).commit(0, prepared(sink, JOB, 0, ["a"], number=1))
+        assert [record.value for record in kafka.records("out")] == [b"a"]
 
 
 def without_leader(response):

@@ -637,7 +637,10 @@ class KafkaCommitter(Committer[KafkaHandle]):
         return None if data is None else self._sink.read_list(self._job, data)
 
     def check(self, handles: Sequence[KafkaHandle]) -> None:
-        """Every one Ongoing under its own producer, with time left. Raises DeadlineExceededError or StateError."""
+        """Every one Ongoing under its own producer, with time left.
+
+        Raises DeadlineExceededError: nothing of the epoch is visible, and the next start writes it again.
+        """
         known = self._transactions.describe([handle.transactional_id for handle in handles])
         now_ms = time.time_ns() // 1_000_000
         longest = _Spent(-1, 0, "")
@@ -645,7 +648,7 @@ class KafkaCommitter(Committer[KafkaHandle]):
             found = known[handle.transactional_id]
             if found is None or not found.is_ongoing or found.producer != handle.producer:
                 state = "unknown to the broker" if found is None else found.state
-                raise StateError(
+                raise DeadlineExceededError(
                     f"the transaction of {handle.transactional_id!r} is {state}, not prepared: it timed out, or another "
                     "attempt took its place. Nothing of this epoch is visible; it has to be written again. "
                     + _time_out(handle.timeout_ms)
