@@ -299,7 +299,10 @@ class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
             # First without taking anything over: who begins with an older copy by mistake must not end the run that goes on.
             # Without waiting, as a dead coordinator's write may stay open for long; what becomes of it is decided by the fence.
             found = self._sink.recorded_now().get(self._store.roster.run)
-            self._refuse_stale(0 if found is None else found.epoch)
+            # What is decided and not marked yet is left out of it: an older epoch than that of the folder says nothing.
+            before = 0 if self._stored is None else self._stored.epoch_before
+            if found is not None and found.epoch >> EPOCH_BITS >= before >> EPOCH_BITS:
+                self._refuse_stale(found.epoch)
             seen = self._driver.fence()
             self._refuse_stale(0 if seen is None else seen.epoch)
             self._catch_up(seen)

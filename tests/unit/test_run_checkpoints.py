@@ -337,6 +337,25 @@ def test_seen_here_nothing_of_a_dead_worker_is_swept_before_the_run_is_taken_ove
     store.close()
 
 
+def test_seen_here_a_look_that_lacks_what_is_decided_and_not_marked_yet_makes_no_folder_an_older_copy(tmp_path, monkeypatch):
+    """The sink's log leaves out what is decided and not marked in it: that says nothing, and the fence says it all."""
+    log, store = MemoryTransactionLog(), opened(tmp_path)
+    run = committer(store, log)
+    job, looks = JobCommitter("x", run), []
+    job.recover()
+    for number in (1, 2, 3):
+        run.propose(checkpoint(number).positions)
+        job.commit(number, (prepared(log, store, 1, f"row {number}"),))
+        looks.append(MemorySink(log).recorded_now())
+    monkeypatch.setattr(MemorySink, "recorded_now", lambda self: looks[0])
+    again = committer(store, log)
+    JobCommitter("x", again).recover()
+    again.propose(checkpoint(4).positions)
+    JobCommitter("x", again).commit(4, (prepared(log, store, 1, "row 4"),))
+    assert log.rows() == [f"row {number}" for number in (1, 2, 3, 4)]
+    store.close()
+
+
 def test_an_older_copy_of_a_folder_and_another_branch_are_refused(tmp_path):
     log, store = MemoryTransactionLog(), opened(tmp_path)
     run = committer(store, log)
