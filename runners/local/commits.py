@@ -72,6 +72,10 @@ class _Ends(ABC, Generic[SplitT, HandleT]):
         """What the sink may have recorded last, if this is the last checkpoint and the sink is the one that it is of."""
 
     @abstractmethod
+    def tells(self, seen: int, stored: RunCheckpoint[SplitT, HandleT] | None) -> bool:
+        """Whether this, looked up without waiting for anybody, is what the sink has recorded last."""
+
+    @abstractmethod
     def has_ended(self, recorded: CommitList[HandleT]) -> bool:
         """Whether this says that all which the checkpoint of this epoch lists is committed."""
 
@@ -125,6 +129,11 @@ class _EndsByWorker(_Ends[SplitT, HandleT]):
     def possible(self, stored: RunCheckpoint[SplitT, HandleT]) -> Collection[int]:
         """0, too: the lists may be gone (Kafka's topic of them), or there are none; then the transactions themselves tell."""
         return {0, stored.epoch, stored.epoch_before}
+
+    def tells(self, seen: int, stored: RunCheckpoint[SplitT, HandleT] | None) -> bool:
+        """What is decided and not marked yet is left out of it, so something older than the checkpoint says nothing."""
+        before = 0 if stored is None else stored.epoch_before
+        return seen > 0 and seen >> EPOCH_BITS >= before >> EPOCH_BITS
 
     def has_ended(self, recorded: CommitList[HandleT]) -> bool:
         """Each transaction tells by itself."""
@@ -202,6 +211,10 @@ class _EndsByList(_Ends[SplitT, HandleT]):
     def possible(self, stored: RunCheckpoint[SplitT, HandleT]) -> Collection[int]:
         """A checkpoint is completed after the table has recorded it: a table that does not know it is not the one."""
         return {stored.epoch} if stored.completed else {stored.epoch, stored.epoch_before}
+
+    def tells(self, seen: int, stored: RunCheckpoint[SplitT, HandleT] | None) -> bool:
+        """A table's record is one commit."""
+        return True
 
     def has_ended(self, recorded: CommitList[HandleT]) -> bool:
         """An operator may have ended the table's list (`headrace transactions commit`)."""
@@ -299,10 +312,9 @@ class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
             # First without taking anything over: who begins with an older copy by mistake must not end the run that goes on.
             # Without waiting, as a dead coordinator's write may stay open for long; what becomes of it is decided by the fence.
             found = self._sink.recorded_now().get(self._store.roster.run)
-            # What is decided and not marked yet is left out of it: an older epoch than that of the folder says nothing.
-            before = 0 if self._stored is None else self._stored.epoch_before
-            if found is not None and found.epoch >> EPOCH_BITS >= before >> EPOCH_BITS:
-                self._refuse_stale(found.epoch)
+            now = 0 if found is None else found.epoch
+            if self._ends.tells(now, self._stored):
+                self._refuse_stale(now)
             seen = self._driver.fence()
             self._refuse_stale(0 if seen is None else seen.epoch)
             self._catch_up(seen)
