@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.flink_systems import CONNECTOR, flink_python
 from benchmarks.jars import jvm_connector_jars
 from benchmarks.restore.scenarios import GROW, Phase, Scenario, before_the_list, scenario
+from headrace.harness.flink.programs import FLINK
 from headrace.harness.jars import installed
 from headrace.runners.spark.class_archive import archive_at_hand
 
@@ -118,6 +119,11 @@ def _loop(*, transactions: bool) -> Callable[[], Mapping[str, Any]]:
     return lambda: {"transactions": transactions}
 
 
+def _beam() -> Mapping[str, Any]:
+    installed(FLINK)  # not in the job, whose start is waited for
+    return {}
+
+
 def _headrace(name: str, title: str, **changes: Any) -> System:  # noqa: ANN401 - a System's fields
     given = {"guarantee": "exactly once", "script": "spark_copy.py", "more": _spark("headrace", warm=True)}
     return System(name, title, **{**given, **changes})
@@ -145,9 +151,9 @@ SYSTEMS = (
         "headrace-run-worker", "headrace run, one worker killed", EXACTLY, "run_copy.py",
         victim=Victim.WORKER, capacity_of="headrace-run",
     ),
-    System("headrace-beam", "headrace on Beam and Flink", EXACTLY, "beam_copy.py"),
+    System("headrace-beam", "headrace on Beam and Flink", EXACTLY, "beam_copy.py", more=_beam),
     System(
-        "headrace-beam-worker", "headrace on Beam and Flink, task manager killed", EXACTLY, "beam_copy.py",
+        "headrace-beam-worker", "headrace on Beam and Flink, task manager killed", EXACTLY, "beam_copy.py", more=_beam,
         victim=Victim.WORKERS, capacity_of="headrace-beam",
     ),
     System(
