@@ -108,14 +108,16 @@ class Stubborn(Numbers):
             time.sleep(0.01)
 
 
-def test_a_checkpoint_that_cannot_complete_is_said(flink: FlinkCluster, tmp_path: Path) -> None:
+def test_a_checkpoint_that_cannot_complete_is_said_and_fails_no_job_for_an_hour(flink: FlinkCluster, tmp_path: Path) -> None:
     def build(pipeline: beam.Pipeline) -> None:
         pipeline | beam.Impulse() | beam.ParDo(Stubborn(str(tmp_path / "begun")))
 
     flink.patience = Patience(stall_seconds=15.0)
     try:
-        with job(flink, build) as stalled, pytest.raises(PeerError, match="completed no checkpoint for 15 s"):
-            flink.wait_checkpoint(stalled)
+        with job(flink, build) as stalled:
+            with pytest.raises(PeerError, match="completed no checkpoint for 15 s"):
+                flink.wait_checkpoint(stalled)
+            assert flink.rest._ask("GET", f"/jobs/{stalled}/checkpoints/config")["timeout"] == 3_600_000
     finally:
         flink.patience = Patience()
 

@@ -49,6 +49,8 @@ def flink_settings(places: Places, slots: int, config: Mapping[str, str]) -> dic
         "state.checkpoints.dir": places.state.joinpath("checkpoints").as_uri(),
         "state.savepoints.dir": places.state.joinpath("savepoints").as_uri(),
         "io.tmp.dirs": str(places.scratch),
+        # A checkpoint waits for brokers that are away; one that expires, after ten minutes by default, fails the job.
+        "execution.checkpointing.timeout": "1 h",
         # Every class is on the class path of the processes; a job brings none.
         "classloader.resolve-order": "parent-first",
         "classloader.check-leaked-classloader": "false",
