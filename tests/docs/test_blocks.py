@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka.admin import AdminClient
+from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
 
 from headrace.harness.kafka import create_topic, delete_topic
+from headrace.kafka import KafkaSource, Latest
 from tests.docs.blocks import BlockError, Page
 from tests.docs.documents import DOCUMENTS, ROOT, tokens
 from tests.helpers.kafka_rig import write_records
@@ -22,6 +25,11 @@ if TYPE_CHECKING:
 
 KEPT = {"headrace-commits"}
 """Kept with the process, as the sinks keep what they have read of it."""
+
+
+README = ROOT / "README.md"
+DELAYS = {5: b"\2\n", None: b"\0", 65: b"\2\x82\1"}
+"""In Avro: a union of null and an int."""
 
 
 def with_blocks() -> list[Path]:
@@ -48,10 +56,11 @@ def spark(folder: Path) -> Iterator[Any]:
 
 
 @pytest.fixture
-def page(broker: Cluster, spark: Any, folder: Path) -> Iterator[Page]:
+def page(broker: Cluster, spark: Any, folder: Path, request: pytest.FixtureRequest) -> Iterator[Page]:
     """A page with a session, as in PySpark's shell.
 
-    Hidden blocks make what a page presumes with `topic`, `closing`, and `register`, for a schema in the registry.
+    Hidden blocks make what a page presumes with `topic`, `closing`, and `register`, for a schema in the registry. README
+    has none, but a registry with flights.
     """
 
     def topic(name: str, *values: str, partitions: int = 1) -> None:
@@ -63,6 +72,12 @@ def page(broker: Cluster, spark: Any, folder: Path) -> Iterator[Page]:
         )
 
     with ExitStack() as closing, FakeRegistry() as registry:
+        if request.node.callspec.params["path"] == README:
+            schema = {"type": "record", "name": "Flight", "fields": [{"name": "delay", "type": ["null", "int"]}]}
+            number = registry.register("flights-value", schema)
+            registry.register("late-value", schema)
+            topic("flights", *(b"\0" + number.to_bytes(4, "big") + value for value in DELAYS.values()))
+            topic("late")
         names = {"spark": spark, "topic": topic, "closing": closing, "register": registry.register}
         yield Page(broker.bootstrap, folder, names, registry.url)
     for path in folder.iterdir():
@@ -82,6 +97,23 @@ def page(broker: Cluster, spark: Any, folder: Path) -> Iterator[Page]:
 def test_the_blocks_of(path, page):
     page.run(path)
     assert page.ran or page.skipped
+    if path == README:
+        check_what_readme_has_written(page)
+
+
+def check_what_readme_has_written(page):
+    """The late flight by Spark and by Beam, and all flights by the script; and each table twice, on Spark and without."""
+    late = KafkaSource(page.bootstrap, topics=["late"], stop=Latest())
+    assert sorted(value[5:] for batch in late.batches() for value in batch.column("value").to_pylist()) == [
+        DELAYS[None],
+        DELAYS[5],
+        *[DELAYS[65]] * 3,
+    ]
+    lake = page.folder / "lake"
+    catalog = load_catalog(type="sql", uri=f"sqlite:///{lake}.db", warehouse=f"file://{lake}")
+    tables = [catalog.load_table(f"lake.{name}").scan().to_arrow() for name in ("numbers", "again")]
+    tables += [DeltaTable(lake / name).to_pyarrow_table() for name in ("delta", "again")]
+    assert [sorted(map(int, table.column("value").to_pylist())) for table in tables] == [list(range(1000))] * 4
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -3,25 +3,38 @@
 Installed is into environments that have nothing of ours. They borrow what headrace needs from the environment that runs the
 tests: a folder of links to all that is installed there, but headrace, is on their path. That is a fair test: it is about where
 pip puts headrace, and from where headrace is then imported, and the same libraries would come from the index in minutes instead
-of seconds. What it cannot show is a requirement that is not declared, of headrace's or of its build's.
+of seconds. What it cannot show is a requirement that is not declared, of headrace's build. README's copy of a topic runs where
+there is nothing but what the extra `run` declares, and what that needs in turn, as after `pip install '.[run]'`.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
 import tarfile
 import venv
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, PathDistribution, distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+
+from headrace.errors import RetriableError
+from headrace.harness.kafka import BrokerCluster, create_topic
+from headrace.harness.waiting import wait_until
+from tests.helpers.kafka_rig import write_records
+from tests.helpers.sink_rig import read_pairs
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -78,13 +91,14 @@ def run(command: Sequence[str | Path], cwd: Path) -> subprocess.CompletedProcess
     return subprocess.run(command, cwd=cwd, env=clean, capture_output=True, text=True, check=False)
 
 
-def environment(home: Path, without: Sequence[str] = ()) -> Environment:
-    """One that borrows all that is installed here but headrace and `without`."""
+def environment(home: Path, without: Sequence[str] = (), only: Collection[str] | None = None) -> Environment:
+    """One that borrows all that is installed here but headrace and `without`; or `only` what has these names."""
     borrowed = home / "borrowed"
     borrowed.mkdir(parents=True)
     for folder in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
         for entry in Path(folder).iterdir():
-            if not entry.name.lower().startswith((*OURS, *without)) and entry.suffix != ".pth":
+            is_lent = entry.suffix != ".pth" if only is None else entry.name in only
+            if is_lent and not entry.name.lower().startswith((*OURS, *without)):
                 (borrowed / entry.name).symlink_to(entry)
     venv.create(home / "environment", symlinks=True)
     made = Environment(home / "environment")
@@ -279,6 +293,107 @@ def test_seen_here_a_kernel_of_another_source_is_not_imported_from_the_checkout(
         source.write_bytes(before)
     assert done.returncode == 1
     assert "was compiled from another decode.py" in done.stderr.splitlines()[-1]
+
+
+# --- what is declared is enough -----------------------------------------------------------------------------------------
+
+
+def declared(wheel: Path, extra: str) -> set[str]:
+    """What a folder of packages has after `pip install headrace[extra]`: the files and folders of all that is required."""
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = (zipfile.Path(archive, name) for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        left = [(text, extra) for text in PathDistribution(metadata.parent).requires or ()]
+    names, seen = set(), set()
+    while left:
+        text, asked = left.pop()
+        wanted = Requirement(text)
+        if (str(wanted), asked) in seen or (wanted.marker and not wanted.marker.evaluate({"extra": asked})):
+            continue
+        seen.add((str(wanted), asked))
+        with suppress(PackageNotFoundError):  # then what needs it fails
+            found = distribution(wanted.name)
+            names |= {file.parts[0] for file in found.files or () if file.parts[0] != ".."}
+            left += [(each, more) for each in found.requires or () for more in ("", *wanted.extras)]
+    return names
+
+
+class ReadmesCopy:
+    """README's own lines, with the test's broker and topics, in an environment that finds nothing else on its path."""
+
+    def __init__(self, made: Environment, folder: Path, names: dict[str, str]) -> None:
+        readme = (ROOT / "README.md").read_text()
+        for there, here in names.items():
+            assert there in readme
+            readme = readme.replace(there, here)
+        (job,) = re.findall(r"```python\n# job.py\n(.*?)```", readme, re.DOTALL)
+        self._run, self._verify, self.verified = re.findall(
+            r"```console\n\$ (headrace run .*)\n\$ (headrace verify .*)\n(.*)\n```", readme
+        )[0]
+        (folder / "job.py").write_text(job)
+        self._programs, self._folder, self.log = made.home / "bin", folder, folder / "log"
+
+    def _command(self, line: str) -> list[str]:
+        name, *words = shlex.split(line, comments=True)
+        return [str(self._programs / name), *words]
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """What `headrace run` does until it is killed."""
+        assert shutil.which("java", path=str(self._programs)) is None
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                self._command(self._run), cwd=self._folder, env={"PATH": str(self._programs)}, stdout=log, stderr=log
+            )
+
+    def verify(self) -> str:
+        """What `headrace verify` prints."""
+        return run(self._command(self._verify), self._folder).stdout.strip()
+
+
+@pytest.mark.broker
+def test_readmes_lines_copy_a_topic_once_with_4_workers_killed_and_restarted_where_there_is_no_java_and_no_spark(
+    wheel: Path, broker: BrokerCluster, topic: Callable[[], str], tmp_path: Path
+) -> None:
+    made = environment(tmp_path, only=declared(wheel, "run"))
+    made.install(wheel)
+    assert "ModuleNotFoundError" in made.run("import pyspark", tmp_path).stderr
+    numbers, copied = topic(), topic()
+    for name in (numbers, copied):
+        create_topic(broker.bootstrap, name, 4)
+    names = {"127.0.0.1:9092": broker.bootstrap, '"numbers"': f'"{numbers}"', '"copy"': f'"{copied}"'}
+    names |= {
+        "--input numbers --output copy": f"--input {numbers} --output {copied}",
+        "1000 records in, 1000": "3000 records in, 3000",
+    }
+    lines = ReadmesCopy(made, tmp_path, names)
+
+    def write(first: int) -> None:
+        for partition in range(4):
+            values = [{"value": b"%d" % number} for number in range(first + partition, first + 1000, 4)]
+            write_records(broker.bootstrap, numbers, values, partition)
+
+    def check(count: int) -> None:
+        assert process.poll() is None, lines.log.read_text()
+        if len(read_pairs(broker.bootstrap, copied)) < count:
+            raise RetriableError(lines.log.read_text())
+
+    process = lines.start()
+    try:
+        write(0)
+        wait_until(lambda: check(1), "the first records", 60.0)
+        write(1000)
+        process.kill()
+        process.wait()
+        assert len(read_pairs(broker.bootstrap, copied)) < 2000  # so it was in the middle
+        process = lines.start()
+        write(2000)
+        wait_until(lambda: check(3000), "all records", 60.0)
+        assert lines.verify() == lines.verified
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60.0) == 0, lines.log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+    assert Counter(int(value) for _, value in read_pairs(broker.bootstrap, copied)) == Counter(range(3000))
 
 
 # --- a checkout that was never built ------------------------------------------------------------------------------------
