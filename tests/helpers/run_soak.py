@@ -2,10 +2,10 @@
 
     python -m tests.helpers.run_soak [--kills 300] [--seconds S] [--broker fake|local] [--workers 4] [--seed 1] [--result FILE]
 
-A topic is copied while records come in. A plan names a phase (before or after a call of the sink or of the store) and who is
-killed there: a worker, the coordinator, or everything, which is then started again with another number of workers. Kills are
-counted per phase; a result file that is there is added to. Exit status 0: no duplicate, none lost, none foreign, none out of
-order, and no transaction left open.
+A topic is copied while records come in, of which some cannot be decoded and become dead letters. A plan names a phase (before
+or after a call of the sink or of the store) and who is killed there: a worker, the coordinator, or everything, which is then
+started again with another number of workers. Kills are counted per phase; a result file that is there is added to. Exit status
+0: of records and dead letters no duplicate, none lost, none foreign, none out of order, and no transaction left open.
 """
 
 from __future__ import annotations
@@ -37,10 +37,15 @@ from headrace.testing import FakeKafka
 from tests.helpers.python_path import python_path
 from tests.helpers.sink_rig import read_pairs
 
+Pairs = list[tuple[bytes | None, str]]
+"""Keys and values of a topic."""
+
 PARTITIONS = 6
 MOST_WORKERS = 4
 RECORDS = 5
 """So many more in each partition with every look."""
+BAD_EVERY = 4
+"""One in so many records is no JSON."""
 
 TIMEOUT_MS = 300_000
 PATIENCE_S = 120.0
@@ -147,10 +152,10 @@ class Soak:
         time.sleep(1.0)
 
     def produce(self) -> None:
-        """Some more records: the partition as the key, a number as the value."""
+        """Some more records: the partition as the key, a number as the value, or what is none."""
         for partition in range(PARTITIONS):
             for number in range(self.produced, self.produced + RECORDS):
-                self._producer.produce("in", key=str(partition), value=str(number), partition=partition)
+                self._producer.produce("in", key=str(partition), value=value_of(number), partition=partition)
         self._producer.flush()
         self.produced += RECORDS
 
@@ -158,7 +163,7 @@ class Soak:
         """Read to the end, stop by SIGTERM, and count what is wrong."""
         deadline_s = time.monotonic() + PATIENCE_S
         wanted = self.produced * PARTITIONS
-        while len(set(read_pairs(self.bootstrap, "out"))) < wanted and time.monotonic() < deadline_s:
+        while sum(len(set(pairs)) for pairs in self._outputs()) < wanted and time.monotonic() < deadline_s:
             if self._run.poll() is not None:
                 raise RuntimeError(f"the run has ended with status {self._run.poll()}: {self.tail()}")
             time.sleep(LOOK_S * 10)
@@ -166,7 +171,10 @@ class Soak:
         if self._run.wait(PATIENCE_S) != 0:
             raise RuntimeError(f"it did not stop well: {self.tail()}")
         cluster = KafkaSink(self.bootstrap, topic="out").cluster()
-        return {**judged(read_pairs(self.bootstrap, "out"), self.produced), "open": len(Transactions(cluster).ongoing(""))}
+        return {**judged(*self._outputs(), self.produced), "open": len(Transactions(cluster).ongoing(""))}
+
+    def _outputs(self) -> tuple[Pairs, Pairs]:
+        return read_pairs(self.bootstrap, "out"), read_pairs(self.bootstrap, "letters")
 
     def tail(self) -> str:
         """The end of the run's log."""
@@ -183,15 +191,28 @@ class Soak:
                     os.killpg(group, signal.SIGKILL)
 
 
-def judged(pairs: list[tuple[bytes | None, str]], produced: int) -> dict[str, int]:
-    """What is wrong with the output, given how many numbers, from 0, were written to each partition."""
-    seen = Counter((key, int(value)) for key, value in pairs)
-    wanted = {(str(partition).encode(), number) for partition in range(PARTITIONS) for number in range(produced)}
+def value_of(number: int) -> str:
+    """As it is produced."""
+    return f"bad {number}" if number % BAD_EVERY == 0 else str(number)
+
+
+def judged(rows: Pairs, letters: Pairs, produced: int) -> dict[str, int]:
+    """What is wrong with the two outputs, given how many numbers, from 0, were written to each partition."""
+    good, bad = ([number for number in range(produced) if (number % BAD_EVERY == 0) is is_bad] for is_bad in (False, True))
+    found = Counter(_judged(rows, good))
+    found.update(_judged(letters, bad))
+    return {"letters": len(letters), **found}
+
+
+def _judged(pairs: Pairs, numbers: list[int]) -> dict[str, int]:
+    seen = Counter(pairs)
+    wanted = {(str(partition).encode(), value_of(number)) for partition in range(PARTITIONS) for number in numbers}
     last: dict[bytes | None, int] = {}
     behind = 0
     for key, value in pairs:
-        behind += int(value) < last.get(key, -1)
-        last[key] = int(value)
+        number = int(value.removeprefix("bad "))
+        behind += number < last.get(key, -1)
+        last[key] = number
     return {
         "records": len(pairs),
         "duplicates": sum(count - 1 for count in seen.values()),
@@ -209,7 +230,7 @@ def kafka(kind: str) -> Iterator[str]:
             bootstrap = stack.enter_context(FakeKafka()).bootstrap
         else:
             bootstrap = stack.enter_context(start_broker()).bootstrap
-        for topic in ("in", "out"):
+        for topic in ("in", "out", "letters"):
             create_topic(bootstrap, topic, PARTITIONS)
         yield bootstrap
 
@@ -250,7 +271,7 @@ def _name(phase: tuple[str, str, str], victims: str) -> str:
 def added(before: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
     """A result with another one."""
     killed = Counter(before.get("kills_by_phase", {})) + found["killed"]
-    sums = {name: before.get(name, 0) + found[name] for name in ("processes", "starts", "records", *BAD)}
+    sums = {name: before.get(name, 0) + found[name] for name in ("processes", "starts", "records", "letters", *BAD)}
     return {
         "kills": sum(killed.values()),
         **sums,

@@ -1,4 +1,4 @@
-"""The job of `run_soak`: a copy of a topic, whose processes kill one another where a plan says so.
+"""The job of `run_soak`: a copy of a topic, with dead letters, whose processes kill one another where a plan says so.
 
 `HEADRACE_RUN_SOAK` is JSON: `bootstrap`, `folder` (of the plans), `timeout_ms`, `bug` (a planted one, or null). A plan is the
 file `plan` there: `{"owner", "method", "when", "victims", "supervisor"}`. The process that comes to it takes it, writes into
@@ -16,10 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow as pa
 
 from headrace import Pipeline
-from headrace.connectors.kafka.write.sink import KafkaCommitter, KafkaTransaction
-from headrace.kafka import KafkaSink, KafkaSource
+from headrace.connectors.dead_letters import DEAD_LETTER
+from headrace.connectors.kafka.write.sink import AtLeastOnceKafkaSink, KafkaCommitter, KafkaTransaction
+from headrace.connectors.sink import Attempt
+from headrace.formats import JsonFormat
+from headrace.kafka import DeadLetters, KafkaSink, KafkaSource
 from headrace.runners.local.checkpoints import CheckpointStore
 from headrace.runners.local.commits import RunCommitter
 from headrace.runners.local.wire.messages import RunMessages
@@ -95,7 +99,22 @@ def dead_workers_are_not_swept() -> None:
     RunCommitter.retire = lambda self, number: None  # type: ignore[method-assign]
 
 
-BUGS = {bug.__name__: bug for bug in (positions_of_the_checkpoint_before, dead_workers_are_not_swept)}
+def letters_go_their_own_way() -> None:
+    """They are written by a producer beside the sink, and not in its transactions."""
+    write = KafkaTransaction.write
+
+    def beside(self: Any, batch: pa.RecordBatch) -> None:
+        if DEAD_LETTER not in batch.schema.names:
+            write(self, batch)
+            return
+        transaction = AtLeastOnceKafkaSink(TOLD["bootstrap"]).begin(Attempt("beside", 0, 0, 0))
+        transaction.write(batch)
+        transaction.prepare()
+
+    KafkaTransaction.write = beside  # type: ignore[method-assign]
+
+
+BUGS = {bug.__name__: bug for bug in (positions_of_the_checkpoint_before, dead_workers_are_not_swept, letters_go_their_own_way)}
 
 for patched, methods in (
     (KafkaTransaction, ("write", "prepare")),
@@ -110,6 +129,13 @@ if TOLD["bug"] is not None:
     BUGS[TOLD["bug"]]()
 
 pipeline = Pipeline(
-    KafkaSource(TOLD["bootstrap"], topics=["in"], columns=["key", "value", "partition"]),
-    KafkaSink(TOLD["bootstrap"], topic="out", transaction_timeout_ms=TOLD["timeout_ms"]),
+    KafkaSource(
+        TOLD["bootstrap"],
+        topics=["in"],
+        columns=["key", "value", "partition", DEAD_LETTER],
+        value=JsonFormat(pa.int64()),
+        on_bad_record="keep",
+    ),
+    KafkaSink(TOLD["bootstrap"], topic="out", transaction_timeout_ms=TOLD["timeout_ms"], value=JsonFormat(pa.int64())),
+    DeadLetters("letters"),
 )

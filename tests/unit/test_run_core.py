@@ -281,10 +281,17 @@ def test_what_the_table_does_not_have_is_refused():
 
 
 def test_the_soak_counts_what_is_wrong():
-    whole = [(b"%d" % partition, str(number)) for partition in range(run_soak.PARTITIONS) for number in range(3)]
-    right = {"records": len(whole), "duplicates": 0, "lost": 0, "foreign": 0, "out_of_order": 0}
-    assert run_soak.judged(whole, 3) == right
-    assert run_soak.judged([*whole, whole[-1]], 3) == right | {"records": len(whole) + 1, "duplicates": 1}
-    assert run_soak.judged(whole[:-1], 3) == right | {"records": len(whole) - 1, "lost": 1}
-    assert run_soak.judged([*whole, (b"0", "7")], 3) == right | {"records": len(whole) + 1, "foreign": 1}
-    assert run_soak.judged([whole[1], whole[0], *whole[2:]], 3) == right | {"out_of_order": 1}
+    keys = [b"%d" % partition for partition in range(run_soak.PARTITIONS)]
+    rows = [(key, str(number)) for key in keys for number in (1, 2, 3)]
+    bad = [(key, f"bad {number}") for key in keys for number in (0, 4)]
+    count = len(rows) + len(bad)
+    right = {"letters": len(bad), "records": count, "duplicates": 0, "lost": 0, "foreign": 0, "out_of_order": 0}
+    assert run_soak.judged(rows, bad, 5) == right
+    assert run_soak.judged([*rows, rows[-1]], bad, 5) == right | {"records": count + 1, "duplicates": 1}
+    assert run_soak.judged(rows[:-1], bad, 5) == right | {"records": count - 1, "lost": 1}
+    assert run_soak.judged([*rows, (b"0", "7")], bad, 5) == right | {"records": count + 1, "foreign": 1}
+    assert run_soak.judged([rows[1], rows[0], *rows[2:]], bad, 5) == right | {"out_of_order": 1}
+    more = {"letters": len(bad) + 1, "records": count + 1}
+    assert run_soak.judged(rows, [*bad, bad[-1]], 5) == right | more | {"duplicates": 1}
+    assert run_soak.judged(rows, [*bad, (b"0", "1")], 5) == right | more | {"foreign": 1, "out_of_order": 1}
+    assert run_soak.judged(rows, bad[:-1], 5) == right | {"letters": len(bad) - 1, "records": count - 1, "lost": 1}

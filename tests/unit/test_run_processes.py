@@ -34,28 +34,46 @@ PATIENCE_S = 120.0
 
 JOB = """
 from headrace import Pipeline
-from headrace.kafka import KafkaSink, KafkaSource
+from headrace.formats import StringFormat
+from headrace.kafka import DeadLetters, KafkaSink, KafkaSource
 from tests.helpers.run_jobs import narrow
 
-pipeline = Pipeline(KafkaSource({0!r}, topics=["in"]), KafkaSink({0!r}, topic="out"), narrow)
+pipeline = Pipeline(
+    KafkaSource(
+        {0!r},
+        topics=["in"],
+        columns=["key", "value", "partition", "deadLetter"],
+        value=StringFormat(),
+        on_bad_record="keep",
+    ),
+    KafkaSink({0!r}, topic="out"),
+    DeadLetters("letters", narrow),
+)
 """
+NO_TEXT = b"\xff"
+"""What a bad record begins with."""
 
 
 @pytest.fixture
 def kafka():
     with FakeKafka() as cluster:
-        for topic in ("in", "out"):
+        for topic in ("in", "out", "letters"):
             cluster.create_topic(topic, partitions=PARTITIONS)
         yield cluster
 
 
-def produce(kafka, first, count):
+def produce(kafka, first, count, bad=()):
     for number in range(first, first + count):
-        kafka.append("in", b"%d" % number, partition=number % PARTITIONS)
+        kafka.append("in", (NO_TEXT if number in bad else b"") + b"%d" % number, partition=number % PARTITIONS)
 
 
 def seen(kafka):
     return Counter(int(record.value) for record in kafka.records("out"))
+
+
+def letters(kafka):
+    assert all(record.value.startswith(NO_TEXT) for record in kafka.records("letters"))
+    return Counter(int(record.value.removeprefix(NO_TEXT)) for record in kafka.records("letters"))
 
 
 def living():
@@ -156,23 +174,24 @@ class Run:
             self.process.wait()
 
 
-def test_killed_and_frozen_processes_neither_lose_a_record_nor_write_one_twice(kafka, tmp_path):
+def test_killed_and_frozen_processes_neither_lose_a_record_or_a_dead_letter_nor_write_one_twice(kafka, tmp_path):
     """A worker is killed, another frozen, the coordinator killed, then everything; it goes on with fewer workers."""
+    bad = range(0, 6000, 4)
     run = Run(kafka, tmp_path, workers=2)
     try:
         produced = 0
 
         def more(what):
             nonlocal produced
-            produce(kafka, produced, 300)
+            produce(kafka, produced, 300, bad)
             produced += 300
             wanted = set(range(produced))
-            run.wait(lambda: seen(kafka).keys() >= wanted, what)
+            run.wait(lambda: seen(kafka).keys() | letters(kafka).keys() >= wanted, what)
 
         more("the first records")
         _, workers = run.group(2)
         killed, frozen = sorted(workers)
-        produce(kafka, produced, 300)
+        produce(kafka, produced, 300, bad)
         produced += 300
         os.kill(killed, signal.SIGKILL)
         more("what a killed worker had read")
@@ -197,7 +216,8 @@ def test_killed_and_frozen_processes_neither_lose_a_record_nor_write_one_twice(k
         (savepoint,) = (tmp_path / "savepoints").iterdir()
         assert read_savepoint(savepoint).checkpoint_id > 1
         assert str(savepoint) in run.log.read_text()
-        assert seen(kafka) == Counter(range(produced))
+        assert seen(kafka) == Counter(range(produced)) - Counter(bad)
+        assert letters(kafka) == Counter(range(0, produced, 4))
         log = run.log.read_text()
         assert "its process ended with status -9" in log
         assert "nothing was heard of it for 2 s" in log
