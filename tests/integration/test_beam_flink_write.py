@@ -7,15 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import apache_beam as beam
+import pyarrow as pa
 import pytest
 
-from headrace.beam import WriteToKafka
+from headrace.beam import ReadFromKafka, SplitDeadLetters, WriteToKafka
 from headrace.connectors.kafka.client.cluster import shared_cluster
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.write.transactions import Transactions
+from headrace.formats import JsonFormat
 from headrace.harness.flink import FlinkCluster
 from headrace.harness.kafka import BrokerCluster, create_topic
+from headrace.kafka import Earliest
 from tests.helpers.flink_rig import Numbers, eventually, frozen_workers, job, kill_and_restart, python_workers
+from tests.helpers.kafka_rig import write_records
 from tests.helpers.sink_rig import read_all, read_pairs
 
 pytestmark = [pytest.mark.flink, pytest.mark.broker, pytest.mark.timeout(600)]
@@ -90,6 +94,49 @@ def test_each_record_is_seen_once_through_kills_a_zombie_and_a_savepoint_and_in_
         eventually(lambda: open_transactions(bootstrap, prefix) == [])
     # Whether a kill finds a transaction without a checkpoint is chance; test_beam_shard.py makes each such crash happen
     assert (tmp_path / "begun").read_text() == "begun\n"
+
+
+def test_bad_records_among_good_ones_are_dead_letters_and_each_is_seen_once_through_a_kill(
+    flink: FlinkCluster, broker: BrokerCluster, topic: Callable[[], str]
+) -> None:
+    source, output, letters = names = [topic() for _ in range(3)]
+    for name in names:
+        create_topic(broker.bootstrap, name, partitions=2)
+    config, values, written = {"bootstrap.servers": broker.bootstrap}, JsonFormat(pa.struct([("n", pa.int64())])), 0
+    columns = ("key", "value", "deadLetter")
+    exactly_once = {"delivery": "exactly-once", "num_shards": 2}
+
+    def build(pipeline: beam.Pipeline) -> None:
+        read = ReadFromKafka(
+            config, [source], start=Earliest(), value_format=values, on_bad_record="keep", output="arrow", columns=columns
+        )
+        records, bad = pipeline | read | SplitDeadLetters()
+        _ = records | "Good" >> WriteToKafka(config, output, value_format=values, **exactly_once)
+        _ = bad | "Bad" >> WriteToKafka(config, letters, **exactly_once)
+
+    def more() -> None:
+        nonlocal written
+        for partition in range(2):
+            numbers = range(written + partition, written + 100, 2)
+            records = [{"value": b"bad %d" % n if n % 5 == 0 else b'{"n":%d}' % n} for n in numbers]
+            write_records(broker.bootstrap, source, records, partition)
+        written += 100
+
+    def seen(isolation: str = "read_committed") -> list[str]:
+        rows, bad = (read_all(broker.bootstrap, name, isolation) for name in (output, letters))
+        assert not any("bad" in row for row in rows)
+        assert all("bad" in row for row in bad)
+        return sorted(rows + bad)
+
+    with job(flink, build) as running:
+        more()
+        eventually(lambda: len(seen()) == written)
+        more()
+        eventually(lambda: len(seen("read_uncommitted")) > len(seen()))  # written, and not committed yet
+        kill_and_restart(flink, running)
+        more()
+        eventually(lambda: len(seen()) >= written, 120)
+        assert seen() == sorted(f"bad {n}" if n % 5 == 0 else f'{{"n":{n}}}' for n in range(written))
 
 
 @pytest.mark.long

@@ -1,9 +1,12 @@
 """Faults of Spark itself under an exactly-once write: repeated attempts, processes that die, and some that come back too late.
 
-Each is shown to have happened; then every record is in the output once, and nothing is left open.
+Each is shown to have happened; then every record is in the output once, or in the dead letters if it cannot be decoded, and
+nothing is left open.
 """
 
 from __future__ import annotations
+
+import json
 
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
@@ -17,34 +20,55 @@ from tests.helpers.spark_jobs import SparkJob, frozen, standalone_cluster, thawe
 pytestmark = pytest.mark.timeout(400)
 
 RECORDS, BATCH = 100, 50
-WANTED = sorted(map(str, range(RECORDS)))
+BAD_EVERY = 5
+SCHEMA = json.dumps({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
+
+
+def value_of(number):
+    """One in so many is none that the schema has."""
+    return f"bad {number}" if number % BAD_EVERY == 0 else f'{{"n":{number}}}'
+
+
+WANTED = sorted(map(value_of, range(RECORDS)))
 
 
 class Copy:
-    """A topic to be copied, and what has become of it."""
+    """A topic to be copied, bad records among good ones, and what has become of it."""
 
     def __init__(self, topics, folder):
         self.topics, self.folder = topics, folder
-        self.source, self.output = topics.create(2), topics.create(2)
+        self.source, self.output, self.letters = topics.create(2), topics.create(2), topics.create(2)
         for partition in range(2):
-            topics.send(self.source, range(partition * BATCH, (partition + 1) * BATCH), partition)
-        self.read = topics.options(self.source, startingOffsets="earliest", maxOffsetsPerTrigger=BATCH)
+            topics.send(self.source, map(value_of, range(partition * BATCH, (partition + 1) * BATCH)), partition)
+        typed = {"valueFormat": "json-schema", "valueSchema": SCHEMA}
+        self.read = topics.options(self.source, startingOffsets="earliest", maxOffsetsPerTrigger=BATCH) | typed
+        self.read["onBadRecord"] = "keep"
+        # What headrace.spark.with_dead_letters makes, as expressions that a driver is told
+        letter = f"'{self.letters}' AS topic, deadLetter.key AS key, deadLetter.value AS value, deadLetter.headers AS headers"
+        self.select = ["value", f"CASE WHEN deadLetter IS NOT NULL THEN STRUCT({letter}) END AS deadLetter"]
         self.write = {
             "kafka.bootstrap.servers": topics.bootstrap,
             "topic": self.output,
             "commitTopic": f"{self.output}-commits",
             "transactionalIdPrefix": self.output[:100],
         }
+        self.typed_write = self.write | typed
 
     def job(self, name, fault=None, **more):
-        given = {"read": self.read, "select": ["value"], "write": self.write, "tasks": 2, **more}
+        given = {"read": self.read, "select": self.select, "write": self.typed_write, "tasks": 2, **more}
         return SparkJob(self.folder, name, given, fault)
 
     def committed(self):
-        return read_all(self.topics.bootstrap, self.output)
+        return self._both("read_committed")
 
     def uncommitted(self):
-        return read_all(self.topics.bootstrap, self.output, "read_uncommitted")
+        return self._both("read_uncommitted")
+
+    def _both(self, isolation):
+        good, bad = (read_all(self.topics.bootstrap, name, isolation) for name in (self.output, self.letters))
+        assert not any(value.startswith("bad") for value in good)
+        assert not any(value.startswith("{") for value in bad)
+        return sorted(good + bad)
 
     def ongoing(self):
         sink = kafka_sink(self.topics.bootstrap, self.output, self.write["commitTopic"])
@@ -105,8 +129,8 @@ def set_most_bytes(copy, value, operation):
 
 def test_a_commit_that_fails_before_its_list_is_durable_is_aborted(spark, copy, tmp_path):
     """The topic of the lists takes none for a while."""
-    frame = spark.readStream.format("headrace").options(**copy.read).load().select("value")
-    writer = frame.repartition(2).writeStream.format("headrace").options(**copy.write)
+    frame = spark.readStream.format("headrace").options(**copy.read).load().selectExpr(*copy.select)
+    writer = frame.repartition(2).writeStream.format("headrace").options(**copy.typed_write)
     writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
     kafka_sink(copy.topics.bootstrap, copy.output, copy.write["commitTopic"]).commit_log().create()
     set_most_bytes(copy, "100", AlterConfigOpType.SET)  # markers are smaller
