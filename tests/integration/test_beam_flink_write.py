@@ -96,6 +96,7 @@ def test_each_record_is_seen_once_through_kills_a_zombie_and_a_savepoint_and_in_
     assert (tmp_path / "begun").read_text() == "begun\n"
 
 
+@pytest.mark.long
 def test_bad_records_among_good_ones_are_dead_letters_and_each_is_seen_once_through_a_kill(
     flink: FlinkCluster, broker: BrokerCluster, topic: Callable[[], str]
 ) -> None:
