@@ -50,6 +50,9 @@ SETTINGS: dict[str, bool | float | int | str | None] = {
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
 }
+REDACTION, SPARKS_REDACTION = "spark.sql.redaction.options.regex", "(?i)url"
+HIDDEN_OPTIONS = r"(?i)url|user\.info|jaas\.config|keystore\.key|storageOptions|^catalog$"
+"""Options that may hold a secret, and are not to be in plans. What names a secret, a password or a token Spark hides itself."""
 
 
 def require_pyspark(version: str = pyspark.__version__) -> None:
@@ -81,6 +84,7 @@ class HeadraceBuilder(SparkSession.Builder):
         os.environ[REPORTS_VARIABLE] = own_address()
         with nullcontext() if self._launcher is None else _launched_by(self._launcher):
             session = super().getOrCreate()
+        _hide_secrets(session)
         context = SparkContext._active_spark_context
         if context is None:
             return session  # of Spark Connect
@@ -105,6 +109,8 @@ class HeadraceBuilder(SparkSession.Builder):
 
 def session_builder() -> SparkSession.Builder:
     """`SparkSession.builder`, with which Spark runs a Python that has headrace, filters reach it, and any kill is survived.
+
+    Plans of its sessions do not show what may be a secret in headrace's options (`spark.sql.redaction.options.regex`).
 
     Spark looks for data sources with PYSPARK_DRIVER_PYTHON, where that is not set with PYSPARK_PYTHON, and else with the first
     `python3` on the path. What is set and can import headrace is left alone (a deployment with `--archives` has them for other
@@ -157,6 +163,12 @@ def _builder(*, is_warm: bool) -> SparkSession.Builder:
     launcher = _warm_python() if is_warm else None
     registers = GATEWAY in os.environ and not is_found
     return HeadraceBuilder(registers=registers, is_warm=is_warm, launcher=launcher).config(map=SETTINGS)
+
+
+def _hide_secrets(session: SparkSession) -> None:
+    """In its plans. A pattern of the user's own stays."""
+    if session.conf.get(REDACTION) == SPARKS_REDACTION:
+        session.conf.set(REDACTION, HIDDEN_OPTIONS)
 
 
 def _warn_of_two_paths(workers: str, driver: str | None) -> None:

@@ -17,6 +17,12 @@ SHORT_LIVED = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+Us
 """A driver that lives for seconds gains nothing from the optimising compiler, and starts sooner without."""
 
 
+def show_info(spark) -> None:
+    """Have Spark log at INFO. Where that is its level already it shows warnings alone, as a shell does: hence first another."""
+    for level in ("WARN", "INFO"):
+        spark.sparkContext.setLogLevel(level)
+
+
 def written_by_batch(writes: list[dict]):
     def write_batch(frame, number: int) -> None:
         named = {"txnAppId": "each-batch", "txnVersion": str(number)}

@@ -103,11 +103,12 @@ class Script:
 def jobs(told: dict[str, Any]) -> None:
     """The child: runs for so long, prints the query's plan, and writes what it found into a file."""
     from headrace.spark import session_builder
+    from tests.helpers.spark_sink_driver import show_info
 
     logging.basicConfig(level=logging.INFO)
     script = Script(told["bootstrap"], told["properties"])
     spark = session_builder().master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
-    spark.sparkContext.setLogLevel("INFO")
+    show_info(spark)
     kafka = {f"kafka.{name}": value for name, value in told["properties"].items()} | {
         "kafka.bootstrap.servers": told["bootstrap"]
     }

@@ -237,6 +237,7 @@ def test_values_are_shown_as_json_by_the_schema_that_each_names_in_a_registry(mo
         refused = CliRunner().invoke(cli.app, ["dump", "t", *options, "--value-format", "avro"])
         assert isinstance(refused.exception, UsageError)
         assert "need --schema-registry" in str(refused.exception)
+        assert "secret" not in result.output + refused.output + str(refused.exception)
 
 
 def test_seen_here_records_with_many_headers_are_dumped_all_of_them():

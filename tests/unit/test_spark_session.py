@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -194,6 +195,7 @@ class FakeSparks:
     def __init__(self):
         self.started, self.registered = [], []
         self.fails = False
+        self.conf = {"spark.sql.redaction.options.regex": "(?i)url"}
         self.jvms_environment = None
         self.context = self._active_spark_context = None
 
@@ -212,7 +214,8 @@ class FakeSparks:
                 java=SimpleNamespace(lang=SimpleNamespace(System=SimpleNamespace(getenv=self.jvms_environment.get)))
             ),
         )
-        return SimpleNamespace(dataSource=SimpleNamespace(register=self.registered.append), stop=lambda: None)
+        conf = SimpleNamespace(get=self.conf.get, set=self.conf.__setitem__)
+        return SimpleNamespace(dataSource=SimpleNamespace(register=self.registered.append), stop=lambda: None, conf=conf)
 
     @property
     def told(self):
@@ -226,6 +229,30 @@ def sparks(monkeypatch):
     monkeypatch.setattr(SparkSession.Builder, "getOrCreate", lambda builder: found.get_or_create(builder))  # noqa: PLW0108 - bound
     monkeypatch.setattr(session, "SparkContext", found)
     return found
+
+
+SHOWN = ["kafka.ssl.keystore.location", "kafka.ssl.keystore.type", "subscribe", "valueFormat", "cataloged"]
+HIDDEN = [
+    "schemaRegistryUrl",
+    "kafka.sasl.jaas.config",
+    "kafka.ssl.keystore.key",
+    "schema.registry.basic.auth.user.info",
+    "storageOptions",
+    "STORAGEOPTIONS",
+    "catalog",
+]
+
+
+class TestPlans:
+    def test_hide_the_options_that_may_hold_a_secret(self, sparks):
+        session_builder().master("local[2]").getOrCreate()
+        pattern = sparks.conf["spark.sql.redaction.options.regex"]
+        assert [name for name in SHOWN + HIDDEN if re.search(pattern, name)] == HIDDEN
+
+    def test_hide_what_the_user_says_where_the_user_says_it(self, sparks):
+        sparks.conf["spark.sql.redaction.options.regex"] = "(?i).*"
+        session_builder().master("local[2]").getOrCreate()
+        assert sparks.conf == {"spark.sql.redaction.options.regex": "(?i).*"}
 
 
 class TestParallelism:
