@@ -54,7 +54,7 @@ def _default(value: object) -> str:
 
 def tls_properties() -> str:
     """Names only: what they mean is Kafka's."""
-    return ", ".join(f"`{name}`" for name in [*properties._SECURITY, *properties._TLS])
+    return ", ".join(f"`{name}`" for name in [*properties._SECURITY, *properties.TLS_PROPERTIES])
 
 
 def fixed_properties() -> str:

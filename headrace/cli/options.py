@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.connectors.kafka.client.login.java_properties import parse_properties
+from headrace.connectors.security.java_properties import parse_properties
 from headrace.enumerator.errors import UsageError
 
 if TYPE_CHECKING:

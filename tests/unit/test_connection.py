@@ -11,11 +11,12 @@ from types import SimpleNamespace
 import pytest
 
 from headrace.connectors.kafka.client.errors import ConnectionLostError, TlsError
-from headrace.connectors.kafka.client.properties import ClientConfig, TlsConfig
+from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.wire import connection as connection_module
 from headrace.connectors.kafka.client.wire.connection import Connection
 from headrace.connectors.kafka.client.wire.handshake import _TcpTransport
 from headrace.connectors.kafka.client.wire.protocol import MetadataRequest
+from headrace.connectors.security.tls import TlsConfig
 from headrace.enumerator.errors import CorruptDataError, HeadraceError, ProtocolViolationError, is_retriable
 
 

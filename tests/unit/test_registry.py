@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,9 @@ from confluent_kafka.schema_registry import topic_record_subject_name_strategy a
 from confluent_kafka.schema_registry import topic_subject_name_strategy as theirs_by_topic
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.serialization import pkcs12
 
 from headrace.connectors.formats.registry import client
 from headrace.enumerator.errors import (
@@ -33,7 +37,7 @@ from headrace.enumerator.errors import (
 )
 from headrace.errors import UnknownSchemaError
 from headrace.formats import RegisteredAvroFormat, SchemaRegistry, SubjectStrategy, subject_name
-from headrace.harness.kafka.security import make_certificates
+from headrace.harness.kafka.security import Certificates, make_certificates
 from tests.helpers.schema_registry import NO_SUCH_PATH, FakeRegistry
 
 FLIGHT = {
@@ -53,6 +57,15 @@ def binary(items: list[bytes | None]) -> pa.Array:
 def with_headers(*rows: list[tuple[str, bytes]]) -> pa.Array:
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     return pa.array([[{"key": key, "value": value} for key, value in row] for row in rows], kind)
+
+
+PROVIDERS = {
+    "config.providers": "env,file,directory",
+    **{
+        f"config.providers.{name}.class": f"org.apache.kafka.common.config.provider.{kind}ConfigProvider"
+        for name, kind in [("env", "EnvVar"), ("file", "File"), ("directory", "Directory")]
+    },
+}
 
 
 @pytest.fixture(autouse=True)
@@ -470,7 +483,13 @@ def test_a_token_is_sent(served):
         ("http://a", {"bearer.auth.token": "hidden\nX: y"}, "one line"),
         ("http://u:hidden@a", {"bearer.auth.token": "hidden"}, "not both"),
         ("http://a", {"ssl.key.location": "k"}, "needs 'ssl.certificate.location'"),
-        ("http://a", {"ssl.truststore.location": "k.jks"}, "needs ssl.truststore.type=PEM"),
+        ("http://a", {"ssl.truststore.location": "k", "ssl.truststore.type": "BKS"}, "type must be one of PEM, PKCS12, JKS"),
+        ("http://a", {"ssl.truststore.location": "k", "ssl.ca.location": "k"}, "'ssl.ca.location' or 'ssl.trust"),
+        ("http://a", {"ssl.keystore.password": "hidden"}, "'ssl.keystore.password' needs 'ssl.keystore.location'"),
+        ("http://a", {"ssl.key.password": "hidden"}, "'ssl.key.password' needs"),
+        ("http://a", {"config.providers.env.class": "hidden"}, "'config.providers.env.class' is not supported"),
+        ("http://a", {"config.providers": "vault"}, r"config\.providers\.vault\.class must be"),
+        ("http://u:${env:P}@a", PROVIDERS, "takes no reference to a secret"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name_and_nothing_secret_is_shown(url, properties, words):
@@ -479,9 +498,69 @@ def test_what_cannot_be_honoured_is_refused_by_name_and_nothing_secret_is_shown(
     assert "hidden" not in str(raised.value)
 
 
+def test_a_secret_stands_in_the_environment_or_a_file_and_is_read_when_the_registry_is_asked(tmp_path, monkeypatch):
+    (tmp_path / "login").write_text("me:hunter2\n")
+    (tmp_path / "registry.properties").write_text("login = me:hunter2\npassword = hunter2\n")
+    monkeypatch.setenv("LOGIN", "me:hunter2")
+    in_part = f"me:${{file:{tmp_path}/registry.properties:password}}"
+    for reference in ("${env:LOGIN}", f"${{directory:{tmp_path}:login}}", in_part):
+        client._known.clear()
+        with FakeRegistry(user="me:hunter2") as served:
+            served.register("flights-value", FLIGHT)
+            registry = SchemaRegistry(served.url, PROVIDERS | {"basic.auth.user.info": reference})
+            format_ = RegisteredAvroFormat.of_subject(registry, "flights-value")
+            served.register("flights-value", LATER)
+            travelled = pickle.dumps(format_)
+            assert b"hunter2" not in travelled
+            assert b"hunter2" not in pickle.dumps(registry)
+            assert "hunter2" not in repr(registry) + repr(registry.config)
+            later = pickle.loads(travelled).decode(binary([b"\0\0\0\0\2\4UA\0\2B"]))
+            assert later == format_.decode(binary([b"\0\0\0\0\1\4UA\0"]))
+
+
+def test_a_secret_that_changes_is_read_anew_and_one_that_is_gone_is_named(tmp_path):
+    secret = tmp_path / "token"
+    secret.write_text("of-before")
+    with FakeRegistry(token="of-now") as served:
+        served.register("flights-value", FLIGHT)
+        registry = SchemaRegistry(served.url, PROVIDERS | {"bearer.auth.token": f"${{directory:{tmp_path}:token}}"})
+        with pytest.raises(AuthenticationError, match="answered 401") as raised:
+            registry.by_id(1)
+        assert "of-before" not in str(raised.value)
+        secret.write_text("of-now\n")
+        assert registry.by_id(1).id == 1
+        secret.unlink()
+        assert registry.by_id(1).id == 1  # it is known
+        with pytest.raises(UsageError, match=r"property 'bearer\.auth\.token' names the file .*token, which cannot be read"):
+            registry.by_id(2)
+        secret.write_text("one\nX-Other: two")
+        with pytest.raises(UsageError, match="must be one line") as refused:
+            registry.by_id(2)
+        assert "X-Other" not in str(refused.value)
+
+
+def test_a_value_is_never_bad_as_a_secret_is_not_there(monkeypatch):
+    """It fails the task instead: nothing is skipped for it."""
+    with FakeRegistry(user="me:hunter2") as served:
+        served.register("flights-value", FLIGHT)
+        monkeypatch.setenv("LOGIN", "me:hunter2")
+        registry = SchemaRegistry(served.url, PROVIDERS | {"basic.auth.user.info": "${env:LOGIN}"})
+        format_ = RegisteredAvroFormat.of_subject(registry, "flights-value")
+        served.register("flights-value", LATER)
+        monkeypatch.delenv("LOGIN")
+        with pytest.raises(UsageError, match="names the environment variable 'LOGIN', which is not set here"):
+            format_.decode(binary([b"\0\0\0\0\2\4UA\0\2B"]))
+
+
+def test_a_reference_is_replaced_by_nobody_where_no_provider_is_named(monkeypatch):
+    monkeypatch.setenv("LOGIN", "me:hunter2")
+    with FakeRegistry(user="me:hunter2") as served, pytest.raises(AuthenticationError, match="answered 401"):
+        SchemaRegistry(served.url, {"basic.auth.user.info": "${env:LOGIN}"}).by_id(1)
+
+
 def test_files_of_tls_that_cannot_be_used_are_named(tmp_path):
     registry = SchemaRegistry("https://127.0.0.1:1", {"ssl.ca.location": str(tmp_path / "ca.pem")}, deadline_s=0.2)
-    with pytest.raises(UsageError, match=r"TLS cannot be set up with .*ca\.pem"):
+    with pytest.raises(UsageError, match=r"TLS cannot be set up: .*ca\.pem"):
         registry.by_id(1)
 
 
@@ -494,12 +573,44 @@ def test_a_registry_behind_tls_is_trusted_by_its_authority_and_sees_our_certific
         "ssl.keystore.location": str(certificates.client),
         "ssl.keystore.type": "PEM",
     }
+    key, separator, chain = certificates.client.read_text().partition("-----BEGIN CERTIFICATE-----")
+    (tmp_path / "key.pem").write_text(key)
+    (tmp_path / "chain.pem").write_text(separator + chain)
+    apart = ours | {"ssl.certificate.location": str(tmp_path / "chain.pem"), "ssl.key.location": str(tmp_path / "key.pem")}
     with FakeRegistry(certificates=certificates) as served:
         served.register("flights-value", FLIGHT)
-        for properties in (ours, javas):
+        for properties in (ours, javas, apart, pkcs12_stores(certificates, tmp_path)):
             assert SchemaRegistry(served.url, properties).version("flights-value").id == 1
+        theirs = SchemaRegistryClient({"url": served.url, **apart})
+        assert theirs.get_latest_version("flights-value").schema_id == 1
+        wrong = pkcs12_stores(certificates, tmp_path) | {"ssl.keystore.password": "hunter2"}
+        with pytest.raises(UsageError, match=r"ssl\.keystore\.password is wrong") as raised:
+            SchemaRegistry(served.url, wrong).version("flights-value")
+        assert "hunter2" not in str(raised.value)
+        (tmp_path / "trust.jks").write_bytes(b"\xfe\xed\xfe\xed")
+        with pytest.raises(UsageError, match="JKS file, which only Java can read; convert it once with: keytool"):
+            SchemaRegistry(served.url, {"ssl.truststore.location": str(tmp_path / "trust.jks")}).version("flights-value")
         with pytest.raises(DeadlineExceededError, match=r"cannot be reached: .*certificate"):
             SchemaRegistry(served.url, deadline_s=0.2).version("flights-value")
+
+
+def pkcs12_stores(certificates: Certificates, folder: Path) -> dict[str, str]:
+    """The same as stores of Java, whose passwords stand in a file, and by the names with Confluent's prefix."""
+    password = serialization.BestAvailableEncryption(b"change it")
+    ca = x509.load_pem_x509_certificates(certificates.ca.read_bytes())
+    pem = certificates.client.read_bytes()
+    key, (own, *others) = serialization.load_pem_private_key(pem, None), x509.load_pem_x509_certificates(pem)
+    trusted = [pkcs12.PKCS12Certificate(each, b"ca") for each in ca]
+    (folder / "trust.p12").write_bytes(pkcs12.serialize_key_and_certificates(None, None, None, trusted, password))
+    (folder / "key.p12").write_bytes(pkcs12.serialize_key_and_certificates(b"client", key, own, others, password))
+    (folder / "stores.properties").write_text("store = change it\n")
+    return PROVIDERS | {
+        "schema.registry.ssl.truststore.location": str(folder / "trust.p12"),
+        "schema.registry.ssl.truststore.type": "PKCS12",
+        "schema.registry.ssl.truststore.password": f"${{file:{folder}/stores.properties:store}}",
+        "ssl.keystore.location": str(folder / "key.p12"),
+        "ssl.keystore.password": f"${{file:{folder}/stores.properties:store}}",
+    }
 
 
 def test_a_guid_is_a_uuid(served):

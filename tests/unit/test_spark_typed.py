@@ -299,6 +299,45 @@ def test_a_registry_that_gives_no_answer_stops_the_task_and_nothing_is_skipped_f
     assert registry.asked[-1] == "GET /schemas/ids/2"
 
 
+def test_a_secret_by_reference_is_in_no_plan_no_task_no_checkpoint_and_no_error(kafka, monkeypatch):
+    """What Spark is given to keep or to send is searched for it; a task reads it by itself, for an id that it does not know."""
+    client._known.clear()
+    monkeypatch.setattr(client, "_PAUSES_S", ())
+    monkeypatch.setenv("REGISTRY_LOGIN", "me:hunter2")
+    with FakeRegistry(user="me:hunter2") as registry:
+        registry.register("flights-value", FLIGHT)
+        kafka.append("flights", avro(FLIGHT, ROW, 1), avro(LATER, {**ROW, "gate": "B"}, 2))
+        options = typed(registry, **{f"schema.registry.{name}": value for name, value in BY_REFERENCE.items()})
+        frame = Frame(kafka, **options)
+        reader = frame.source.reader(frame.schema)
+        partitions = reader.partitions()
+        query = Query(kafka, **options)
+        assert query.trigger()
+        read = kafka_read(query.options, Mode.STREAM)
+        kept = [pickle.dumps(each) for each in (frame.source, reader, *partitions, read.source)]
+        shown = [repr(each) for each in (frame.source, reader, *partitions, read, query.offset_log)]
+        assert not any(b"hunter2" in each or b"bWU6aHVudGVyMg" in each for each in kept)  # nor in base64
+        assert "hunter2" not in "".join(shown)
+        registry.register("flights-value", LATER)
+        there = pickle.loads(pickle.dumps(reader))
+        assert sum(batch.num_rows for each in partitions for batch in there.read(each)) == 2
+        client._known.clear()
+        monkeypatch.setenv("REGISTRY_LOGIN", "me:hunter3")
+        with pytest.raises(AuthenticationError, match="answered 401") as raised:
+            list(pickle.loads(pickle.dumps(reader)).read(partitions[0]))
+        assert "hunter" not in str(raised.value)
+        monkeypatch.delenv("REGISTRY_LOGIN")
+        with pytest.raises(UsageError, match="'REGISTRY_LOGIN', which is not set here"):
+            list(pickle.loads(pickle.dumps(reader)).read(partitions[0]))
+
+
+BY_REFERENCE = {
+    "config.providers": "env",
+    "config.providers.env.class": "org.apache.kafka.common.config.provider.EnvVarConfigProvider",
+    "basic.auth.user.info": "${env:REGISTRY_LOGIN}",
+}
+
+
 # --- the checkpoint
 
 

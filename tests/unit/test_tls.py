@@ -5,8 +5,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import pkcs12
 from cryptography.x509 import load_pem_x509_certificates
 
-from headrace.connectors.kafka.client.properties import TlsConfig
-from headrace.connectors.kafka.client.wire.tls import ssl_context
+from headrace.connectors.security.tls import TlsConfig, ssl_context
 from headrace.enumerator.errors import UsageError
 from headrace.harness.kafka.security import Certificates, make_certificates
 

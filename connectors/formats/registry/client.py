@@ -21,7 +21,7 @@ from uuid import UUID
 
 import tenacity
 
-from headrace.connectors.formats.registry.config import RegistryConfig, registry_config
+from headrace.connectors.formats.registry.config import Access, RegistryConfig, registry_config
 from headrace.connectors.formats.registry.schemas import RegisteredSchema, SchemaId, UnknownSchemaError
 from headrace.enumerator.errors import (
     AuthenticationError,
@@ -35,6 +35,10 @@ from headrace.enumerator.errors import (
 
 if TYPE_CHECKING:
     import urllib3
+
+    from headrace.connectors.security.tls import TlsConfig
+
+    _Tls = tuple[TlsConfig, str | None]
 
 __all__ = ["SchemaRegistry"]
 
@@ -66,7 +70,8 @@ class _Known:
         self.schemas: dict[SchemaId, RegisteredSchema] = {}
         self.unknown: dict[SchemaId, float] = {}
         """When it was last said that there is none."""
-        self.pool: urllib3.PoolManager | None = None
+        self.pool: tuple[_Tls, urllib3.PoolManager] | None = None
+        """Connections, and what they speak TLS with."""
 
     def keep(self, schema: RegisteredSchema) -> None:
         """Take a fresh answer for what is true. One that contradicts what is kept shows that nothing kept is."""
@@ -294,11 +299,12 @@ class SchemaRegistry:
 
     def _ask(self, url: str, method: str, path: str, what: str, body: bytes | None, timeout_s: float) -> Any:  # noqa: ANN401 - JSON
         urllib3 = _urllib3()
-        headers = {"Accept": f"{_MEDIA}, application/json", **dict(self.config.headers)}
+        access = self.config.access()
+        headers = {"Accept": f"{_MEDIA}, application/json", **access.headers}
         if body is not None:
             headers["Content-Type"] = _MEDIA
         try:
-            status, data = self._exchange(method, url, path, body, headers, timeout_s)
+            status, data = _exchange(self._pool(access), method, url + path, body, headers, timeout_s)
         except urllib3.exceptions.HTTPError as error:
             raise RetriableError(f"the schema registry {url} cannot be reached: {_brief(error)}") from None
         if status >= 300:
@@ -308,42 +314,43 @@ class SchemaRegistry:
         except (ValueError, RecursionError):
             raise self._strange(what) from None
 
-    def _exchange(
-        self, method: str, url: str, path: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float
-    ) -> tuple[int, bytes]:
-        """Status and body. urllib3's timeout is for each read, so an answer that trickles is held to it here."""
-        ends, data = time.monotonic() + timeout_s, bytearray()
-        response = self._pool().request(
-            method,
-            url + path,
-            body=body,
-            headers=headers,
-            timeout=timeout_s,
-            retries=False,
-            redirect=False,
-            preload_content=False,
-        )
-        try:
-            while part := response.read1(_CHUNK):
-                data += part
-                if len(data) > _LONGEST_ANSWER:
-                    raise CorruptDataError(
-                        f"the schema registry {url} answered with more than {_LONGEST_ANSWER} bytes; is it one?"
-                    )
-                if time.monotonic() > ends:
-                    raise RetriableError(f"the schema registry {url} did not end its answer within {timeout_s:.1f} s")
-        except BaseException:
-            response.close()
-            raise
-        response.release_conn()
-        return response.status, bytes(data)
+    def _pool(self, access: Access) -> urllib3.PoolManager:
+        """The connections of this process, made anew where what TLS needs has changed."""
+        kept, wanted = self._known.pool, (access.tls, access.key_file)
+        if kept is None or kept[0] != wanted:
+            tls = self.config.tls(access) if any(url.startswith("https:") for url in self.config.urls) else None
+            made = _urllib3().PoolManager(ssl_context=tls) if tls is not None else _urllib3().PoolManager()
+            self._known.pool = kept = wanted, made
+        return kept[1]
 
-    def _pool(self) -> urllib3.PoolManager:
-        known = self._known
-        if known.pool is None:
-            tls = self.config.tls() if any(url.startswith("https:") for url in self.config.urls) else None
-            known.pool = _urllib3().PoolManager(ssl_context=tls) if tls is not None else _urllib3().PoolManager()
-        return known.pool
+
+def _exchange(
+    pool: urllib3.PoolManager, method: str, address: str, body: bytes | None, headers: Mapping[str, str], timeout_s: float
+) -> tuple[int, bytes]:
+    """Status and body. urllib3's timeout is for each read, so an answer that trickles is held to it here."""
+    ends, data = time.monotonic() + timeout_s, bytearray()
+    response = pool.request(
+        method,
+        address,
+        body=body,
+        headers=headers,
+        timeout=timeout_s,
+        retries=False,
+        redirect=False,
+        preload_content=False,
+    )
+    try:
+        while part := response.read1(_CHUNK):
+            data += part
+            if len(data) > _LONGEST_ANSWER:
+                raise CorruptDataError(f"{address} answered with more than {_LONGEST_ANSWER} bytes; is it a schema registry?")
+            if time.monotonic() > ends:
+                raise RetriableError(f"the schema registry did not end its answer within {timeout_s:.1f} s: {address}")
+    except BaseException:
+        response.close()
+        raise
+    response.release_conn()
+    return response.status, bytes(data)
 
 
 def _urllib3() -> Any:  # noqa: ANN401 - a module

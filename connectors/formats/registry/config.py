@@ -5,12 +5,15 @@ from __future__ import annotations
 import base64
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
+from headrace.connectors.security.references import check_providers, is_provider, resolved
+from headrace.connectors.security.tls import TlsConfig, ssl_context, tls_config
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["PROPERTIES", "RegistryConfig", "registry_config"]
+__all__ = ["PROPERTIES", "Access", "RegistryConfig", "registry_config"]
 
 _BASIC_SOURCE, _BASIC_INFO = "basic.auth.credentials.source", "basic.auth.user.info"
 _BEARER_SOURCE, _BEARER_TOKEN = "bearer.auth.credentials.source", "bearer.auth.token"
@@ -21,75 +24,115 @@ _CA, _CERTIFICATE, _KEY, _KEY_PASSWORD = (
     "ssl.key.location",
     "ssl.key.password",
 )
-_TRUSTSTORE, _TRUSTSTORE_TYPE, _KEYSTORE, _KEYSTORE_TYPE = (
-    f"ssl.{store}.{what}" for store in ("truststore", "keystore") for what in ("location", "type")
+_STORES: tuple[str, ...] = (
+    *("ssl.truststore.location", "ssl.truststore.type", "ssl.truststore.password"),
+    *("ssl.keystore.location", "ssl.keystore.type", "ssl.keystore.password"),
 )
 _PREFIX = "schema.registry."
+_KIND = "schema registry property"
 
 PROPERTIES: tuple[str, ...] = (
     *(_BASIC_SOURCE, _BASIC_INFO, _BEARER_SOURCE, _BEARER_TOKEN, _BEARER_CLUSTER, _BEARER_POOL),
-    *(_CA, _CERTIFICATE, _KEY, _KEY_PASSWORD, _TRUSTSTORE, _TRUSTSTORE_TYPE, _KEYSTORE, _KEYSTORE_TYPE),
+    *(_CA, _CERTIFICATE, _KEY, _KEY_PASSWORD, *_STORES),
 )
-"""Every property, by its name in Confluent's clients; `schema.registry.` may stand before it."""
+"""Every property, by its name in Confluent's clients; `schema.registry.` may stand before it.
+
+Beside them there are `config.providers` and what belongs to these: a value may then refer to a secret.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a request needs to be let in, with all references replaced. Secret; it is made for a request and kept nowhere."""
+
+    headers: Mapping[str, str] = field(repr=False)
+    tls: TlsConfig = field(repr=False)
+    key_file: str | None
+    """In PEM, where the key does not stand beside its certificate."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegistryConfig:
-    """`urls` without user names, in the order in which they are asked. `headers` hold the credentials, and are never shown.
+    """`urls` without user names, in the order in which they are asked. `properties` as they were given, by name.
 
-    Files of TLS are in PEM; they are read where a connection is made, in whatever process.
+    What stands in the environment or a file is not part of it: `access` reads that, in whatever process a request is made, as
+    it reads the files of TLS. So none of it is in a plan, a checkpoint or a job that was pickled.
     """
 
     urls: tuple[str, ...]
-    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    ca_file: str | None = None
-    certificate_file: str | None = None
-    key_file: str | None = None
-    key_password: str | None = field(default=None, repr=False)
+    url_user: str | None = field(default=None, repr=False)
+    properties: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @property
     def shown(self) -> str:
         """For messages."""
         return f"the schema registry {', '.join(self.urls)}"
 
-    def tls(self) -> ssl.SSLContext:
+    def access(self) -> Access:
+        """The credentials as they are now, on this machine. Raises UsageError for what is not there or cannot be used."""
+        given = {name: value.rstrip("\r\n") for name, value in resolved(dict(self.properties), _KIND).items()}
+        return _access(self.url_user, given)
+
+    def tls(self, access: Access) -> ssl.SSLContext:
         """The context of https. Raises UsageError for a file that cannot be used."""
+        wanted = access.tls
         try:
-            context = ssl.create_default_context(cafile=self.ca_file)
-            if self.certificate_file is not None:
-                # without a password OpenSSL would ask for one at the terminal
-                context.load_cert_chain(self.certificate_file, self.key_file, self.key_password or "")
-        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-            files = [name for name in (self.ca_file, self.certificate_file, self.key_file) if name is not None]
-            raise UsageError(f"{self.shown}: TLS cannot be set up with {', '.join(files) or 'the system'}: {error}") from error
-        return context
+            if access.key_file is not None and wanted.keystore_location is not None:
+                key, chain = (_pem(each) for each in (access.key_file, wanted.keystore_location))
+                wanted = replace(wanted, keystore_location=None, keystore_key=key, keystore_certificate_chain=chain)
+            return ssl_context(wanted)
+        except (OSError, UsageError) as error:
+            raise UsageError(f"{self.shown}: TLS cannot be set up: {error}") from None
+
+
+def _pem(path: str) -> str:
+    """What a file holds besides may be text of any encoding."""
+    return Path(path).read_bytes().decode("ascii", errors="ignore")
 
 
 def registry_config(url: str, properties: Mapping[str, str]) -> RegistryConfig:
-    """Read the properties; names in any case, with or without `schema.registry.` before them. Contacts nobody.
+    """Read the properties; names in any case, with or without `schema.registry.` before them. Contacts nobody, reads no file.
 
     `url`: one or more, with commas between them. Raises UsageError naming the property that is unknown, missing or
     contradictory; no message shows a value that may be a secret.
     """
     given = {name.lower().removeprefix(_PREFIX): value for name, value in properties.items()}
-    unknown = sorted(given.keys() - set(PROPERTIES))
+    own = {name: value for name, value in given.items() if not is_provider(name)}
+    unknown = sorted(own.keys() - set(PROPERTIES))
     if unknown:
-        raise UsageError(f"schema registry property '{unknown[0]}' is not known; there are: {', '.join(PROPERTIES)}")
+        raise UsageError(f"{_KIND} '{unknown[0]}' is not known; there are: {', '.join(PROPERTIES)}, config.providers")
     parts = [_address(each.strip()) for each in url.split(",") if each.strip()]
     if not parts:
         raise UsageError("the schema registry's url is empty")
-    certificate, key = given.get(_CERTIFICATE), given.get(_KEY)
-    certificate = _pem(given, _KEYSTORE, _KEYSTORE_TYPE) or certificate
-    if (key is not None or _KEY_PASSWORD in given) and certificate is None:
-        raise UsageError(f"schema registry property '{_KEY}' needs '{_CERTIFICATE}'")
-    return RegistryConfig(
-        urls=tuple(_bare(each) for each in parts),
-        headers=(*_authorization(given, parts), *_routing(given)),
-        ca_file=_pem(given, _TRUSTSTORE, _TRUSTSTORE_TYPE) or given.get(_CA),
-        certificate_file=certificate,
-        key_file=key,
-        key_password=given.get(_KEY_PASSWORD),
-    )
+    check_providers(given, _KIND)
+    if len(own) < len(given) and "${" in url:
+        raise UsageError(f"a schema registry's url takes no reference to a secret: give the user by one in '{_BASIC_INFO}'")
+    user = _url_user(parts)
+    _access(user, own)  # what contradicts itself is so whatever the references stand for
+    return RegistryConfig(urls=tuple(_bare(each) for each in parts), url_user=user, properties=tuple(sorted(given.items())))
+
+
+def _access(url_user: str | None, given: Mapping[str, str]) -> Access:
+    headers = _authorization(given, url_user) | _routing(given)
+    return Access(headers, _tls(given), given.get(_KEY))
+
+
+def _tls(given: Mapping[str, str]) -> TlsConfig:
+    """Of Python's names, which are files in PEM, or of Java's, which are stores."""
+    java = {name: given[name] for name in (*_STORES, _KEY_PASSWORD) if name in given}
+    for own, store in ((_CA, "truststore"), (_CERTIFICATE, "keystore")):
+        if own in given and f"ssl.{store}.location" in given:
+            raise UsageError(f"give {_KIND} '{own}' or 'ssl.{store}.location', not both")
+        if own in given:
+            java |= {f"ssl.{store}.location": given[own], f"ssl.{store}.type": "PEM"}
+        orphans = [name for name in java if name.startswith(f"ssl.{store}.") and f"ssl.{store}.location" not in java]
+        if orphans:
+            raise UsageError(f"{_KIND} '{orphans[0]}' needs 'ssl.{store}.location'")
+    if _KEY in given and _CERTIFICATE not in given:
+        raise UsageError(f"{_KIND} '{_KEY}' needs '{_CERTIFICATE}'")
+    if _KEY_PASSWORD in given and "ssl.keystore.location" not in java:
+        raise UsageError(f"{_KIND} '{_KEY_PASSWORD}' needs '{_CERTIFICATE}' or 'ssl.keystore.location'")
+    return tls_config(java)
 
 
 def _address(url: str) -> SplitResult:
@@ -112,61 +155,55 @@ def _bare(parts: SplitResult) -> str:
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))
 
 
-def _authorization(given: Mapping[str, str], parts: list[SplitResult]) -> tuple[tuple[str, str], ...]:
-    info, source = _user_info(given, parts), given.get(_BEARER_SOURCE)
+def _authorization(given: Mapping[str, str], url_user: str | None) -> dict[str, str]:
+    info, source = _user_info(given, url_user), given.get(_BEARER_SOURCE)
     token = given.get(_BEARER_TOKEN)
     if source not in (None, "STATIC_TOKEN"):
-        raise UsageError(f"schema registry property '{_BEARER_SOURCE}' may only be STATIC_TOKEN, not {source!r}")
+        raise UsageError(f"{_KIND} '{_BEARER_SOURCE}' may only be STATIC_TOKEN, not {source!r}")
     if source is not None and token is None:
-        raise UsageError(f"schema registry property '{_BEARER_TOKEN}' is missing, which {_BEARER_SOURCE}={source} needs")
+        raise UsageError(f"{_KIND} '{_BEARER_TOKEN}' is missing, which {_BEARER_SOURCE}={source} needs")
     if token is not None and info is not None:
         raise UsageError(f"give '{_BEARER_TOKEN}', or a user name and a password for the schema registry, not both")
     if token is not None:
-        return (("Authorization", f"Bearer {_one_line(_BEARER_TOKEN, token)}"),)
+        return {"Authorization": f"Bearer {_one_line(_BEARER_TOKEN, token)}"}
     if info is not None:
-        return (("Authorization", "Basic " + base64.b64encode(info.encode()).decode()),)
-    return ()
+        return {"Authorization": "Basic " + base64.b64encode(info.encode()).decode()}
+    return {}
 
 
 def _one_line(name: str, value: str) -> str:
     if not value.strip() or not value.isprintable() or not value.isascii():
-        raise UsageError(f"schema registry property '{name}' must be one line of ASCII text")
+        raise UsageError(f"{_KIND} '{name}' must be one line of ASCII text")
     return value.strip()
 
 
-def _routing(given: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+def _routing(given: Mapping[str, str]) -> dict[str, str]:
     """Headers by which Confluent Cloud finds the registry that a token is for."""
     names = {_BEARER_CLUSTER: "target-sr-cluster", _BEARER_POOL: "Confluent-Identity-Pool-Id"}
-    return tuple((header, _one_line(name, given[name])) for name, header in names.items() if name in given)
+    return {header: _one_line(name, given[name]) for name, header in names.items() if name in given}
 
 
-def _user_info(given: Mapping[str, str], parts: list[SplitResult]) -> str | None:
+def _url_user(parts: list[SplitResult]) -> str | None:
+    """`user:password` of the urls."""
+    users = {f"{unquote(each.username)}:{unquote(each.password or '')}" for each in parts if each.username}
+    if len(users) > 1:
+        raise UsageError("the schema registry's urls have different users; there can be one")
+    return next(iter(users), None)
+
+
+def _user_info(given: Mapping[str, str], url_user: str | None) -> str | None:
     """`user:password`, of the property or of the urls."""
     source = given.get(_BASIC_SOURCE, "USER_INFO" if _BASIC_INFO in given else "URL").upper()
-    in_urls = {f"{unquote(each.username)}:{unquote(each.password or '')}" for each in parts if each.username}
     match source:
         case "USER_INFO":
             if ":" not in given.get(_BASIC_INFO, ""):
-                raise UsageError(f"schema registry property '{_BASIC_INFO}' must be like user:password")
-            if in_urls:
+                raise UsageError(f"{_KIND} '{_BASIC_INFO}' must be like user:password")
+            if url_user is not None:
                 raise UsageError(f"give the schema registry's user in '{_BASIC_INFO}' or in the url, not in both")
             return given[_BASIC_INFO]
         case "URL":
             if _BASIC_INFO in given:
-                raise UsageError(f"schema registry property '{_BASIC_INFO}' needs {_BASIC_SOURCE}=USER_INFO")
-            if len(in_urls) > 1:
-                raise UsageError("the schema registry's urls have different users; there can be one")
-            return next(iter(in_urls), None)
+                raise UsageError(f"{_KIND} '{_BASIC_INFO}' needs {_BASIC_SOURCE}=USER_INFO")
+            return url_user
         case _:
-            raise UsageError(f"schema registry property '{_BASIC_SOURCE}' may be USER_INFO or URL, not {source!r}")
-
-
-def _pem(given: Mapping[str, str], location: str, kind: str) -> str | None:
-    """A store's file, by the Java client's names."""
-    if location not in given:
-        return None
-    if given.get(kind, "JKS").upper() != "PEM":
-        raise UsageError(
-            f"schema registry property '{location}' needs {kind}=PEM; or give the files in '{_CA}' and '{_CERTIFICATE}'"
-        )
-    return given[location]
+            raise UsageError(f"{_KIND} '{_BASIC_SOURCE}' may be USER_INFO or URL, not {source!r}")

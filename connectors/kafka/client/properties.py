@@ -9,14 +9,15 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
-from headrace.connectors.kafka.client.login.references import resolved
 from headrace.connectors.kafka.client.login.sasl import SASL_PROPERTIES, SaslConfig, login
 from headrace.connectors.kafka.client.login.tokens import MskTokens
 from headrace.connectors.kafka.format.record_batch import CODECS, LEVELS
+from headrace.connectors.security.references import resolved
+from headrace.connectors.security.tls import TLS_PROPERTIES, TlsConfig, tls_config
 from headrace.enumerator.errors import UsageError
 
 __all__ = ["ClientConfig", "DnsLookup", "Isolation", "TlsConfig"]
@@ -25,8 +26,6 @@ DEFAULT_TRANSACTION_TIMEOUT_MS = 900_000
 """15 minutes, the most that brokers allow by default (`transaction.max.timeout.ms`): it has to outlast an outage of the job."""
 
 _INT32_MAX = 2**31 - 1
-_STORE_TYPES = ("PEM", "PKCS12", "JKS")
-_PROTOCOLS = ("TLSv1.2", "TLSv1.3")
 
 
 class Isolation(StrEnum):
@@ -48,44 +47,6 @@ class DnsLookup(StrEnum):
     """Connect by the name, to one of its IP addresses after the other."""
     RESOLVE_CANONICAL_BOOTSTRAP_SERVERS_ONLY = "resolve_canonical_bootstrap_servers_only"
     """Put the canonical name of each of its IP addresses in its place: for Kerberos and TLS behind an alias."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TlsConfig:
-    """How to speak TLS. With no trust store the system's certificate authorities are trusted.
-
-    A store is a file (`*_location`) or PEM text (`truststore_certificates`, `keystore_key` with `keystore_certificate_chain`;
-    KIP-651). Files are read when a connection is made, on the machine that makes it. A type of None is found
-    out from the file.
-    """
-
-    truststore_location: str | None = None
-    truststore_type: str | None = None
-    truststore_password: str | None = field(default=None, repr=False)
-    truststore_certificates: str | None = field(default=None, repr=False)
-    keystore_location: str | None = None
-    keystore_type: str | None = None
-    keystore_password: str | None = field(default=None, repr=False)
-    keystore_key: str | None = field(default=None, repr=False)
-    keystore_certificate_chain: str | None = field(default=None, repr=False)
-    key_password: str | None = field(default=None, repr=False)
-    check_hostname: bool = True
-    enabled_protocols: tuple[str, ...] = _PROTOCOLS
-
-    def __post_init__(self) -> None:
-        """Raise `UsageError` for stores that contradict each other; reads no file."""
-        for kind, store_type in (("truststore", self.truststore_type), ("keystore", self.keystore_type)):
-            if store_type is not None and store_type not in _STORE_TYPES:
-                raise UsageError(f"ssl.{kind}.type must be one of {', '.join(_STORE_TYPES)}, not {store_type!r}")
-        if self.truststore_location and self.truststore_certificates:
-            raise UsageError("give ssl.truststore.location or ssl.truststore.certificates, not both")
-        if self.keystore_location and self.keystore_key:
-            raise UsageError("give ssl.keystore.location or ssl.keystore.key, not both")
-        if (self.keystore_key is None) != (self.keystore_certificate_chain is None):
-            raise UsageError("ssl.keystore.key and ssl.keystore.certificate.chain go together: give both or neither")
-        unknown = set(self.enabled_protocols) - set(_PROTOCOLS)
-        if unknown or not self.enabled_protocols:
-            raise UsageError(f"ssl.enabled.protocols may hold {' and '.join(_PROTOCOLS)}, not {sorted(unknown) or 'nothing'}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,7 +147,7 @@ class ClientConfig:
 
         Raises `UsageError` naming the property that is missing, unknown, out of range or impossible here.
         """
-        given = resolved({name.lower(): str(value).strip() for name, value in properties.items()})
+        given = resolved({name.lower(): str(value).strip() for name, value in properties.items()}, "Kafka option")
         for name, value in given.items():
             _check_honourable(name, value)
         if "bootstrap.servers" not in given:
@@ -295,20 +256,6 @@ def _isolation(name: str, value: str) -> Isolation:
         raise UsageError(f"{name} must be read_uncommitted or read_committed, not {value!r}") from None
 
 
-def _upper(_name: str, value: str) -> str:
-    return value.upper()
-
-
-def _endpoint_check(name: str, value: str) -> bool:
-    if value.lower() not in ("", "https"):
-        raise UsageError(f"{name} must be https, or empty to skip the check of the host name, not {value!r}")
-    return value != ""
-
-
-def _protocols(_name: str, value: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in value.split(",") if part.strip())
-
-
 _CLIENT: dict[str, tuple[str, Parser]] = {
     "bootstrap.servers": ("bootstrap", _text),
     "client.id": ("client_id", _text),
@@ -339,21 +286,6 @@ _CLIENT: dict[str, tuple[str, Parser]] = {
     "transaction.timeout.ms": ("transaction_timeout_ms", _integer),
 }
 _JAVA_NAME = {field_name: name for name, (field_name, _) in _CLIENT.items()}
-
-_TLS: dict[str, tuple[str, Parser]] = {
-    "ssl.truststore.location": ("truststore_location", _text_or_none),
-    "ssl.truststore.type": ("truststore_type", _upper),
-    "ssl.truststore.password": ("truststore_password", _text),
-    "ssl.truststore.certificates": ("truststore_certificates", _text_or_none),
-    "ssl.keystore.location": ("keystore_location", _text_or_none),
-    "ssl.keystore.type": ("keystore_type", _upper),
-    "ssl.keystore.password": ("keystore_password", _text),
-    "ssl.keystore.key": ("keystore_key", _text_or_none),
-    "ssl.keystore.certificate.chain": ("keystore_certificate_chain", _text_or_none),
-    "ssl.key.password": ("key_password", _text),
-    "ssl.endpoint.identification.algorithm": ("check_hostname", _endpoint_check),
-    "ssl.enabled.protocols": ("enabled_protocols", _protocols),
-}
 
 _SECURITY = ("security.protocol", *SASL_PROPERTIES)
 
@@ -435,7 +367,7 @@ _REFUSED: dict[str, str] = {
     ),
 }
 
-_KNOWN = frozenset({*_CLIENT, *_LEVEL_NAMES, *_TLS, *_SECURITY, *_HARMLESS, *_ONLY, *_REFUSED})
+_KNOWN = frozenset({*_CLIENT, *_LEVEL_NAMES, *TLS_PROPERTIES, *_SECURITY, *_HARMLESS, *_ONLY, *_REFUSED})
 
 
 def _check_honourable(name: str, value: str) -> None:
@@ -454,8 +386,7 @@ def _security(given: Mapping[str, str]) -> tuple[TlsConfig | None, SaslConfig | 
     protocol = given.get("security.protocol", "PLAINTEXT").upper()
     if protocol not in ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"):
         raise UsageError(f"security.protocol must be PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL, not {protocol!r}")
-    tls_options: dict[str, Any] = {key: parse(name, given[name]) for name, (key, parse) in _TLS.items() if name in given}
-    tls = TlsConfig(**tls_options) if protocol.endswith("SSL") else None
+    tls = tls_config(given) if protocol.endswith("SSL") else None
     if not protocol.startswith("SASL"):
         return tls, None
     return tls, login(given)

@@ -22,7 +22,7 @@ from headrace.connectors.kafka.client.login.renewal import kept
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.wire.failures import MAX_FRAME_BYTES, explain_handshake, first_line
 from headrace.connectors.kafka.client.wire.protocol import Message
-from headrace.connectors.kafka.client.wire.tls import ssl_context
+from headrace.connectors.security.tls import ssl_context
 from headrace.enumerator.errors import AuthenticationError
 
 __all__ = ["Adopted", "shake_hands"]

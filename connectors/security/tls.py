@@ -1,4 +1,7 @@
-"""From a `TlsConfig` to Python's `ssl.SSLContext`: PEM natively, PKCS12 through the `cryptography` package, JKS refused."""
+"""How to speak TLS, by the names of Java's clients; and Python's `ssl.SSLContext` for it.
+
+PEM natively, PKCS12 through the `cryptography` package, JKS refused.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,107 @@ import os
 import re
 import ssl
 import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from headrace.connectors.kafka.client.properties import TlsConfig
 from headrace.enumerator.errors import UsageError
 
-__all__ = ["ssl_context"]
+__all__ = ["TLS_PROPERTIES", "TlsConfig", "ssl_context", "tls_config"]
+
+_STORE_TYPES = ("PEM", "PKCS12", "JKS")
+_PROTOCOLS = ("TLSv1.2", "TLSv1.3")
 
 _PEM_BLOCK = re.compile(r"(-----BEGIN [A-Z0-9 ]+-----)([A-Za-z0-9+/=\s]+)(-----END [A-Z0-9 ]+-----)")
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TlsConfig:
+    """How to speak TLS. With no trust store the system's certificate authorities are trusted.
+
+    A store is a file (`*_location`) or PEM text (`truststore_certificates`, `keystore_key` with `keystore_certificate_chain`;
+    KIP-651). Files are read when a connection is made, on the machine that makes it. A type of None is found
+    out from the file.
+    """
+
+    truststore_location: str | None = None
+    truststore_type: str | None = None
+    truststore_password: str | None = field(default=None, repr=False)
+    truststore_certificates: str | None = field(default=None, repr=False)
+    keystore_location: str | None = None
+    keystore_type: str | None = None
+    keystore_password: str | None = field(default=None, repr=False)
+    keystore_key: str | None = field(default=None, repr=False)
+    keystore_certificate_chain: str | None = field(default=None, repr=False)
+    key_password: str | None = field(default=None, repr=False)
+    check_hostname: bool = True
+    enabled_protocols: tuple[str, ...] = _PROTOCOLS
+
+    def __post_init__(self) -> None:
+        """Raise `UsageError` for stores that contradict each other; reads no file."""
+        for kind, store_type in (("truststore", self.truststore_type), ("keystore", self.keystore_type)):
+            if store_type is not None and store_type not in _STORE_TYPES:
+                raise UsageError(f"ssl.{kind}.type must be one of {', '.join(_STORE_TYPES)}, not {store_type!r}")
+        if self.truststore_location and self.truststore_certificates:
+            raise UsageError("give ssl.truststore.location or ssl.truststore.certificates, not both")
+        if self.keystore_location and self.keystore_key:
+            raise UsageError("give ssl.keystore.location or ssl.keystore.key, not both")
+        if (self.keystore_key is None) != (self.keystore_certificate_chain is None):
+            raise UsageError("ssl.keystore.key and ssl.keystore.certificate.chain go together: give both or neither")
+        unknown = set(self.enabled_protocols) - set(_PROTOCOLS)
+        if unknown or not self.enabled_protocols:
+            raise UsageError(f"ssl.enabled.protocols may hold {' and '.join(_PROTOCOLS)}, not {sorted(unknown) or 'nothing'}")
+
+
+def _text(_name: str, value: str) -> str:
+    return value
+
+
+def _text_or_none(_name: str, value: str) -> str | None:
+    return value or None
+
+
+def _upper(_name: str, value: str) -> str:
+    return value.upper()
+
+
+def _endpoint_check(name: str, value: str) -> bool:
+    if value.lower() not in ("", "https"):
+        raise UsageError(f"{name} must be https, or empty to skip the check of the host name, not {value!r}")
+    return value != ""
+
+
+def _protocols(_name: str, value: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+_PARSERS: dict[str, tuple[str, Callable[[str, str], object]]] = {
+    "ssl.truststore.location": ("truststore_location", _text_or_none),
+    "ssl.truststore.type": ("truststore_type", _upper),
+    "ssl.truststore.password": ("truststore_password", _text),
+    "ssl.truststore.certificates": ("truststore_certificates", _text_or_none),
+    "ssl.keystore.location": ("keystore_location", _text_or_none),
+    "ssl.keystore.type": ("keystore_type", _upper),
+    "ssl.keystore.password": ("keystore_password", _text),
+    "ssl.keystore.key": ("keystore_key", _text_or_none),
+    "ssl.keystore.certificate.chain": ("keystore_certificate_chain", _text_or_none),
+    "ssl.key.password": ("key_password", _text),
+    "ssl.endpoint.identification.algorithm": ("check_hostname", _endpoint_check),
+    "ssl.enabled.protocols": ("enabled_protocols", _protocols),
+}
+
+TLS_PROPERTIES = tuple(_PARSERS)
+"""The properties that `tls_config` reads."""
+
+
+def tls_config(given: Mapping[str, str]) -> TlsConfig:
+    """What properties of Java's clients say, those of TLS_PROPERTIES; others are not looked at. Raises `UsageError`."""
+    options: dict[str, Any] = {key: parse(name, given[name]) for name, (key, parse) in _PARSERS.items() if name in given}
+    return TlsConfig(**options)
 
 
 @lru_cache(maxsize=64)
