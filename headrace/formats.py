@@ -20,7 +20,7 @@ from headrace.connectors.formats.registry.avro_values import RegisteredAvroForma
 from headrace.connectors.formats.registry.client import SchemaRegistry
 from headrace.connectors.formats.registry.json_values import RegisteredJsonFormat
 from headrace.connectors.formats.registry.protobuf_values import RegisteredProtobufFormat
-from headrace.connectors.formats.registry.schemas import RegisteredSchema, SubjectStrategy, subject_name
+from headrace.connectors.formats.registry.schemas import RegisteredSchema, SchemaReference, SubjectStrategy, subject_name
 from headrace.connectors.formats.value_format import BadValue, DecodedValues, ValueFormat
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "RegisteredJsonFormat",
     "RegisteredProtobufFormat",
     "RegisteredSchema",
+    "SchemaReference",
     "SchemaRegistry",
     "StringFormat",
     "SubjectStrategy",

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,10 +20,18 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 from headrace.connectors.formats.by_name import create_format
 from headrace.connectors.formats.plain import StringFormat
 from headrace.connectors.formats.registry.registered import RegisteredFormat
-from headrace.connectors.formats.registry.schemas import RegisteredSchema, SubjectStrategy, UnknownSchemaError, subject_name
+from headrace.connectors.formats.registry.schemas import (
+    RegisteredSchema,
+    SchemaReference,
+    SubjectStrategy,
+    UnknownSchemaError,
+)
 from headrace.connectors.formats.value_format import BadValue, DecodedValues, ValueFormat
 from headrace.connectors.kafka.read.typed import BadRecords
 from headrace.enumerator.errors import StateError, UsageError
+
+if TYPE_CHECKING:
+    from headrace.connectors.formats.registry.client import SchemaRegistry
 
 __all__ = ["BadRecord", "FormatName", "TypedFormat", "TypedOptions", "check_pinned", "read_formats", "write_formats"]
 
@@ -233,6 +241,12 @@ def _check(given: Mapping[str, Any], registry_properties: Mapping[str, str]) -> 
         )
     if registry_properties and "schemaRegistryUrl" not in given:
         raise UsageError(f"option '{REGISTRY_PREFIX}{min(registry_properties)}' needs schemaRegistryUrl")
+    for field in FIELDS:
+        said = f"{field}.subject.name.strategy"
+        if said in registry_properties and given.get(f"{field}Format") not in _KINDS:
+            raise UsageError(f"option '{REGISTRY_PREFIX}{said}' means nothing without {field}Format of a schema registry")
+        if f"{field}Record" in given and "schemaRegistryUrl" not in given:
+            raise UsageError(f"option '{field}Record' needs schemaRegistryUrl")
     if "onBadRecord" in given and not any(f"{field}Format" in given for field in FIELDS):
         raise UsageError("option 'onBadRecord' means nothing without valueFormat or keyFormat")
 
@@ -260,8 +274,9 @@ def _schemed(
     if "schemaRegistryUrl" not in given:
         raise UsageError(f"{field}Format={name} needs schemaRegistryUrl, or a schema in {field}Schema or {field}SchemaFile")
     registry = SchemaRegistry(given["schemaRegistryUrl"], registry_properties)
-    version, subject = given.get(f"{field}SchemaVersion"), _subject(field, given, topics)
-    more = _message(field, given)
+    _check_subject(field, given, registry_properties)
+    version, more = given.get(f"{field}SchemaVersion"), _message(field, given)
+    subject = given.get(f"{field}Subject") or _subject(registry, name, field, topics, _record(field, given))
     found = _registered_class(name).of_subject(registry, subject, version=version, fields=fields, field=field, **more)
     return TypedFormat.seen(found, _pin(name, field, given, found.reader, {"id": str(found.reader.id)}), wanted, field)
 
@@ -346,15 +361,42 @@ def _inline(field: Field, given: Mapping[str, Any]) -> str | None:
         raise UsageError(f"option '{field}SchemaFile': {path} cannot be read: {error}") from error
 
 
-def _subject(field: Field, given: Mapping[str, Any], topics: Sequence[str] | None) -> str:
-    if f"{field}Subject" in given:
-        subject: str = given[f"{field}Subject"]
-        return subject
-    if len(names := set(topics or ())) != 1:
+def _subject(registry: SchemaRegistry, name: FormatName, field: Field, topics: Sequence[str] | None, record: str | None) -> str:
+    """What the registry's strategy makes of the topic and of the record's name. Raises UsageError naming the option to give."""
+    names = set(topics or ())
+    strategy = dict(registry.config.strategies).get(field, SubjectStrategy.TOPIC_NAME)
+    if strategy is not SubjectStrategy.RECORD_NAME and len(names) != 1:
         raise UsageError(
             f"option '{field}Subject' is missing: with a pattern or several topics it cannot be told from the topic's name"
         )
-    return subject_name(SubjectStrategy.TOPIC_NAME, names.pop(), field=field, record=None)
+    if strategy is not SubjectStrategy.TOPIC_NAME and record is None:
+        option = "Message" if name is FormatName.PROTOBUF else "Record"
+        raise UsageError(f"option '{field}{option}' is missing: {strategy} names the subject after the record")
+    return registry.subject(names.pop() if len(names) == 1 else None, field=field, record=record)
+
+
+def _record(field: Field, given: Mapping[str, Any]) -> str | None:
+    """The name of the record by which subjects may be named, if an option says it."""
+    record: str | None = given.get(f"{field}Message", given.get(f"{field}Record"))
+    return record
+
+
+def _check_subject(field: Field, given: Mapping[str, Any], registry_properties: Mapping[str, str]) -> None:
+    """That what names a subject is said once, and is used."""
+    said = f"{field}.subject.name.strategy"
+    if f"{field}Subject" in given and said in registry_properties:
+        raise UsageError(f"give {field}Subject or {REGISTRY_PREFIX}{said}, not both")
+    if f"{field}Record" not in given:
+        return
+    if given[f"{field}Format"] is FormatName.PROTOBUF:
+        raise UsageError(f"option '{field}Record' means nothing with {field}Format=protobuf: {field}Message names the record")
+    if not registry_properties.get(said, "").endswith("RecordNameStrategy"):
+        raise UsageError(
+            f"option '{field}Record' means nothing without {REGISTRY_PREFIX}{said} of RecordNameStrategy or "
+            "TopicRecordNameStrategy"
+        )
+    if f"{field}Schema" in given or f"{field}SchemaFile" in given:
+        raise UsageError(f"option '{field}Record' means nothing with {field}Schema, which has a name of its own")
 
 
 def _json(field: Field, given: Mapping[str, Any], columns: StructType | None) -> ValueFormat:
@@ -394,6 +436,9 @@ def write_formats(
     _check(given, registry_properties)
     if given.get("registerSchemas", False) and "schemaRegistryUrl" not in given:
         raise UsageError("option 'registerSchemas' needs schemaRegistryUrl")
+    for field in FIELDS:
+        if f"{field}SchemaReferences" in given and ("schemaRegistryUrl" not in given or _inline(field, given) is None):
+            raise UsageError(f"option '{field}SchemaReferences' needs schemaRegistryUrl and {field}Schema or {field}SchemaFile")
     formats: dict[Field, ValueFormat] = {}
     for field in FIELDS:
         name: FormatName | None = given.get(f"{field}Format")
@@ -419,15 +464,18 @@ def _writer(
         return _json(field, given, schema)
     text = _inline(field, given)
     if "schemaRegistryUrl" in given:
-        topics = [given["topic"]] if "topic" in given else None
-        subject, version = _subject(field, given, topics), given.get(f"{field}SchemaVersion")
+        _check_subject(field, given, registry_properties)
         asked = _Asked(
             name=name,
+            field=field,
             url=given["schemaRegistryUrl"],
             properties=tuple(sorted(registry_properties.items())),
-            subject=subject,
-            version=version,
+            topic=given.get("topic"),
+            subject=given.get(f"{field}Subject"),
+            record=_record(field, given),
+            version=given.get(f"{field}SchemaVersion"),
             text=text,
+            references=given.get(f"{field}SchemaReferences", ()),
             registers=given.get("registerSchemas", False),
             message=given.get(f"{field}Message"),
         )
@@ -452,13 +500,21 @@ class _Asked:
     """What a sink's options say of a registry's schema: a version of a subject; or a text, that is registered or is to be."""
 
     name: FormatName
+    field: Field
     url: str
     properties: tuple[tuple[str, str], ...]
-    subject: str
+    topic: str | None
+    subject: str | None
+    record: str | None
     version: int | None
     text: str | None
+    references: tuple[SchemaReference, ...]
     registers: bool
     message: str | None
+
+    def subject_in(self, registry: SchemaRegistry, record: str | None) -> str:
+        """The one that is named, or that of the topic and of a record of this name."""
+        return self.subject or _subject(registry, self.name, self.field, [self.topic] if self.topic else None, record)
 
 
 @functools.lru_cache(maxsize=64)
@@ -473,12 +529,12 @@ def _registered(asked: _Asked, _period: int) -> ValueFormat:
     if asked.text is None:
         if asked.registers:
             raise UsageError("option 'registerSchemas' needs the schema that is to be registered, in valueSchema or keySchema")
-        return make(registry.version(asked.subject, asked.version))
+        return make(registry.version(asked.subject_in(registry, asked.record), asked.version))
     if asked.version is not None:
         raise UsageError("give a version of the subject, or a schema, not both")
-    own = RegisteredSchema(0, _KINDS[asked.name], asked.text)
-    make(own)  # what is no schema of the format is not registered
-    return make(registry.register(asked.subject, own) if asked.registers else registry.lookup(asked.subject, own))
+    own = registry.compose(_KINDS[asked.name], asked.text, asked.references)
+    subject = asked.subject_in(registry, make(own).record)  # what is no schema of the format is not registered
+    return make(registry.register(subject, own) if asked.registers else registry.lookup(subject, own))
 
 
 # --- what a checkpoint pins -------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, TypeGuard
 
+from headrace.connectors.formats.registry.schemas import SchemaReference
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Position, Timestamp
 from headrace.connectors.kafka.client.topology import TopicPartition
 from headrace.connectors.kafka.format.decode import BadTimestamps
@@ -168,6 +169,23 @@ def _bad_batches(option: Option, value: str) -> BadBatches:
             raise option.refuse(value, "error or skip")
 
 
+def _references(option: Option, value: str) -> tuple[SchemaReference, ...]:
+    wanted = 'a JSON list of objects like {"name": "air.City", "subject": "city-value", "version": 1}'
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        raise option.refuse(value, wanted) from None
+    if not isinstance(found, list) or not all(isinstance(each, dict) and _names_a_version(each) for each in found):
+        raise option.refuse(value, wanted)
+    return tuple(SchemaReference(**each) for each in found)
+
+
+def _names_a_version(reference: Mapping[str, Any]) -> bool:
+    texts = all(isinstance(reference.get(name), str) for name in ("name", "subject"))
+    version = reference.get("version")
+    return texts and set(reference) == {"name", "subject", "version"} and type(version) is int and version > 0
+
+
 # --- the tables -------------------------------------------------------------------------------------------------------
 
 _SCHEMAS: tuple[Option, ...] = (
@@ -185,6 +203,12 @@ _SCHEMAS: tuple[Option, ...] = (
             ),
             Option(f"{field}SchemaFile", text, "ours: path of a file with the schema"),
             Option(f"{field}Message", text, "ours: full name of the Protobuf message type. Default: the schema's first"),
+            Option(
+                f"{field}Record",
+                text,
+                "ours: full name of the Avro record, or title of the JSON Schema, where `schema.registry."
+                f"{field}.subject.name.strategy` names the subject after it",
+            ),
         )
     ),
 )
@@ -238,6 +262,14 @@ _SINK: tuple[Option, ...] = (
     Option("valueFormat", choice(FormatName), "encode `value`, as above. Default: bytes or a string"),
     Option("keyFormat", choice(FormatName), "the same for `key`"),
     *_SCHEMAS,
+    *(
+        Option(
+            f"{field}SchemaReferences",
+            _references,
+            f'what {field}Schema refers to in the registry: `[{{"name": "A", "subject": "a", "version": 1}}]`',
+        )
+        for field in FIELDS
+    ),
     Option("registerSchemas", boolean, "register the schema of valueSchema or keySchema where it is new. Default false"),
     Option("delivery", choice(Delivery), "`exactly-once` (default) or `at-least-once`"),
     Option("transactionalIdPrefix", text, f"prefix of all transactional ids (default `{DEFAULT_PREFIX}`)"),

@@ -109,6 +109,7 @@ class FakeRegistry(AbstractContextManager["FakeRegistry"]):
         routes: list[tuple[str, str, Callable[..., tuple[int, Any]]]] = [
             ("GET", r"/schemas/ids/(\d+)", lambda number: self._by_id(int(number))),
             ("GET", r"/schemas/guids/([0-9a-f-]+)", self._by_guid),
+            ("GET", r"/subjects", lambda: (200, sorted(self._subjects))),
             ("GET", r"/subjects/([^/]+)/versions", self._versions),
             ("GET", r"/subjects/([^/]+)/versions/(latest|\d+)", self._version),
             ("POST", r"/subjects/([^/]+)/versions", lambda subject: self._register(subject, body)),
@@ -142,6 +143,9 @@ class FakeRegistry(AbstractContextManager["FakeRegistry"]):
         return 200, {"subject": subject, "version": number, "id": schema_id, **self._shown(self._schemas[schema_id])}
 
     def _register(self, subject: str, body: Any) -> tuple[int, Any]:
+        for each in body.get("references") or []:
+            if each["version"] not in self._subjects.get(each["subject"], {}):
+                return 422, {"error_code": 42201, "message": f"Invalid schema: reference {each['name']} not found"}
         return self._with_id(
             subject, self.register(subject, body["schema"], body.get("references"), body.get("schemaType", "AVRO"))
         )
@@ -150,7 +154,9 @@ class FakeRegistry(AbstractContextManager["FakeRegistry"]):
         if subject not in self._subjects:
             return self._missing(40401)
         for schema_id in self._subjects[subject].values():
-            if _parsed(self._schemas[schema_id]["schema"]) == _parsed(body["schema"]):
+            entry = self._schemas[schema_id]
+            same = _parsed(entry["schema"]) == _parsed(body["schema"]) and entry["references"] == (body.get("references") or [])
+            if same:
                 return self._with_id(subject, schema_id)
         return self._missing(40403)
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka.schema_registry import SchemaRegistryClient, header_schema_id_serializer
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, header_schema_id_serializer
+from confluent_kafka.schema_registry import SchemaReference as TheirReference
 from confluent_kafka.schema_registry import record_subject_name_strategy as theirs_by_record
 from confluent_kafka.schema_registry import topic_record_subject_name_strategy as theirs_by_topic_and_record
 from confluent_kafka.schema_registry import topic_subject_name_strategy as theirs_by_topic
@@ -36,7 +37,16 @@ from headrace.enumerator.errors import (
     UsageError,
 )
 from headrace.errors import UnknownSchemaError
-from headrace.formats import RegisteredAvroFormat, SchemaRegistry, SubjectStrategy, subject_name
+from headrace.formats import (
+    RegisteredAvroFormat,
+    RegisteredJsonFormat,
+    RegisteredProtobufFormat,
+    RegisteredSchema,
+    SchemaReference,
+    SchemaRegistry,
+    SubjectStrategy,
+    subject_name,
+)
 from headrace.harness.kafka.security import Certificates, make_certificates
 from tests.helpers.schema_registry import NO_SUCH_PATH, FakeRegistry
 
@@ -160,6 +170,95 @@ def test_subjects_are_named_as_confluents_strategies_name_them(strategy, their_s
     if strategy is not SubjectStrategy.TOPIC_NAME:
         with pytest.raises(UsageError, match="names a subject after a record"):
             subject_name(strategy, "flights", field="value", record=None)
+
+
+CITY = {"type": "record", "name": "City", "namespace": "air", "fields": [{"name": "name", "type": "string"}]}
+LEG = {
+    "type": "record",
+    "name": "Leg",
+    "namespace": "air",
+    "fields": [{"name": "from", "type": "City"}, {"name": "to", "type": "air.City"}],
+}
+
+
+def test_a_schema_with_references_is_registered_and_found_as_by_confluents_client(served, theirs):
+    served.register("city", CITY)
+    registry, uses = SchemaRegistry(served.url), [SchemaReference("air.City", "city", 1)]
+    leg = registry.compose("AVRO", json.dumps(LEG), uses)
+    assert (leg.id, leg.references) == (0, (("air.City", json.dumps(CITY)),))
+    with pytest.raises(UnknownSchemaError, match="subject 'legs-value'"):
+        registry.lookup("legs-value", leg)
+    ours = registry.register("legs-value", leg)
+    assert (ours.uses, ours.references, ours.fingerprint) == (tuple(uses), leg.references, leg.fingerprint)
+    found = theirs.get_latest_version("legs-value").schema
+    assert found.references == [TheirReference("air.City", "city", 1)]
+    assert theirs.lookup_schema("legs-value", found).schema_id == ours.id == registry.lookup("legs-value", leg).id
+    row = {"from": {"name": "Rome"}, "to": {"name": "Oslo"}}
+    write = AvroSerializer(theirs, found, conf={"auto.register.schemas": False})
+    (encoded,) = RegisteredAvroFormat(registry, ours).encode(pa.array([row]))
+    assert encoded.as_py() == write(row, SerializationContext("legs", MessageField.VALUE))
+    copied = registry.register("copies-value", registry.version("legs-value"))  # whichever way it came
+    assert copied == ours
+    assert theirs.get_latest_version("copies-value").schema.references == found.references
+    assert theirs.register_schema("legs-value", Schema(json.dumps(LEG), "AVRO", found.references)) == ours.id
+
+
+def test_a_schema_of_other_kinds_with_references_is_registered_too(served, theirs):
+    registry = SchemaRegistry(served.url)
+    served.register("place", 'syntax = "proto3"; package air; message Place { string name = 1; }', kind="PROTOBUF")
+    flight = 'syntax = "proto3"; package air; import "place.proto"; message Flight { Place to = 1; }'
+    proto = registry.register("f-value", registry.compose("PROTOBUF", flight, [SchemaReference("place.proto", "place", 1)]))
+    row = {"to": {"name": "Rome"}}
+    (encoded,) = RegisteredProtobufFormat(registry, proto).encode(pa.array([row]))
+    assert RegisteredProtobufFormat.of_subject(registry, "f-value").decode(pa.array([encoded.as_py()])).values[0].as_py() == row
+    served.register("name", {"type": "string"}, kind="JSON")
+    person = json.dumps({"type": "object", "title": "Person", "properties": {"name": {"$ref": "name.json"}}})
+    schema = registry.register("p-value", registry.compose("JSON", person, [SchemaReference("name.json", "name", 1)]))
+    assert RegisteredJsonFormat(registry, schema).arrow_type == pa.struct([("name", pa.string())])
+    assert theirs.get_latest_version("p-value").schema.references == [TheirReference("name.json", "name", 1)]
+
+
+def test_a_reference_to_what_is_not_registered_is_refused_before_anything_is(served):
+    registry = SchemaRegistry(served.url)
+    with pytest.raises(UnknownSchemaError, match="version 1 of subject 'city'"):
+        registry.compose("AVRO", json.dumps(LEG), [SchemaReference("air.City", "city", 1)])
+    bare = RegisteredSchema(0, "AVRO", json.dumps(LEG), (("air.City", json.dumps(CITY)),))
+    with pytest.raises(UsageError, match=r"make it by SchemaRegistry\.compose"):
+        registry.register("legs-value", bare)
+    own = RegisteredSchema(0, "AVRO", json.dumps(LEG), bare.references, (SchemaReference("air.City", "city", 1),))
+    with pytest.raises(PeerError, match=r"answered 422 .*reference air\.City not found"):
+        registry.register("legs-value", own)
+    assert not [each for each in served.asked if each.startswith("POST")][1:]
+
+
+@pytest.mark.parametrize("strategy", SubjectStrategy)
+@pytest.mark.parametrize("field", ["key", "value"])
+def test_what_confluents_serializer_registers_by_a_strategy_is_found_by_it(served, theirs, strategy, field):
+    name = {"TopicNameStrategy": theirs_by_topic, "RecordNameStrategy": theirs_by_record}.get(
+        strategy, theirs_by_topic_and_record
+    )
+    write = AvroSerializer(theirs, json.dumps(FLIGHT), conf={"subject.name.strategy": name})
+    value = write({"carrier": "UA", "delay": 5}, SerializationContext("flights", field))
+    for text in (str(strategy), f"io.confluent.kafka.serializers.subject.{strategy}"):
+        registry = SchemaRegistry(served.url, {f"schema.registry.{field}.subject.name.strategy": text})
+        format_ = RegisteredAvroFormat.of_topic(registry, "flights", record="air.Flight", field=field)
+        assert format_.decode(binary([value])).values.to_pylist() == [{"carrier": "UA", "delay": 5}]
+        assert format_.record == "air.Flight"
+        assert registry.subject("flights", field=field, record=format_.record) == theirs.get_subjects()[0]
+        other = "value" if field == "key" else "key"
+        assert registry.subject("flights", field=other) == f"flights-{other}"  # the default
+
+
+def test_a_strategy_that_lacks_what_it_names_a_subject_after_is_refused(served):
+    by_record = SchemaRegistry(served.url, {"value.subject.name.strategy": "RecordNameStrategy"})
+    with pytest.raises(UsageError, match="RecordNameStrategy names a subject after a record"):
+        RegisteredAvroFormat.of_topic(by_record, "flights")
+    with pytest.raises(UsageError, match="TopicNameStrategy names a subject after a topic"):
+        SchemaRegistry(served.url).subject(None)
+    served.register("air.Flight", FLIGHT)
+    assert RegisteredAvroFormat.of_topic(by_record, None, record="air.Flight").reader.id == 1
+    number = RegisteredSchema(9, "AVRO", '"long"')
+    assert RegisteredAvroFormat(by_record, number).record is None
 
 
 def test_versions_and_registrations_are_those_that_confluents_client_sees(served, theirs):
@@ -490,6 +589,11 @@ def test_a_token_is_sent(served):
         ("http://a", {"config.providers.env.class": "hidden"}, "'config.providers.env.class' is not supported"),
         ("http://a", {"config.providers": "vault"}, r"config\.providers\.vault\.class must be"),
         ("http://u:${env:P}@a", PROVIDERS, "takes no reference to a secret"),
+        (
+            "http://a",
+            {"value.subject.name.strategy": "com.example.Own"},
+            "must be TopicNameStrategy, RecordName",
+        ),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name_and_nothing_secret_is_shown(url, properties, words):

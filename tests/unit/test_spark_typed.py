@@ -522,6 +522,54 @@ def test_a_frame_is_written_without_a_registry_too(kafka):
     assert (as_json.key, json.loads(as_json.value)) == ("Zürich".encode(), rows[0]["value"])
 
 
+@pytest.mark.parametrize(
+    ("strategy", "subject"),
+    [("RecordNameStrategy", "air.Flight"), ("TopicRecordNameStrategy", "flights-air.Flight")],
+)
+def test_subjects_are_named_by_a_strategy_in_writing_and_in_reading(kafka, registry, strategy, subject):
+    schema = {**SIMPLE, "name": "air.Flight"}
+    options = typed(registry, **{"schema.registry.value.subject.name.strategy": strategy})
+    rows = [{"value": {"carrier": "UA", "delay": 5}}]
+    Output(kafka, registerSchemas="true", valueSchema=json.dumps(schema), **options).write(rows, value=STRUCT)
+    theirs = SchemaRegistryClient({"url": registry.url})
+    assert theirs.get_subjects() == [subject]
+    Output(kafka, valueRecord="air.Flight", **options).write(rows, value=STRUCT)
+    assert Frame(kafka, valueRecord="air.Flight", **options).column("value") == [rows[0]["value"]] * 2
+    with pytest.raises(UsageError, match=f"option 'valueRecord' is missing: {strategy} names the subject after the record"):
+        Frame(kafka, **options)
+    with pytest.raises(UnknownSchemaError, match="Other"):
+        Frame(kafka, valueRecord="air.Other", **options)
+
+
+def test_a_record_names_one_subject_of_several_topics(kafka, registry):
+    kafka.create_topic("others", partitions=1)
+    number = registry.register("air.Flight", PROTO, kind="PROTOBUF")
+    kafka.append("others", b"\0" + number.to_bytes(4, "big") + b"\0\x10\x05")
+    by_record = {"schema.registry.value.subject.name.strategy": "RecordNameStrategy", "subscribe": "flights,others"}
+    options = {"valueFormat": "protobuf", "schemaRegistryUrl": registry.url, **by_record}
+    (value,) = Frame(kafka, valueMessage="air.Flight", **options).column("value")
+    assert value["delay"] == 5
+    with pytest.raises(UsageError, match="option 'valueMessage' is missing: RecordNameStrategy"):
+        Frame(kafka, **options)
+    by_both = {**options, "schema.registry.value.subject.name.strategy": "TopicRecordNameStrategy"}
+    with pytest.raises(UsageError, match="'valueSubject' is missing: with a pattern or several topics"):
+        Frame(kafka, valueMessage="air.Flight", **by_both)
+
+
+def test_a_schema_of_ones_own_is_registered_with_what_it_refers_to(kafka, registry):
+    registry.register("carrier", FIELDS[0]["type"])
+    schema = {**SIMPLE, "fields": [{"name": "carrier", "type": "Carrier"}, FIELDS[1]]}
+    uses = [{"name": "Carrier", "subject": "carrier", "version": 1}]
+    options = typed(registry, valueSchema=json.dumps(schema), valueSchemaReferences=json.dumps(uses))
+    rows = [{"value": {"carrier": "UA", "delay": 5}}]
+    Output(kafka, registerSchemas="true", **options).write(rows, value=STRUCT)
+    found = SchemaRegistryClient({"url": registry.url}).get_latest_version("flights-value").schema
+    assert [(each.name, each.subject, each.version) for each in found.references] == [("Carrier", "carrier", 1)]
+    kafka_formats._registered.cache_clear()
+    Output(kafka, **options).write(rows, value=STRUCT)
+    assert Frame(kafka, **typed(registry)).column("value") == [rows[0]["value"]] * 2
+
+
 def test_a_registry_is_not_asked_for_every_batch(kafka, registry):
     registry.register("flights-value", SIMPLE)
     output = Output(kafka, **typed(registry))
@@ -537,6 +585,16 @@ def test_a_registry_is_not_asked_for_every_batch(kafka, registry):
         ({"valueFormat": "avro"}, {"value": STRUCT}, "valueFormat=avro needs schemaRegistryUrl, or a schema in"),
         ({"valueFormat": "avro", "valueSchema": json.dumps(LATER)}, {"value": STRUCT}, "lacks at, legs, gate"),
         ({"valueFormat": "avro", "valueSchema": '"int"', "valueSubject": "s"}, {"value": pa.int32()}, "need schemaRegistryUrl"),
+        (
+            {"valueFormat": "avro", "valueSchemaReferences": '[{"name": "A", "subject": "a", "version": 1}]'},
+            {"value": STRUCT},
+            "'valueSchemaReferences' needs schemaRegistryUrl and valueSchema",
+        ),
+        (
+            {"valueFormat": "avro", "valueSchemaReferences": '[{"name": "A", "subject": "a"}]'},
+            {"value": STRUCT},
+            "'valueSchemaReferences' must be a JSON list of objects like",
+        ),
         ({"valueFormat": "avro", "valueSchema": "{}"}, {"value": STRUCT}, "not an Avro schema"),
         ({"valueFormat": "json", "valueSchema": "{}"}, {"value": STRUCT}, "the frame has the type"),
         ({"registerSchemas": "true"}, {"value": pa.string()}, "'registerSchemas' needs schemaRegistryUrl"),
@@ -556,6 +614,12 @@ def test_a_value_that_the_schema_cannot_hold_is_refused_and_nothing_of_the_batch
 
 
 # --- options
+
+BY_RECORD = {
+    "valueFormat": "avro",
+    "schemaRegistryUrl": "http://a",
+    "schema.registry.value.subject.name.strategy": "RecordNameStrategy",
+}
 
 
 @pytest.mark.parametrize(
@@ -580,6 +644,12 @@ def test_a_value_that_the_schema_cannot_hold_is_refused_and_nothing_of_the_batch
         ({"valueFormat": "avro", "valueSchemaFile": "/no/such/file"}, "'valueSchemaFile': /no/such/file cannot be read"),
         ({"valueFormat": "json", "valueSchema": "[]"}, "must be the JSON of a Spark schema"),
         ({"valueFormat": "avro", "subscribe": "a,b", "schemaRegistryUrl": "http://a"}, "'valueSubject' is missing"),
+        ({**BY_RECORD, "valueSubject": "s"}, "valueSubject or schema.registry.value.subject.name.strategy, not both"),
+        ({**BY_RECORD, "valueFormat": "protobuf", "valueRecord": "R"}, "'valueRecord' means nothing with valueFormat=protobuf"),
+        ({"valueFormat": "avro", "schemaRegistryUrl": "http://a", "valueRecord": "R"}, "'valueRecord' means nothing without"),
+        ({"valueFormat": "avro", "valueSchema": '"int"', "valueRecord": "R"}, "'valueRecord' needs schemaRegistryUrl"),
+        ({**BY_RECORD, "schema.registry.key.subject.name.strategy": "RecordNameStrategy"}, "means nothing without keyFormat"),
+        ({**BY_RECORD, "schema.registry.value.subject.name.strategy": "Own"}, "must be TopicNameStrategy, RecordNameStrategy"),
         ({"valueFormat": "avro", "schemaRegistryUrl": "http://a", "schema.registry.x": "hidden"}, "'x' is not known"),
     ],
 )

@@ -7,6 +7,7 @@ from typing import ClassVar
 import pyarrow as pa
 
 from headrace.connectors.formats.avro.avro_format import AvroFormat
+from headrace.connectors.formats.avro.schema import AvroEnum, AvroFixed, AvroRecord, parse
 from headrace.connectors.formats.registry.framing import Framed
 from headrace.connectors.formats.registry.registered import RegisteredFormat
 from headrace.connectors.formats.registry.schemas import RegisteredSchema
@@ -23,6 +24,12 @@ class RegisteredAvroFormat(RegisteredFormat):
     """Avro values in a registry's wire format, as `RegisteredFormat` has them. `fields`: as `AvroFormat` has them."""
 
     kind: ClassVar[str] = "AVRO"
+
+    @property
+    def record(self) -> str | None:
+        """The full name of the reader's Avro type, if it is one with a name."""
+        schema = parse(self.reader.text, dict(self.reader.references))
+        return schema.name if isinstance(schema, AvroRecord | AvroEnum | AvroFixed) else None
 
     def _reading_own(self) -> AvroFormat:
         self._formats: dict[tuple[RegisteredSchema, int], AvroFormat | str] = {}

@@ -12,17 +12,24 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 from uuid import UUID
 
 import tenacity
 
 from headrace.connectors.formats.registry.config import Access, RegistryConfig, registry_config
-from headrace.connectors.formats.registry.schemas import RegisteredSchema, SchemaId, UnknownSchemaError
+from headrace.connectors.formats.registry.schemas import (
+    RegisteredSchema,
+    SchemaId,
+    SchemaReference,
+    SubjectStrategy,
+    UnknownSchemaError,
+    subject_name,
+)
 from headrace.enumerator.errors import (
     AuthenticationError,
     CorruptDataError,
@@ -116,6 +123,9 @@ class SchemaRegistry:
 
     Raises UsageError for what cannot be honoured, and where urllib3 is not installed (the extra `registry`). Contacts nobody
     when made.
+
+    `key.subject.name.strategy` and `value.subject.name.strategy` say by which of Confluent's strategies `subject` names one:
+    TopicNameStrategy (the default), RecordNameStrategy or TopicRecordNameStrategy.
     """
 
     url: str = field(repr=False)
@@ -137,6 +147,14 @@ class SchemaRegistry:
     def __repr__(self) -> str:
         """Without credentials."""
         return f"SchemaRegistry({', '.join(self.config.urls)})"
+
+    def subject(self, topic: str | None, *, field: Literal["key", "value"] = "value", record: str | None = None) -> str:
+        """The subject for the `field` of a topic's records, as the strategy of keys or of values names it.
+
+        `record`: as `subject_name` has it. Raises UsageError where the strategy needs what is None.
+        """
+        strategy = dict(self.config.strategies).get(field, SubjectStrategy.TOPIC_NAME)
+        return subject_name(strategy, topic, field=field, record=record)
 
     # --- look-ups
 
@@ -189,16 +207,26 @@ class SchemaRegistry:
         """The same schema as it is registered under the subject, with its id there. Raises as `by_id`."""
         path = f"/subjects/{_quoted(subject)}"
         answer = self._call("POST", path, f"this schema in subject '{subject}'", _body(schema))
-        return RegisteredSchema(self._number(answer, path), schema.kind, schema.text, schema.references)
+        return replace(schema, id=self._number(answer, path))
+
+    def compose(self, kind: str, text: str, references: Sequence[SchemaReference] = ()) -> RegisteredSchema:
+        """A schema of one's own, to be registered or looked up. The texts of those that it refers to are looked up now.
+
+        `kind`: AVRO, JSON or PROTOBUF. Its id is 0 until it has one. Raises as `by_id`.
+        """
+        named = [{"name": each.name, "subject": each.subject, "version": each.version} for each in references]
+        return self._schema(0, {"schema": text, "schemaType": kind, "references": named})
 
     def register(self, subject: str, schema: RegisteredSchema) -> RegisteredSchema:
-        """Register a schema without references under the subject; one that is registered already keeps its id.
+        """Register a schema under the subject; one that is registered already keeps its id.
+
+        The schemas that it refers to have to be registered before: `RegisteredSchema.uses`.
 
         Raises PeerError where the registry finds it incompatible with those before it, and as `by_id`.
         """
         path = f"/subjects/{_quoted(subject)}/versions"
         answer = self._call("POST", path, f"subject '{subject}'", _body(schema))
-        return RegisteredSchema(self._number(answer, path), schema.kind, schema.text)
+        return replace(schema, id=self._number(answer, path))
 
     # --- answers
 
@@ -234,22 +262,28 @@ class SchemaRegistry:
         texts: dict[str, str] = {}
         self._add_references(answer, texts, ())
         kind = answer.get("schemaType") or "AVRO"
-        return RegisteredSchema(schema_id, str(kind), answer["schema"], tuple(texts.items()))
+        return RegisteredSchema(schema_id, str(kind), answer["schema"], tuple(texts.items()), tuple(self._uses(answer)))
 
     def _add_references(self, answer: Mapping[str, Any], texts: dict[str, str], within: tuple[str, ...]) -> None:
         """The texts that a schema refers to, deepest first."""
-        for reference in answer.get("references") or ():
-            try:
-                name, subject, version = str(reference["name"]), str(reference["subject"]), int(reference["version"])
-            except (KeyError, TypeError, ValueError) as error:
-                raise self._strange("a reference") from error
+        for reference in self._uses(answer):
+            name = reference.name
             if name in within or len(texts) >= _MOST_REFERENCES:
                 raise CorruptDataError(f"{self.config.shown}: the references of a schema run in a circle at '{name}'")
             if name in texts:  # reached on another way
                 continue
-            inner = self._version(subject, version)
+            inner = self._version(reference.subject, reference.version)
             self._add_references(inner, texts, (*within, name))
             texts[name] = str(inner.get("schema"))
+
+    def _uses(self, answer: Mapping[str, Any]) -> list[SchemaReference]:
+        try:
+            return [
+                SchemaReference(str(each["name"]), str(each["subject"]), int(each["version"]))
+                for each in answer.get("references") or ()
+            ]
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._strange("a reference") from error
 
     def _number(self, answer: Any, what: str) -> int:  # noqa: ANN401 - JSON
         number = answer.get("id") if isinstance(answer, dict) else None
@@ -371,10 +405,14 @@ def _brief(error: Exception) -> str:
 
 
 def _body(schema: RegisteredSchema) -> bytes:
-    if schema.references:
-        raise UsageError("a schema with references cannot be registered or looked up from here")
+    if schema.references and not schema.uses:
+        raise UsageError(
+            "a schema with references can be registered or looked up only with the subjects and versions of these: make it by "
+            "SchemaRegistry.compose"
+        )
     kind = {} if schema.kind == "AVRO" else {"schemaType": schema.kind}
-    return json.dumps({"schema": schema.text, **kind}).encode()
+    uses = [{"name": each.name, "subject": each.subject, "version": each.version} for each in schema.uses]
+    return json.dumps({"schema": schema.text, **kind, **({"references": uses} if uses else {})}).encode()
 
 
 def _refusal(url: str, path: str, what: str, status: int, data: bytes) -> Exception:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
+from headrace.connectors.formats.registry.schemas import SubjectStrategy
 from headrace.connectors.security.references import check_providers, is_provider, resolved
 from headrace.connectors.security.tls import TlsConfig, ssl_context, tls_config
 from headrace.enumerator.errors import UsageError
@@ -28,12 +29,14 @@ _STORES: tuple[str, ...] = (
     *("ssl.truststore.location", "ssl.truststore.type", "ssl.truststore.password"),
     *("ssl.keystore.location", "ssl.keystore.type", "ssl.keystore.password"),
 )
+_STRATEGIES = {each: f"{each}.subject.name.strategy" for each in ("key", "value")}
+_JAVA_STRATEGIES = "io.confluent.kafka.serializers.subject."
 _PREFIX = "schema.registry."
 _KIND = "schema registry property"
 
 PROPERTIES: tuple[str, ...] = (
     *(_BASIC_SOURCE, _BASIC_INFO, _BEARER_SOURCE, _BEARER_TOKEN, _BEARER_CLUSTER, _BEARER_POOL),
-    *(_CA, _CERTIFICATE, _KEY, _KEY_PASSWORD, *_STORES),
+    *(_CA, _CERTIFICATE, _KEY, _KEY_PASSWORD, *_STORES, *_STRATEGIES.values()),
 )
 """Every property, by its name in Confluent's clients; `schema.registry.` may stand before it.
 
@@ -60,6 +63,8 @@ class RegistryConfig:
     """
 
     urls: tuple[str, ...]
+    strategies: tuple[tuple[str, SubjectStrategy], ...] = ()
+    """How the subjects of keys and of values are named, where it was said."""
     url_user: str | None = field(default=None, repr=False)
     properties: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
@@ -109,7 +114,20 @@ def registry_config(url: str, properties: Mapping[str, str]) -> RegistryConfig:
         raise UsageError(f"a schema registry's url takes no reference to a secret: give the user by one in '{_BASIC_INFO}'")
     user = _url_user(parts)
     _access(user, own)  # what contradicts itself is so whatever the references stand for
-    return RegistryConfig(urls=tuple(_bare(each) for each in parts), url_user=user, properties=tuple(sorted(given.items())))
+    return RegistryConfig(
+        urls=tuple(_bare(each) for each in parts),
+        strategies=tuple((each, _strategy(name, own[name])) for each, name in _STRATEGIES.items() if name in own),
+        url_user=user,
+        properties=tuple(sorted(given.items())),
+    )
+
+
+def _strategy(name: str, value: str) -> SubjectStrategy:
+    """By its own name or that of Confluent's Java class."""
+    try:
+        return SubjectStrategy(value.strip().removeprefix(_JAVA_STRATEGIES))
+    except ValueError:
+        raise UsageError(f"{_KIND} '{name}' must be {', '.join(SubjectStrategy)}, not {value!r}") from None
 
 
 def _access(url_user: str | None, given: Mapping[str, str]) -> Access:

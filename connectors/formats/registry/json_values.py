@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import ClassVar
 
 import pyarrow as pa
@@ -22,6 +23,13 @@ class RegisteredJsonFormat(RegisteredFormat):
     """
 
     kind: ClassVar[str] = "JSON"
+
+    @property
+    def record(self) -> str | None:
+        """The title of the reader's JSON Schema, if it has one."""
+        document = json.loads(self.reader.text)
+        title = document.get("title") if isinstance(document, dict) else None
+        return title if isinstance(title, str) else None
 
     def _reading_own(self) -> JsonSchemaFormat:
         self._formats: dict[int, JsonSchemaFormat] = {}

@@ -52,6 +52,11 @@ class RegisteredProtobufFormat(RegisteredFormat):
     def _arguments(self) -> dict[str, Any]:
         return {**super()._arguments(), "message": self._message}
 
+    @property
+    def record(self) -> str | None:
+        """The full name of the message type that is read."""
+        return self.message
+
     def _reading_own(self) -> ProtobufFormat:
         own = self._format(0)
         self.message: str = own.message

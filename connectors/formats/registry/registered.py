@@ -81,6 +81,31 @@ class RegisteredFormat(ValueFormat):
         known = [*registry.versions(subject, _MOST_KNOWN), reader]
         return cls(registry, reader, known=known, fields=fields, field=field, **more)
 
+    @classmethod
+    def of_topic(
+        cls,
+        registry: SchemaRegistry,
+        topic: str | None,
+        *,
+        record: str | None = None,
+        version: int | None = None,
+        fields: Sequence[str] | None = None,
+        field: Literal["key", "value"] = "value",
+        **more: Any,  # noqa: ANN401 - what a class has besides
+    ) -> Self:
+        """As `of_subject`, of the subject that `registry.subject` names for these records, by the strategy of its properties.
+
+        `topic`: None where a strategy does not need it. `record`: as `subject_name` has it, where the strategy needs it; of
+        Protobuf `message` stands for it. Raises UsageError, too, where the strategy needs what is None.
+        """
+        subject = registry.subject(topic, field=field, record=record or more.get("message"))
+        return cls.of_subject(registry, subject, version=version, fields=fields, field=field, **more)
+
+    @property
+    @abstractmethod
+    def record(self) -> str | None:
+        """What subjects are named after where they are named after a record; None where the schema has no such name."""
+
     @abstractmethod
     def _reading_own(self) -> ValueFormat:
         """What reads and writes values of the reader's schema, without what stands before them. Raises UsageError."""
