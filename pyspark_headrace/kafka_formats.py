@@ -33,7 +33,16 @@ from headrace.enumerator.errors import StateError, UsageError
 if TYPE_CHECKING:
     from headrace.connectors.formats.registry.client import SchemaRegistry
 
-__all__ = ["BadRecord", "FormatName", "TypedFormat", "TypedOptions", "check_pinned", "read_formats", "write_formats"]
+__all__ = [
+    "BadRecord",
+    "FormatName",
+    "RecursiveField",
+    "TypedFormat",
+    "TypedOptions",
+    "check_pinned",
+    "read_formats",
+    "write_formats",
+]
 
 Field = Literal["key", "value"]
 FIELDS: tuple[Field, Field] = ("key", "value")
@@ -48,6 +57,13 @@ class FormatName(StrEnum):
     JSON_SCHEMA = "json-schema"
     PROTOBUF = "protobuf"
     STRING = "string"
+
+
+class RecursiveField(StrEnum):
+    """What becomes of a field whose Avro type contains itself."""
+
+    REFUSE = "refuse"
+    JSON = "json"
 
 
 class BadRecord(StrEnum):
@@ -235,6 +251,8 @@ def _check(given: Mapping[str, Any], registry_properties: Mapping[str, str]) -> 
                 raise UsageError(f"option '{option}' means nothing with {field}Format=json")
         if f"{field}Message" in given and name is not FormatName.PROTOBUF:
             raise UsageError(f"option '{field}Message' means nothing without {field}Format=protobuf")
+        if f"{field}Recursive" in given and name is not FormatName.AVRO:
+            raise UsageError(f"option '{field}Recursive' means nothing without {field}Format=avro")
     if "schemaRegistryUrl" in given and not any(given.get(f"{field}Format") in _KINDS for field in FIELDS):
         raise UsageError(
             "option 'schemaRegistryUrl' means nothing without valueFormat or keyFormat of avro, json-schema or protobuf"
@@ -275,7 +293,7 @@ def _schemed(
         raise UsageError(f"{field}Format={name} needs schemaRegistryUrl, or a schema in {field}Schema or {field}SchemaFile")
     registry = SchemaRegistry(given["schemaRegistryUrl"], registry_properties)
     _check_subject(field, given, registry_properties)
-    version, more = given.get(f"{field}SchemaVersion"), _message(field, given)
+    version, more = given.get(f"{field}SchemaVersion"), _own_arguments(field, given)
     subject = given.get(f"{field}Subject") or _subject(registry, name, field, topics, _record(field, given))
     found = _registered_class(name).of_subject(registry, subject, version=version, fields=fields, field=field, **more)
     return TypedFormat.seen(found, _pin(name, field, given, found.reader, {"id": str(found.reader.id)}), wanted, field)
@@ -299,14 +317,15 @@ def _registered_class(name: FormatName) -> type[RegisteredFormat]:
     return RegisteredProtobufFormat
 
 
-def _message(field: Field, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The message type, as an argument, if it is named."""
-    return {"message": given[f"{field}Message"]} if f"{field}Message" in given else {}
+def _own_arguments(field: Field, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What only one kind of format takes, as arguments, if it is said."""
+    found = {"message": given.get(f"{field}Message"), "recursive": given.get(f"{field}Recursive")}
+    return {name: str(value) for name, value in found.items() if value is not None}
 
 
 def _bare(name: FormatName, field: Field, given: Mapping[str, Any], text: str, fields: Sequence[str] | None) -> ValueFormat:
     """Values of one schema, without a registry's wire format."""
-    return create_format(str(name), schema=text, fields=fields, **_message(field, given))
+    return create_format(str(name), schema=text, fields=fields, **_own_arguments(field, given))
 
 
 def _pin(
@@ -315,7 +334,7 @@ def _pin(
     """With the type of all that the schema has, of which a query may read a part; a type within itself has none."""
     pin = {"format": str(name), **named, "fingerprint": reader.fingerprint}
     try:
-        made = create_format(str(name), schema=reader.text, references=dict(reader.references), **_message(field, given))
+        made = create_format(str(name), schema=reader.text, references=dict(reader.references), **_own_arguments(field, given))
         return {**pin, "type": _described(made.arrow_type)}
     except UsageError:
         return pin

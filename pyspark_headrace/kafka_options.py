@@ -20,7 +20,7 @@ from headrace.connectors.kafka.read.discovery import NoMatch, Positions
 from headrace.connectors.kafka.read.passing_over import BadBatches
 from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC, DEFAULT_PREFIX
 from headrace.enumerator.errors import UsageError
-from pyspark_headrace.kafka_formats import FIELDS, REGISTRY_PREFIX, BadRecord, FormatName
+from pyspark_headrace.kafka_formats import FIELDS, REGISTRY_PREFIX, BadRecord, FormatName, RecursiveField
 from pyspark_headrace.options import REPEATED_WRITE, Option, OptionTable, boolean, choice, integer, text, verbatim
 
 __all__ = ["SINK_OPTIONS", "SOURCE_OPTIONS", "Delivery"]
@@ -249,6 +249,14 @@ _SOURCE: tuple[Option, ...] = (
     ),
     Option("keyFormat", choice(FormatName), "ours: the same for `key`"),
     *_SCHEMAS,
+    *(
+        Option(
+            f"{field}Recursive",
+            choice(RecursiveField),
+            f"ours: a field of the {field}'s Avro schema whose type contains itself: `refuse` (default), or `json`, a text",
+        )
+        for field in FIELDS
+    ),
     Option("onBadRecord", choice(BadRecord), "ours: what cannot be decoded: `fail` (default), `keep`, or `skip`"),
     Option("commitOffsetsToGroup", text, "ours, streaming: commit offsets to this group as batches complete"),
     Option("jvmCheckpoint", text, "ours: path of the JVM connector's checkpoint, if that query was killed in its first batch"),

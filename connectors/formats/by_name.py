@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from headrace.connectors.formats.plain import BytesFormat, StringFormat
 from headrace.connectors.formats.value_format import ValueFormat
 from headrace.enumerator.errors import UsageError
+
+if TYPE_CHECKING:
+    from headrace.connectors.formats.avro.recursion import Recursive
 
 __all__ = ["FORMAT_NAMES", "create_format"]
 
@@ -25,6 +29,7 @@ def create_format(
     message: str | None = None,
     references: Mapping[str, str] | None = None,
     fields: Sequence[str] | None = None,
+    recursive: Recursive | None = None,
 ) -> ValueFormat:
     """The format of this name, one of FORMAT_NAMES.
 
@@ -33,14 +38,14 @@ def create_format(
     one that the format does not use, and where a library is not installed.
     """
     shared = {"schema": schema, "references": references, "fields": fields}
-    more = {"arrow_type": arrow_type, "reader_schema": reader_schema, "message": message}
+    more = {"arrow_type": arrow_type, "reader_schema": reader_schema, "message": message, "recursive": recursive}
     given = {key for key, value in {**shared, **more}.items() if value is not None}
     if name not in FORMAT_NAMES:
         raise UsageError(f"format {name!r} is not known; there are {', '.join(FORMAT_NAMES)}")
     own = {
         "json": {"arrow_type"},
         "json-schema": {*shared},
-        "avro": {*shared, "reader_schema"},
+        "avro": {*shared, "reader_schema", "recursive"},
         "protobuf": {*shared, "message"},
     }
     if surplus := given - own.get(name, set()):
@@ -52,7 +57,8 @@ def create_format(
             raise UsageError("format 'avro' needs schema, the JSON text of the writer's Avro schema")
         from headrace.connectors.formats.avro.avro_format import AvroFormat
 
-        return AvroFormat(schema, reader_schema=reader_schema, references=references, fields=fields)
+        how = recursive or "refuse"
+        return AvroFormat(schema, reader_schema=reader_schema, references=references, fields=fields, recursive=how)
     if name == "json-schema":
         if schema is None:
             raise UsageError("format 'json-schema' needs schema, the text of a JSON Schema")

@@ -17,6 +17,7 @@ from headrace.enumerator.errors import UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from headrace.connectors.formats.avro.recursion import Recursive
     from headrace.connectors.formats.registry.client import SchemaRegistry
     from headrace.connectors.formats.registry.framing import Framed
     from headrace.connectors.formats.registry.schemas import RegisteredSchema, SchemaId
@@ -119,7 +120,8 @@ def _decoded(
     try:
         if schema.kind == "PROTOBUF":
             return [_Part(rows, made.decode(bodies)) for rows, bodies, made in by_message_type(schema, group, values)]
-        made = create_format(wanted, schema=schema.text, references=dict(schema.references))
+        recursive: Recursive | None = "json" if wanted is Encoding.AVRO else None
+        made = create_format(wanted, schema=schema.text, references=dict(schema.references), recursive=recursive)
     except UsageError as error:
         return str(error)
     bodies = pa.array([value[group.skipped :] for value in values.to_pylist()], pa.binary())

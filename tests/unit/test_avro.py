@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import io
 import json
+import math
 import pickle
 import random
 import subprocess
@@ -428,6 +429,105 @@ def test_seen_here_a_chain_of_recursive_types_has_one_depth_and_not_one_for_each
     assert column == [None, {"a": 1, "z": 2}]
     assert bad.keys() == {0}
     assert "recursive types are nested more than 100 deep" in bad[0]
+
+
+def test_a_field_that_contains_itself_is_json_text_if_that_is_asked_for():
+    leaf = b"\x02\x00\x02x"
+    nested = b"\x04\x02" + leaf + b"\x02y"
+    made = AvroFormat(json.dumps(TREE), recursive="json")
+    assert made.arrow_type == pa.struct([("n", pa.int32()), ("next", pa.string()), ("after", pa.string())])
+    column, bad = made.decode(pa.array([leaf, None, nested, b"\x04\x02" * 200, nested], pa.binary()))
+    column.validate(full=True)
+    assert column.type == made.arrow_type
+    whole = {"n": 2, "next": '{"n":1,"next":null,"after":"x"}', "after": "y"}
+    assert column.to_pylist() == [{"n": 1, "next": None, "after": "x"}, None, whole, None, whole]
+    assert [(each.row, each.reason) for each in bad] == [(3, "field 'next': recursive types are nested more than 100 deep")]
+    assert pickle.loads(pickle.dumps(made)).decode(pa.array([nested])).values.to_pylist() == [whole]
+    behind = AvroFormat(json.dumps(TREE), recursive="json", header_bytes=5, fields=["next"])
+    assert behind.decode(pa.array([b"\0\0\0\0\1" + nested])).values.to_pylist() == [{"next": whole["next"]}]
+    with pytest.raises(UsageError, match="contains itself"):
+        made.encode(column)
+
+
+def test_a_json_text_is_where_the_recursion_begins_and_its_neighbours_are_typed():
+    node = record(("v", "double"), ("raw", "bytes"), ("kids", {"type": "array", "items": "Node"}), name="Node")
+    inner = record(("at", {"type": "long", "logicalType": "timestamp-millis"}), ("tree", node), name="Inner")
+    schema = record(("id", "int"), ("inner", ["null", inner]), ("trees", {"type": "map", "values": "Node"}), name="Top")
+    made = AvroFormat(json.dumps(schema), recursive="json")
+    inside = pa.struct([("at", pa.timestamp("ms", tz="UTC")), ("tree", pa.string())])
+    assert made.arrow_type == pa.struct([("id", pa.int32()), ("inner", inside), ("trees", pa.string())])
+    leaf = {"v": math.nan, "raw": b"\xff\x00", "kids": []}
+    tree = {"v": 1.5, "raw": b"a", "kids": [leaf, {**leaf, "v": -math.inf}]}
+    rows = [{"id": 1, "inner": {"at": 7, "tree": tree}, "trees": {"é": leaf}}, {"id": 2, "inner": None, "trees": {}}]
+    column, bad = made.decode(pa.array([written(schema, row) for row in rows], pa.binary()))
+    column.validate(full=True)
+    assert bad == []
+    first, second = column.to_pylist()
+    assert first["inner"]["at"].microsecond == 7000
+    kids = [{"v": each, "raw": "\xff\0", "kids": []} for each in ("NaN", "-Infinity")]
+    assert json.loads(first["inner"]["tree"]) == {"v": 1.5, "raw": "a", "kids": kids}
+    assert json.loads(first["trees"]) == {"é": kids[0]}
+    assert second == {"id": 2, "inner": None, "trees": "{}"}
+
+
+def test_a_writers_recursive_type_is_resolved_with_the_readers_in_json_too():
+    writer = record(("n", "int"), ("next", ["null", "Tree"]), ("old", "string"), name="Tree")
+    reader = record(("n", "long"), ("next", ["null", "Tree"]), ("new", "string"), name="Tree")
+    reader["fields"][2]["default"] = "?"
+    made = AvroFormat(json.dumps(writer), reader_schema=json.dumps(reader), recursive="json")
+    value = b"\x04\x02" + b"\x02\x00\x02x" + b"\x02y"
+    (row,) = made.decode(pa.array([value])).values.to_pylist()
+    assert row == {"n": 2, "next": '{"n":1,"next":null,"new":"?"}', "new": "?"}
+
+
+def test_a_value_that_only_its_recursive_field_makes_bad_costs_no_neighbour_and_is_not_quoted():
+    good, bad_text = b"\x02\x02\x02\x00\x02x\x02y", b"\x02\x02\x02\x00\x04\xff\xfe\x02y"
+    column, bad = AvroFormat(json.dumps(TREE), recursive="json").decode(pa.array([good, bad_text, good]))
+    assert [row is None for row in column.to_pylist()] == [False, True, False]
+    assert bad == [(1, "field 'next': fastavro, which reads types that contain themselves, fails with UnicodeDecodeError")]
+
+
+def test_a_value_is_bad_by_its_recursive_field_whatever_types_its_neighbours_have():
+    symbol = {"type": "enum", "name": "E", "symbols": ["A"]}
+    duration = {"type": "fixed", "name": "D", "size": 12, "logicalType": "duration"}
+    schema = record(("e", symbol), ("u", ["int", "string"]), ("d", duration), ("tree", ["null", TREE]))
+    good = {"e": "A", "u": "x", "d": b"\1" + b"\0" * 11, "tree": {"n": 1, "next": None, "after": "x"}}
+    value = written(schema, good)
+    made = AvroFormat(json.dumps(schema), recursive="json")
+    column, bad = made.decode(pa.array([value[:-1] + b"\xff", value, None]))
+    column.validate(full=True)
+    assert [each.row for each in bad] == [0]
+    assert column.is_valid().to_pylist() == [False, True, False]
+    assert column[1].as_py()["tree"] == '{"n":1,"next":null,"after":"x"}'
+
+
+def test_mutated_values_are_bad_or_what_fastavro_reads_in_json_too():
+    made, schema = AvroFormat(json.dumps(TREE), recursive="json"), fastavro.parse_schema(TREE)
+    value = bytearray(b"\x04\x02" * 5 + b"\x02\x00\x02x" + b"\x04yz" * 5)
+    dice = random.Random(5)
+    mutants = []
+    for _ in range(3000):
+        mutant = value.copy()
+        for _ in range(dice.randint(1, 3)):
+            mutant[dice.randrange(len(mutant))] = dice.randrange(256)
+        mutants.append(bytes(mutant[: dice.choice([None, dice.randrange(len(mutant))])]))
+    column, bad = made.decode(binary(mutants))
+    column.validate(full=True)
+    assert 0 < len(bad) < len(mutants)
+    rows = {each.row for each in bad}
+    for row, (mutant, found) in enumerate(zip(mutants, column.to_pylist(), strict=True)):
+        if row not in rows:
+            whole = fastavro.schemaless_reader(io.BytesIO(mutant), schema, None)
+            following = None if found["next"] is None else json.loads(found["next"])
+            assert {**found, "next": following} == whole
+
+
+def test_recursion_that_is_no_field_of_a_record_is_refused_in_json_too():
+    many = {"type": "array", "items": TREE}
+    with pytest.raises(UsageError, match="where it is a record's field, and this is none"):
+        AvroFormat(json.dumps(many), recursive="json")
+    with pytest.raises(UsageError, match="recursive must be 'refuse' or 'json'"):
+        AvroFormat(json.dumps(TREE), recursive="text")
 
 
 def test_fields_of_fields_are_asked_for_by_dotted_names():

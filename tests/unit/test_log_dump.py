@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -238,6 +240,30 @@ def test_values_are_shown_as_json_by_the_schema_that_each_names_in_a_registry(mo
         assert isinstance(refused.exception, UsageError)
         assert "need --schema-registry" in str(refused.exception)
         assert "secret" not in result.output + refused.output + str(refused.exception)
+
+
+def test_a_value_that_contains_itself_is_shown_and_the_registrys_login_may_stand_in_a_file(monkeypatch, tmp_path):
+    monkeypatch.setattr("headrace.connectors.formats.registry.client._PAUSES_S", ())
+    client._known.clear()
+    (tmp_path / "login").write_text("me:secret\n")
+    fields = [{"name": "n", "type": "int"}, {"name": "next", "type": ["null", "Tree"]}]
+    providers = "org.apache.kafka.common.config.provider"
+    properties = {
+        "config.providers": "dir",
+        "config.providers.dir.class": f"{providers}.DirectoryConfigProvider",
+        "basic.auth.user.info": f"${{dir:{tmp_path}:login}}",
+    }
+    with FakeKafka() as kafka, FakeRegistry(user="me:secret") as registry:
+        kafka.create_topic("t", partitions=1)
+        registry.register("t-value", {"type": "record", "name": "Tree", "fields": fields})
+        kafka.append("t", b"\0\0\0\0\1\2\2\4\0")
+        options = ["--bootstrap", kafka.bootstrap, "--value-format", "avro", "--schema-registry", registry.url]
+        options += [each for pair in properties.items() for each in ("--property", "schema.registry." + "=".join(pair))]
+        result = CliRunner().invoke(cli.app, ["dump", "t", *options])
+        assert result.exit_code == 0, result.output
+        assert "secret" not in result.output
+        (shown,) = [line.split("\t")[5] for line in result.output.splitlines() if line.startswith("record")]
+        assert json.loads(shown) == {"n": 1, "next": '{"n":2,"next":null}'}
 
 
 def test_seen_here_records_with_many_headers_are_dumped_all_of_them():

@@ -174,6 +174,24 @@ def test_a_type_that_spark_does_not_have_is_refused_and_its_neighbours_are_read(
     assert Frame(kafka, only, **options).column("value") == [{"a": 1}]
 
 
+def test_a_field_that_contains_itself_is_skipped_or_json_text_and_pinned_as_such(kafka, registry):
+    fields = [{"name": "n", "type": "int"}, {"name": "next", "type": ["null", "Tree"]}]
+    tree = {"type": "record", "name": "Tree", "fields": fields}
+    registry.register("flights-value", tree)
+    kafka.append("flights", avro(tree, {"n": 1, "next": {"n": 2, "next": None}}, 1))
+    with pytest.raises(UsageError, match=r"contains itself at field 'next'.*\(as an option: valueRecursive=json\)"):
+        Frame(kafka, **typed(registry))
+    only = StructType([StructField("value", StructType([StructField("n", IntegerType())]))])
+    assert Frame(kafka, only, **typed(registry)).column("value") == [{"n": 1}]
+    options = typed(registry, valueRecursive="json")
+    assert Frame(kafka, **options).column("value") == [{"n": 1, "next": '{"n":2,"next":null}'}]
+    query = Query(kafka, **options)
+    assert query.trigger()
+    assert pinned(query)["type"] == {"n": "int32", "next": "string"}
+    with pytest.raises(UsageError, match="'keyRecursive' means nothing without keyFormat=avro"):
+        Frame(kafka, keyRecursive="json", **options)
+
+
 def test_seen_here_a_column_that_nobody_asks_for_may_have_a_type_that_spark_does_not_have(kafka):
     """Its records are still left out, or kept with a reason, where they end too early."""
     union = {"name": "u", "type": ["int", "string"]}

@@ -11,9 +11,11 @@ import pyarrow as pa
 
 from headrace.connectors.formats.avro import decode as kernel
 from headrace.connectors.formats.avro.program import Program, arrow_type, compile_program
+from headrace.connectors.formats.avro.recursion import JsonFields, Recursive, with_texts, without_recursive
 from headrace.connectors.formats.avro.schema import only, parse
 from headrace.connectors.formats.avro.writing import encode
-from headrace.connectors.formats.value_format import BadValue, ColumnFullError, DecodedValues, ValueFormat, as_binary
+from headrace.connectors.formats.value_format import BadValue, ColumnFullError, DecodedValues, ValueFormat, as_binary, without
+from headrace.enumerator.errors import UsageError
 
 __all__ = ["AvroFormat"]
 
@@ -32,6 +34,9 @@ class AvroFormat(ValueFormat):
     A value's bytes after its end are ignored, as other readers of Avro do; of a field that is skipped only the extent is
     checked, not whether its text is UTF-8 or its symbol known. Raises UsageError for what is no Avro schema, for
     schemas that do not resolve whatever the values are, and for a type that contains itself, unless `fields` leaves it out.
+
+    `recursive`: with "json" a field whose type contains itself is a text, its JSON, as `JsonFields` says. fastavro reads that,
+    and all of the value for it: a Python object a record. Such a column is read, and not written.
     """
 
     def __init__(
@@ -43,6 +48,7 @@ class AvroFormat(ValueFormat):
         reader_references: Mapping[str, str] | None = None,
         fields: Sequence[str] | None = None,
         header_bytes: int = 0,
+        recursive: Recursive = "refuse",
     ) -> None:
         self._made_by = partial(
             AvroFormat,
@@ -52,14 +58,22 @@ class AvroFormat(ValueFormat):
             reader_references=reader_references,
             fields=fields,
             header_bytes=header_bytes,
+            recursive=recursive,
         )
         self._writer = parse(schema, references)
         others = references if reader_references is None else reader_references
         reader = self._writer if reader_schema is None else parse(reader_schema, others)
-        self._reader = reader if fields is None else only(reader, fields)
+        asked = reader if fields is None else only(reader, fields)
+        if recursive not in ("refuse", "json"):
+            raise UsageError(f"recursive must be 'refuse' or 'json', not {recursive!r}")
+        self._reader, paths = without_recursive(asked) if recursive == "json" else (asked, ())
+        self._type = with_texts(asked, arrow_type(self._reader), paths)
+        own = (schema, references or {})
+        read = own if reader_schema is None else (reader_schema, others or {})
         self._header_bytes = header_bytes
         # A program has buffers for one thread at a time; taking one needs no lock, which a fork could leave held.
         self._spare: deque[Program] = deque([compile_program(self._writer, self._reader)])
+        self._texts = JsonFields(own, read, asked, paths) if paths else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled by its arguments: programs are compiled where it arrives."""
@@ -68,7 +82,7 @@ class AvroFormat(ValueFormat):
     @property
     def arrow_type(self) -> pa.DataType:
         """The Arrow type of the reader's schema."""
-        return arrow_type(self._reader)
+        return self._type
 
     def decode(self, values: pa.Array) -> DecodedValues:
         """As `ValueFormat` says. A value that alone is more than a column can hold is bad."""
@@ -81,7 +95,12 @@ class AvroFormat(ValueFormat):
         _check_whole(bad)
         decoded = kernel.finished(program.column, program.kind)
         self._spare.append(program)
-        return DecodedValues(decoded, [_bad(program, *each) for each in bad])
+        found = [_bad(program, *each) for each in bad]
+        if self._texts is None:
+            return DecodedValues(decoded, found)
+        good = without(binary, [each.row for each in found]) if found else binary
+        whole, more = self._texts.added(decoded, good, self._header_bytes)
+        return DecodedValues(whole, sorted([*found, *more]))
 
     def encode(self, values: pa.Array) -> pa.Array:
         """Values in the encoding of the writer's schema, as `ValueFormat` says, without any header.

@@ -96,7 +96,8 @@ def arrow_type(schema: AvroType, path: str = "") -> pa.DataType:
             return _union_type(schema, path)
         case AvroReference():
             raise UsageError(
-                f"Avro type {schema.name} contains itself{_at(path)}, and no Arrow type does; ask only for fields without it"
+                f"Avro type {schema.name} contains itself{_at(path)}, and no Arrow type does; ask only for fields without it, "
+                "or for its JSON: recursive='json' (as an option: valueRecursive=json)"
             )
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 
 from headrace.connectors.formats.avro.avro_format import AvroFormat
+from headrace.connectors.formats.avro.recursion import Recursive
 from headrace.connectors.formats.avro.schema import AvroEnum, AvroFixed, AvroRecord, parse
+from headrace.connectors.formats.registry.client import SchemaRegistry
 from headrace.connectors.formats.registry.framing import Framed
 from headrace.connectors.formats.registry.registered import RegisteredFormat
 from headrace.connectors.formats.registry.schemas import RegisteredSchema
@@ -21,9 +24,28 @@ _MOST_FORMATS = 256
 
 
 class RegisteredAvroFormat(RegisteredFormat):
-    """Avro values in a registry's wire format, as `RegisteredFormat` has them. `fields`: as `AvroFormat` has them."""
+    """Avro values in a registry's wire format, as `RegisteredFormat` has them.
+
+    `fields`, `recursive`: as `AvroFormat` has them.
+    """
 
     kind: ClassVar[str] = "AVRO"
+
+    def __init__(
+        self,
+        registry: SchemaRegistry,
+        reader: RegisteredSchema,
+        *,
+        known: Iterable[RegisteredSchema] = (),
+        fields: Sequence[str] | None = None,
+        field: Literal["key", "value"] = "value",
+        recursive: Recursive = "refuse",
+    ) -> None:
+        self._recursive: Recursive = recursive
+        super().__init__(registry, reader, known=known, fields=fields, field=field)
+
+    def _arguments(self) -> dict[str, Any]:
+        return {**super()._arguments(), "recursive": self._recursive}
 
     @property
     def record(self) -> str | None:
@@ -61,4 +83,5 @@ class RegisteredAvroFormat(RegisteredFormat):
             reader_references=dict(self.reader.references),
             fields=self._fields,
             header_bytes=skipped,
+            recursive=self._recursive,
         )
