@@ -5,7 +5,7 @@ Judges besides ours are fastavro, of each value, and Java's `SchemaCompatibility
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -258,7 +258,7 @@ CHANGES: dict[str, Change] = {
 class History:
     """The versions of a subject, with a value of each, and the kinds of compatibility that they have."""
 
-    versions: tuple[dict[str, Any], ...]
+    versions: tuple[Any, ...]
     values: tuple[Any, ...]
     kinds: frozenset[str]
 
@@ -273,6 +273,23 @@ def transitive(kinds: frozenset[str]) -> frozenset[str]:
 
 
 KINDS = sorted(transitive(FULL))
+
+
+def holds(kind: str, reads: list[list[bool]]) -> bool:
+    """Whether versions have this kind of compatibility. `reads[n][m]`: whether version n reads what version m wrote."""
+    direction, _, scope = kind.partition("_")
+    pairs = [(new, old) for new in range(len(reads)) for old in range(new) if scope or old == new - 1]
+    backward = all(reads[new][old] for new, old in pairs)
+    forward = all(reads[old][new] for new, old in pairs)
+    return {"BACKWARD": backward, "FORWARD": forward, "FULL": backward and forward}[direction]
+
+
+def told_apart(histories: Collection[History]) -> bool:
+    """Whether each kind of compatibility is had by some history and lacked by some, and any two differ in one."""
+    pairs = [(one, other) for one in KINDS for other in KINDS if one != other]
+    differ = all(any((one in each.kinds) != (other in each.kinds) for each in histories) for one, other in pairs)
+    return differ and all(0 < sum(kind in each.kinds for each in histories) < len(histories) for kind in KINDS)
+
 
 HISTORIES: dict[str, History] = {
     "fields come with defaults, and go": History(

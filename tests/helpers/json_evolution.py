@@ -1,0 +1,95 @@
+"""How JSON Schemas may change: what a version makes of another's values, which carry the names of their fields.
+
+The judge of each value is `json`: what stands under the reader's names is what is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tests.helpers.avro_evolution import BACKWARD, FORWARD, FULL, Change, History, Lost, Outcome, Refused, transitive
+
+
+def schema(required: Sequence[str] = (), **properties: Any) -> dict[str, Any]:
+    kinds = {name: {"type": kind} if isinstance(kind, str | list) else kind for name, kind in properties.items()}
+    return {"type": "object", "title": "R", "properties": kinds, "required": [*required]}
+
+
+def typed(old: Any, new: Any, old_values: Sequence[Any], new_values: Sequence[Any], **outcomes: Outcome) -> Change:
+    """A property `a` whose type changes."""
+    values = [[{"a": each} for each in values] for values in (old_values, new_values)]
+    return Change(schema(a=old), schema(a=new), *values, **outcomes)
+
+
+def unfit(*rows: int) -> Lost:
+    return Lost(rows, "does not fit")
+
+
+ONE = [{"id": 1}]
+BOTH = [{"id": 1, "x": 5}]
+TWO_KINDS = Refused("may be integer or string")
+
+CHANGES: dict[str, Change] = {
+    # properties
+    "a property is added": Change(schema(id="integer"), schema(id="integer", x="integer"), ONE, BOTH),
+    "a required property is added": Change(schema(id="integer"), schema(["x"], id="integer", x="integer"), ONE, BOTH),
+    "a property is removed": Change(schema(id="integer", x="integer"), schema(id="integer"), BOTH, ONE),
+    "a property is renamed": Change(schema(id="integer", x="integer"), schema(id="integer", y="integer"), BOTH, [{"y": 1}]),
+    "properties change places": Change(schema(id="integer", x="integer"), schema(x="integer", id="integer"), BOTH, BOTH),
+    "no other properties are allowed any more": Change(
+        schema(id="integer"), {**schema(id="integer"), "additionalProperties": False}, [{"id": 1, "more": 2}], ONE
+    ),
+    "an object within the object gets a property": typed(schema(id="integer"), schema(id="integer", x="integer"), ONE, BOTH),
+    "the title changes": Change(schema(id="integer"), {**schema(id="integer"), "title": "S"}, ONE, ONE),
+    # types
+    "integer becomes number": typed("integer", "number", [1], [1, 1.5], forward=unfit(1)),
+    "integer becomes string": typed("integer", "string", [1], ["a"], backward=unfit(0), forward=unfit(0)),
+    "boolean becomes string": typed("boolean", "string", [True], ["a"], backward=unfit(0), forward=unfit(0)),
+    "a type may be null": typed("integer", ["null", "integer"], [1], [1, None]),
+    "a type becomes one of several": typed(
+        "integer", ["integer", "string"], [1], [1, "a"], backward=TWO_KINDS, forward=unfit(1)
+    ),
+    "an array's items become wider": typed(
+        {"type": "array", "items": {"type": "integer"}},
+        {"type": "array", "items": {"type": "number"}},
+        [[1]],
+        [[1], [1.5]],
+        forward=unfit(1),
+    ),
+    "an array becomes an object": typed(
+        {"type": "array", "items": {"type": "integer"}}, schema(id="integer"), [[1]], ONE, backward=unfit(0), forward=unfit(0)
+    ),
+    # what restricts values, and has no part in their types
+    "a constant is added": typed({"enum": ["A"]}, {"enum": ["A", "B"]}, ["A"], ["A", "B"]),
+    "a limit is added": typed("integer", {"type": "integer", "maximum": 5}, [9], [1]),
+    "a format is added": typed("string", {"type": "string", "format": "date-time"}, ["never"], ["2026-01-02T00:00:00Z"]),
+}
+
+HISTORIES: dict[str, History] = {
+    "properties come and go": History(
+        (schema(id="integer"), schema(id="integer", x="integer"), schema(id="integer", y="string")),
+        ({"id": 1}, {"id": 2, "x": 5}, {"id": 3, "y": "a"}),
+        transitive(FULL),
+    ),
+    "a name comes back with another type": History(
+        (schema(id="integer", x="string"), schema(id="integer"), schema(id="integer", x="integer")),
+        ({"id": 1, "x": "a"}, {"id": 2}, {"id": 3, "x": 5}),
+        FULL,
+    ),
+    "numbers become wider": History(
+        (schema(a="integer"), schema(a="number"), schema(a=["null", "number"])),
+        ({"a": 1}, {"a": 1.5}, {"a": 2.5}),
+        transitive(BACKWARD),
+    ),
+    "numbers become narrower": History(
+        (schema(a=["null", "number"]), schema(a="number"), schema(a="integer")),
+        ({"a": 2.5}, {"a": 1.5}, {"a": 1}),
+        transitive(FORWARD),
+    ),
+    "another type": History(
+        (schema(a="integer"), schema(a="string"), schema(a="boolean")),
+        ({"a": 1}, {"a": "a"}, {"a": True}),
+        frozenset(),
+    ),
+}
