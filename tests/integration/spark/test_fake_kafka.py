@@ -208,6 +208,37 @@ def test_typed_values_of_a_registry_are_rows_in_a_batch_and_in_a_stream_that_goe
         assert [row.value.more for row in query.rows if row.value is not None and "more" in row.value] == ["m"]
 
 
+def test_a_registrys_secret_by_reference_is_in_no_plan_no_checkpoint_and_no_error_of_spark(spark, kafka, query, tmp_path):
+    """A task reads it from its file by itself, as it meets an id that the query did not know."""
+    (tmp_path / "login").write_text("me:hunter2\n")
+    secret = {
+        "config.providers": "dir",
+        "config.providers.dir.class": "org.apache.kafka.common.config.provider.DirectoryConfigProvider",
+        "basic.auth.user.info": f"${{dir:{tmp_path}:login}}",
+    }
+    with FakeRegistry(user="me:hunter2") as registry:
+        registry.register("in-value", '"long"')
+        kafka.append("in", b"\0\0\0\0\1\2", b"\0\0\0\0\7\2")
+        typed = {"valueFormat": "avro", "schemaRegistryUrl": registry.url, "onBadRecord": "keep"}
+        typed |= {f"schema.registry.{name}": value for name, value in secret.items()}
+        options = {"kafka.bootstrap.servers": kafka.bootstrap, "subscribe": "in", "startingOffsets": "earliest", **typed}
+        frame = spark.read.format("headrace").options(**options).load().select("value", "badReason")
+        told = frame._jdf.queryExecution().toString()
+        assert "headrace" in told.lower()
+        assert [tuple(row) for row in frame.collect()] == [(1, None), (None, "value: the schema registry has no schema 7")]
+        assert "GET /schemas/ids/7" in registry.asked
+        query.run_available(options)
+        assert [row.value for row in query.rows] == [1, None]
+        kept = [path.read_bytes() for path in query.checkpoint.rglob("*") if path.is_file()]
+        assert any(b"fingerprint" in each for each in kept)
+        (tmp_path / "login").write_text("me:hunter3")
+        with pytest.raises(Exception, match="answered 401") as raised:
+            spark.read.format("headrace").options(**options).load()
+        for each in [told.encode(), *kept, str(raised.value).encode()]:
+            assert b"hunter" not in each
+            assert b"bWU6aHVudGVy" not in each  # as HTTP sends it
+
+
 FLIGHT_PROTO = 'syntax = "proto3"; message Flight { string carrier = 1; optional int32 delay = 2; repeated string legs = 3; }'
 FLIGHT_JSON = {
     "type": "object",
