@@ -32,6 +32,7 @@ from headrace.connectors.tables.writing import Layout
 from headrace.enumerator.errors import (
     DataLossError,
     FencedError,
+    HeadraceError,
     PeerError,
     ProtocolViolationError,
     RetriableError,
@@ -98,6 +99,7 @@ class TableCommitter(Committer[TableHandle]):
         self._commits = commits if merge is None else replace(commits, handles=(*commits.handles, merge.handle))
         if merge is not None:
             self._retrying(lambda: self._work().close(merge.handle.place))
+        self._remove_replaced(self._merger.replaced(merge))
 
     def end(self, handle: TableHandle) -> Outcome:
         """COMMITTED: `record` has done it. ABORTED if a reader would look for a file of it that is gone."""
@@ -147,6 +149,15 @@ class TableCommitter(Committer[TableHandle]):
     @property
     def _committed(self) -> frozenset[str]:
         return frozenset(handle.place for handle in (self._commits.handles if self._commits else ()))
+
+    def _remove_replaced(self, places: frozenset[str]) -> None:
+        """Another merge is committed in their place. What cannot be removed now is left to the next driver."""
+        if not places:
+            return
+        try:
+            self._retrying(lambda: self._sweep(LeftOver(places, frozenset(), frozenset(), {}), ()))
+        except HeadraceError as error:
+            log.warning("%s: files of merges that were not committed stay for now: %s", self._where, error)
 
     def _sweep(self, found: LeftOver, kept: Collection[str]) -> None:
         work = self._work()
@@ -198,6 +209,8 @@ class TableCommitter(Committer[TableHandle]):
             merges = () if merge is None else (merge.handle,)
             self._work().write_list(marker.driver, replace(commits, handles=(*commits.handles, *merges)))
             rows.extend(merges)
+        if merge is not None:
+            self._merger.asked_for(merge)
         recorded = JobMarker(marker.driver, commits.epoch + 1, marker.driver, content_number(commits.content))
         self._commit(loaded, recorded, rows, () if merge is None else merge.removed)
         return merge

@@ -4,7 +4,9 @@ Four of them: `headrace.<job>`, the epoch after the last one recorded; `headrace
 `headrace.<job>.content`, as in `JobMarker`. Expiry of snapshots, compaction, rollback and new columns leave them alone.
 
 Every commit, also one without files, makes a snapshot: catalogs refuse a commit if the branch `main` has moved since the table
-was loaded, and would let one through of which only properties have changed. PyIceberg tries a refused commit again on top of
+was loaded, and would let one through of which only properties have changed. A new column or another partitioning does not move
+the branch, so each commit asks for these to be as they were, too: else one whose answer was lost could arrive after another was
+made in its place, which is of the table as it is then. PyIceberg tries a refused commit again on top of
 the newer table, without a look at what that says; so its `commit.retry.num-retries` is 0 in our copy of the table.
 """
 
@@ -48,6 +50,7 @@ from pyiceberg.manifest import DataFile as IcebergFile
 from pyiceberg.manifest import DataFileContent, FileFormat
 from pyiceberg.schema import sanitize_column_names
 from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table.update import AssertCurrentSchemaId, AssertDefaultSpecId, TableRequirement
 from pyiceberg.typedef import Record
 
 from headrace.connectors.tables.handles import DataFile
@@ -222,6 +225,7 @@ class _LoadedIceberg(LoadedTable):
         properties = {name: str(number) for name, number in zip(_names(job), astuple(marker), strict=True)}
         with _translated(self._name):
             transaction = self._table.transaction()
+            transaction._apply((), self._unchanged)
             transaction.set_properties(properties)
             update = transaction.update_snapshot(snapshot_properties=properties)
             with update.overwrite() if removed else update.fast_append() as snapshot:
@@ -231,6 +235,15 @@ class _LoadedIceberg(LoadedTable):
                 for file in added:
                     snapshot.append_data_file(self._added(file))
             transaction.commit_transaction()
+
+    @property
+    def _unchanged(self) -> tuple[TableRequirement, ...]:
+        """What of `version` a snapshot does not ask for by itself."""
+        metadata = self._table.metadata
+        return (
+            AssertCurrentSchemaId.model_validate({"current-schema-id": metadata.current_schema_id}),
+            AssertDefaultSpecId.model_validate({"default-spec-id": metadata.default_spec_id}),
+        )
 
     def drop_marker(self, job: str) -> None:
         with _translated(self._name):

@@ -13,7 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.schema import Field, PrimitiveType
 from deltalake.transaction import AddAction
+from pyiceberg.types import StringType
 
 from headrace.connectors.commit import JobCommitter
 from headrace.connectors.sink import Attempt
@@ -23,7 +25,7 @@ from headrace.connectors.tables.keyed.changes import Changes
 from headrace.connectors.tables.log import OutdatedError
 from headrace.connectors.tables.rows import new_columns
 from headrace.delta import DeltaSink
-from headrace.enumerator.errors import FencedError, UsageError
+from headrace.enumerator.errors import FencedError, PeerError, UsageError
 from headrace.iceberg import IcebergSink
 from tests.helpers.iceberg_rig import TABLE, catalog_of, iceberg_paths, iceberg_table
 from tests.helpers.table_rig import JOB, Death, KilledError, WatchedLog, delta_actions, delta_paths, driver
@@ -78,15 +80,22 @@ class Rig:
 
     def unused(self) -> set[str]:
         """Files of the job that no version of the table has, marks and lists."""
+        return self.unused_files() | {path.name for path in (self.root / "_headrace" / JOB).glob("*")}
+
+    @property
+    def root(self) -> Path:
+        """The table's folder."""
+        return Path(self.sink.uri) if self.kind == "delta" else Path(self.folder) / "shop/orders"
+
+    def unused_files(self) -> set[str]:
+        """Files of the job that no version of the table has."""
+        root = self.root
         if self.kind == "delta":
-            root = Path(self.sink.uri)
             used = {str(root / action["add"]["path"]) for action in delta_actions(str(root)) if "add" in action}
         else:
-            root = Path(self.folder) / "shop/orders"
             found = iceberg_table(self.folder).inspect.all_data_files()["file_path"].to_pylist()
             used = {path.removeprefix("file://") for path in found}
-        ours = {str(path) for path in root.glob(f"part-{JOB}/*/*.parquet")}
-        return (ours - used) | {path.name for path in (root / "_headrace" / JOB).glob("*")}
+        return {str(path) for path in root.glob(f"part-{JOB}/*/*.parquet")} - used
 
 
 @pytest.fixture(params=["delta", "iceberg"])
@@ -284,6 +293,61 @@ def test_a_commit_whose_answer_is_lost_is_not_merged_twice(rig, is_applied):
 
     rig.watched(around).commit(0, (rig.prepared(0, rig.batch([(1, "a", "c"), (2, "b", "c")])),))
     assert rig.rows() == {1: "a", 2: "b"}
+    assert rig.unused() == set()
+
+
+def changed_without_a_commit_of_rows(rig: Rig) -> None:
+    """Somebody adds a column, which in Iceberg moves no branch."""
+    if rig.kind == "delta":
+        DeltaTable(rig.sink.uri).alter.add_columns([Field("note", PrimitiveType("string"))])
+        return
+    with iceberg_table(rig.folder).update_schema() as update:
+        update.add_column("note", StringType())
+
+
+def test_seen_here_a_commit_that_was_lost_and_arrives_after_another_column_is_refused_and_no_file_of_the_table_is_gone(rig):
+    """The catalog has it late: the column was added meanwhile, and another merge made for that."""
+    late: list[Callable[[], None]] = []
+    refused: list[PeerError] = []
+
+    def around(number, commit):
+        if number == 3:
+            late.append(commit)
+            changed_without_a_commit_of_rows(rig)
+            raise OutdatedError("planted: the answer is lost")
+        if number == 4:
+            with pytest.raises(PeerError) as told:
+                late[0]()
+            refused.append(told.value)
+        commit()
+
+    committing = rig.watched(around)
+    committing.commit(0, (rig.prepared(0, rig.batch([(1, "a", "c"), (2, "b", "c")])),))
+    committing.commit(1, (rig.prepared(1, rig.batch([(1, "a2", "u")])),))
+    assert len(refused) == 1
+    assert rig.rows() == {1: "a2", 2: "b"}
+    assert rig.unused() == set()
+
+
+def test_the_files_of_a_merge_that_was_to_be_committed_are_there_until_the_epoch_is(rig):
+    """Who has not heard what became of a commit does not remove what it names."""
+    tried: list[set[str]] = []
+    there: list[set[str]] = []
+
+    def around(number, commit):
+        if number == 2:
+            tried.append(rig.unused_files())
+            changed_without_a_commit_of_rows(rig)
+            raise OutdatedError("planted: the answer is lost")
+        if number == 3:
+            there.append(rig.unused_files())
+        commit()
+
+    rig.commit(0, (1, "a", "c"), (2, "b", "c"))
+    rig.watched(around).commit(1, (rig.prepared(1, rig.batch([(1, "a2", "u")])),))
+    assert len(tried[0]) == 2  # what the task has staged, and the merge
+    assert tried[0] < there[0]
+    assert rig.rows() == {1: "a2", 2: "b"}
     assert rig.unused() == set()
 
 

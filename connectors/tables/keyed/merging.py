@@ -42,6 +42,7 @@ class Merger:
         self._layout, self._where = layout, where
         self._last: Merge | None = None
         self._unused: set[str] = set()  # merges that are not committed, and have files, or may have
+        self._asked_for: set[str] = set()  # merges that a commit was to bring into the table
 
     def last_of(self, changes: tuple[TableHandle, ...]) -> Merge | None:
         """The last merge, if it is of these changes."""
@@ -70,15 +71,25 @@ class Merger:
         self._unused.discard(place)
         return self._last
 
+    def asked_for(self, merge: Merge) -> None:
+        """A commit of it begins: whatever the answer is, its files are removed after a look into the table only."""
+        self._asked_for.add(merge.handle.place)
+
+    def replaced(self, recorded: Merge | None) -> frozenset[str]:
+        """Merges that commits have asked for in vain, once: `recorded` is in the table, and none of these will be."""
+        places = frozenset(self._asked_for) - ({recorded.handle.place} if recorded else set())
+        self._asked_for.clear()
+        return places
+
     def forget(self) -> None:
         """The last merge may be part of the table: what becomes of its files is no matter of this object any more."""
         self._last = None
 
     def give_up(self, work: WorkFolder) -> None:
-        """Remove what is not committed. What the store refuses is tried again the next time, and left to the next driver."""
-        if self._last is not None:
+        """Remove what no commit has asked for. What the store refuses is tried the next time, and left to the next driver."""
+        if self._last is not None and self._last.handle.place not in self._asked_for:
             self._unused.add(self._last.handle.place)
-            self._last = None
+        self._last = None
         for place in sorted(self._unused):
             with suppress(OSError, pa.ArrowException):
                 work.remove_data(place)
