@@ -138,6 +138,11 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         self._offsets = offsets
         self._recorded = _Recorded(sink)
 
+    @property
+    def sink(self) -> TwoPhaseSink[HandleT]:
+        """What is written to."""
+        return self._sink
+
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PreparedMessage[HandleT]:
         """In a task. Raises StaleEpochError for a batch below the last one recorded, and what the sink raises."""
         context = _context()

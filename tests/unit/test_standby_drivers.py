@@ -20,6 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock, patch
 
+import pyarrow as pa
 import pytest
 from py4j.java_gateway import CallbackServer, CallbackServerParameters
 from pyspark.sql import DataFrameWriter, SparkSession
@@ -33,8 +34,10 @@ from pyspark.sql.types import StringType, StructField, StructType
 from headrace.enumerator.errors import FencedError, RetriableError, UsageError
 from headrace.enumerator.restarts import FixedDelay
 from headrace.enumerator.supervision import DriverEnd, Ending, SupervisionLimits
+from headrace.runners.spark import pipelines
 from headrace.runners.spark.metrics.exporter import metrics
 from headrace.runners.spark.offset_log import OffsetLog
+from headrace.runners.spark.pipelines import PipelineWrite, sink_format
 from headrace.runners.spark.supervision import families, rehearsing
 from headrace.runners.spark.supervision import lock as locks
 from headrace.runners.spark.supervision import rehearsal as rehearsals
@@ -49,6 +52,7 @@ from headrace.runners.spark.supervision.status import StatusFile
 from headrace.runners.spark.supervision.supervisor import supervise
 from headrace.runners.spark.supervision.takeover import Takeover, check_standby, checkpoint_of, resolved
 from headrace.runners.spark.writers import StreamWriter
+from headrace.sinks import FunctionSink
 from pyspark_headrace import DefaultSource
 from pyspark_headrace.connectors import kafka_options
 from pyspark_headrace.kafka_read import Mode, kafka_read
@@ -546,12 +550,36 @@ def test_a_takeover_is_refused_without_a_checkpoint_and_to_a_table_in_the_driver
         check_standby("memory", "/c")
 
 
-def test_what_a_takeover_may_repeat_is_said(caplog):
-    for sink in ("headrace", "delta", "parquet"):
-        check_standby(sink, "hdfs://n/c")
+def started_with_a_standby(tmp_path, sink, **options):
+    """What a driver says of a query that it starts, which stands in for Spark's."""
+    location = {"checkpointlocation": f"file:{tmp_path}/{sink}"}
+    begun = []
+    query = StartedQuery(
+        SimpleNamespace(schema=StructType([StructField("value", StringType())])), sink, options=location | options
+    )
+    Takeover(new_family(), 1).start(query, lambda: begun.append(query))
+    assert begun == [query]
+
+
+KAFKA = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "out"}
+
+
+def test_what_a_takeover_may_repeat_is_said(tmp_path, caplog):
+    started_with_a_standby(tmp_path, "headrace", **KAFKA)
+    for sink in ("delta", "parquet"):
+        started_with_a_standby(tmp_path, sink)
     assert caplog.text == ""
-    check_standby("foreachBatch", "/c")
+    started_with_a_standby(tmp_path, "foreachBatch")
     assert "the sink 'foreachBatch' is written at least once" in caplog.text
+
+
+def test_seen_here_so_it_is_of_sinks_of_ours_that_are_written_at_least_once(tmp_path, caplog):
+    started_with_a_standby(tmp_path, "headrace", delivery="at-least-once", **KAFKA)
+    assert "the sink 'AtLeastOnceKafkaSink' is written at least once" in caplog.text
+    pipeline = sink_format(PipelineWrite(FunctionSink(print), iter, pa.schema([]), OffsetLog("/c")))
+    with patch.dict(pipelines._sinks, {pipeline.name(): pipeline}):
+        started_with_a_standby(tmp_path, pipeline.name())
+    assert "the sink 'FunctionSink' is written at least once: a takeover repeats the batch" in caplog.text
 
 
 # --- what a job starts --------------------------------------------------------------------------------------------------
@@ -849,7 +877,7 @@ def test_what_the_last_driver_left_is_recovered_under_the_lock_and_before_spark_
     (checkpoint / "offsets").mkdir()
     (checkpoint / "offsets" / "7").write_text("")
     order = []
-    write = SimpleNamespace(recover=lambda job, last_batch: order.append(f"recovered {job} at {last_batch}"))
+    write = SimpleNamespace(recover=lambda job, last_batch: order.append(f"recovered {job} at {last_batch}"), sink=None)
     with (
         patch.object(CheckpointLock, "take", lambda *_: order.append("locked")),
         patch.object(DefaultSource, "streamWriter", lambda *_: write),

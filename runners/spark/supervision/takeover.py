@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.streaming.query import StreamingQuery
 
+from headrace.connectors.sink import ImmediateSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.session import HOOK, PIPELINES
@@ -68,6 +69,7 @@ class Takeover:
         location = checkpoint_of(started)
         if self._standbys:
             check_standby(started.sink, location)
+            _say_what_is_repeated(started)
         if location is not None:
             self._lock(location)
             _recover(started, location)
@@ -111,7 +113,7 @@ def resolved(location: str) -> str:
 
 
 def check_standby(sink: str, location: str | None) -> None:
-    """Raise UsageError where a takeover would lose or damage something; say what it may repeat."""
+    """Raise UsageError where a takeover would lose or damage something."""
     if location is None:
         raise UsageError("a job with a standby needs the option checkpointLocation: without it a takeover begins at the start")
     scheme = location.partition(":")[0].lower() if not location.startswith("/") else "file"
@@ -122,8 +124,18 @@ def check_standby(sink: str, location: str | None) -> None:
         )
     if sink.lower() == "memory":
         raise UsageError("a job with a standby cannot write to the sink 'memory': its table ends with the driver that holds it")
-    if sink.lower() not in _EXACTLY_ONCE and not _is_ours(sink):
-        log.warning("the sink %r is written at least once: a takeover repeats the batch that was under way", sink)
+
+
+def _say_what_is_repeated(started: StartedQuery) -> None:
+    """A sink of ours may be one whose rows are visible at once. Raises UsageError for options that it does not take."""
+    sink = started.sink
+    if _is_ours(sink):
+        ours = _writer_of(started).sink
+        repeated = type(ours).__name__ if isinstance(ours, ImmediateSink) else None
+    else:
+        repeated = None if sink.lower() in _EXACTLY_ONCE else sink
+    if repeated is not None:
+        log.warning("the sink %r is written at least once: a takeover repeats the batch that was under way", repeated)
 
 
 def _is_ours(sink: str) -> bool:
@@ -150,6 +162,10 @@ def _recover(started: StartedQuery, location: str) -> None:
         log.warning("what the last driver has left is ended with the first batch, as the checkpoint cannot be read: %s", error)
         return
     if job is not None:  # else it is the first start
-        sink = _format_of(started.sink)(dict(started.options))
-        writer = sink.streamWriter(started.frame.schema, started.output_mode == "complete")
-        cast("StreamWriter[Any]", writer).recover(job, last_batch)
+        _writer_of(started).recover(job, last_batch)
+
+
+def _writer_of(started: StartedQuery) -> StreamWriter[Any]:
+    """Of a sink of ours. Contacts nobody but a schema registry, if the options name one."""
+    sink = _format_of(started.sink)(dict(started.options))
+    return cast("StreamWriter[Any]", sink.streamWriter(started.frame.schema, started.output_mode == "complete"))
