@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from headrace.cli.output import note
 from headrace.cli.serving import named_settings
 
 COMMIT_S = 30.0
@@ -93,7 +94,8 @@ def rescale_command(
     """Have a run at work use another number of workers, from a checkpoint that it takes now.
 
     Nothing is written twice or lost; the output stands still for as long as a restart takes. Returns when the run has started
-    again with so many; the next start of its own command says anew how many there are.
+    again with so many; the next start of its own command says anew how many there are. Ctrl-C withdraws it, if the run has not
+    taken the checkpoint yet.
     """
     from headrace.enumerator.errors import RetriableError
     from headrace.harness.waiting import wait_until
@@ -101,13 +103,16 @@ def rescale_command(
 
     def check() -> None:
         if is_requested(checkpoints):
-            raise RetriableError("no run with these checkpoints has taken it up; it is withdrawn")
+            raise RetriableError("no run with these checkpoints has carried it out")
 
     request_rescale(checkpoints, workers)
     try:
         wait_until(check, f"the run to use {workers} workers", RESCALE_S)
     except BaseException:
-        withdraw_request(checkpoints)
+        if withdraw_request(checkpoints):
+            note("the request is withdrawn, and no run will carry it out")
+        else:
+            note(f"a run has taken the request up, and goes on with {workers} workers when it has started again")
         raise
 
 

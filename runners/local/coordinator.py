@@ -87,7 +87,13 @@ from headrace.runners.local.core import (
 )
 from headrace.runners.local.pipeline import Pipeline, PipelineFile, Retention, RunSettings
 from headrace.runners.local.processes import Nursery
-from headrace.runners.local.rescale import RescaleRequest, read_request, withdraw_request
+from headrace.runners.local.rescale import (
+    RescaleRequest,
+    drop_requests,
+    read_requests,
+    settle_request,
+    take_up_request,
+)
 from headrace.runners.local.savepoints import Savepoint, begin_with, begun, take_savepoint
 from headrace.runners.local.watching.lag import LagWatch
 from headrace.runners.local.watching.status import RunStatus, remove_status
@@ -116,11 +122,11 @@ _FINAL = (FencedError, StateError, UsageError, DataLossError, AuthenticationErro
 class RunBeginning:
     """What all coordinators of one run of the command have in common.
 
-    `at_s`: when it was started, in seconds of the epoch. `passed_over`: a request to rescale that was there before.
+    `at_s`: when it was started, in seconds of the epoch. `passed_over`: requests to rescale that were there before.
     """
 
     at_s: float
-    passed_over: RescaleRequest | None
+    passed_over: tuple[RescaleRequest, ...]
 
 
 @dataclass(frozen=True)
@@ -238,7 +244,7 @@ class _Coordination:
         self._started_s: dict[int, float] = {}
         self._last_words: dict[int, _LastWords] = {}
         self._outcome: RunOutcome | None = None
-        self._rescale_to: int | None = None
+        self._is_rescaling = False
         self._asked_s = time.monotonic()
         self._discovery_fails = False
         self._discovery = pipeline.source.create_discovery()
@@ -290,8 +296,8 @@ class _Coordination:
         outcome = self._ran()
         if outcome.error is not None:
             return outcome
-        if self._rescale_to is not None and not outcome.finished:
-            return replace(outcome, workers=self._rescale_to)
+        if self._is_rescaling and not outcome.finished:
+            return replace(outcome, workers=self._next_workers())
         settings = self._order.settings
         folder = settings.savepoint_folder
         path = None if folder is None else take_savepoint(self._store.folder, folder)
@@ -369,19 +375,35 @@ class _Coordination:
         """Another number of workers is a stop with a last checkpoint, and a start from it, as every restart is."""
         folder, now = self._order.settings.folder, self._order.settings.workers
         try:
-            request = read_request(folder)
-            if request is not None and (request.workers == now or request == self._order.beginning.passed_over):
-                withdraw_request(folder)
+            request = next(iter(read_requests(folder)), None)
+            if request is not None and (request.workers == now or request in self._order.beginning.passed_over):
+                settle_request(folder, request)
                 return
         except (StateError, OSError) as error:
-            log.warning("a request to rescale is passed over: %s", error)
-            with suppress(OSError):
-                withdraw_request(folder)
+            self._pass_over(error)
             return
-        if request is not None and self._rescale_to is None:
+        if request is not None and not self._is_rescaling:
             log.warning("rescaling from %d to %d workers, after a checkpoint", now, request.workers)
-            self._rescale_to = request.workers
+            self._is_rescaling = True
             self._handle(StopRequested())
+
+    def _next_workers(self) -> int:
+        """After the last checkpoint: what the request says now. One that was withdrawn meanwhile changes nothing."""
+        now = self._order.settings.workers
+        try:
+            request = take_up_request(self._order.settings.folder)
+        except (StateError, OSError) as error:
+            self._pass_over(error)
+            return now
+        if request is None:
+            log.warning("the request to rescale was withdrawn meanwhile: the run goes on with %d workers", now)
+            return now
+        return request.workers
+
+    def _pass_over(self, error: Exception) -> None:
+        log.warning("a request to rescale is passed over: %s", error)
+        with suppress(OSError):
+            drop_requests(self._order.settings.folder)
 
     def _look_for_silent_ones(self) -> None:
         now_s, patience_s = time.monotonic(), self._order.settings.heartbeat_timeout_s

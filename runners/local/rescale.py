@@ -4,6 +4,12 @@ The coordinator looks for it every second, takes a last checkpoint and ends; the
 That one goes on from the checkpoint, deals the splits out anew, and removes the file. Where one dies on the way the next finds
 the file again. A file that was there before the run was started, whose start says anew how many workers there are, is removed.
 Only who has the folder's lock removes what it has not written: a second start of the command by mistake changes nothing.
+
+    rescale.json              a request; who has made it may withdraw it
+    rescale-taken-up.json     the same, renamed by the coordinator that ends for it: it will be carried out
+
+A request may be withdrawn during the last checkpoint. The rename decides: what was withdrawn before it is not carried out, and
+what comes after it is told that it is too late.
 """
 
 from __future__ import annotations
@@ -16,9 +22,19 @@ from pathlib import Path
 from headrace.enumerator.errors import StateError, UsageError
 from headrace.runners.local.checkpoints import write_whole
 
-__all__ = ["RescaleRequest", "is_requested", "read_request", "request_rescale", "withdraw_request"]
+__all__ = [
+    "RescaleRequest",
+    "drop_requests",
+    "is_requested",
+    "read_requests",
+    "request_rescale",
+    "settle_request",
+    "take_up_request",
+    "withdraw_request",
+]
 
 _REQUEST = "rescale.json"
+_TAKEN_UP = "rescale-taken-up.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +43,9 @@ class RescaleRequest:
 
     workers: int
     name: str
+
+
+# --- called by who asks -------------------------------------------------------------------------------------------------
 
 
 def request_rescale(folder: Path, workers: int) -> None:
@@ -38,13 +57,52 @@ def request_rescale(folder: Path, workers: int) -> None:
 
 def is_requested(folder: Path) -> bool:
     """Whether there is a request that no run has carried out yet."""
-    return (folder / _REQUEST).exists()
+    return (folder / _REQUEST).exists() or (folder / _TAKEN_UP).exists()
 
 
-def read_request(folder: Path) -> RescaleRequest | None:
-    """The request; None where there is none. Raises StateError for a file that is none."""
+def withdraw_request(folder: Path) -> bool:
+    """Whether it is withdrawn, and no run will carry it out: else one has, or has taken it up."""
     try:
-        text = (folder / _REQUEST).read_bytes()
+        (folder / _REQUEST).unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+# --- called by the run --------------------------------------------------------------------------------------------------
+
+
+def read_requests(folder: Path) -> tuple[RescaleRequest, ...]:
+    """What is to be carried out, in this order: what was taken up, and a request. Raises StateError for a file that is none."""
+    found = (_read(folder / name) for name in (_TAKEN_UP, _REQUEST))
+    return tuple(request for request in found if request is not None)
+
+
+def take_up_request(folder: Path) -> RescaleRequest | None:
+    """From here on it cannot be withdrawn; None where it was. Called by the run's coordinator. Raises as `read_requests`."""
+    if not (folder / _TAKEN_UP).exists():
+        try:
+            (folder / _REQUEST).rename(folder / _TAKEN_UP)
+        except FileNotFoundError:
+            return None
+    return _read(folder / _TAKEN_UP)
+
+
+def settle_request(folder: Path, request: RescaleRequest) -> None:
+    """It is carried out, or of an earlier life of the run. Another one in its place is kept. As `take_up_request`."""
+    if take_up_request(folder) == request:
+        (folder / _TAKEN_UP).unlink()
+
+
+def drop_requests(folder: Path) -> None:
+    """Whatever is there: it cannot be read. Called by the run's coordinator."""
+    for name in (_TAKEN_UP, _REQUEST):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _read(path: Path) -> RescaleRequest | None:
+    try:
+        text = path.read_bytes()
     except FileNotFoundError:
         return None
     try:
@@ -53,10 +111,5 @@ def read_request(folder: Path) -> RescaleRequest | None:
     except (ValueError, KeyError, TypeError, RecursionError):
         workers = name = None
     if type(workers) is not int or workers < 1 or type(name) is not str:
-        raise StateError(f"{folder / _REQUEST} is no request to rescale")
+        raise StateError(f"{path} is no request to rescale")
     return RescaleRequest(workers, name)
-
-
-def withdraw_request(folder: Path) -> None:
-    """It is carried out, given up, or of an earlier life of the run. Called by who has made it, or by the run's coordinator."""
-    (folder / _REQUEST).unlink(missing_ok=True)

@@ -26,7 +26,7 @@ from headrace.enumerator.restarts import GiveUp, Restarts
 from headrace.runners.local.coordinator import CoordinatorOrder, RunBeginning, RunOutcome, coordinate
 from headrace.runners.local.pipeline import Pipeline, PipelineFile, RunSettings
 from headrace.runners.local.processes import PROCESS_NAME, end_group, pipe
-from headrace.runners.local.rescale import RescaleRequest, read_request
+from headrace.runners.local.rescale import RescaleRequest, read_requests
 from headrace.runners.local.savepoints import read_savepoint
 
 __all__ = ["Starting", "supervise"]
@@ -75,12 +75,12 @@ def supervise(job: Pipeline | PipelineFile, settings: RunSettings, processes: St
                 raise RunFailedError(f"stopped, without a last checkpoint, while it was to start again after: {outcome.error}")
 
 
-def _asked_before(folder: Path) -> RescaleRequest | None:
-    """A request to rescale of an earlier life: how many workers there are is said now."""
+def _asked_before(folder: Path) -> tuple[RescaleRequest, ...]:
+    """Requests to rescale of an earlier life: how many workers there are is said now."""
     try:
-        return read_request(folder)
+        return read_requests(folder)
     except StateError:  # which the coordinator names and removes
-        return None
+        return ()
 
 
 class _Life:

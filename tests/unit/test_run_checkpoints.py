@@ -10,6 +10,7 @@ import sys
 import traceback
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -20,10 +21,18 @@ from headrace.connectors.commit import JobCommitter, StaleEpochError
 from headrace.connectors.kafka.write.transactions import Transactions
 from headrace.connectors.sink import Attempt
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
-from headrace.enumerator.errors import DataLossError, FencedError, RetriableError, StateError, UsageError
+from headrace.enumerator.errors import (
+    DataLossError,
+    DeadlineExceededError,
+    FencedError,
+    RetriableError,
+    StateError,
+    UsageError,
+)
 from headrace.enumerator.ledger import SplitState
 from headrace.kafka import At, Committed, KafkaSink, KafkaSource, Latest
 from headrace.run import ExponentialDelay, FixedDelay, Pipeline, Retention, RunSettings
+from headrace.runners.local import coordinator, rescale
 from headrace.runners.local.checkpoints import (
     LOCK,
     CheckpointNotStoredError,
@@ -34,12 +43,20 @@ from headrace.runners.local.checkpoints import (
     sealed,
 )
 from headrace.runners.local.commits import RunCommitter
-from headrace.runners.local.coordinator import RunOutcome
+from headrace.runners.local.coordinator import RunBeginning, RunOutcome
 from headrace.runners.local.core import WorkerHandle, WorkerSnapshotted
 from headrace.runners.local.finish import finish
 from headrace.runners.local.pipeline import PipelineFile, flink_settings
 from headrace.runners.local.processes import PROCESS_NAME, forked_apart
-from headrace.runners.local.rescale import is_requested, read_request, request_rescale, withdraw_request
+from headrace.runners.local.rescale import (
+    drop_requests,
+    is_requested,
+    read_requests,
+    request_rescale,
+    settle_request,
+    take_up_request,
+    withdraw_request,
+)
 from headrace.runners.local.savepoints import Savepoint, begin_with, begun, fetch_savepoint, read_savepoint, take_savepoint
 from headrace.runners.local.supervisor import supervise
 from headrace.runners.local.wire import run_pb2 as pb
@@ -580,22 +597,78 @@ def test_a_savepoint_of_another_source_is_refused_and_nothing_is_begun(tmp_path)
 
 
 def test_a_request_to_rescale_is_read_until_it_is_withdrawn(tmp_path):
-    assert (read_request(tmp_path), is_requested(tmp_path)) == (None, False)
+    assert (read_requests(tmp_path), is_requested(tmp_path)) == ((), False)
     request_rescale(tmp_path, 3)
-    first = read_request(tmp_path)
+    (first,) = read_requests(tmp_path)
     assert (first.workers, is_requested(tmp_path)) == (3, True)
     request_rescale(tmp_path, 3)
-    assert read_request(tmp_path) != first  # who passes over the one does not pass over the other
+    assert read_requests(tmp_path) != (first,)  # who passes over the one does not pass over the other
     wrongs = (b'{"workers": true, "name": "x"}', b'{"workers": 0, "name": "x"}', b'{"workers": "3", "name": "x"}')
     for wrong in (b"", b"[]", b'{"workers": 3}', *wrongs):
         (tmp_path / "rescale.json").write_bytes(wrong)
         with pytest.raises(StateError, match=r"rescale\.json is no request to rescale"):
-            read_request(tmp_path)
-    withdraw_request(tmp_path)
-    withdraw_request(tmp_path / "no folder")
-    assert read_request(tmp_path) is None
+            read_requests(tmp_path)
+    assert withdraw_request(tmp_path)
+    assert not withdraw_request(tmp_path / "no folder")
+    assert read_requests(tmp_path) == ()
     with pytest.raises(UsageError, match="at least 1 worker"):
         request_rescale(tmp_path, 0)
+
+
+def test_a_request_that_is_taken_up_cannot_be_withdrawn_and_is_there_until_it_is_carried_out(tmp_path):
+    assert take_up_request(tmp_path) is None
+    request_rescale(tmp_path, 3)
+    taken = take_up_request(tmp_path)
+    assert taken.workers == 3
+    assert not withdraw_request(tmp_path)
+    request_rescale(tmp_path, 4)  # for the time after it
+    (_, later) = read_requests(tmp_path)
+    assert read_requests(tmp_path)[0] == take_up_request(tmp_path) == taken
+    settle_request(tmp_path, taken)
+    assert read_requests(tmp_path) == (later,)
+    settle_request(tmp_path, taken)  # another one has taken its place
+    assert read_requests(tmp_path) == (later,)
+    settle_request(tmp_path, later)
+    assert not is_requested(tmp_path)
+    (tmp_path / "rescale-taken-up.json").write_bytes(b"")
+    with pytest.raises(StateError, match=r"rescale-taken-up\.json is no request to rescale"):
+        take_up_request(tmp_path)
+    drop_requests(tmp_path)
+    assert not is_requested(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "workers", "said"),
+    [
+        (lambda folder: None, 3, "rescaling from 2 to 3 workers"),
+        (withdraw_request, 2, "was withdrawn meanwhile: the run goes on with 2 workers"),
+        (lambda folder: request_rescale(folder, 5), 5, "rescaling from 2 to 3 workers"),
+        (lambda folder: (folder / "rescale.json").write_bytes(b""), 2, "is passed over"),
+    ],
+    ids=["as it was", "withdrawn", "another", "damaged"],
+)
+def test_seen_here_a_rescale_that_is_withdrawn_during_the_last_checkpoint_is_not_applied(
+    tmp_path, monkeypatch, caplog, meanwhile, workers, said
+):
+    coordination = object.__new__(coordinator._Coordination)
+    settings = RunSettings(str(tmp_path), workers=2)
+    coordination._order = SimpleNamespace(settings=settings, beginning=RunBeginning(0.0, ()))
+    coordination._is_rescaling = False
+    stops = []
+    monkeypatch.setattr(coordination, "_handle", stops.append)
+
+    def ran():
+        coordination._look_for_request()
+        coordination._look_for_request()
+        meanwhile(tmp_path)
+        return RunOutcome()
+
+    monkeypatch.setattr(coordination, "_ran", ran)
+    request_rescale(tmp_path, 3)
+    assert coordination.run().workers == workers
+    assert len(stops) == 1
+    assert said in caplog.text
+    assert not withdraw_request(tmp_path)
 
 
 def test_seen_here_a_second_start_by_mistake_does_not_withdraw_a_rescale(tmp_path, monkeypatch):
@@ -608,19 +681,35 @@ def test_seen_here_a_second_start_by_mistake_does_not_withdraw_a_rescale(tmp_pat
 
     monkeypatch.setattr("headrace.runners.local.supervisor._Life.live", refused)
     request_rescale(tmp_path, 3)
-    asked = read_request(tmp_path)
+    asked = read_requests(tmp_path)
     pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()))
     with pytest.raises(FencedError, match="another run works with these checkpoints"):
         supervise(pipeline, RunSettings(str(tmp_path)), forked_apart)
-    assert read_request(tmp_path) == asked
+    assert read_requests(tmp_path) == asked
     assert [order.beginning.passed_over for order in orders] == [asked]
 
 
 def test_a_rescale_that_no_run_takes_up_is_withdrawn(tmp_path, monkeypatch):
     monkeypatch.setattr("headrace.cli.run.RESCALE_S", 0.01)
     done = CliRunner().invoke(app, ["rescale", str(tmp_path), "3"])
-    assert "no run with these checkpoints has taken it up" in str(done.exception)
+    assert "no run with these checkpoints has carried it out" in str(done.exception)
+    assert "the request is withdrawn" in done.stderr
     assert not is_requested(tmp_path)
+
+
+def test_a_rescale_that_is_given_up_too_late_says_that_it_comes(tmp_path, monkeypatch):
+    monkeypatch.setattr("headrace.cli.run.RESCALE_S", 0.01)
+    request = rescale.request_rescale
+
+    def taken_up(folder, workers):
+        request(folder, workers)
+        assert take_up_request(folder) is not None
+
+    monkeypatch.setattr(rescale, "request_rescale", taken_up)
+    done = CliRunner().invoke(app, ["rescale", str(tmp_path), "3"])
+    assert isinstance(done.exception, DeadlineExceededError)
+    assert "goes on with 3 workers" in done.stderr
+    assert is_requested(tmp_path)
 
 
 def test_removed_checkpoints_leave_a_folder_that_begins_anew(tmp_path):
