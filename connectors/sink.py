@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import pyarrow as pa
 
-from headrace.enumerator.errors import StateError, UsageError
+from headrace.enumerator.errors import PeerError, StateError, UsageError
 
 __all__ = [
     "Attempt",
@@ -38,6 +38,7 @@ __all__ = [
     "HandleSerializer",
     "ImmediateSink",
     "Outcome",
+    "PreparedGoneError",
     "RecordedEpoch",
     "Transaction",
     "TwoPhaseSink",
@@ -67,6 +68,10 @@ class Outcome(Enum):
 
     COMMITTED = "committed"
     ABORTED = "aborted"  # by its timeout, or by somebody; nothing of it will ever be visible
+
+
+class PreparedGoneError(PeerError):
+    """What a transaction has prepared is there no more: only writing its rows again helps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +174,8 @@ class Committer(ABC, Generic[HandleT]):
         """Raise unless every one of these is still prepared, with time left to commit it. Nothing is durable yet.
 
         A sink that commits by list raises here for all that `record` would refuse: a runner whose checkpoint is the list stores
-        it in between.
+        it in between. PreparedGoneError where that will not change: the run is told that these rows are lost, if it has no way
+        back.
         """
 
     @abstractmethod

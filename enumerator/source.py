@@ -151,6 +151,13 @@ class Source(ABC, Generic[SplitT]):
         """
         return frozenset()
 
+    def check_readable(self, splits: Sequence[SplitT]) -> None:
+        """Raise DataLossError, naming them, if records after these positions are gone, and that is not let pass.
+
+        Asked before a runner goes back to an older checkpoint. Coordinator's process; may contact the source, and raises what
+        that raises. Default: nobody knows, and the readers tell.
+        """
+
     @property
     def publishes(self) -> bool:
         """Whether `checkpoint_completed` does anything, for runners where that has a price. Default: if it is overridden."""

@@ -23,7 +23,15 @@ from typing import TypeVar
 import pyarrow as pa
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from headrace.connectors.sink import CommitList, Committer, Outcome, content_number, is_one_off, numbered_content
+from headrace.connectors.sink import (
+    CommitList,
+    Committer,
+    Outcome,
+    PreparedGoneError,
+    content_number,
+    is_one_off,
+    numbered_content,
+)
 from headrace.connectors.tables.handles import TableHandle
 from headrace.connectors.tables.keyed.merging import Merge, Merger
 from headrace.connectors.tables.log import JobMarker, LoadedTable, TableFile, TableLog
@@ -80,10 +88,10 @@ class TableCommitter(Committer[TableHandle]):
     def check(self, handles: Sequence[TableHandle]) -> None:
         """Raise for all that `record` would refuse: so nothing is recorded elsewhere, either, that cannot be committed.
 
-        PeerError naming the transactions that have not all their files any more, or are about to be removed, or do not fit the
-        table any more; UsageError for a table that cannot be written, and for changes that cannot be merged; FencedError for an
-        older driver, StateError for another table. Changes are merged here: `record` commits that, if the table is still the
-        same.
+        PreparedGoneError naming the transactions that have not all their files any more, or are about to be removed, PeerError
+        those that do not fit the table any more; UsageError for a table that cannot be written, and for changes that cannot be
+        merged; FencedError for an older driver, StateError for another table. Changes are merged here: `record` commits that,
+        if the table is still the same.
         """
         self._retrying(lambda: self._check(handles))
 
@@ -292,7 +300,7 @@ class TableCommitter(Committer[TableHandle]):
         for handle in handles:
             there = work.data_files(handle.place)
             if not work.is_open(handle.place) or any(there.get(file.path) != file.size for file in handle.files):
-                raise PeerError(
+                raise PreparedGoneError(
                     f"{self._where}: the files of transaction {handle.place} of job {self._job!r} are not there any more as "
                     "they were written: write the epoch again"
                 )

@@ -29,7 +29,7 @@ from dataclasses import replace
 from typing import Generic, TypeVar
 
 from headrace.connectors.commit import StaleEpochError
-from headrace.connectors.sink import Attempt, CommitList, Committer, HandleT, Outcome, TwoPhaseSink
+from headrace.connectors.sink import Attempt, CommitList, Committer, HandleT, Outcome, PreparedGoneError, TwoPhaseSink
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.errors import (
     AuthenticationError,
@@ -264,14 +264,16 @@ class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
         clock: Callable[[], float],
         draw: Callable[[], int],
         is_stored: Callable[[int], None],
+        check_readable: Callable[[Sequence[SplitT]], None],
     ) -> None:
         """`stored`: what `CheckpointStore.latest` gave. `number`: the coordinator's own, for copies; it is on the roster.
 
-        `is_stored` is told the number of each new checkpoint once it is durable. `clock` gives monotonic seconds, `draw`
-        EPOCH_BITS random bits.
+        `check_readable`: the source's, asked before the run goes back to an earlier checkpoint. `is_stored` is told the number
+        of each new checkpoint once it is durable. `clock` gives monotonic seconds, `draw` EPOCH_BITS random bits.
         """
         self._store, self._sink, self._stored, self._number = store, sink, stored, number
         self._clock, self._draw, self._is_stored = clock, draw, is_stored
+        self._check_readable = check_readable
         self._driver = sink.committer(store.roster.run)
         self._ends: _Ends[SplitT, HandleT] = (
             _EndsByList(self._driver)
@@ -357,16 +359,32 @@ class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
         checkpoint_id = stored.positions.checkpoint_id
         before = self._store.before(stored)
         if before is None:
-            raise DataLossError(
-                f"{self._store.folder}: checkpoint {checkpoint_id} is stored and not committed, and cannot be committed as it "
-                f"is: {refusal}. There is no earlier one to go back to: mend that and start again, or begin anew with another "
-                "folder, from positions of your choice"
+            raise self._stuck(stored, refusal, "There is no earlier one to go back to") from refusal
+        try:
+            self._check_readable([state.split for state in before.positions.splits if not state.finished])
+        except DataLossError as lost:
+            raise self._stuck(
+                stored,
+                refusal,
+                f"The one before, checkpoint {before.positions.checkpoint_id}, is no way back, as what comes after it cannot "
+                f"be read again ({lost}), so this one is kept, with the rows that it has prepared",
             ) from refusal
         self._store.take_back(checkpoint_id)
         raise RetriableError(
             f"{self._store.folder}: checkpoint {checkpoint_id} cannot be committed: {refusal}. Nothing of it is, and it is "
             f"taken back: the next start goes on from checkpoint {before.positions.checkpoint_id}"
         ) from refusal
+
+    def _stuck(self, stored: RunCheckpoint[SplitT, HandleT], refusal: Exception, why: str) -> HeadraceError:
+        """Another try finds the checkpoint as it is, and maybe a sink that takes it; not where its rows are gone, nor where the
+        caller has to change something.
+        """
+        kind = DataLossError if isinstance(refusal, UsageError | PreparedGoneError) else RetriableError
+        return kind(
+            f"{self._store.folder}: checkpoint {stored.positions.checkpoint_id} is stored and not committed, and cannot be "
+            f"committed as it is: {refusal}. {why}: mend what the sink refuses and start again, or begin anew with another "
+            "folder, from positions of your choice"
+        )
 
     def _refuse_stale(self, seen: int) -> None:
         """`seen`: what the sink has recorded last, 0 if nothing."""

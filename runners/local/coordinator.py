@@ -255,7 +255,14 @@ class _Coordination:
         restored: RunCheckpoint[Any, Any] | None = store.latest()
         self._core = self._core_from(restored, number + 1)
         self._committer = RunCommitter(
-            store, pipeline.sink, restored, number, time.monotonic, partial(secrets.randbits, EPOCH_BITS), self._is_stored
+            store,
+            pipeline.sink,
+            restored,
+            number,
+            time.monotonic,
+            partial(secrets.randbits, EPOCH_BITS),
+            self._is_stored,
+            pipeline.source.check_readable,
         )
         self._job = self._new_job()
         self._stored_id = 0

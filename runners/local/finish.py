@@ -36,6 +36,8 @@ def finish(pipeline: Pipeline, checkpoints: Path) -> None:
         number = store.roster.next_number
         store.enlist(number)
         draw = partial(secrets.randbits, EPOCH_BITS)
-        committer = RunCommitter(store, sink, store.latest(), number, time.monotonic, draw, lambda _: None)
+        committer = RunCommitter(
+            store, sink, store.latest(), number, time.monotonic, draw, lambda _: None, source.check_readable
+        )
         with closing(committer):
             JobCommitter(store.roster.run, committer).recover()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -194,3 +195,44 @@ def planned(source, read):
         return run.snapshot()
     finally:
         run.close()
+
+
+# --- whether a position can be gone back to ---------------------------------------------------------------------------------
+
+
+def retention(kafka):
+    kafka.delete_records("t", before=5)
+
+
+def made_anew(kafka):
+    kafka.delete_topic("t")
+    kafka.create_topic("t", partitions=1)
+    for record in TEN:
+        kafka.append("t", record)
+
+
+def cut(kafka):
+    kafka.lose_records("t", from_offset=2)
+
+
+@pytest.mark.parametrize(
+    ("loses", "story"),
+    [
+        (retention, "t-0: offset 3 is out of range, available are 5 to 10 .* offsets 3 to 4 were deleted"),
+        (made_anew, "partitions are gone: t-0"),
+        (cut, "the partition ends at 2, but was already read up to 3"),
+    ],
+    ids=["retention", "made anew", "cut"],
+)
+def test_what_is_gone_after_a_position_is_told_before_anybody_reads(kafka, caplog, loses, story):
+    source = KafkaSource(kafka.bootstrap, topics=["t"], properties={"retry.backoff.ms": "1", "retry.backoff.max.ms": "1"})
+    (found,) = source.create_discovery().initial().added
+    split = replace(found, next_offset=3)
+    source.check_readable([split])
+    source.check_readable([])
+    loses(kafka)
+    with pytest.raises(DataLossError, match=story):
+        source.check_readable([split])
+    assert caplog.text == ""
+    replace(source, fail_on_data_loss=False).check_readable([split])
+    assert re.search(story, caplog.text)

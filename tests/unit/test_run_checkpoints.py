@@ -267,7 +267,9 @@ def test_a_folder_is_a_path_or_a_file_url(tmp_path):
 
 
 def committer(store, log, number=0, draw=lambda: 1):
-    return RunCommitter(store, MemorySink(log), store.latest(), number, lambda: 0.0, draw, lambda checkpoint_id: None)
+    return RunCommitter(
+        store, MemorySink(log), store.latest(), number, lambda: 0.0, draw, lambda checkpoint_id: None, lambda _: None
+    )
 
 
 def prepared(log, store, number, row):
@@ -286,7 +288,9 @@ def test_seen_here_a_coordinator_that_died_while_the_sink_recorded_its_checkpoin
         store = CheckpointStore(tmp_path, serializer, 1)
 
         def one_life(number):
-            made = RunCommitter(store, sink, store.latest(), number, lambda: 0.0, lambda: 1, lambda checkpoint_id: None)
+            made = RunCommitter(
+                store, sink, store.latest(), number, lambda: 0.0, lambda: 1, lambda checkpoint_id: None, lambda _: None
+            )
             JobCommitter(store.roster.run, made).recover()
             return made
 

@@ -93,7 +93,7 @@ def test_seen_here_an_iceberg_table_that_was_made_anew_between_two_lives_is_refu
     store.enlist(0)
 
     def life() -> tuple[RunCommitter[Any, Any], JobCommitter[Any]]:
-        run = RunCommitter(store, sink, store.latest(), 0, lambda: 0.0, lambda: 1, lambda _: None)
+        run = RunCommitter(store, sink, store.latest(), 0, lambda: 0.0, lambda: 1, lambda _: None, lambda _: None)
         job = JobCommitter("x", run)
         job.recover()
         return run, job

@@ -19,10 +19,11 @@ from headrace.connectors.tables.keyed import merging
 from headrace.connectors.tables.keyed.changes import Changes
 from headrace.delta import DeltaSink
 from headrace.enumerator.checkpoint import Checkpoint
-from headrace.enumerator.errors import DataLossError, PeerError, RetriableError, UsageError
+from headrace.enumerator.errors import DataLossError, OutageError, PeerError, RetriableError, UsageError
 from headrace.enumerator.ledger import SplitState
 from headrace.runners.local.checkpoints import CheckpointStore
 from headrace.runners.local.commits import RunCommitter, first_attempt
+from headrace.runners.local.coordinator import _FINAL
 from headrace.runners.local.core import WorkerHandle
 from headrace.testing import MemorySplit
 from tests.helpers.table_rig import Death, KilledError
@@ -193,18 +194,79 @@ def test_a_commit_that_has_succeeded_though_it_was_said_to_be_refused_is_not_tak
     assert folder.rows() == [(1, "x"), (2, "y")]
 
 
-def test_a_first_checkpoint_that_the_table_refuses_is_kept_and_the_way_out_is_said(tmp_path):
+def closed_to_changes(folder: ChangesFolder) -> None:
+    """Somebody asks for rows that are never replaced."""
+    DeltaTable(folder.sink.uri).alter.set_table_properties({"delta.appendOnly": "true"})
+
+
+@pytest.mark.parametrize(
+    ("refuses", "kind", "why"),
+    [(ChangesFolder.alter, RetriableError, r"\(name\)"), (closed_to_changes, DataLossError, "appendOnly")],
+    ids=["as the table is now", "until the caller changes something"],
+)
+def test_seen_here_a_first_checkpoint_that_the_table_refuses_is_kept_and_tried_again_where_that_may_pass(
+    tmp_path, refuses, kind, why
+):
     """There is none to go back to: where a run began that starts at the latest record nobody else knows."""
-    folder = ChangesFolder(tmp_path)
-    run, job = folder.coordinator(None, refusing(2, folder.alter))
+    folder = ChangesFolder(tmp_path, IDS, Changes(("id",), ()))
+    run, job = folder.coordinator(None, refusing(2, lambda: refuses(folder)))
     job.recover()
     with pytest.raises(PeerError, match="planted"):
         commit(run, job, 1, folder.wrote(1, 0, {"id": 1, "name": "x"}))
     with pytest.raises(
-        DataLossError, match=r"checkpoint 1 .*\(name\).* no earlier one .* start again, or begin anew with another"
+        kind, match=f"checkpoint 1 .*{why}.* no earlier one .* start again, or begin anew with another"
+    ) as refused:
+        folder.coordinator()[1].recover()
+    assert isinstance(refused.value, _FINAL) is (kind is DataLossError)
+    assert folder.checkpoints() == [(1, False)]
+
+
+def test_seen_here_a_checkpoint_is_not_taken_back_where_the_source_has_removed_what_would_be_read_again(tmp_path, monkeypatch):
+    """Its rows are in the files that it lists, and nowhere else: they are there when the table is as it was."""
+    folder = ChangesFolder(tmp_path)
+    run, job = folder.living()
+    commit(run, job, 1, folder.wrote(1, 0, {"id": 1, "name": "x"}))
+    before = DeltaTable(folder.sink.uri).version()
+    run, job = folder.coordinator(None, refusing(2, folder.alter))
+    job.recover()
+    with pytest.raises(PeerError, match="planted"):
+        commit(run, job, 2, folder.wrote(1, 1, {"id": 2, "name": "y"}))
+    asked = []
+
+    def removed(splits: Any) -> None:
+        asked.append(splits)
+        raise DataLossError("planted: a: offsets 1 to 4 were deleted")
+
+    monkeypatch.setattr(folder, "check_readable", removed)
+    with pytest.raises(
+        RetriableError,
+        match=r"checkpoint 2 .*\(name\).* checkpoint 1, is no way back, .*planted: a: offsets 1 to 4 .* kept.* mend",
     ):
         folder.coordinator()[1].recover()
-    assert folder.checkpoints() == [(1, False)]
+    assert asked == [[MemorySplit("a", 1)]]
+    assert folder.checkpoints() == [(1, True), (2, False)]
+    DeltaTable(folder.sink.uri).restore(before)
+    folder.living()
+    assert folder.rows() == [(1, "x"), (2, "y")]
+    assert folder.checkpoints() == [(2, True)]
+
+
+def test_a_source_that_cannot_be_asked_now_has_nothing_taken_back(tmp_path, monkeypatch):
+    folder = ChangesFolder(tmp_path)
+    run, job = folder.living()
+    commit(run, job, 1, folder.wrote(1, 0, {"id": 1, "name": "x"}))
+    run, job = folder.coordinator(None, refusing(2, folder.alter))
+    job.recover()
+    with pytest.raises(PeerError, match="planted"):
+        commit(run, job, 2, folder.wrote(1, 1, {"id": 2, "name": "y"}))
+
+    def away(splits: Any) -> None:
+        raise OutageError("planted: the source is away")
+
+    monkeypatch.setattr(folder, "check_readable", away)
+    with pytest.raises(OutageError, match="the source is away"):
+        folder.coordinator()[1].recover()
+    assert folder.checkpoints() == [(1, True), (2, False)]
 
 
 def test_a_coordinator_that_dies_while_it_takes_a_checkpoint_back_is_followed_by_one_that_does(tmp_path):

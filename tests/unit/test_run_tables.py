@@ -73,8 +73,13 @@ class Folder:
         """A new life, which has recovered nothing yet."""
         store = store or self.store
         sink = Watched(self.sink, around, calling)
-        run = RunCommitter(store, sink, store.latest(), 0, lambda: self.now_s, self.draw, lambda number: None)
+        run = RunCommitter(
+            store, sink, store.latest(), 0, lambda: self.now_s, self.draw, lambda number: None, self.check_readable
+        )
         return run, JobCommitter("x", run)
+
+    def check_readable(self, splits: Any) -> None:
+        """Of the source: all is there."""
 
     def draw(self) -> int:
         self.drawn += 1

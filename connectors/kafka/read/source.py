@@ -16,7 +16,7 @@ from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponen
 from headrace.connectors.formats.value_format import ValueFormat
 from headrace.connectors.kafka.client.arguments import client_config
 from headrace.connectors.kafka.client.cluster import shared_cluster
-from headrace.connectors.kafka.client.errors import LogTruncatedError, RefusedByBrokerError
+from headrace.connectors.kafka.client.errors import LogTruncatedError, OffsetOutOfRangeError, RefusedByBrokerError
 from headrace.connectors.kafka.client.groups import CommittedOffset
 from headrace.connectors.kafka.client.login.sasl import SaslConfig
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Position, Timestamp
@@ -372,6 +372,23 @@ class KafkaSource(LogSource[KafkaSplit]):
         if self.fail_on_data_loss:
             raise DataLossError(f"{message}. {ALLOW_LOSS}")
         log.warning("%s; going on without them", message)
+
+    def check_readable(self, splits: Sequence[KafkaSplit]) -> None:
+        """What retention has removed, or went with the topic: DataLossError, or with `fail_on_data_loss=False` a warning.
+
+        Raises OutageError when the brokers cannot be asked.
+        """
+        cluster = shared_cluster(self.config)
+        gone = cluster.retrying("looking up topics at every broker", lambda: self.create_discovery().gone(splits))
+        if gone:
+            self.splits_missing([split for split in splits if split.split_id in gone])
+        there = {(s.topic, s.partition): s for s in splits if s.split_id not in gone}
+        begins = cluster.list_offsets(dict.fromkeys(there, Earliest())) if there else {}
+        ends = self.end_offsets(list(there.values()))
+        for tp, split in there.items():
+            begin = begins[tp].offset or 0
+            if begin > split.next_offset:
+                self._lost(OffsetOutOfRangeError(*tp, split.next_offset, begin, max(begin, ends[split.split_id])), begin)
 
     def gone(self, splits: Sequence[KafkaSplit]) -> frozenset[str]:
         """Ids of those whose topic no broker knows under its id; none while a broker is away."""

@@ -252,6 +252,7 @@ class Life:
             lambda: world.now_s,
             world.draw,
             self.is_stored,
+            lambda splits: None,  # nothing of a log is ever removed here
         )
         self.job: JobCommitter[Any] = JobCommitter(self.store.roster.run, self.committer)
         self.workers: dict[int, Worker] = {}
