@@ -207,15 +207,15 @@ class CheckpointStore(Generic[SplitT, HandleT]):
         self._retained = retained
         folder.mkdir(parents=True, exist_ok=True)
         self._roster_lock = threading.Lock()
-        self._lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._keeping = threading.Lock()
         try:
-            _lock_patiently(self._lock)
-            self.roster = self._read_roster()
+            self._lock = _locked(folder / LOCK)
         except BlockingIOError as error:
-            os.close(self._lock)
             raise FencedError(
                 f"{folder}: another run works with these checkpoints; end it first, or give this one a folder of its own"
             ) from error
+        try:
+            self.roster = self._read_roster()
         except BaseException:
             os.close(self._lock)
             raise
@@ -223,6 +223,28 @@ class CheckpointStore(Generic[SplitT, HandleT]):
     def close(self) -> None:
         """Unlock."""
         os.close(self._lock)
+
+    def keep_lock(self) -> None:
+        """Look whether the lock's file is still there; take it again where somebody has removed it. Called by any thread.
+
+        Raises FencedError where another run has made it anew: then two are at work, and this one must end.
+        """
+        with self._keeping:
+            if _is_in_place(self.folder / LOCK, self._lock):
+                return
+            try:
+                again = _locked(self.folder / LOCK)
+            except BlockingIOError as error:
+                raise FencedError(
+                    f"{self.folder / LOCK} was removed while this run was at work, and another run has made it anew. That one "
+                    "goes on, and this one must end"
+                ) from error
+            os.close(self._lock)
+            self._lock = again
+            log.warning(
+                "%s was removed while this run is at work, and is made anew. Leave it there: it keeps a second run out",
+                self.folder / LOCK,
+            )
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -262,7 +284,8 @@ class CheckpointStore(Generic[SplitT, HandleT]):
         return None
 
     def take_back(self, checkpoint_id: int) -> None:
-        """Remove it, durably: nothing of it was committed, and nothing will be."""
+        """Remove it, durably: nothing of it was committed, and nothing will be. Raises as `keep_lock`."""
+        self.keep_lock()
         self._path(checkpoint_id).unlink(missing_ok=True)
         _sync(self.folder)
 
@@ -278,8 +301,9 @@ class CheckpointStore(Generic[SplitT, HandleT]):
         """Make it durable, in place of one of the same number, then remove what is not retained.
 
         One that is not completed may have to be taken back, so it takes no other's place yet.
-        Raises CheckpointNotStoredError if it is certain not to be there; after any other error it may be.
+        Raises CheckpointNotStoredError if it is certain not to be there; after any other error it may be. First as `keep_lock`.
         """
+        self.keep_lock()
         path = self._path(checkpoint.positions.checkpoint_id)
         data = self._serializer.serialize(self.roster.run, checkpoint)
         scratch = path.with_suffix(".writing")
@@ -299,7 +323,8 @@ class CheckpointStore(Generic[SplitT, HandleT]):
             self._path(older).unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Everything but the lock: the run is over, and what it has written is committed."""
+        """Everything but the lock: the run is over, and what it has written is committed. Raises as `keep_lock`."""
+        self.keep_lock()
         for checkpoint_id in sorted(self._ids()):
             self._path(checkpoint_id).unlink(missing_ok=True)
         for name in (_RUN, SAVEPOINT):
@@ -334,6 +359,7 @@ class CheckpointStore(Generic[SplitT, HandleT]):
             raise StateError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
     def _write_roster(self, roster: Roster) -> None:
+        self.keep_lock()
         body = {"run": roster.run, "next_number": roster.next_number, "unswept": list(roster.unswept)}
         write_whole(self.folder / _RUN, sealed(RUN_FORMAT, RUN_VERSION, body))
         self.roster = roster
@@ -350,6 +376,27 @@ class CheckpointStore(Generic[SplitT, HandleT]):
 def has_run(folder: Path) -> bool:
     """Whether a run has worked with this folder, or has left checkpoints in it."""
     return folder.is_dir() and ((folder / _RUN).exists() or bool(_ids(folder)))
+
+
+def _locked(path: Path) -> int:
+    """The file, open and locked: the one that is there, also if somebody removes one meanwhile. Raises as `_lock_patiently`."""
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            _lock_patiently(lock)
+        except BaseException:
+            os.close(lock)
+            raise
+        if _is_in_place(path, lock):
+            return lock
+        os.close(lock)
+
+
+def _is_in_place(path: Path, lock: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(lock))
+    except FileNotFoundError:
+        return False
 
 
 def _lock_patiently(lock: int) -> None:

@@ -365,6 +365,7 @@ class _Coordination:
         self._look_for_silent_ones()
         if time.monotonic() - self._asked_s >= LOOK_S:
             self._asked_s = time.monotonic()
+            self._store.keep_lock()
             self._lag.look()
             self._status.show(self._core.phase.name, self._core.held, self._lag.lag)
             self._look_for_request()

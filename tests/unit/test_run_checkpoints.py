@@ -89,6 +89,63 @@ def opened(folder, retained=1):
     return CheckpointStore(folder, SERIALIZER, retained)
 
 
+def test_seen_here_a_run_whose_lock_was_removed_takes_it_again_and_a_second_run_is_refused(tmp_path, caplog):
+    """By somebody who cleans up. The coordinator looks each second."""
+    store = opened(tmp_path)
+    (tmp_path / "lock").unlink()
+    store.keep_lock()
+    assert "lock was removed while this run is at work" in caplog.text
+    with pytest.raises(FencedError, match="another run works with these checkpoints"):
+        opened(tmp_path)
+    store.keep_lock()
+    assert len(caplog.records) == 1
+    store.close()
+    opened(tmp_path).close()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        lambda store: store.write(checkpoint(2)),
+        lambda store: store.enlist(7),
+        lambda store: store.strike([0]),
+        lambda store: store.take_back(1),
+        lambda store: store.remove(),
+        lambda store: store.keep_lock(),
+    ],
+    ids=["write", "enlist", "strike", "take back", "remove", "look"],
+)
+def test_seen_here_of_two_runs_that_both_had_the_lock_the_first_changes_nothing_any_more(tmp_path, changes):
+    """The second one has come before the first has looked."""
+    first = opened(tmp_path)
+    first.write(checkpoint(1))
+    (tmp_path / "lock").unlink()
+    second = opened(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(FencedError, match=r"lock was removed .* another run has made it anew"):
+        changes(first)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    second.write(checkpoint(2))
+    first.close()
+    second.close()
+
+
+def test_the_coordinator_looks_after_its_lock(tmp_path):
+    coordination = object.__new__(coordinator._Coordination)
+    looks = []
+
+    def looked():
+        looks.append("looked")
+        raise FencedError("planted")
+
+    coordination._store = SimpleNamespace(keep_lock=looked)
+    coordination._asked_s = float("-inf")
+    coordination._look_for_silent_ones = lambda: None
+    with pytest.raises(FencedError):
+        coordination._take(None)
+    assert looks == ["looked"]
+
+
 def test_a_checkpoint_comes_back_as_it_was_written(tmp_path):
     store = opened(tmp_path / "new" / "folder")
     written = checkpoint(handles=(WorkerHandle(4, MemoryHandle(9)),), epoch=77, before=5)

@@ -22,6 +22,7 @@ from headrace.runners.spark.supervision.lock import (
     KillFamily,
     LooksAlive,
     ReadLast,
+    SayUnseen,
     TryLock,
     WhoHolds,
     WriteLast,
@@ -240,6 +241,12 @@ def steps(answers):
 def test_a_free_lock_is_taken_when_the_family_before_is_dead():
     assert steps({TryLock: [True], ReadLast: [OTHER]}) == [TryLock(), ReadLast(), KillFamily(OTHER), WriteLast(ME)]
     assert steps({TryLock: [True], ReadLast: [None]}) == [TryLock(), ReadLast(), WriteLast(ME)]
+
+
+def test_of_a_family_of_another_container_it_is_said_that_nobody_here_can_see_its_end():
+    """Its pids are other processes here, or none: to kill them would be wrong, and to find none proves nothing."""
+    other = "20-1-8-b"
+    assert steps({TryLock: [True], ReadLast: [other]}) == [TryLock(), ReadLast(), SayUnseen(other), WriteLast(ME)]
 
 
 def test_a_lock_of_a_living_supervisor_is_refused_and_that_of_a_dead_one_taken():

@@ -38,6 +38,7 @@ from headrace.runners.spark import pipelines
 from headrace.runners.spark.metrics.exporter import metrics
 from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.pipelines import PipelineWrite, sink_format
+from headrace.runners.spark.supervision import driver as drivers
 from headrace.runners.spark.supervision import families, rehearsing
 from headrace.runners.spark.supervision import lock as locks
 from headrace.runners.spark.supervision import rehearsal as rehearsals
@@ -361,6 +362,73 @@ def test_seen_here_a_lock_whose_file_was_removed_is_worth_nothing_and_the_one_in
     locks._close(first._file)
     second.take(new_family())
     assert os.path.samestat(os.stat(place + "/.headrace.lock"), os.fstat(second._file))
+
+
+def test_seen_here_a_driver_whose_lock_was_removed_takes_it_again_and_a_second_driver_is_refused(place, caplog):
+    """By somebody who cleans up, or restores the checkpoint in place."""
+    lock, file = CheckpointLock(place), Path(place, ".headrace.lock")
+    family = new_family()
+    lock.take(family)
+    lock.keep()
+    assert caplog.text == ""
+    file.unlink()
+    lock.keep()
+    assert "was removed while this driver is at work, and is made anew" in caplog.text
+    assert file.read_text().startswith(f"{family} ")
+    second = subprocess.run(
+        [sys.executable, "-c", HOLD, place, family_by(ended())],
+        env={**os.environ, "PYTHONPATH": python_path()},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert re.search(rf"FencedError: .*{os.getpid()}", second.stderr)  # it is named
+    with pytest.raises(UsageError, match="by another name"):
+        CheckpointLock(place).take(family)
+
+
+def test_seen_here_of_two_drivers_that_both_had_the_lock_the_first_one_is_told_to_end(place):
+    lock = CheckpointLock(place)
+    lock.take(new_family())
+    Path(place, ".headrace.lock").unlink()
+    with holder(place, new_family()):  # which has come before the first one has looked
+        for _ in range(2):
+            with pytest.raises(FencedError, match=rf"{place}/.headrace.lock, was removed .* another one has taken it since"):
+                lock.keep()
+    lock.keep()
+
+
+def test_a_driver_that_another_one_has_shut_out_kills_all_that_it_has_started_and_says_why(monkeypatch):
+    family = new_family()
+    monkeypatch.setenv(FAMILY_VARIABLE, family)
+    reports, writes = os.pipe()
+    done = []
+    monkeypatch.setattr(drivers, "kill_family", done.append)
+    monkeypatch.setattr(os, "_exit", done.append)
+    driver = drivers._Driver(DriverOrder(FunctionName("x", "y")), writes, threading.Event())
+
+    def fenced():
+        raise FencedError("planted")
+
+    monkeypatch.setattr(driver._takeover, "keep_locks", fenced)
+    driver._keep_locks()
+    assert json.loads(os.read(reports, 1 << 16)) == {"end": "FENCED", "reason": "FencedError: planted"}
+    assert done == [family, 67]
+    os.close(reports)
+    os.close(writes)
+
+
+def test_what_may_pass_at_the_lock_of_a_driver_at_work_is_said_once(monkeypatch, caplog):
+    monkeypatch.setenv(FAMILY_VARIABLE, new_family())
+    driver = drivers._Driver(DriverOrder(FunctionName("x", "y")), -1, threading.Event())
+
+    def away():
+        raise RetriableError("planted: the store is away")
+
+    monkeypatch.setattr(driver._takeover, "keep_locks", away)
+    driver._keep_locks()
+    driver._keep_locks()
+    assert caplog.text.count("planted: the store is away; it is tried again") == 1
 
 
 def test_a_copy_of_a_checkpoint_kills_nobody_of_the_family_whose_lock_came_with_it(place, tmp_path):

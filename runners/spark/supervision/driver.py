@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from headrace.enumerator.errors import FencedError, HeadraceError
 from headrace.enumerator.supervision import EXIT_STATUSES, DriverEnd, Ending
 from headrace.runners.spark.session import PRELOADED, end_processes, session_builder, warm_session_builder
 from headrace.runners.spark.supervision.endings import end_by
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
 __all__ = ["CALL", "DriverOrder"]
+
+log = logging.getLogger(__name__)
 
 CALL = b"run\n"
 POLL_S = 0.5
@@ -87,6 +91,8 @@ class _Driver:
         self._reports = reports
         self._called = called
         self._family = os.environ[FAMILY_VARIABLE]
+        self._takeover = Takeover(self._family, order.standbys)
+        self._lock_trouble = ""
         self._is_to_stop = False
         self._reporting = threading.Lock()
 
@@ -110,7 +116,7 @@ class _Driver:
         self._wait_for_call(rehearsal, on_stage)
         if self._is_to_stop:
             return _STOPPED
-        with intercepted(Takeover(self._family, self._order.standbys)):
+        with intercepted(self._takeover):
             queries = queries_of(job(session))
         self._report(queries=[query.id for query in queries])
         rehearsal.end()
@@ -153,7 +159,22 @@ class _Driver:
                     context._jvm.java.lang.System.nanoTime()
             with suppress(OSError):
                 self._report()
+            self._keep_locks()
             time.sleep(BEAT_S)
+
+    def _keep_locks(self) -> None:
+        """Where another driver has one of them, nothing of this one goes on: it would write what that one reads."""
+        try:
+            self._takeover.keep_locks()
+        except FencedError as error:
+            end = end_by(error)
+            self._report(end=end.ending.name, reason=end.reason)
+            kill_family(self._family)
+            os._exit(EXIT_STATUSES[end.ending])
+        except (HeadraceError, OSError) as error:
+            if str(error) != self._lock_trouble:
+                self._lock_trouble = str(error)
+                log.warning("%s; it is tried again", error)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         self._is_to_stop = True

@@ -12,6 +12,9 @@ The lock alone would not do: the kernel gives it up with that process, and JVM a
 takes it writes its family's name into it, and kills what is left of the family that was written there. Where it is held, the
 holder's supervisor decides: one that lives runs the job, and the second is refused; of one that is dead the drivers are
 orphans, and are killed. (They end by themselves, but for one that is stopped.)
+
+Somebody who cleans up may remove the file under the driver that has the lock. So that one looks again and again whether the
+file is still its own, and makes it anew; where another driver was faster, it ends.
 """
 
 from __future__ import annotations
@@ -41,6 +44,8 @@ __all__ = ["CheckpointLock", "taking"]
 _ASK_AGAIN_S = 0.05
 _TRIES_IN_SILENCE = 100
 """Of so many, 5 s, the last one says who is waited for."""
+_TRIES_TO_KEEP = 3
+"""The first one finds that the file is another, and opens that; the second one has it, or another driver does."""
 _LONGEST_NAME = 256
 _FLOCK = "hhqqi"
 """`struct flock` of 64-bit Linux: type, whence, start, length, pid."""
@@ -109,7 +114,14 @@ class WriteLast:
     family: str
 
 
-LockStep = TryLock | WhoHolds | LooksAlive | KillFamily | AskAgain | ReadLast | WriteLast
+@dataclass(frozen=True, slots=True)
+class SayUnseen:
+    """Say that this family was of another container, so that nobody here can tell whether all of it is dead."""
+
+    family: str
+
+
+LockStep = TryLock | WhoHolds | LooksAlive | KillFamily | AskAgain | ReadLast | WriteLast | SayUnseen
 Taking = Generator[LockStep, "bool | str | None", None]
 
 
@@ -131,8 +143,16 @@ def taking(me: str) -> Taking:
         yield AskAgain()
     before = yield ReadLast()
     if isinstance(before, str) and before != me:
-        yield KillFamily(before)  # its driver is dead, and its JVM may outlive that
+        # Its driver is dead, and its JVM may outlive that.
+        yield SayUnseen(before) if _is_elsewhere(before, me) else KillFamily(before)
     yield WriteLast(me)
+
+
+def _is_elsewhere(family: str, me: str) -> bool:
+    """Whether it was of another container. A name that is none is of nobody."""
+    with suppress(ValueError):
+        return supervisor_of(family).namespace != supervisor_of(me).namespace
+    return False
 
 
 # --- on this host -----------------------------------------------------------------------------------------------------
@@ -149,6 +169,7 @@ class CheckpointLock:
         self._location = location
         self.path = lock_file(location)
         self._me = ""
+        self._is_held = False
         self._tries = 0
         self._file = self._opened()
 
@@ -168,6 +189,33 @@ class CheckpointLock:
             _close(self._file)  # with what it holds: it would keep out the next try of this process
             raise
         _taken.add(self._identity())
+        self._is_held = True
+
+    def keep(self) -> None:
+        """Once it is taken, from time to time, in one thread: if somebody has removed the file, take what is there instead.
+
+        Raises FencedError where another driver has that: then two are at work, and this one must end. UsageError and
+        RetriableError as `take`; the next call tries again.
+        """
+        if self._is_held and self._is_in_place():
+            return
+        if self._is_held:
+            _taken.discard(self._identity())
+            self._is_held = False
+        if not any(self._try() for _ in range(_TRIES_TO_KEEP)):
+            raise FencedError(
+                f"the lock of the checkpoint {self._location}, {self.path}, was removed while this driver was at work, and "
+                "another one has taken it since. That one goes on, and this one must end"
+            )
+        self._write_name(self._me)
+        _taken.add(self._identity())
+        self._is_held = True
+        log.warning(
+            "the lock of the checkpoint %s, %s, was removed while this driver is at work, and is made anew. Leave it there: "
+            "without it a second driver could begin",
+            self._location,
+            self.path,
+        )
 
     def _take(self, me: str) -> None:
         self._me = me
@@ -206,10 +254,20 @@ class CheckpointLock:
             case ReadLast():
                 return self._last()
             case WriteLast(family):
-                os.pwrite(self._file, f"{family} {self._identity()}".encode().ljust(_LONGEST_NAME), 0)
+                self._write_name(family)
+            case SayUnseen(family):
+                log.warning(
+                    "the last driver of the checkpoint %s (%s) was of another container, and has ended; whether its JVM and "
+                    "workers have cannot be seen from here. See that its container is gone",
+                    self._location,
+                    family,
+                )
             case _:
                 assert_never(step)
         return None
+
+    def _write_name(self, family: str) -> None:
+        os.pwrite(self._file, f"{family} {self._identity()}".encode().ljust(_LONGEST_NAME), 0)
 
     def _try(self) -> bool:
         """Of a file that was removed since it was opened the lock would be worth nothing: then the one that is there now."""

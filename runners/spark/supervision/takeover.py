@@ -75,6 +75,11 @@ class Takeover:
             _recover(started, location)
         return start()
 
+    def keep_locks(self) -> None:
+        """From time to time, in a thread of its own. Raises as `CheckpointLock.keep`."""
+        for lock in tuple(self._locks.values()):
+            lock.keep()
+
     def _lock(self, location: str) -> None:
         if location not in self._locks:
             lock = CheckpointLock(location)
