@@ -172,13 +172,16 @@ def refuse_stale(job: str, epoch: int, recorded: int) -> None:
         )
 
 
-def _refuse_other_content(job: str, asked: CommitRequested[HandleT], recorded: CommitList[HandleT]) -> None:
-    """Raise StaleEpochError if the recorded epoch was made from other input: to skip this one would lose or repeat rows."""
-    if asked.content is None or recorded.content is None:
+def refuse_other_content(job: str, epoch: int, content: str | None, recorded: str | None) -> None:
+    """Raise StaleEpochError if the epoch is recorded, made from other input: to skip this one would lose or repeat rows.
+
+    `content` and `recorded` are as in `CommitList`; where one is not known, nothing is refused.
+    """
+    if content is None or recorded is None:
         return
-    if recorded.content not in (asked.content, numbered_content(content_number(asked.content))):
+    if recorded not in (content, numbered_content(content_number(content))):
         raise StaleEpochError(
-            f"job {job!r} is to write epoch {asked.epoch}, which the sink has committed already, from another plan of it: "
+            f"job {job!r} is to write epoch {epoch}, which the sink has committed already, from another plan of it: "
             "the checkpoint is an older copy, or its last offsets were removed, and the epoch was planned anew. To skip it "
             "would lose or repeat rows. Go on from the newest checkpoint, or begin a new query with a new checkpoint"
         )
@@ -299,7 +302,7 @@ class CommitCore(Generic[HandleT]):
             refuse_stale(self.job, asked.epoch, self.commits.epoch)
         if asked is None or (self.commits is not None and asked.epoch == self.commits.epoch):
             if asked is not None and self.commits is not None:
-                _refuse_other_content(self.job, asked, self.commits)
+                refuse_other_content(self.job, asked.epoch, asked.content, self.commits.content)
             self._asked = None
             self.phase = CommitPhase.READY
             return []

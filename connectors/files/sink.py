@@ -43,6 +43,7 @@ from headrace.connectors.sink import (
     CommitListSerializer,
     Committer,
     Outcome,
+    RecordedEpoch,
     Transaction,
     TwoPhaseSink,
     check_job,
@@ -115,6 +116,10 @@ class FileSink(TwoPhaseSink[FileHandle]):
         return driver.of_writer(check_job(writer))
 
     def recorded_epochs(self) -> dict[str, int]:
+        """See `recorded`."""
+        return {job: found.epoch for job, found in self.recorded().items()}
+
+    def recorded(self) -> dict[str, RecordedEpoch]:
         """From the durable lists in this folder. Those that cannot be read are left out, with a warning.
 
         Raises UsageError for a folder that is a table of others.
@@ -128,7 +133,7 @@ class FileSink(TwoPhaseSink[FileHandle]):
                 log.warning("%s: the list of job %r is left alone: %s", self.path, job, error)
                 continue
             if commits is not None:
-                epochs[job] = commits.epoch
+                epochs[job] = RecordedEpoch(commits.epoch, content=commits.content)
         return epochs
 
 

@@ -117,14 +117,12 @@ class DeltaSink(OpenTableSink):
         """The table's log, and the store of its files."""
         return _DeltaLog(self.uri, self.storage_options)
 
-    def recorded_epochs(self) -> dict[str, int]:
-        """What the table says of each job."""
+    def _markers(self) -> dict[str, JobMarker | None]:
         log = self.log()
         loaded = log.load()
         with refused_by_store(self.uri):
             jobs = jobs_in(log.store())
-        markers = {job: loaded.marker(job) for job in jobs}
-        return {job: marker.following - 1 for job, marker in markers.items() if marker is not None and marker.following}
+        return {job: loaded.marker(job) for job in jobs}
 
 
 class _DeltaLog(TableLog):

@@ -127,11 +127,9 @@ class IcebergSink(OpenTableSink):
         """The table's log, and the store of its files."""
         return _IcebergLog(self.table, self.catalog)
 
-    def recorded_epochs(self) -> dict[str, int]:
-        """What the table says of each job."""
+    def _markers(self) -> dict[str, JobMarker | None]:
         loaded = _IcebergLog(self.table, self.catalog).load()
-        markers = {job: loaded.marker(job) for job in loaded.jobs()}
-        return {job: marker.following - 1 for job, marker in markers.items() if marker is not None and marker.following}
+        return {job: loaded.marker(job) for job in loaded.jobs()}
 
 
 class _IcebergLog(TableLog):

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import pyarrow as pa
 
-from headrace.connectors.sink import Attempt, TwoPhaseSink, check_job
+from headrace.connectors.sink import Attempt, RecordedEpoch, TwoPhaseSink, check_job, numbered_content
 from headrace.connectors.tables.committer import TableCommitter
 from headrace.connectors.tables.handles import TableHandle, TableHandleSerializer
 from headrace.connectors.tables.keyed.changes import Changes
-from headrace.connectors.tables.log import TableLog
+from headrace.connectors.tables.log import JobMarker, TableLog
 from headrace.connectors.tables.rows import check_no_twins, fitting_schema, new_columns
 from headrace.connectors.tables.writing import TARGET_FILE_BYTES, Layout, TableTransaction, written_columns
 from headrace.enumerator.errors import UsageError
@@ -49,6 +49,22 @@ class OpenTableSink(TwoPhaseSink[TableHandle]):
     @abstractmethod
     def _make(self, schema: pa.Schema, partition_by: Sequence[str]) -> None:
         """An empty table, unless there is one."""
+
+    @abstractmethod
+    def _markers(self) -> Mapping[str, JobMarker | None]:
+        """Of the jobs that the table may know."""
+
+    def recorded_epochs(self) -> dict[str, int]:
+        """What the table says of each job."""
+        return {job: found.epoch for job, found in self.recorded().items()}
+
+    def recorded(self) -> dict[str, RecordedEpoch]:
+        """The same, with the number of what each epoch was made from."""
+        return {
+            job: RecordedEpoch(marker.following - 1, content=numbered_content(marker.content))
+            for job, marker in self._markers().items()
+            if marker is not None and marker.following
+        }
 
     @property
     def handles(self) -> TableHandleSerializer:

@@ -32,6 +32,7 @@ from headrace.connectors.sink import (
     Committer,
     HandleSerializer,
     Outcome,
+    RecordedEpoch,
     Transaction,
     TwoPhaseSink,
     check_job,
@@ -307,5 +308,10 @@ class MemorySink(TwoPhaseSink[MemoryHandle]):
 
     def recorded_epochs(self) -> dict[str, int]:
         """From the durable lists."""
+        return {job: found.epoch for job, found in self.recorded().items()}
+
+    def recorded(self) -> dict[str, RecordedEpoch]:
+        """The same, with what each epoch was made from."""
         lists = CommitListSerializer(self.handles)
-        return {job: lists.deserialize(data, f"the list of job {job!r}").epoch for job, data in self.log.stored().items()}
+        found = {job: lists.deserialize(data, f"the list of job {job!r}") for job, data in self.log.stored().items()}
+        return {job: RecordedEpoch(commits.epoch, content=commits.content) for job, commits in found.items()}

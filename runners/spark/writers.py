@@ -19,7 +19,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from headrace.connectors.commit import JobCommitter, StaleEpochError, refuse_stale
+from headrace.connectors.commit import JobCommitter, StaleEpochError, refuse_other_content, refuse_stale
 from headrace.connectors.counters import COUNTERS, Counted
 from headrace.connectors.sink import Attempt, HandleT, RecordedEpoch, TwoPhaseSink, another_write, one_off_job
 from headrace.enumerator.errors import FencedError, HeadraceError, UsageError
@@ -88,6 +88,14 @@ class _Recorded:
     def of(self, job: str) -> RecordedEpoch | None:
         """The job's last epoch on its durable list."""
         return None if self._epochs is None else self._epochs.get(job)
+
+    def refuse(self, job: str, epoch: int, content: str | None) -> None:
+        """Raise StaleEpochError if that was an epoch of another plan already, before anything of whoever wrote it is fenced."""
+        last = self.of(job)
+        if last is not None:
+            refuse_stale(job, epoch, last.epoch)
+            if last.epoch == epoch:
+                refuse_other_content(job, epoch, content, last.content)
 
     def recover(self, job: str) -> None:
         """End what an earlier run of the job left over. In a task, since the driver's side of Spark does not know the query."""
@@ -168,6 +176,7 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
             return
         job, handles, content = prepared[0].job, _handles(prepared), _content(self._offsets, batchId)
         began_s = time.monotonic()
+        self._recorded.refuse(job, batchId, content)
         self._sink.reached()
         try:
             _commit(self._sink, job, batchId, handles, content)
@@ -182,10 +191,14 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
     def recover(self, job: str, last_batch: int | None) -> None:
         """Before the query starts, in a process of its driver: as the first `commit` does. Raises what the sink raises.
 
-        `last_batch`: the last one of the checkpoint's offset log. Where the sink has a later one, the checkpoint is an older
-        copy, whose query may be at work: StaleEpochError then, before anything of that one is fenced or aborted.
+        `last_batch`: the last one of the checkpoint's offset log. Where the sink has a later one, or this one from another
+        plan, the checkpoint is an older copy, whose query may be at work: StaleEpochError then, before anything of that one is
+        fenced or aborted.
         """
-        _refuse_older_copy(job, last_batch, self._sink.recorded_now().get(job))
+        recorded = self._sink.recorded_now().get(job)
+        _refuse_older_copy(job, last_batch, recorded)
+        if recorded is not None and recorded.epoch == last_batch:
+            refuse_other_content(job, last_batch, _content(self._offsets, last_batch), recorded.content)
         committer = JobCommitter(job, self._sink.committer(job))
         try:
             committer.recover()
@@ -235,8 +248,9 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
         if queries:
             log.warning(_NAMELESS, ", ".join(sorted(map(str, queries))))
         self._sink.reached()
-        committer = JobCommitter(self._job, self._sink.committer(self._job))
         content = _content(self._offsets, self._epoch) if self._is_repeatable else None
+        self._recorded.refuse(self._job, self._epoch, content)
+        committer = JobCommitter(self._job, self._sink.committer(self._job))
         committer.commit(self._epoch, _handles(_of_tasks(messages)), content)
         if not self._is_repeatable:
             _forget(committer, self._job)

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import functools
 import json
+import pickle
 
 import pyarrow as pa
 import pytest
 
-from headrace.connectors.commit import StaleEpochError
+from headrace.connectors.commit import JobCommitter, StaleEpochError
 from headrace.connectors.sink import Attempt
+from headrace.delta import DeltaSink
+from headrace.files import FileSink
+from headrace.iceberg import IcebergSink
+from headrace.kafka import KafkaSink
 from headrace.runners.spark import offset_log, writers
 from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.writers import BatchWriter, PreparedMessage, StreamWriter
+from headrace.testing import FakeKafka
 from headrace.testing.memory_sink import MemorySink, MemoryTransactionLog
 from pyspark_headrace.connectors import offset_log as offset_log_of
+from tests.helpers.iceberg_rig import TABLE, catalog_of
+from tests.helpers.table_rig import VALUES
 
 JOB = "query"
 
@@ -71,6 +79,47 @@ def test_a_copy_that_is_one_batch_old_and_ends_its_next_batch_elsewhere_is_refus
         StreamWriter(sink, ["value"], checkpoint("copy", 0, end)).commit(said, 0)
     assert visible(log) == ["a", "b"]
     assert not log.unended(JOB)
+
+
+def of_spark(writer):
+    """As it comes to the process that commits: before the tasks it was pickled, with a look at the sink."""
+    return pickle.loads(pickle.dumps(writer))
+
+
+@pytest.mark.parametrize("kind", ["kafka", "files", "delta", "iceberg"])
+def test_seen_here_a_copy_that_has_planned_the_last_batch_anew_is_refused_before_the_healthy_query_is_fenced(
+    checkpoint, monkeypatch, tmp_path, kind
+):
+    with FakeKafka() as kafka:
+        kafka.create_topic("out")
+        sink = {
+            "kafka": lambda: KafkaSink(kafka.bootstrap, topic="out"),
+            "files": lambda: FileSink(str(tmp_path / "files")),
+            "delta": lambda: DeltaSink(str(tmp_path / "table")),
+            "iceberg": lambda: IcebergSink(TABLE, catalog_of(str(tmp_path))),
+        }[kind]()
+        if kind in ("delta", "iceberg"):
+            sink.create_table(VALUES)
+        own, copy = checkpoint("own", 0, 5), checkpoint("copy", 0, 9)
+        checkpoint("own", 1, 7)
+        live = JobCommitter(JOB, sink.committer(JOB))
+        live.commit(0, (prepared(sink, 0),), own.digest(0))
+        new_run(monkeypatch)
+        with pytest.raises(StaleEpochError, match="committed already, from another plan"):
+            of_spark(StreamWriter(sink, ["value"], copy)).commit(skipped(0), 0)
+        with pytest.raises(StaleEpochError, match="committed already, from another plan"):
+            of_spark(BatchWriter(sink, ["value"], JOB, 0, copy)).commit(skipped(0))
+        with pytest.raises(StaleEpochError, match="committed already, from another plan"):
+            StreamWriter(sink, ["value"], copy).recover(JOB, 0)
+        live.commit(1, (prepared(sink, 1),), own.digest(1))
+        assert sink.recorded_epochs() == {JOB: 1}
+
+
+def prepared(sink, epoch):
+    with sink.begin(Attempt(JOB, epoch, 0, 0)) as transaction:
+        value = f"{epoch}".encode() if isinstance(sink, KafkaSink) else f"{epoch}"
+        transaction.write(pa.RecordBatch.from_pydict({"value": [value]}))
+        return transaction.prepare()
 
 
 def test_a_replay_of_the_same_offsets_is_completed_whatever_rows_and_tasks_it_has(log, checkpoint, monkeypatch):

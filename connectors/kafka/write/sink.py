@@ -201,9 +201,9 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
                 log.warning("%s; it is left alone", error)
                 continue
             if name.prefix is not None:
-                own[name.job] = RecordedEpoch(commits.epoch, commits.targets)
+                own[name.job] = RecordedEpoch(commits.epoch, commits.targets, commits.content)
             elif self.takes_over(name.job, commits):
-                older[name.job] = RecordedEpoch(commits.epoch)
+                older[name.job] = RecordedEpoch(commits.epoch, content=commits.content)
         return {**older, **own}
 
     def open_transactions(self) -> Mapping[str, Sequence[float]]:
