@@ -11,8 +11,8 @@ import pytest
 
 from headrace.connectors.commit import JobCommitter
 from headrace.connectors.kafka.client.cluster import KafkaCluster
-from headrace.connectors.kafka.client.login import renewal
 from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.security import renewal
 from headrace.connectors.sink import Attempt
 from headrace.enumerator.errors import AuthenticationError, RetriableError
 from headrace.harness.kafka import create_topic, start_broker

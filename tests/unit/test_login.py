@@ -9,58 +9,23 @@ import ssl
 import threading
 import urllib.parse
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
-from headrace.connectors.kafka.client.login import renewal
 from headrace.connectors.kafka.client.login.sasl import SaslConfig
-from headrace.connectors.kafka.client.login.tokens import AZURE_IMDS, ClientCredentials, MskTokens
 from headrace.connectors.kafka.client.properties import ClientConfig
+from headrace.connectors.security import renewal
+from headrace.connectors.security.tokens import AZURE_IMDS, ClientCredentials, MskTokens
 from headrace.enumerator.errors import AuthenticationError, DeadlineExceededError, RetriableError, UsageError
 from headrace.harness.kafka.security import make_certificates
 from headrace.kafka import KafkaSource, Latest
 from headrace.testing.fake_kafka import Before, FakeKafka
 from tests.helpers.kafka_rig import read_all
+from tests.helpers.token_endpoint import TokenEndpoint
 
 OAUTH_MODULE = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
 IAM = "software.amazon.msk.auth.iam."
-
-
-class TokenEndpoint:
-    """An HTTP server that answers every request alike, and keeps what was asked."""
-
-    def __init__(self) -> None:
-        self.status, self.body, self.headers = 200, json.dumps({"access_token": "good", "expires_in": 3600}), {}
-        self.asked: list[tuple[dict[str, str], dict[str, str]]] = []
-        endpoint = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.answer(self.path.partition("?")[2])
-
-            def do_POST(self) -> None:
-                self.answer(self.rfile.read(int(self.headers["Content-Length"])).decode())
-
-            def answer(self, form: str) -> None:
-                endpoint.asked.append((dict(urllib.parse.parse_qsl(form)), dict(self.headers)))
-                self.send_response(endpoint.status)
-                for name, value in endpoint.headers.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(endpoint.body.encode())
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/token"
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
 
 @pytest.fixture

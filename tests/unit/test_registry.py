@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import itertools
 import json
@@ -28,6 +29,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import pkcs12
 
 from headrace.connectors.formats.registry import client
+from headrace.connectors.security import renewal
 from headrace.enumerator.errors import (
     AuthenticationError,
     CorruptDataError,
@@ -49,6 +51,7 @@ from headrace.formats import (
 )
 from headrace.harness.kafka.security import Certificates, make_certificates
 from tests.helpers.schema_registry import NO_SUCH_PATH, FakeRegistry
+from tests.helpers.token_endpoint import TokenEndpoint
 
 FLIGHT = {
     "type": "record",
@@ -75,6 +78,16 @@ PROVIDERS = {
         f"config.providers.{name}.class": f"org.apache.kafka.common.config.provider.{kind}ConfigProvider"
         for name, kind in [("env", "EnvVar"), ("file", "File"), ("directory", "Directory")]
     },
+}
+
+
+OAUTH = {
+    "bearer.auth.credentials.source": "OAUTHBEARER",
+    "bearer.auth.client.id": "me",
+    "bearer.auth.client.secret": "hunter2",
+    "bearer.auth.scope": "schemas",
+    "bearer.auth.logical.cluster": "lsrc-1",
+    "bearer.auth.identity.pool.id": "pool-1",
 }
 
 
@@ -577,7 +590,16 @@ def test_a_token_is_sent(served):
         ("http://a", {"basic.auth.credentials.source": "SASL_INHERIT"}, "may be USER_INFO or URL"),
         ("http://a", {"basic.auth.credentials.source": "USER_INFO"}, "must be like user:password"),
         ("http://a", {"basic.auth.credentials.source": "URL", "basic.auth.user.info": "u:hidden"}, "USER_INFO"),
-        ("http://a", {"bearer.auth.credentials.source": "OAUTHBEARER"}, "may only be STATIC_TOKEN"),
+        ("http://a", {"bearer.auth.credentials.source": "CUSTOM"}, "may be STATIC_TOKEN or OAUTHBEARER"),
+        ("http://a", {"bearer.auth.credentials.source": "OAUTHBEARER"}, "'bearer.auth.issuer.endpoint.url' is missing"),
+        (
+            "http://a",
+            {"bearer.auth.client.secret": "hidden"},
+            "'bearer.auth.client.secret' needs bearer.auth",
+        ),
+        ("http://u:hidden@a", OAUTH | {"bearer.auth.issuer.endpoint.url": "http://b"}, "or a user in the url, not both"),
+        ("http://a", OAUTH | {"bearer.auth.token": "hidden"}, "or bearer.auth.token, not both"),
+        ("http://a", OAUTH | {"bearer.auth.issuer.endpoint.url": "me:hidden@b"}, "must be like https://host/path"),
         ("http://a", {"bearer.auth.credentials.source": "STATIC_TOKEN"}, "'bearer.auth.token' is missing"),
         ("http://a", {"bearer.auth.token": "hidden\nX: y"}, "one line"),
         ("http://u:hidden@a", {"bearer.auth.token": "hidden"}, "not both"),
@@ -654,6 +676,57 @@ def test_a_value_is_never_bad_as_a_secret_is_not_there(monkeypatch):
         monkeypatch.delenv("LOGIN")
         with pytest.raises(UsageError, match="names the environment variable 'LOGIN', which is not set here"):
             format_.decode(binary([b"\0\0\0\0\2\4UA\0\2B"]))
+
+
+@pytest.fixture
+def endpoint() -> Iterator[TokenEndpoint]:
+    renewal.kept.start_afresh()
+    server = TokenEndpoint()
+    yield server
+    server.close()
+    renewal.kept.start_afresh()
+
+
+def test_a_token_of_an_endpoint_is_asked_for_once_and_sent_with_each_request(endpoint, monkeypatch):
+    monkeypatch.setenv("CLIENT_SECRET", "hunter2")
+    with FakeRegistry(token="good") as served:
+        served.register("flights-value", FLIGHT)
+        by_reference = {"bearer.auth.client.secret": "${env:CLIENT_SECRET}"}
+        own = PROVIDERS | OAUTH | by_reference | {"bearer.auth.issuer.endpoint.url": endpoint.url}
+        registry = SchemaRegistry(served.url, own)
+        assert endpoint.asked == []  # nobody is contacted
+        assert registry.by_id(1).id == registry.version("flights-value").id == 1
+        ((form, headers),) = endpoint.asked
+        assert form == {"grant_type": "client_credentials", "scope": "schemas"}
+        assert headers["Authorization"] == "Basic " + base64.b64encode(b"me:hunter2").decode()
+        assert b"hunter2" not in pickle.dumps(registry)
+        theirs = SchemaRegistryClient({"url": served.url, **OAUTH, "bearer.auth.issuer.endpoint.url": endpoint.url})
+        assert theirs.get_latest_version("flights-value").schema_id == 1
+        assert (endpoint.asked[1][0], endpoint.asked[1][1]["Authorization"]) == (form, headers["Authorization"])
+
+
+def test_a_token_that_the_registry_refuses_is_asked_for_anew(endpoint):
+    endpoint.body = json.dumps({"access_token": "revoked", "expires_in": 3600})
+    with FakeRegistry(token="good") as served:
+        served.register("flights-value", FLIGHT)
+        registry = SchemaRegistry(served.url, OAUTH | {"bearer.auth.issuer.endpoint.url": endpoint.url})
+        with pytest.raises(AuthenticationError, match="answered 401") as raised:
+            registry.by_id(1)
+        assert "revoked" not in str(raised.value)
+        endpoint.body = json.dumps({"access_token": "good", "expires_in": 3600})
+        assert registry.by_id(1).id == 1
+        assert len(endpoint.asked) == 2
+
+
+def test_an_endpoint_that_refuses_the_client_or_is_away_is_named_and_no_secret(endpoint):
+    endpoint.status, endpoint.body = 401, json.dumps({"error": "invalid_client"})
+    properties = OAUTH | {"bearer.auth.issuer.endpoint.url": endpoint.url}
+    with pytest.raises(AuthenticationError, match=r"endpoint .* answered 401 .*invalid_client.*client id 'me'") as refused:
+        SchemaRegistry("http://127.0.0.1:1", properties).by_id(1)
+    endpoint.status = 503
+    with pytest.raises(DeadlineExceededError, match=r"token endpoint .* answered 503") as away:
+        SchemaRegistry("http://127.0.0.1:1", properties, deadline_s=0.3).by_id(1)
+    assert "hunter2" not in str(refused.value) + str(away.value)
 
 
 def test_a_reference_is_replaced_by_nobody_where_no_provider_is_named(monkeypatch):

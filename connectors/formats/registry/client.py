@@ -30,6 +30,7 @@ from headrace.connectors.formats.registry.schemas import (
     UnknownSchemaError,
     subject_name,
 )
+from headrace.connectors.security.renewal import kept
 from headrace.enumerator.errors import (
     AuthenticationError,
     CorruptDataError,
@@ -335,12 +336,17 @@ class SchemaRegistry:
         urllib3 = _urllib3()
         access = self.config.access()
         headers = {"Accept": f"{_MEDIA}, application/json", **access.headers}
+        token = access.token()
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
         if body is not None:
             headers["Content-Type"] = _MEDIA
         try:
             status, data = _exchange(self._pool(access), method, url + path, body, headers, timeout_s)
         except urllib3.exceptions.HTTPError as error:
             raise RetriableError(f"the schema registry {url} cannot be reached: {_brief(error)}") from None
+        if status == 401 and token is not None:
+            kept.refused(token)
         if status >= 300:
             raise _refusal(url, path, what, status, data)
         try:

@@ -10,14 +10,22 @@ from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 from headrace.connectors.formats.registry.schemas import SubjectStrategy
+from headrace.connectors.security.endpoint import is_web_address
 from headrace.connectors.security.references import check_providers, is_provider, resolved
 from headrace.connectors.security.tls import TlsConfig, ssl_context, tls_config
+from headrace.connectors.security.tokens import ClientCredentials
 from headrace.enumerator.errors import UsageError
 
 __all__ = ["PROPERTIES", "Access", "RegistryConfig", "registry_config"]
 
 _BASIC_SOURCE, _BASIC_INFO = "basic.auth.credentials.source", "basic.auth.user.info"
 _BEARER_SOURCE, _BEARER_TOKEN = "bearer.auth.credentials.source", "bearer.auth.token"
+_BEARER_ENDPOINT, _BEARER_ID, _BEARER_SECRET, _BEARER_SCOPE = (
+    "bearer.auth.issuer.endpoint.url",
+    "bearer.auth.client.id",
+    "bearer.auth.client.secret",
+    "bearer.auth.scope",
+)
 _BEARER_CLUSTER, _BEARER_POOL = "bearer.auth.logical.cluster", "bearer.auth.identity.pool.id"
 _CA, _CERTIFICATE, _KEY, _KEY_PASSWORD = (
     "ssl.ca.location",
@@ -36,6 +44,7 @@ _KIND = "schema registry property"
 
 PROPERTIES: tuple[str, ...] = (
     *(_BASIC_SOURCE, _BASIC_INFO, _BEARER_SOURCE, _BEARER_TOKEN, _BEARER_CLUSTER, _BEARER_POOL),
+    *(_BEARER_ENDPOINT, _BEARER_ID, _BEARER_SECRET, _BEARER_SCOPE),
     *(_CA, _CERTIFICATE, _KEY, _KEY_PASSWORD, *_STORES, *_STRATEGIES.values()),
 )
 """Every property, by its name in Confluent's clients; `schema.registry.` may stand before it.
@@ -52,6 +61,12 @@ class Access:
     tls: TlsConfig = field(repr=False)
     key_file: str | None
     """In PEM, where the key does not stand beside its certificate."""
+    tokens: ClientCredentials | None = None
+    """Who gives the token, where it is one of an OAuth 2 endpoint."""
+
+    def token(self) -> str | None:
+        """That of the endpoint, which the process keeps as long as it is good. Raises AuthenticationError, RetriableError."""
+        return None if self.tokens is None else self.tokens.token()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +147,7 @@ def _strategy(name: str, value: str) -> SubjectStrategy:
 
 def _access(url_user: str | None, given: Mapping[str, str]) -> Access:
     headers = _authorization(given, url_user) | _routing(given)
-    return Access(headers, _tls(given), given.get(_KEY))
+    return Access(headers, _tls(given), given.get(_KEY), _tokens(given, url_user))
 
 
 def _tls(given: Mapping[str, str]) -> TlsConfig:
@@ -176,9 +191,9 @@ def _bare(parts: SplitResult) -> str:
 def _authorization(given: Mapping[str, str], url_user: str | None) -> dict[str, str]:
     info, source = _user_info(given, url_user), given.get(_BEARER_SOURCE)
     token = given.get(_BEARER_TOKEN)
-    if source not in (None, "STATIC_TOKEN"):
-        raise UsageError(f"{_KIND} '{_BEARER_SOURCE}' may only be STATIC_TOKEN, not {source!r}")
-    if source is not None and token is None:
+    if source not in (None, "STATIC_TOKEN", "OAUTHBEARER"):
+        raise UsageError(f"{_KIND} '{_BEARER_SOURCE}' may be STATIC_TOKEN or OAUTHBEARER, not {source!r}")
+    if source == "STATIC_TOKEN" and token is None:
         raise UsageError(f"{_KIND} '{_BEARER_TOKEN}' is missing, which {_BEARER_SOURCE}={source} needs")
     if token is not None and info is not None:
         raise UsageError(f"give '{_BEARER_TOKEN}', or a user name and a password for the schema registry, not both")
@@ -187,6 +202,29 @@ def _authorization(given: Mapping[str, str], url_user: str | None) -> dict[str, 
     if info is not None:
         return {"Authorization": "Basic " + base64.b64encode(info.encode()).decode()}
     return {}
+
+
+def _tokens(given: Mapping[str, str], url_user: str | None) -> ClientCredentials | None:
+    """Of an OAuth 2 endpoint, by the grant "client credentials"."""
+    own = [name for name in (_BEARER_ENDPOINT, _BEARER_ID, _BEARER_SECRET, _BEARER_SCOPE) if name in given]
+    if given.get(_BEARER_SOURCE) != "OAUTHBEARER":
+        if own:
+            raise UsageError(f"{_KIND} '{own[0]}' needs {_BEARER_SOURCE}=OAUTHBEARER")
+        return None
+    others = [name for name in (_BEARER_TOKEN, _BASIC_INFO) if name in given]
+    if others or url_user is not None:
+        raise UsageError(f"give {_BEARER_SOURCE}=OAUTHBEARER, or {others[0] if others else 'a user in the url'}, not both")
+    missing = [name for name in (_BEARER_ENDPOINT, _BEARER_ID, _BEARER_SECRET) if not given.get(name)]
+    if missing:
+        raise UsageError(f"{_KIND} '{missing[0]}' is missing, which {_BEARER_SOURCE}=OAUTHBEARER needs")
+    if not is_web_address(given[_BEARER_ENDPOINT]):  # what it says is not shown: it may have a password in it
+        raise UsageError(f"{_KIND} '{_BEARER_ENDPOINT}' must be like https://host/path")
+    return ClientCredentials(
+        url=given[_BEARER_ENDPOINT],
+        client_id=given[_BEARER_ID],
+        client_secret=given[_BEARER_SECRET],
+        scope=given.get(_BEARER_SCOPE),
+    )
 
 
 def _one_line(name: str, value: str) -> str:

@@ -14,10 +14,10 @@ from enum import StrEnum
 from typing import Any
 
 from headrace.connectors.kafka.client.login.sasl import SASL_PROPERTIES, SaslConfig, login
-from headrace.connectors.kafka.client.login.tokens import MskTokens
 from headrace.connectors.kafka.format.record_batch import CODECS, LEVELS
 from headrace.connectors.security.references import resolved
 from headrace.connectors.security.tls import TLS_PROPERTIES, TlsConfig, tls_config
+from headrace.connectors.security.tokens import MskTokens
 from headrace.enumerator.errors import UsageError
 
 __all__ = ["ClientConfig", "DnsLookup", "Isolation", "TlsConfig"]

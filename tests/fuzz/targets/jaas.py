@@ -50,6 +50,6 @@ TARGET = Target(
     "jaas",
     _check,
     _seeds,
-    ("headrace.connectors.kafka.client.login.sasl", "headrace.connectors.kafka.client.login.tokens"),
+    ("headrace.connectors.kafka.client.login.sasl", "headrace.connectors.security.tokens"),
     (b"username=", b"password=", b"required", b'"', b"\\", b"tokenauth=true", b"sasl.oauthbearer."),
 )

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from headrace.connectors.kafka.client.login.endpoint import Http
-from headrace.connectors.kafka.client.login.renewal import Renewal
-from headrace.connectors.kafka.client.login.tokens import (
+from headrace.connectors.security.endpoint import Http
+from headrace.connectors.security.renewal import Renewal
+from headrace.connectors.security.tokens import (
     AZURE_IMDS,
     ClientCredentials,
     FileTokens,

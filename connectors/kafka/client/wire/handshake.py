@@ -18,10 +18,10 @@ from kafka.net.selector import NetworkSelector
 from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 
 from headrace.connectors.kafka.client.errors import ConnectionLostError
-from headrace.connectors.kafka.client.login.renewal import kept
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.wire.failures import MAX_FRAME_BYTES, explain_handshake, first_line
 from headrace.connectors.kafka.client.wire.protocol import Message
+from headrace.connectors.security.renewal import kept
 from headrace.connectors.security.tls import ssl_context
 from headrace.enumerator.errors import AuthenticationError
 

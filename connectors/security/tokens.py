@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
-from headrace.connectors.kafka.client.login.endpoint import Http, Question, checked, is_web_address, token_of
-from headrace.connectors.kafka.client.login.renewal import Renewal, kept
+from headrace.connectors.security.endpoint import Http, Question, checked, is_web_address, token_of
+from headrace.connectors.security.renewal import Renewal, kept
 from headrace.enumerator.errors import AuthenticationError, RetriableError, UsageError
 
 __all__ = ["AZURE_IMDS", "ClientCredentials", "FileTokens", "ManagedIdentity", "MskTokens"]
