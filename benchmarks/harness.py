@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import re
 import shutil
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -36,6 +37,13 @@ class Context:
     system: str
     bootstrap: str
     scratch: str
+
+
+@contextmanager
+def new_folder(context: Context) -> Iterator[Path]:
+    """A folder in the task's directory, such as for a checkpoint. It is removed at the end, as far as that can be done."""
+    with tempfile.TemporaryDirectory(dir=context.scratch, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Context, Measurement
+from benchmarks.harness import Context, Measurement, new_folder
 from benchmarks.jars import delta_jars, jvm_connector_jars
 from benchmarks.topics import KEY_BYTES, Shape
 
@@ -100,7 +97,7 @@ def available_now(context: Context, work: Stream) -> Measurement:
     """One query over the whole topic, from `start` to its end. Records per second."""
     spark = session(context.system)
     frame = stream_frame(spark, context, work.shape, work.per_trigger, "earliest")
-    with _checkpoint(context) as checkpoint:
+    with new_folder(context) as checkpoint:
         started = time.perf_counter()
         query = _to_noop(frame, checkpoint).trigger(availableNow=True).start()
         if not query.awaitTermination(STREAM_TIMEOUT_S):
@@ -119,7 +116,7 @@ def spark_copy(context: Context, work: Stream, topic: str) -> tuple[float, dict[
     """
     frame = stream_frame(session(context.system), context, work.shape, work.per_trigger, "earliest").select("key", "value")
     options = {"kafka.bootstrap.servers": context.bootstrap, "topic": topic}
-    with _checkpoint(context) as checkpoint:
+    with new_folder(context) as checkpoint:
         started = time.perf_counter()
         writer = frame.writeStream.format(FORMATS[context.system]).options(**options)
         query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
@@ -146,7 +143,7 @@ def trigger_time(context: Context, work: Ticks) -> Measurement:
     shape = Shape(0, 0, partitions=work.partitions)
     frame = stream_frame(spark, context, shape, None, "latest", work.topic)
     wanted = work.skipped + work.triggers
-    with _checkpoint(context) as checkpoint:
+    with new_folder(context) as checkpoint:
         query = _to_noop(frame, checkpoint).start()
         progress = _first_with_rows(query, wanted)[work.skipped : wanted]
         query.stop()
@@ -262,15 +259,6 @@ def _scanned(store: Any, execution: int) -> int:  # noqa: ANN401 - Spark's
 
 def _to_noop(frame: Any, checkpoint: Path) -> Any:  # noqa: ANN401 - Spark's
     return frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
-
-
-@contextmanager
-def _checkpoint(context: Context) -> Iterator[Path]:
-    directory = Path(tempfile.mkdtemp(dir=context.scratch))
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _first_with_rows(query: Any, count: int) -> list[Any]:  # noqa: ANN401 - Spark's

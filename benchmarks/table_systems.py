@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +15,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 
-from benchmarks.harness import Context, Measurement
+from benchmarks.harness import Context, Measurement, new_folder
 from benchmarks.spark_systems import STREAM_TIMEOUT_S, phases_of, session, stream_frame
 from benchmarks.topics import Shape
 from headrace import Pipeline
@@ -47,7 +43,7 @@ def write_table(context: Context, work: TableWrite) -> Measurement:
 
     What came out is counted by reading it back: a record that is there twice, or is missing, makes the run invalid.
     """
-    with _folder(context) as folder:
+    with new_folder(context) as folder:
         write = _without_engine if context.system == "headrace-run" else _on_spark
         seconds, detail = write(context, work, folder)
         records = _distinct(_read(work.table_format, folder))
@@ -59,7 +55,7 @@ def parts(context: Context, work: TableWrite) -> Measurement:
 
     One thread of Python has all partitions; Arrow compresses and encodes in it.
     """
-    with _folder(context) as folder:
+    with new_folder(context) as folder:
         sink = _sink(work.table_format, folder)
         source = _source(context, work)
         sink.create_table(source.schema)
@@ -154,15 +150,6 @@ def _distinct(rows: pa.Table) -> int:
     """How many records are there; -1 if one of them is there twice."""
     records = rows.group_by(rows.column_names).aggregate([]).num_rows
     return records if records == rows.num_rows else -1
-
-
-@contextmanager
-def _folder(context: Context) -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(dir=context.scratch))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

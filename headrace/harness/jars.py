@@ -26,7 +26,7 @@ IVY_FILE = """\
 </ivy-module>
 """
 EXCLUSION = '    <exclude org="{}"/>'
-DEPENDENCY = '    <dependency org="{}" name="{}" rev="{}" conf="default->default"/>'
+DEPENDENCY = '    <dependency org="{}" name="{}" rev="{}" conf="default->{}"/>'
 # How Ivy reports, per jar: that it knows it, and that it has it.
 FOUND, FETCHED = "\tfound ", "\t[SUCCESSFUL ]"
 TAIL_LINES = 20
@@ -38,7 +38,8 @@ class Bundle:
 
     name: for messages, with its version. folder: of the cache directory. modules: `organisation:artifact:version`, the program
     itself first. jars, size: about how many it takes, and of what size, for whoever waits. instead: what to do where it cannot
-    be downloaded, as the end of a message. without: organisations whose artifacts are left out.
+    be downloaded, as the end of a message. without: organisations whose artifacts are left out. configuration: Ivy's, of each
+    module; `default` brings what the modules need, `master` themselves alone.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Bundle:
     size: str
     instead: str = ""
     without: tuple[str, ...] = ()
+    configuration: str = "default"
 
     @property
     def main_jar(self) -> str:
@@ -102,7 +104,7 @@ def _download(java: Path, ivy: Path, bundle: Bundle, jars: Path) -> None:
     partial = beside(jars, "partial")
     partial.mkdir(exist_ok=True)
     ivy_file = partial / "ivy.xml"
-    dependencies = [DEPENDENCY.format(*module.split(":")) for module in bundle.modules]
+    dependencies = [DEPENDENCY.format(*module.split(":"), bundle.configuration) for module in bundle.modules]
     dependencies += [EXCLUSION.format(organisation) for organisation in bundle.without]
     ivy_file.write_text(IVY_FILE.format(dependencies="\n".join(dependencies)))
     shutil.rmtree(partial / "jars", ignore_errors=True)
