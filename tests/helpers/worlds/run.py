@@ -803,7 +803,7 @@ def the_sink_is_not_asked_before_a_commit() -> Iterator[None]:
 
 @contextmanager
 def an_older_folder_takes_over_before_it_is_refused() -> Iterator[None]:
-    with patch.object(MemorySink, "recorded_epochs", lambda self: {}):
+    with patch.object(MemorySink, "recorded", lambda self: {}):
         yield
 
 
