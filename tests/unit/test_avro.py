@@ -480,6 +480,22 @@ def test_a_writers_recursive_type_is_resolved_with_the_readers_in_json_too():
     assert row == {"n": 2, "next": '{"n":1,"next":null,"new":"?"}', "new": "?"}
 
 
+def test_a_recursive_field_that_can_never_be_resolved_is_refused_at_once_in_json_too():
+    def read(writer: Any, *, default: bool = False) -> Any:
+        more = {"default": None} if default else {}
+        inner = record(("tree", ["null", TREE]), name="I")
+        inner["fields"][0] |= more
+        reader = record(("id", "int"), ("a", ["null", inner]))
+        return AvroFormat(json.dumps(writer), reader_schema=json.dumps(reader), recursive="json")
+
+    lacking = record(("id", "int"), ("a", record(("b", "int"), name="I")))
+    with pytest.raises(UsageError, match=r"has a field 'a\.tree' that the writer's has not; give it a default"):
+        read(lacking)
+    assert read(lacking, default=True).decode(pa.array([b"\2\2"])).values.to_pylist() == [{"id": 1, "a": {"tree": None}}]
+    with pytest.raises(UsageError, match=r"wants a union of null, Tree at field 'a\.tree'; the writer's has int"):
+        read(record(("id", "int"), ("a", record(("tree", "int"), name="I"))))
+
+
 def test_a_value_that_only_its_recursive_field_makes_bad_costs_no_neighbour_and_is_not_quoted():
     good, bad_text = b"\x02\x02\x02\x00\x02x\x02y", b"\x02\x02\x02\x00\x04\xff\xfe\x02y"
     column, bad = AvroFormat(json.dumps(TREE), recursive="json").decode(pa.array([good, bad_text, good]))

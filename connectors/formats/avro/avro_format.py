@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.connectors.formats.avro import decode as kernel
-from headrace.connectors.formats.avro.program import Program, arrow_type, compile_program
+from headrace.connectors.formats.avro.program import Program, arrow_type, check_resolves, compile_program
 from headrace.connectors.formats.avro.recursion import JsonFields, Recursive, with_texts, without_recursive
 from headrace.connectors.formats.avro.schema import only, parse
 from headrace.connectors.formats.avro.writing import encode
@@ -73,6 +73,8 @@ class AvroFormat(ValueFormat):
         self._header_bytes = header_bytes
         # A program has buffers for one thread at a time; taking one needs no lock, which a fork could leave held.
         self._spare: deque[Program] = deque([compile_program(self._writer, self._reader)])
+        for path in paths:
+            check_resolves(self._writer, asked, path)
         self._texts = JsonFields(own, read, asked, paths) if paths else None
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -179,6 +179,40 @@ def compile_program(writer: AvroType, reader: AvroType) -> Program:
     return Program(step, compiler.spent, target.column, target.kind, compiler.places)
 
 
+def check_resolves(writer: AvroType, reader: AvroType, field: Sequence[str]) -> None:
+    """That a field of the reader's, which no program reads, can be resolved as far as records lead to it.
+
+    Raises UsageError as `compile_program` does.
+    """
+    path = ""
+    for name in field:
+        records = [nullable(each) if isinstance(each, AvroUnion) else each for each in (writer, reader)]
+        match records:
+            case [AvroRecord() as there, AvroRecord() as here]:
+                pass
+            case _:  # each value decides
+                return
+        inside = _inside(path, name)
+        wanted = next(each for each in here.fields if each.name == name)
+        index = here.fields.index(wanted)
+        written = next((each for each in there.fields if _fields(there, here).get(each.name) == index), None)
+        if written is None:
+            if not wanted.has_default:
+                raise _lacking(here, inside)
+            return
+        if _choice(written.type, wanted.type) is None:
+            raise UsageError(
+                f"the reader's Avro schema wants {_said(wanted.type)}{_at(inside)}; the writer's has {_said(written.type)}"
+            )
+        writer, reader, path = written.type, wanted.type, inside
+
+
+def _lacking(record: AvroRecord, path: str) -> UsageError:
+    return UsageError(
+        f"the reader's Avro schema {record.name} has a field {path!r} that the writer's has not; give it a default"
+    )
+
+
 def _target(schema: AvroType, kind: pa.DataType) -> _Target:
     """An empty column for a reader's schema."""
     match schema:
@@ -307,9 +341,7 @@ class _Compiler:
     def _default(self, record: AvroRecord, field: AvroField, target: _Target, path: str) -> Any:  # noqa: ANN401 - of the kernel
         inside = _inside(path, field.name)
         if not field.has_default:
-            raise UsageError(
-                f"the reader's Avro schema {record.name} has a field {inside!r} that the writer's has not; give it a default"
-            )
+            raise _lacking(record, inside)
         step = self.step(field.type, field.type, target, inside)
         return kernel.Default(self._place(inside), step, encoded_default(field.type, field.default, inside))
 
