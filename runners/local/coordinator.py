@@ -51,6 +51,7 @@ from headrace.enumerator.events import (
     SplitsDiscovered,
     SplitsGone,
 )
+from headrace.enumerator.restarts import Restarts
 from headrace.enumerator.source import Findings
 from headrace.runners.local.balanced import BalancedEnumerator
 from headrace.runners.local.checkpoints import (
@@ -131,13 +132,17 @@ class RunBeginning:
 
 @dataclass(frozen=True)
 class CoordinatorOrder:
-    """What a coordinator's process is started with. `savepoint`: what the run begins with, where it has no checkpoints."""
+    """What a coordinator's process is started with. `savepoint`: what the run begins with, where it has no checkpoints.
+
+    `restarts`: the failures of coordinators and workers so far. A worker's failure is told to the supervisor by the new state.
+    """
 
     pipeline: Pipeline | PipelineFile
     settings: RunSettings
     savepoint: Savepoint | None
     version: str
     beginning: RunBeginning
+    restarts: Restarts
 
 
 @dataclass(frozen=True)
@@ -157,7 +162,8 @@ class RunOutcome:
 
 
 def coordinate(order: CoordinatorOrder, socket: Path, supervisor: Connection, lifeline: Connection) -> None:
-    """The main function of a coordinator's process. `supervisor` says "stop"; it is sent a RunOutcome.
+    """The main function of a coordinator's process. `supervisor` says "stop"; it is sent the Restarts after each failure of a
+    worker, and in the end a RunOutcome.
 
     `socket`, for its workers, is in a folder for this user alone. `lifeline` is open as long as this process lives, or one that
     it has started.
@@ -192,7 +198,7 @@ def _opened(order: CoordinatorOrder, socket: Path, supervisor: Connection, nurse
     try:
         if order.savepoint is not None:
             begin_with(order.savepoint, store, positions, partial(begun, pipeline.source))
-        coordination = _Coordination(order, socket, pipeline, store, nursery)
+        coordination = _Coordination(order, socket, pipeline, store, nursery, supervisor.send)
         threading.Thread(target=coordination.listen, args=(supervisor,), daemon=True).start()
         return coordination.run()
     finally:
@@ -232,11 +238,14 @@ class _Coordination:
         pipeline: Pipeline,
         store: CheckpointStore[Any, Any],
         nursery: Nursery,
+        tell: Callable[[Restarts], None],
     ) -> None:
+        """`tell`: to the supervisor. Called by the main thread."""
         from headrace.runners.local.wire.messages import RunMessages
         from headrace.runners.local.wire.server import CoordinationServer
 
         self._order, self._socket, self._pipeline, self._store = order, socket, pipeline, store
+        self._tell_supervisor = tell
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._timers: list[tuple[float, int, Any]] = []
         self._sequence = itertools.count()
@@ -293,7 +302,7 @@ class _Coordination:
         return RunCore(
             enumerator,
             settings.schedule,
-            settings.restart,
+            self._order.restarts,
             next_number=next_number,
             last_checkpoint_id=self._store.last_id,
         )
@@ -358,6 +367,8 @@ class _Coordination:
                 pass
             case _ProcessEnded(number, status):
                 self._handle(self._ended(number, status))
+                with suppress(OSError):  # it is gone, and so is this process soon
+                    self._tell_supervisor(self._order.restarts)
             case _Broken(error):
                 raise error
             case _:

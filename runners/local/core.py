@@ -61,7 +61,7 @@ from headrace.enumerator.events import (
     Started,
 )
 from headrace.enumerator.ledger import SplitState
-from headrace.enumerator.restarts import GiveUp, Restart, Restarts, RestartStrategy
+from headrace.enumerator.restarts import GiveUp, Restart, Restarts
 from headrace.enumerator.split import SplitT
 from headrace.enumerator.transitions import Transitions, allowed_after
 from headrace.runners.local.balanced import BalancedEnumerator
@@ -412,20 +412,21 @@ class RunCore(Generic[SplitT, HandleT]):
         self,
         enumerator: BalancedEnumerator[SplitT],
         schedule: RunSchedule,
-        strategy: RestartStrategy,
+        restarts: Restarts,
         *,
         next_number: int,
         last_checkpoint_id: int,
     ) -> None:
         """Around a fresh or a restored enumerator.
 
-        `next_number`: above that of every worker the job ever had. `last_checkpoint_id`: the highest of any checkpoint.
+        `restarts`: the failures of the run so far, to which those of workers are added. `next_number`: above that of every
+        worker the job ever had. `last_checkpoint_id`: the highest of any checkpoint.
         """
         self.phase = RunPhase.CREATED
         self.coordinator: Coordinator[SplitT] = Coordinator(enumerator)
         self._enumerator = enumerator
         self._schedule = schedule
-        self._restarts = Restarts(strategy)
+        self._restarts = restarts
         self._slots = [_Slot() for _ in range(enumerator.parallelism)]
         self._next_number = next_number
         self._checkpoint_id = last_checkpoint_id

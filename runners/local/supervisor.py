@@ -54,11 +54,11 @@ def supervise(job: Pipeline | PipelineFile, settings: RunSettings, processes: St
     context = processes(job.modules())
     savepoint = None if settings.savepoint_file is None else read_savepoint(settings.savepoint_file)
     beginning = RunBeginning(time.time(), _asked_before(settings.folder))
-    restarts = Restarts(settings.restart)
-    life = _Life()
+    life = _Life(Restarts(settings.restart))
     with _stopped_by_signals(life):
         while True:
-            outcome = life.live(CoordinatorOrder(job, settings, savepoint, version("headrace"), beginning), context)
+            order = CoordinatorOrder(job, settings, savepoint, version("headrace"), beginning, life.restarts)
+            outcome = life.live(order, context)
             if outcome.workers is not None:
                 settings = replace(settings, workers=outcome.workers)
                 continue
@@ -67,7 +67,7 @@ def supervise(job: Pipeline | PipelineFile, settings: RunSettings, processes: St
             error = _error_of(outcome)
             if outcome.is_final or life.stopping.is_set():
                 raise error
-            decision = restarts.failed(time.monotonic(), random.random())  # noqa: S311 - jitter
+            decision = life.restarts.failed(time.monotonic(), random.random())  # noqa: S311 - jitter
             if isinstance(decision, GiveUp):
                 raise RunFailedError(f"{outcome.error}; not restarted: {decision.reason}") from error
             log.warning("the run has failed and starts again in %.1f s: %s", decision.delay_s, outcome.error)
@@ -84,9 +84,13 @@ def _asked_before(folder: Path) -> tuple[RescaleRequest, ...]:
 
 
 class _Life:
-    """The coordinator of now, if there is one. `stop` may be called by a signal handler."""
+    """The coordinator of now, if there is one. `stop` may be called by a signal handler.
 
-    def __init__(self) -> None:
+    `restarts`: all failures so far, of coordinators and of their workers.
+    """
+
+    def __init__(self, restarts: Restarts) -> None:
+        self.restarts = restarts
         self.stopping = threading.Event()
         self._coordinator: Connection | None = None
 
@@ -111,7 +115,7 @@ class _Life:
             if self.stopping.is_set():
                 self.stop()
             try:
-                return _outcome(ours, process)
+                return self._outcome(ours, process)
             finally:
                 self._coordinator = None
                 assert process.pid is not None
@@ -120,18 +124,17 @@ class _Life:
                 if not end_group(process.pid, lifeline, END_S):
                     raise RunFailedError(f"processes of group {process.pid} cannot be killed: a successor may not begin")
 
-
-def _outcome(coordinator: Connection, process: Any) -> RunOutcome:  # noqa: ANN401 - of multiprocessing's context
-    wait([coordinator, process.sentinel])
-    try:
-        if coordinator.poll():
-            outcome = coordinator.recv()
-            assert isinstance(outcome, RunOutcome)
-            return outcome
-    except (EOFError, OSError):
-        pass  # it died before it could tell
-    process.join()
-    return RunOutcome(error=f"the coordinator's process ended with status {process.exitcode}")
+    def _outcome(self, coordinator: Connection, process: Any) -> RunOutcome:  # noqa: ANN401 - of multiprocessing's context
+        """What the coordinator says last. What it says before are failures of its workers."""
+        with suppress(EOFError, OSError):  # it died before it could tell
+            while coordinator in wait([coordinator, process.sentinel]) or coordinator.poll():
+                said = coordinator.recv()
+                if isinstance(said, RunOutcome):
+                    return said
+                assert isinstance(said, Restarts)
+                self.restarts = said
+        process.join()
+        return RunOutcome(error=f"the coordinator's process ended with status {process.exitcode}")
 
 
 def _error_of(outcome: RunOutcome) -> HeadraceError:

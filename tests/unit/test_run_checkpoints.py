@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import multiprocessing
+import os
+import pickle
 import re
 import sys
 import traceback
@@ -26,10 +28,12 @@ from headrace.enumerator.errors import (
     DeadlineExceededError,
     FencedError,
     RetriableError,
+    RunFailedError,
     StateError,
     UsageError,
 )
 from headrace.enumerator.ledger import SplitState
+from headrace.enumerator.restarts import GiveUp, Restarts
 from headrace.kafka import At, Committed, KafkaSink, KafkaSource, Latest
 from headrace.run import ExponentialDelay, FixedDelay, Pipeline, Retention, RunSettings
 from headrace.runners.local import coordinator, rescale
@@ -44,7 +48,7 @@ from headrace.runners.local.checkpoints import (
 )
 from headrace.runners.local.commits import RunCommitter
 from headrace.runners.local.coordinator import RunBeginning, RunOutcome
-from headrace.runners.local.core import WorkerHandle, WorkerSnapshotted
+from headrace.runners.local.core import WorkerDied, WorkerHandle, WorkerSnapshotted
 from headrace.runners.local.finish import finish
 from headrace.runners.local.pipeline import PipelineFile, flink_settings
 from headrace.runners.local.processes import PROCESS_NAME, forked_apart
@@ -58,7 +62,7 @@ from headrace.runners.local.rescale import (
     withdraw_request,
 )
 from headrace.runners.local.savepoints import Savepoint, begin_with, begun, fetch_savepoint, read_savepoint, take_savepoint
-from headrace.runners.local.supervisor import supervise
+from headrace.runners.local.supervisor import _Life, supervise
 from headrace.runners.local.wire import run_pb2 as pb
 from headrace.runners.local.wire.messages import PROTOCOL, RunMessages, check_hello, hello
 from headrace.runners.local.worker import described, transform_error
@@ -748,6 +752,59 @@ def test_seen_here_a_second_start_by_mistake_does_not_withdraw_a_rescale(tmp_pat
         supervise(pipeline, RunSettings(str(tmp_path)), forked_apart)
     assert read_requests(tmp_path) == asked
     assert [order.beginning.passed_over for order in orders] == [asked]
+
+
+class Dead:
+    """A coordinator's process that has ended, of what the pipe to it holds."""
+
+    exitcode = -9
+
+    def __init__(self):
+        self.sentinel, writes = os.pipe()
+        os.close(writes)
+
+    def join(self):
+        """It has ended."""
+
+
+def test_seen_here_failures_of_workers_count_on_when_their_coordinator_dies(tmp_path, monkeypatch):
+    """Each coordinator had a count of its own: a worker that fails, and takes its coordinator along, was restarted for ever."""
+    lives = []
+
+    def live(self, order, _):
+        lives.append(order)
+        ours, its = multiprocessing.Pipe()
+        restarts = pickle.loads(pickle.dumps(order.restarts))
+        coordination = object.__new__(coordinator._Coordination)
+        coordination._order, coordination._tell_supervisor = SimpleNamespace(restarts=restarts), its.send
+        coordination._ended = lambda number, status: WorkerDied(number, "planted", 0.0, 0.5)
+        decisions = []
+        coordination._handle = lambda event: decisions.append(restarts.failed(event.now_s, event.chance))
+        coordination._look_for_silent_ones = lambda: None
+        coordination._asked_s = float("inf")
+        coordination._take(coordinator._ProcessEnded(7, 1))
+        its.close()
+        if isinstance(decisions[0], GiveUp):
+            return RunOutcome(error="planted; not restarted", kinds=("RunFailedError",), is_final=True)
+        return self._outcome(ours, Dead())
+
+    monkeypatch.setattr("headrace.runners.local.supervisor._Life.live", live)
+    pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()))
+    with pytest.raises(RunFailedError, match="planted; not restarted"):
+        supervise(pipeline, RunSettings(str(tmp_path), restart=FixedDelay(4, 0.0)), forked_apart)
+    assert len(lives) == 3  # of a worker and a coordinator each, and the fifth failure is one too many
+
+
+def test_what_a_coordinator_has_said_before_its_end_is_heard(tmp_path):
+    ours, its = multiprocessing.Pipe()
+    life = _Life(Restarts(FixedDelay(1, 0.0)))
+    told = Restarts(FixedDelay(1, 0.0))
+    told.failed(0.0, 0.5)
+    its.send(told)
+    its.send(RunOutcome(finished=True))
+    its.close()
+    assert life._outcome(ours, Dead()) == RunOutcome(finished=True)
+    assert isinstance(life.restarts.failed(0.0, 0.5), GiveUp)
 
 
 def test_a_rescale_that_no_run_takes_up_is_withdrawn(tmp_path, monkeypatch):

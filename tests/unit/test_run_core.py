@@ -8,7 +8,7 @@ from headrace.enumerator.enumerator import create_enumerator
 from headrace.enumerator.errors import ProtocolViolationError, RunFailedError
 from headrace.enumerator.events import DiscoverInitial, PublishPositions, SplitsDiscovered
 from headrace.enumerator.ledger import SplitState
-from headrace.enumerator.restarts import FixedDelay, NoRestart
+from headrace.enumerator.restarts import FixedDelay, NoRestart, Restarts
 from headrace.enumerator.source import Findings
 from headrace.runners.local.balanced import BalancedEnumerator
 from headrace.runners.local.core import (
@@ -57,7 +57,11 @@ SPLITS = [MemorySplit(name, 0) for name in "abcd"]
 def core(schedule=None, strategy=None, workers=2, first=5):
     enumerator = create_enumerator(BalancedEnumerator, parallelism=workers)
     return RunCore(
-        enumerator, schedule or RunSchedule(10.0), strategy or FixedDelay(3, 2.0), next_number=first, last_checkpoint_id=7
+        enumerator,
+        schedule or RunSchedule(10.0),
+        Restarts(strategy or FixedDelay(3, 2.0)),
+        next_number=first,
+        last_checkpoint_id=7,
     )
 
 

@@ -30,7 +30,7 @@ from headrace.enumerator.events import (
     SplitsDiscovered,
 )
 from headrace.enumerator.progress import ReaderProgress
-from headrace.enumerator.restarts import ExponentialDelay
+from headrace.enumerator.restarts import ExponentialDelay, Restarts
 from headrace.enumerator.source import Findings, SplitBatch
 from headrace.runners.local import commits
 from headrace.runners.local.balanced import BalancedEnumerator
@@ -242,7 +242,7 @@ class Life:
             else restore_enumerator(BalancedEnumerator, restored.positions, **shape)
         )
         self.core: RunCore[MemorySplit, MemoryHandle] = RunCore(
-            enumerator, _SCHEDULE, ExponentialDelay(), next_number=number + 1, last_checkpoint_id=self.store.last_id
+            enumerator, _SCHEDULE, Restarts(ExponentialDelay()), next_number=number + 1, last_checkpoint_id=self.store.last_id
         )
         self.committer: RunCommitter[MemorySplit, MemoryHandle] = RunCommitter(
             self.store,  # type: ignore[arg-type]
