@@ -51,6 +51,12 @@ TIMEOUT_MS = 300_000
 PATIENCE_S = 120.0
 LOOK_S = 0.02
 TAIL = 300
+AFTER_A_DEATH = {"fence": "coordinator", "sweep": "worker"}
+"""What is called only when somebody has died: who is killed to bring it on."""
+
+AGAIN_S = 5.0
+"""So long after, once more: where a plan's victim is a worker, the sweep may have come before another one was started."""
+
 VICTIMS = {"worker": 3, "coordinator": 2, "everything": 1}
 """Who is killed, and how often in proportion: to start everything again takes seconds, the others tenths of one."""
 
@@ -107,11 +113,12 @@ class Soak:
         plan = {"owner": owner, "method": method, "when": when, "victims": victims, "supervisor": self._run.pid}
         self._plan = json.dumps(plan)
         self._publish_plan()
-        if method == "fence":  # the first thing of a new coordinator
-            self._kill_coordinator()
         done = self.folder / "done"
-        deadline_s = time.monotonic() + PATIENCE_S
+        deadline_s, bring_on_s = time.monotonic() + PATIENCE_S, 0.0
         while not done.exists():
+            if method in AFTER_A_DEATH and time.monotonic() > bring_on_s:
+                self._kill_one(AFTER_A_DEATH[method])
+                bring_on_s = time.monotonic() + AGAIN_S
             self._look(f"{phase}", deadline_s)
         self.processes += len(json.loads(done.read_text()))
         done.unlink()
@@ -120,10 +127,13 @@ class Soak:
             self._run.wait(PATIENCE_S)
             self._run = self._started()
 
-    def _kill_coordinator(self) -> None:
-        for child in psutil.Process(self._run.pid).children():
-            with suppress(psutil.NoSuchProcess):
-                child.kill()
+    def _kill_one(self, kind: str) -> None:
+        with suppress(psutil.NoSuchProcess):
+            coordinators = psutil.Process(self._run.pid).children()
+            nurseries = [child for each in coordinators for child in each.children()]
+            workers = [child for each in nurseries for child in each.children()]
+            for victim in {"coordinator": coordinators, "worker": workers}[kind][:1]:
+                victim.kill()
                 self.processes += 1
 
     def _publish_plan(self) -> None:
@@ -134,7 +144,7 @@ class Soak:
         self.produce()
         for taken in self.folder.glob("taken-*"):
             # Its process was a victim of the plan before, or has ended with its coordinator.
-            if not psutil.pid_exists(int(taken.name.partition("-")[2])) and not (self.folder / "done").exists():
+            if not _is_alive(int(taken.name.partition("-")[2])) and not (self.folder / "done").exists():
                 taken.unlink(missing_ok=True)
                 self._publish_plan()
         has_ended = self._run.poll() is not None
@@ -194,6 +204,14 @@ class Soak:
 def value_of(number: int) -> str:
     """As it is produced."""
     return f"bad {number}" if number % BAD_EVERY == 0 else str(number)
+
+
+def _is_alive(pid: int) -> bool:
+    """A process that has ended and whose end nobody has asked for yet is not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def judged(rows: Pairs, letters: Pairs, produced: int) -> dict[str, int]:
