@@ -442,6 +442,32 @@ def test_a_copy_of_a_checkpoint_kills_nobody_of_the_family_whose_lock_came_with_
     assert jvm.wait() == -signal.SIGKILL
 
 
+def test_seen_here_a_fresh_copy_of_a_checkpoint_is_refused_while_the_driver_of_the_other_one_is_at_work(place, tmp_path):
+    """It is as new as that one, so no sink can tell it apart; and it would take over from the query at work."""
+    supervisor = subprocess.Popen(["sleep", "600"])
+    copies = [tmp_path / name for name in ("copy", "elsewhere", "later")]
+    with holder(place, family_by(Process.of(supervisor.pid))):
+        for copy in copies:
+            shutil.copytree(place, copy)
+        for _ in range(2):
+            with pytest.raises(FencedError, match=f"is a copy of another one, .* of supervisor {supervisor.pid} is at work"):
+                CheckpointLock(str(copies[0])).take(new_family())
+        Path(copies[1], ".headrace.lock").unlink()
+        CheckpointLock(str(copies[1])).take(new_family())
+    CheckpointLock(str(copies[2])).take(new_family())  # that one has ended
+    supervisor.kill()
+    supervisor.wait()
+
+
+def test_a_checkpoint_that_was_moved_is_taken(place, tmp_path):
+    """Also to another file system, where its files are others."""
+    with holder(place, new_family()):
+        pass
+    shutil.copytree(place, tmp_path / "moved")
+    shutil.rmtree(place)
+    CheckpointLock(str(tmp_path / "moved")).take(new_family())
+
+
 COPIES_ITS_CHECKPOINT = HOLD.replace(
     'print("held"', 'import shutil; shutil.copytree(sys.argv[1], sys.argv[1] + "-copy"); print("held"'
 )

@@ -155,6 +155,15 @@ def _is_elsewhere(family: str, me: str) -> bool:
     return False
 
 
+def _is_at_work(family: str, me: str) -> bool:
+    """Whether this family, which is of this container, is at work for a supervisor that lives."""
+    with suppress(ValueError):
+        supervisor = supervisor_of(family)
+        is_here = supervisor.namespace == supervisor_of(me).namespace
+        return is_here and supervisor.process.is_alive and bool(members(family))
+    return False
+
+
 # --- on this host -----------------------------------------------------------------------------------------------------
 
 
@@ -252,6 +261,7 @@ class CheckpointLock:
                     self._say_who_is_waited_for()
                 sleep(_ASK_AGAIN_S)
             case ReadLast():
+                self._refuse_copy_of_one_at_work()
                 return self._last()
             case WriteLast(family):
                 self._write_name(family)
@@ -331,8 +341,23 @@ class CheckpointLock:
 
     def _last(self) -> str | None:
         """Not what came here with a copy of the checkpoint: that family is at work with the other one."""
-        family, _, identity = os.pread(self._file, _LONGEST_NAME, 0).decode(errors="replace").strip().partition(" ")
+        family, identity = self._written()
         return family if identity == self._identity() else None
+
+    def _written(self) -> tuple[str, str]:
+        """Who has written its name last, and of which file: both empty where nobody has."""
+        family, _, identity = os.pread(self._file, _LONGEST_NAME, 0).decode(errors="replace").strip().partition(" ")
+        return family, identity
+
+    def _refuse_copy_of_one_at_work(self) -> None:
+        """The copy is of the same query, so it would fence the one at work. A checkpoint that was moved has none at work."""
+        family, identity = self._written()
+        if identity and identity != self._identity() and family != self._me and _is_at_work(family, self._me):
+            raise FencedError(
+                f"the checkpoint {self._location} is a copy of another one, with which a driver of supervisor "
+                f"{supervisor_of(family).process.pid} is at work: both would write as the same query. End that one first; or, "
+                f"if this one writes to another place, remove {self.path}, which came with the copy"
+            )
 
     def _identity(self) -> str:
         found = os.fstat(self._file)
