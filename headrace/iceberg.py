@@ -1,5 +1,8 @@
 """Iceberg tables as a sink: `IcebergSink` appends rows, or merges changes by key, exactly once. Needs the extra `iceberg`."""
 
-from headrace.connectors.tables.iceberg import IcebergSink
+from headrace._extras import needs_extra as _needs_extra
+
+with _needs_extra("iceberg", "pyiceberg"):
+    from headrace.connectors.tables.iceberg import IcebergSink
 
 __all__ = ["IcebergSink"]

@@ -84,7 +84,13 @@ def test_a_kit_without_pytest_says_what_to_install():
 
 @pytest.mark.parametrize(
     ("module", "library", "extra"),
-    [("beam", "apache_beam", "beam"), ("spark", "pyspark", "spark"), ("sql", "sqlalchemy", "sql")],
+    [
+        ("beam", "apache_beam", "beam"),
+        ("delta", "deltalake", "delta"),
+        ("iceberg", "pyiceberg", "iceberg"),
+        ("spark", "pyspark", "spark"),
+        ("sql", "sqlalchemy", "sql"),
+    ],
 )
 def test_a_module_without_its_library_says_which_extra_brings_it(module, library, extra):
     code = (
