@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import multiprocessing
+import os
 import pickle
 import sys
 import traceback
@@ -213,13 +214,13 @@ class Pipeline:
         Raises UsageError for wrong arguments, RunFailedError when the restart strategy gives up, and at once what no restart
         mends: FencedError, StateError, DataLossError, AuthenticationError.
         """
-        from headrace.runners.local.processes import PROCESS_NAME, forked_apart
+        from headrace.runners.local.processes import CALLED_AGAIN, CALLED_AGAIN_ERROR, PROCESS_NAME, forked_apart
         from headrace.runners.local.supervisor import supervise
 
         if multiprocessing.current_process().name.startswith(PROCESS_NAME):
-            raise UsageError(
-                "run was called while a process of the run loaded the file: call it under if __name__ == '__main__'"
-            )
+            if getattr(multiprocessing.current_process(), "_inheriting", False):
+                os._exit(CALLED_AGAIN)  # nobody catches what is raised while multiprocessing imports the script
+            raise UsageError(CALLED_AGAIN_ERROR)
         if "checkpoints" not in settings:
             raise UsageError('run needs a folder for its checkpoints: run(checkpoints="file:///...")')
         try:

@@ -21,7 +21,7 @@ from multiprocessing.context import ForkContext, ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-__all__ = ["PROCESS_NAME", "Nursery", "end_group", "forked", "forked_apart", "pipe"]
+__all__ = ["CALLED_AGAIN", "CALLED_AGAIN_ERROR", "PROCESS_NAME", "Nursery", "end_group", "forked", "forked_apart", "pipe"]
 
 PROCESS_NAME = "headrace run: "
 """What the names of a run's processes begin with."""
@@ -31,6 +31,10 @@ _LOOK_S = 0.01
 _LOADED = tuple(
     f"headrace.runners.local.{name}" for name in ("coordinator", "worker", "wire.client", "wire.server", "wire.messages")
 )
+
+CALLED_AGAIN = 78
+"""The exit status (EX_CONFIG) of a coordinator's process that comes to `run` again as it imports the user's script."""
+CALLED_AGAIN_ERROR = "run was called while a process of the run loaded the file: call it under if __name__ == '__main__'"
 
 
 def forked(modules: Iterable[str]) -> ForkContext:

@@ -21,11 +21,11 @@ from typing import Any
 from headrace._extras import needs_extra
 from headrace.connectors.commit import StaleEpochError
 from headrace.enumerator import errors
-from headrace.enumerator.errors import HeadraceError, RunFailedError, StateError
+from headrace.enumerator.errors import HeadraceError, RunFailedError, StateError, UsageError
 from headrace.enumerator.restarts import GiveUp, Restarts
 from headrace.runners.local.coordinator import CoordinatorOrder, RunBeginning, RunOutcome, coordinate
 from headrace.runners.local.pipeline import Pipeline, PipelineFile, RunSettings
-from headrace.runners.local.processes import PROCESS_NAME, end_group, pipe
+from headrace.runners.local.processes import CALLED_AGAIN, CALLED_AGAIN_ERROR, PROCESS_NAME, end_group, pipe
 from headrace.runners.local.rescale import RescaleRequest, read_requests
 from headrace.runners.local.savepoints import read_savepoint
 
@@ -134,6 +134,8 @@ class _Life:
                 assert isinstance(said, Restarts)
                 self.restarts = said
         process.join()
+        if process.exitcode == CALLED_AGAIN:
+            return RunOutcome(error=CALLED_AGAIN_ERROR, kinds=(UsageError.__name__,), is_final=True)
         return RunOutcome(error=f"the coordinator's process ended with status {process.exitcode}")
 
 

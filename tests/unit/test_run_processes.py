@@ -338,6 +338,34 @@ def test_a_bounded_source_is_copied_once_and_a_failing_transform_is_named(kafka,
     assert seen(kafka) == Counter(range(300))  # all of it was read before the savepoint
 
 
+UNGUARDED = """
+import sys
+
+from headrace import Pipeline
+from headrace.kafka import KafkaSink, KafkaSource, Latest
+
+print("loaded", flush=True)
+columns = ["key", "value", "headers"]
+source = KafkaSource({0!r}, topics=["in"], stop=Latest(), columns=columns)
+Pipeline(source, KafkaSink({0!r}, topic="out")).run(checkpoints={1!r})
+"""
+
+
+def test_seen_here_a_script_that_calls_run_at_its_top_is_told_so_and_not_run_again_and_again(kafka, tmp_path):
+    """Each start of the coordinator imports the script, which did all again that it does, and was started again for ever."""
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED.format(kafka.bootstrap, str(tmp_path / "checkpoints")))
+    environment = os.environ | {"PYTHONPATH": python_path()}
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=False, env=environment, timeout=PATIENCE_S
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("call it under if __name__ == '__main__'")
+    assert "starts again" not in done.stderr
+    assert done.stdout.splitlines().count("loaded") == 2
+    assert not kafka.records("out")
+
+
 def test_what_no_worker_can_do_ends_the_run_without_a_restart(kafka, tmp_path):
     produce(kafka, 0, 3)
     pipeline = Pipeline(KafkaSource(kafka.bootstrap, topics=["in"]), KafkaSink(kafka.bootstrap, topic="out"))
