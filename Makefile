@@ -85,8 +85,8 @@ soak-tokens: $(INSTALLED) ## Bearer tokens that live for 20 seconds, in scripts 
 	$(BIN)/python -m tests.helpers.token_soak --result benchmarks/results/token-soak.json
 
 soak-run: $(INSTALLED) ## SIGKILLs of workers, coordinators and everything under headrace run, in every phase of a commit (an hour)
-	$(BIN)/python -m tests.helpers.run_soak --broker fake --kills 1000 --result benchmarks/results/run-kill-soak.json
-	$(BIN)/python -m tests.helpers.run_soak --broker local --kills 300 --result benchmarks/results/run-kill-soak.json
+	$(BIN)/python -m tests.helpers.run_soak --broker fake --kills 1000 --result benchmarks/results/run-kill-soak-dead-letters.json
+	$(BIN)/python -m tests.helpers.run_soak --broker local --kills 300 --result benchmarks/results/run-kill-soak-dead-letters.json
 
 chaos: $(INSTALLED) ## Faults of brokers, networks, settings and jobs, until each system has had 2,000; goes on where it was (days)
 	$(BIN)/python -m benchmarks.chaos.run --system embedded
