@@ -215,6 +215,10 @@ class Committer(ABC, Generic[HandleT]):
         """
         raise NotImplementedError
 
+    def open_tasks(self) -> frozenset[int]:
+        """The tasks of this job with transactions that are open now, or prepared and not committed. For `sweep_tasks`."""
+        raise NotImplementedError
+
     def confirm(self, handles: Sequence[HandleT]) -> None:
         """After a commit: raise StateError if these are of another write than the one that is recorded as this epoch.
 
@@ -237,8 +241,16 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
     """True where `Committer.record` of an epoch's list is the commit (tables), and not the end of each transaction.
 
     A runner whose workers begin transactions at any time has them write under one job then, each as a task of its own: such a
-    sink's `Committer` has `sweep_tasks`, and `end` leaves nothing of a committed transaction to be swept.
+    sink's `Committer` has `sweep_tasks` and `open_tasks`, and `end` leaves nothing of a committed transaction to be swept.
     """
+
+    @property
+    def refuses_epochs_by_their_rows(self) -> bool:
+        """Whether `Committer.check` may refuse an epoch for what its rows say together, as a merge does.
+
+        A runner whose checkpoint is stored before it can ask refuses such a sink.
+        """
+        return False
 
     @property
     @abstractmethod

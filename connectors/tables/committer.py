@@ -32,7 +32,7 @@ from headrace.connectors.sink import (
     is_one_off,
     numbered_content,
 )
-from headrace.connectors.tables.handles import TableHandle
+from headrace.connectors.tables.handles import TableHandle, task_of
 from headrace.connectors.tables.keyed.merging import Merge, Merger
 from headrace.connectors.tables.log import JobMarker, LoadedTable, TableFile, TableLog
 from headrace.connectors.tables.work import LeftOver, WorkFolder, refused_by_store
@@ -139,6 +139,11 @@ class TableCommitter(Committer[TableHandle]):
         """`sweep` of these tasks' transactions alone; lists stay."""
         kept = {handle.place for handle in keep}
         self._retrying(lambda: self._sweep(self._work().look().of_tasks(tasks), kept))
+
+    def open_tasks(self) -> frozenset[int]:
+        """By the marks in the table's folder."""
+        found = self._retrying(self._work().look)
+        return frozenset(task_of(place) for place in found.opened | found.swept)
 
     def widen(self, missing: Callable[[pa.Schema], pa.Schema]) -> None:
         """Add the columns that `missing` gives for the table's, if there are any, whoever else adds some meanwhile."""

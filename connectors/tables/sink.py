@@ -67,6 +67,11 @@ class OpenTableSink(TwoPhaseSink[TableHandle]):
         }
 
     @property
+    def refuses_epochs_by_their_rows(self) -> bool:
+        """True with `changes`: a key that comes twice without a sequence."""
+        return self.changes is not None
+
+    @property
     def handles(self) -> TableHandleSerializer:
         """JSON objects that name files, with their statistics."""
         return TableHandleSerializer()

@@ -15,6 +15,7 @@ with _needs_extra("beam", "apache_beam"):
     from headrace.runners.beam.event_time import ColumnTime, EventTime, ProcessingTime
     from headrace.runners.beam.limited import Limit
     from headrace.runners.beam.read import ReadFromSource
+    from headrace.runners.beam.write import WriteExactlyOnce
 
 __all__ = [
     "BeamSource",
@@ -27,6 +28,7 @@ __all__ = [
     "ReadFromKafka",
     "ReadFromSource",
     "SplitDeadLetters",
+    "WriteExactlyOnce",
     "WriteToKafka",
     "schema_of",
 ]

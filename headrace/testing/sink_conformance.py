@@ -422,6 +422,26 @@ class SinkConformance(ABC):
         assert (external.unended(writer.name), external.unended(dead.name)) == (0, 0)
         self.assert_visible(external, writer.values(0, 0), writer.values(1, 0))
 
+    def test_what_tasks_have_open_is_known_and_swept_by_task(self, external: SinkContext) -> None:
+        """As a runner needs it whose writers begin transactions at any time: of a sink that commits by list."""
+        job = self._job(external)
+        if not job.sink.commits_by_list:
+            pytest.skip("transactions of this sink are swept by their writers' jobs")
+        driver = job.committer()
+        assert driver.fence() is None
+        assert driver.open_tasks() == frozenset()
+        kept, lost = job.prepare_task(0, 0), job.prepare_task(0, 1)
+        assert driver.open_tasks() == {0, 1}
+        driver.sweep_tasks([1], [])
+        assert driver.open_tasks() == {0}
+        with pytest.raises(HeadraceError):
+            driver.check([lost])
+        driver.check([kept])
+        driver.record(CommitList(0, (kept,)))
+        assert list(driver.end_all([kept])) == [Outcome.COMMITTED]
+        assert driver.open_tasks() == frozenset()
+        self.assert_visible(external, job.values(0, 0))
+
     # --- drivers that are replaced ------------------------------------------------------------------------------------
 
     def test_an_older_driver_is_fenced(self, external: SinkContext) -> None:

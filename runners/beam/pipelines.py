@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from headrace.connectors.sink import ImmediateSink
 from headrace.runners.beam.read import ReadFromSource
-from headrace.runners.beam.write import DEFAULT_SHARDS, WriteExactlyOnce, WriteImmediately
+from headrace.runners.beam.write import WriteExactlyOnce, WriteImmediately
 
 if TYPE_CHECKING:
     from headrace.runners.local.pipeline import Pipeline
@@ -45,7 +45,7 @@ class ExpandPipeline(beam.PTransform[Any, Any]):
         if isinstance(sink, ImmediateSink):
             self._write = WriteImmediately(sink)
         else:
-            self._write = WriteExactlyOnce(sink, DEFAULT_SHARDS if num_shards is None else num_shards)
+            self._write = WriteExactlyOnce(sink, num_shards)
 
     def expand(self, pbegin: Any) -> Any:
         """Called by Beam. Raises UsageError for a runner or options with which a promise of the pipeline would be broken."""

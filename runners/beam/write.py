@@ -6,7 +6,7 @@
 have no order. A shard's transactions are prepared while its state is at hand, so that the handles become part of the state
 there and then; `headrace.runners.beam.shard` says when they are committed. Every shard is called every second, with rows or
 without, by a splittable DoFn that is part of the checkpoint, too: so a restored shard is looked after, though no row may ever
-come to it again.
+come to it again. A sink that commits by list has one committer in place of shards: `headrace.runners.beam.epochs`.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from headrace.connectors.sink import Attempt, Committer, HandleT, ImmediateSink,
 from headrace.enumerator.errors import UsageError
 from headrace.runners.beam.coders import FixedCoder, RecordBatchCoder
 from headrace.runners.beam.flink.options import ON_FLINK, Promise, refuse
+from headrace.runners.beam.listed import EpochWriter, TableWriter
 from headrace.runners.beam.pauses import pause
 from headrace.runners.beam.shard import (
     BundleFinalised,
@@ -127,51 +128,68 @@ class _ImmediateWriter(beam.DoFn):
 class WriteExactlyOnce(beam.PTransform):
     """Writes batches to a `TwoPhaseSink`; its readers see each row once, two to three checkpoints after it was read.
 
+    A table gets one commit for all that a checkpoint has made durable (`headrace.runners.beam.listed`).
+
     Needs Flink's runner with checkpoints: raises UsageError for another runner, and for options without them. The job goes on
     until it is stopped, whatever its input is. A savepoint goes on in one job at a time.
     """
 
-    def __init__(self, sink: TwoPhaseSink[Any], shards: int = DEFAULT_SHARDS) -> None:
-        """`shards`: how many transactions are written beside each other. Contacts nobody."""
+    def __init__(self, sink: TwoPhaseSink[Any], shards: int | None = None) -> None:
+        """`shards`: how many transactions are written beside each other, 4 by default; a table has none. Contacts nobody.
+
+        Raises UsageError for a number below 1, for one given with a table, and for a table that is written by changes of keys.
+        """
         super().__init__()
-        if shards < 1:
+        if shards is not None and shards < 1:
             raise UsageError(f"at least 1 shard is needed, not {shards}")
-        if sink.commits_by_list:
-            raise UsageError(f"{type(sink).__name__} commits an epoch as a whole, and shards under Beam commit one by one")
+        if sink.refuses_epochs_by_their_rows:
+            raise UsageError(
+                f"{type(sink).__name__} with changes by key may refuse an epoch as it is merged, and under Beam a checkpoint "
+                "has that epoch by then, whose rows are not read again: from Beam rows can only be added. Write changes by key "
+                "from Spark or by headrace run"
+            )
+        if sink.commits_by_list and shards is not None:
+            raise UsageError(f"{type(sink).__name__} is written where its rows are, and has no shards: leave their number out")
         self._sink = sink
-        self._shards = shards
+        self._shards = DEFAULT_SHARDS if shards is None else shards
         self._run = uuid.uuid4().hex
 
     def expand(self, pcoll: Any) -> Any:
         """Called by Beam."""
-        _check_runner(pcoll.pipeline)
-        packs = (
-            pcoll
-            | "InGlobalWindow" >> beam.WindowInto(GlobalWindows())
-            | "Pack" >> beam.ParDo(_Pack(self._sink, self._shards)).with_output_types(tuple[int, bytes])
-        )
-        beats = (
-            pcoll.pipeline
-            | "Impulse" >> beam.Impulse()
-            | "Shards" >> beam.Map(_constant(Shards(self._shards))).with_output_types(Shards)
-            | "Beat" >> beam.ParDo(_Beats(self._shards)).with_output_types(tuple[int, bytes])
-        )
-        _ = (packs, beats) | beam.Flatten() | "Write" >> beam.ParDo(_ShardWriter(self._sink, self._run))
+        _check_runner(pcoll.pipeline, Promise.WRITE_TABLE if self._sink.commits_by_list else Promise.WRITE)
+        rows = pcoll | "InGlobalWindow" >> beam.WindowInto(GlobalWindows())
+        if self._sink.commits_by_list:
+            files = rows | "WriteFiles" >> beam.ParDo(TableWriter(self._sink, self._run)).with_output_types(tuple[int, bytes])
+            beats = _beats(pcoll.pipeline, 1)
+            _ = (files, beats) | beam.Flatten() | "Commit" >> beam.ParDo(EpochWriter(self._sink, self._run))
+        else:
+            packs = rows | "Pack" >> beam.ParDo(_Pack(self._sink, self._shards)).with_output_types(tuple[int, bytes])
+            beats = _beats(pcoll.pipeline, self._shards)
+            _ = (packs, beats) | beam.Flatten() | "Write" >> beam.ParDo(_ShardWriter(self._sink, self._run))
         return beam.pvalue.PDone(pcoll.pipeline)
+
+
+def _beats(pipeline: Any, shards: int) -> Any:
+    return (
+        pipeline
+        | "Impulse" >> beam.Impulse()
+        | "Shards" >> beam.Map(_constant(Shards(shards))).with_output_types(Shards)
+        | "Beat" >> beam.ParDo(_Beats(shards)).with_output_types(tuple[int, bytes])
+    )
 
 
 def _constant(value: Shards) -> Callable[[Any], Shards]:
     return lambda _: value
 
 
-def _check_runner(pipeline: Any) -> None:
+def _check_runner(pipeline: Any, promise: Promise) -> None:
     name = type(pipeline.runner).__name__
     if name not in ON_FLINK:
         raise UsageError(
             f"delivery='exactly-once' needs Flink's checkpoints, and {name} takes none that a sink can follow: "
             "run on Flink (headrace beam starts one), or take delivery='at-least-once'"
         )
-    refuse(Promise.WRITE, pipeline.options.get_all_options(retain_unknown_options=True), unbounded=True)
+    refuse(promise, pipeline.options.get_all_options(retain_unknown_options=True), unbounded=True)
 
 
 class _Waiting:

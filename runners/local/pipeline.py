@@ -277,7 +277,8 @@ class Pipeline:
 
         `start_from_savepoint`: path or URI of a savepoint of `run` that a job without state begins with; it is read now.
         `num_readers`: how many readers share the splits; default: the option --parallelism, else 4. `num_shards`: how many
-        transactions are written beside each other; default 4. Rows of one key keep their order in a `KafkaSink`.
+        transactions are written beside each other; default 4. Rows of one key keep their order in a `KafkaSink`. A table has
+        none: it is written where its rows are.
 
         Called where the pipeline is built. Raises UsageError, which names it, for what the runner cannot carry over: sinks that
         write exactly once need Flink with checkpoints, a source without an end a runner that streams, a group checkpoints.

@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from headrace.beam import WriteToKafka
 from headrace.beam.kafka_write import BATCH_BYTES, _ToBatches
 from headrace.connectors.kafka.write.sink import KafkaSink
+from headrace.delta import DeltaSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.beam.coders import RecordBatchCoder
 from headrace.runners.beam.write import PACK_BYTES, Shards, ShardsCoder, WriteExactlyOnce, _Beats, _Pack
+from headrace.sinks import Changes
 from headrace.testing.memory_sink import MemorySink, MemoryTransactionLog
 
 CONFIG = {"bootstrap.servers": "host:9092"}
@@ -129,12 +131,17 @@ def exactly_once(options: list[str], runner: str | None = None) -> None:
     _ = batches | WriteExactlyOnce(MemorySink(MemoryTransactionLog()))
 
 
-def test_a_sink_that_commits_an_epoch_as_a_whole_is_refused() -> None:
-    class Listed(MemorySink):
-        commits_by_list = True
+def into_table(options: list[str], runner: str | None = None) -> None:
+    pipeline = beam.Pipeline(runner=runner, options=PipelineOptions(options))
+    batches = pipeline | beam.Impulse() | beam.Map(lambda _: pa.RecordBatch.from_pydict({"value": [b"x"]}))
+    _ = batches | WriteExactlyOnce(DeltaSink("table"))
 
-    with pytest.raises(UsageError, match="Listed commits an epoch as a whole, and shards under Beam commit one by one"):
-        WriteExactlyOnce(Listed(MemoryTransactionLog()))
+
+def test_a_table_has_no_shards_and_takes_no_changes_by_key() -> None:
+    with pytest.raises(UsageError, match="DeltaSink is written where its rows are, and has no shards"):
+        WriteExactlyOnce(DeltaSink("table"), 2)
+    with pytest.raises(UsageError, match=r"DeltaSink with changes by key may refuse an epoch.*Write changes by key from Spark"):
+        WriteExactlyOnce(DeltaSink("table", changes=Changes(("id",))))
 
 
 FLINK = ["--runner=FlinkRunner", "--streaming"]
@@ -163,6 +170,18 @@ def test_exactly_once_names_the_option_that_is_missing(options: list[str], named
 
 def test_exactly_once_is_taken_by_flink_with_its_options() -> None:
     exactly_once([*FLINK, CHECKPOINTS, FINISH, PAUSE])
+    into_table([*FLINK, CHECKPOINTS, FINISH, PAUSE])
+
+
+def test_a_table_is_refused_where_others_are_and_with_unaligned_checkpoints() -> None:
+    with pytest.raises(UsageError, match=r"needs Flink's checkpoints, and .*Runner takes none"):
+        into_table([CHECKPOINTS, FINISH, PAUSE], "DirectRunner")
+    with pytest.raises(UsageError, match=r"writing a table .*\n.*--checkpointing_interval"):
+        into_table([*FLINK, FINISH, PAUSE])
+    unaligned = "--unaligned_checkpoint_enabled"
+    with pytest.raises(UsageError, match=f"{unaligned}: leave it out"):
+        into_table([*FLINK, CHECKPOINTS, FINISH, PAUSE, unaligned])
+    exactly_once([*FLINK, CHECKPOINTS, FINISH, PAUSE, unaligned])
 
 
 @pytest.mark.parametrize(

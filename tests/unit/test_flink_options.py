@@ -15,7 +15,8 @@ GOOD = {
     "min_pause_between_checkpoints": "500",
 }
 BOTH = frozenset(Promise)
-WRITE = frozenset({Promise.WRITE})
+WRITE = frozenset({Promise.WRITE, Promise.WRITE_TABLE})
+TABLE = frozenset({Promise.WRITE_TABLE})
 
 # What Beam's Java interface FlinkPipelineOptions had in 2.62, by its Python names, and two of the portable runners.
 FLINK_PIPELINE_OPTIONS = [
@@ -86,6 +87,8 @@ def test_every_option_was_looked_at_and_none_is_both_refused_and_accepted() -> N
         ("environment_cache_millis", 60_000, BOTH),
         ("allow_non_restored_state", True, WRITE),
         ("shutdown_sources_after_idle_ms", 0, WRITE),
+        ("unaligned_checkpoint_enabled", True, TABLE),
+        ("force_unaligned_checkpoint_enabled", "true", TABLE),
     ],
 )
 @pytest.mark.parametrize("promise", Promise)
@@ -108,7 +111,7 @@ def test_what_breaks_a_promise_is_refused_by_name(option, value, breaks, promise
         ("environment_cache_millis", 0),
         ("shutdown_sources_after_idle_ms", "-1"),
         ("parallelism", 7),
-        ("unaligned_checkpoint_enabled", True),
+        ("unaligned_checkpoint_enabled", "false"),
     ],
 )
 @pytest.mark.parametrize("promise", Promise)

@@ -30,6 +30,7 @@ class Promise(Enum):
     """What is promised on the strength of checkpoints."""
 
     WRITE = "delivery='exactly-once'"
+    WRITE_TABLE = "writing a table exactly once"
     OFFSETS = "publishing positions (commit_offset_in_finalize, enable.auto.commit)"
 
 
@@ -77,7 +78,8 @@ def _life_too_short(options: Options) -> bool:
     return 0 < life_ms < LEAST_LIFE_INTERVALS * options.number("checkpointing_interval", 0)
 
 
-_WRITE = frozenset({Promise.WRITE})
+_WRITE = frozenset({Promise.WRITE, Promise.WRITE_TABLE})
+_TABLE = frozenset({Promise.WRITE_TABLE})
 _OFFSETS = frozenset({Promise.OFFSETS})
 
 RULES = (
@@ -121,6 +123,16 @@ RULES = (
         "leave it out",
         _WRITE,
     ),
+    *(
+        Rule(
+            option,
+            lambda options, option=option: options.flag(option),  # type: ignore[misc]
+            "what a writer has handed over may be behind the barrier, and would be taken for that of a writer that has died",
+            "leave it out",
+            _TABLE,
+        )
+        for option in ("unaligned_checkpoint_enabled", "force_unaligned_checkpoint_enabled")
+    ),
     Rule(
         "load_balance_bundles",
         lambda options: options.flag("load_balance_bundles"),
@@ -153,8 +165,6 @@ RULES = (
 ACCEPTED = {
     "checkpoint_timeout_millis": "a checkpoint that is given up is never reported complete",
     "fail_on_checkpointing_errors": "a checkpoint that a task declines is never reported complete",
-    "unaligned_checkpoint_enabled": "a task's state is of the end of a bundle; what is under way to it is in the checkpoint",
-    "force_unaligned_checkpoint_enabled": "as the one before",
     "externalized_checkpoints_enabled": "says what becomes of checkpoints when a job has ended",
     "retain_externalized_checkpoints_on_cancellation": "as the one before",
     "savepoint_path": "state goes on where it was; a savepoint older than the last checkpoint is said in the documentation",
