@@ -64,7 +64,7 @@ def table(tmp_path: Path) -> Iterator[Table]:
 
 
 def test_each_row_is_in_the_table_once_after_a_kill(flink: FlinkCluster, table: Table) -> None:
-    end = 400
+    end = 250
     with job(flink, table.written_by(end)) as running:
         eventually(table.seen)
         assert table.seen() < end, "nothing is left for after the kill"

@@ -15,8 +15,8 @@ from headrace.connectors.tables.log import TableLog
 from headrace.delta import DeltaSink
 from headrace.enumerator.errors import FencedError, PeerError, StateError
 from headrace.iceberg import IcebergSink
-from headrace.runners.beam.epochs import VERSION, EpochState, EpochStateSerializer
-from headrace.runners.beam.listed import BEAT, EpochCommitter, TableWriter, _finalised, job_of
+from headrace.runners.beam.tables.epochs import VERSION, CommitterState, CommitterStateSerializer
+from headrace.runners.beam.tables.listed import BEAT, EpochCommitter, TableWriter, _finalised, job_of
 from headrace.sinks import Attempt
 from tests.helpers.iceberg_rig import TABLE, catalog_of, iceberg_paths, iceberg_values
 from tests.helpers.table_rig import VALUES, Death, KilledError, WatchedLog, batch_of, delta_paths, delta_values, open_marks
@@ -56,7 +56,7 @@ def watched(log: TableLog, death: Death | None) -> TableLog:
 @dataclass(frozen=True)
 class Checkpoint:
     position: int
-    state: EpochState[TableHandle] | None
+    state: CommitterState[TableHandle] | None
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Flink:
 
     def call(self, element: bytes) -> None:
         self.now_s += 20
-        life, returned = self.committer.call(self.state or EpochState(self.run), element, self.now_s)
+        life, returned = self.committer.call(self.state or CommitterState(self.run), element, self.now_s)
         self.state = returned.state
         if returned.ticket is not None:
             self.tickets.append((life, returned.ticket))
@@ -253,7 +253,7 @@ def test_an_older_checkpoint_with_as_many_transactions_of_other_rows_is_refused(
     flink.work(9)
     forked = Flink(sink, FIRST, old)
     state = forked.state
-    serializer = EpochStateSerializer(sink.handles)
+    serializer = CommitterStateSerializer(sink.handles)
     for task in range(ROWS):
         with sink.begin(Attempt(job_of(FIRST), 0, task, 0)) as transaction:
             transaction.write(batch_of(["other"]))
@@ -310,15 +310,15 @@ def test_an_epoch_that_the_table_refuses_says_that_its_rows_are_not_read_again(t
     assert any("their rows are not read again" in note for note in caught.value.__notes__)
 
 
-def golden_state() -> EpochState[TableHandle]:
+def golden_state() -> CommitterState[TableHandle]:
     serializer = TableHandleSerializer()
     file = DataFile("part-beam-x/0-7-0-abc/00000.parquet", 120, 3, (), "{}")
     handle = TableHandle(Attempt("beam-x", 0, 7, 0), "abc", "table", (("value", "string"),), (), (file,))
-    return EpochState("x", 4, "0" * 64).adding(handle, serializer.serialize(handle))
+    return CommitterState("x", 4, "0" * 64).adding(handle, serializer.serialize(handle))
 
 
 def test_the_current_version_reads_and_writes_its_golden_file():
-    serializer = EpochStateSerializer(TableHandleSerializer())
+    serializer = CommitterStateSerializer(TableHandleSerializer())
     assert serializer.deserialize(GOLDEN.read_bytes(), "golden") == golden_state()
     assert serializer.serialize(golden_state()) == GOLDEN.read_bytes().rstrip()
 
@@ -334,9 +334,9 @@ def test_the_current_version_reads_and_writes_its_golden_file():
 )
 def test_what_is_no_state_of_a_committer_is_named(data, named):
     with pytest.raises(StateError, match=f"here: .*{named}"):
-        EpochStateSerializer(TableHandleSerializer()).deserialize(data, "here")
+        CommitterStateSerializer(TableHandleSerializer()).deserialize(data, "here")
     with pytest.raises(StateError, match="handed over is damaged"):
-        EpochStateSerializer(TableHandleSerializer()).unpack(data)
+        CommitterStateSerializer(TableHandleSerializer()).unpack(data)
 
 
 def test_a_batch_without_columns_of_the_table_fails_its_bundle(tmp_path):

@@ -153,7 +153,7 @@ def test_a_public_class_name_means_one_thing():
 SANS_IO = {
     *(str(path) for path, _ in modules("enumerator") if path.stem not in ("checkpoint", "embedded", "source")),
     "connectors/commit.py",
-    "runners/beam/epochs.py",
+    "runners/beam/tables/epochs.py",
     "runners/beam/shard.py",
     "runners/local/balanced.py",
     "runners/local/core.py",

@@ -46,7 +46,14 @@ from headrace.connectors.sink import (
 from headrace.enumerator.errors import StateError
 from headrace.runners.beam.publication import Publication, Ticket
 
-__all__ = ["CommitterLife", "EpochState", "EpochStateSerializer", "ReceivedHandle", "StateAndTicket", "refuse_other_history"]
+__all__ = [
+    "CommitterLife",
+    "CommitterState",
+    "CommitterStateSerializer",
+    "ReceivedHandle",
+    "StateAndTicket",
+    "refuse_other_history",
+]
 
 FORMAT = "headrace-epochs"
 VERSION = 1
@@ -61,7 +68,7 @@ class ReceivedHandle(Generic[HandleT]):
 
 
 @dataclass(frozen=True, slots=True)
-class EpochState(Generic[HandleT]):
+class CommitterState(Generic[HandleT]):
     """A committer's state. `run` names the submission whose writers it commits for, and the job in the table's marker.
 
     `committed`: all handles up to this number are in the table, and forgotten; `digest`: of the history up to it. `received`:
@@ -91,12 +98,12 @@ class EpochState(Generic[HandleT]):
         """Of the history up to this number, which is neither before `committed` nor after `count`."""
         return self.digest if number == self.committed else self.received[number - self.committed - 1].digest
 
-    def adding(self, handle: HandleT, stored: object) -> EpochState[HandleT]:
+    def adding(self, handle: HandleT, stored: object) -> CommitterState[HandleT]:
         """With one more, whose stored form this is."""
         text = json.dumps(stored, separators=(",", ":"), sort_keys=True)
         return replace(self, received=(*self.received, ReceivedHandle(handle, _digest(self.digest_of(self.count), text))))
 
-    def without(self, number: int) -> EpochState[HandleT]:
+    def without(self, number: int) -> CommitterState[HandleT]:
         """When all up to this number are committed."""
         left = self.received[number - self.committed :]
         return replace(self, committed=number, digest=self.digest_of(number), received=left)
@@ -120,7 +127,7 @@ def is_of(recorded: CommitList[HandleT], content: str) -> bool:
     return recorded.content in (content, numbered_content(content_number(content)))
 
 
-def refuse_other_history(job: str, state: EpochState[HandleT], recorded: CommitList[HandleT] | None) -> int:
+def refuse_other_history(job: str, state: CommitterState[HandleT], recorded: CommitList[HandleT] | None) -> int:
     """The number up to which the table has the handles of this state. Raises StateError for a table with another history."""
     number = 0 if recorded is None else recorded.epoch
     if number < state.committed:
@@ -149,7 +156,7 @@ class _Position:
 class CommitterLife(Generic[HandleT]):
     """What one process knows of the committer since it was restored, and a restore does not need. Not thread-safe."""
 
-    def __init__(self, state: EpochState[HandleT]) -> None:
+    def __init__(self, state: CommitterState[HandleT]) -> None:
         """Nothing is known but the state that was found."""
         self._publication: Publication[_Position] = Publication()
         self._position = _Position(state.count, 0)
@@ -180,7 +187,7 @@ class CommitterLife(Generic[HandleT]):
         suspects, self._suspects = self._suspects, None
         return suspects
 
-    def returned(self, before: _Position, state: EpochState[HandleT]) -> Ticket[_Position] | None:
+    def returned(self, before: _Position, state: CommitterState[HandleT]) -> Ticket[_Position] | None:
         """A call that began at `before` ends with this state. The ticket for `finalised`; None when nothing is owed."""
         self._position = replace(self._position, count=state.count)
         return self._publication.register(before, self._position)
@@ -201,18 +208,18 @@ class CommitterLife(Generic[HandleT]):
 class StateAndTicket(Generic[HandleT]):
     """What a call gives back."""
 
-    state: EpochState[HandleT]
+    state: CommitterState[HandleT]
     ticket: Ticket[_Position] | None
 
 
-class EpochStateSerializer(Generic[HandleT]):
+class CommitterStateSerializer(Generic[HandleT]):
     """A committer's state as JSON in UTF-8: the newest version written, every version ever written read, newer ones refused."""
 
     def __init__(self, handles: HandleSerializer[HandleT]) -> None:
         """For such handles."""
         self._handles = handles
 
-    def serialize(self, state: EpochState[HandleT]) -> bytes:
+    def serialize(self, state: CommitterState[HandleT]) -> bytes:
         """The state in the newest version."""
         value = {
             "format": FORMAT,
@@ -225,7 +232,7 @@ class EpochStateSerializer(Generic[HandleT]):
         }
         return json.dumps(value, separators=(",", ":")).encode()
 
-    def deserialize(self, data: bytes, where: str) -> EpochState[HandleT]:
+    def deserialize(self, data: bytes, where: str) -> CommitterState[HandleT]:
         """What `serialize` of this or an older version wrote. Raises StateError, naming `where`, for anything else."""
         try:
             value = json.loads(data)
@@ -238,7 +245,7 @@ class EpochStateSerializer(Generic[HandleT]):
                 for digest, handle in value["received"]
             )
             run, digest = stored_text(value["run"]), stored_text(value["digest"])
-            return EpochState(run, stored_number(value["committed"]), digest, received)
+            return CommitterState(run, stored_number(value["committed"]), digest, received)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise StateError(f"{where}: the state of a committer is damaged: {type(error).__name__}: {error}") from error
 

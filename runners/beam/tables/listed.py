@@ -1,6 +1,6 @@
 """The transform that writes Arrow batches to a sink that commits by list (tables): many writers, one committer.
 
-Which files may be committed, and what a crash leaves, is told in `headrace.runners.beam.epochs`.
+Which files may be committed, and what a crash leaves, is told in `headrace.runners.beam.tables.epochs`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from apache_beam.utils.windowed_value import WindowedValue
 
 from headrace.connectors.sink import Attempt, CommitList, Committer, HandleT, Outcome, Transaction, TwoPhaseSink
 from headrace.enumerator.errors import PeerError, StateError
-from headrace.runners.beam.epochs import (
+from headrace.runners.beam.publication import Ticket
+from headrace.runners.beam.tables.epochs import (
     CommitterLife,
-    EpochState,
-    EpochStateSerializer,
+    CommitterState,
+    CommitterStateSerializer,
     StateAndTicket,
     is_of,
     refuse_other_history,
 )
-from headrace.runners.beam.publication import Ticket
 
 __all__ = ["EpochCommitter", "EpochWriter", "TableWriter"]
 
@@ -55,7 +55,7 @@ class TableWriter(beam.DoFn):
     def __init__(self, sink: TwoPhaseSink[Any], run: str) -> None:
         self._sink = sink
         self._run = run
-        self._serializer = EpochStateSerializer(sink.handles)
+        self._serializer = CommitterStateSerializer(sink.handles)
         self._transaction: Transaction[Any] | None = None
 
     def start_bundle(self) -> None:
@@ -97,7 +97,7 @@ class EpochWriter(beam.DoFn):
     def __init__(self, sink: TwoPhaseSink[Any], run: str) -> None:
         self._sink = sink
         self._run = run
-        self._serializer = EpochStateSerializer(sink.handles)
+        self._serializer = CommitterStateSerializer(sink.handles)
 
     def process(
         self,
@@ -107,7 +107,7 @@ class EpochWriter(beam.DoFn):
     ) -> None:
         """One call. Raises what `EpochCommitter.call` raises; the bundle has failed then."""
         stored = epochs.read()
-        before: EpochState[Any] = EpochState(self._run)
+        before: CommitterState[Any] = CommitterState(self._run)
         if stored is not None:
             before = self._serializer.deserialize(stored, f"the committer of run {self._run}")
         committer = _committer(self._sink, self._run)
@@ -131,10 +131,12 @@ class EpochCommitter(Generic[HandleT]):
         """Contacts nobody yet."""
         self._sink = sink
         self._run = run
-        self._serializer = EpochStateSerializer(sink.handles)
-        self._last: tuple[EpochState[HandleT], _Life[HandleT]] | None = None
+        self._serializer = CommitterStateSerializer(sink.handles)
+        self._last: tuple[CommitterState[HandleT], _Life[HandleT]] | None = None
 
-    def call(self, before: EpochState[HandleT], element: bytes, now_s: float) -> tuple[_Life[HandleT], StateAndTicket[HandleT]]:
+    def call(
+        self, before: CommitterState[HandleT], element: bytes, now_s: float
+    ) -> tuple[_Life[HandleT], StateAndTicket[HandleT]]:
         """Commit what is durable, then take the handle into the state. The ticket is for the life's `finalised`.
 
         Raises what the sink raises, and StateError for a state of another history than the table's. The bundle has failed then.
@@ -156,10 +158,12 @@ class EpochCommitter(Generic[HandleT]):
             self._last = (state, life)
         return life, StateAndTicket(state, ticket)
 
-    def _performed(self, life: _Life[HandleT], state: EpochState[HandleT], element: bytes, now_s: float) -> EpochState[HandleT]:
+    def _performed(
+        self, life: _Life[HandleT], state: CommitterState[HandleT], element: bytes, now_s: float
+    ) -> CommitterState[HandleT]:
         if state.run != self._run:
             self._follow(state)
-            state = EpochState(self._run)
+            state = CommitterState(self._run)
         job = job_of(state.run)
         committer = life.committer
         if committer is None:
@@ -181,7 +185,7 @@ class EpochCommitter(Generic[HandleT]):
                 life.looked(opened, now_s)
         return state
 
-    def _follow(self, state: EpochState[HandleT]) -> None:
+    def _follow(self, state: CommitterState[HandleT]) -> None:
         """Commit what the job before has left, and let nobody else go on from its savepoint."""
         job = job_of(state.run)
         closing = state.closing(self._run)
@@ -199,13 +203,13 @@ class EpochCommitter(Generic[HandleT]):
             committer.close()
 
 
-def _recovered(committer: Committer[HandleT], job: str, state: EpochState[HandleT]) -> EpochState[HandleT]:
+def _recovered(committer: Committer[HandleT], job: str, state: CommitterState[HandleT]) -> CommitterState[HandleT]:
     """As the table has it, which has no other driver from here on."""
     return state.without(_completed(committer, job, state, committer.fence()))
 
 
 def _completed(
-    committer: Committer[HandleT], job: str, state: EpochState[HandleT], recorded: CommitList[HandleT] | None
+    committer: Committer[HandleT], job: str, state: CommitterState[HandleT], recorded: CommitList[HandleT] | None
 ) -> int:
     number = refuse_other_history(job, state, recorded)
     if recorded is not None and not recorded.completed:
@@ -213,7 +217,9 @@ def _completed(
     return number
 
 
-def _committed(committer: Committer[HandleT], job: str, state: EpochState[HandleT], durable: int) -> EpochState[HandleT]:
+def _committed(
+    committer: Committer[HandleT], job: str, state: CommitterState[HandleT], durable: int
+) -> CommitterState[HandleT]:
     """All that are durable, in one commit."""
     if durable <= state.committed:
         return state

@@ -1,0 +1,1 @@
+"""Tables under Beam: many writers, one committer."""
