@@ -290,13 +290,36 @@ def test_what_a_writer_has_open_is_not_swept_while_it_may_still_be_handed_over(t
     sink = sink_of("delta", tmp_path)
     flink = Flink(sink)
     writer = TableWriter(sink, FIRST)
-    writer.start_bundle()
-    writer.process(batch_of(["slow"]))
-    flink.call(BEAT)  # it looks
+
+    def begin() -> None:
+        writer.start_bundle()
+        writer.process(batch_of(["slow"]))
+        flink.call(BEAT)  # it looks
+        assert len(open_marks(sink.uri, job_of(FIRST))) == 1
+
+    flink.checkpoint(after_barrier=begin)  # finalises the look, though the checkpoint began before it
+    flink.call(BEAT)
     (handed,) = writer.finish_bundle()
     flink.call(handed.value[1])
     flink.work(9)
     assert values(sink, tmp_path) == [*ALL, "slow"]
+
+
+def test_what_a_process_knew_before_a_restore_proves_nothing_after_it(tmp_path):
+    sink = sink_of("delta", tmp_path)
+    flink = Flink(sink)
+
+    def write_two() -> None:
+        flink.write()
+        flink.write()
+
+    flink.checkpoint(after_barrier=write_two)
+    flink.restore()
+    flink.checkpoint(after_barrier=write_two)
+    flink.call(BEAT)
+    assert values(sink, tmp_path) == []
+    flink.work(9)
+    assert values(sink, tmp_path) == ALL
 
 
 def test_an_epoch_that_the_table_refuses_says_that_its_rows_are_not_read_again(tmp_path):
