@@ -417,7 +417,7 @@ class TestSize:
         commits = CommitList(0, many(1000, 200), destination="orders")
         driver.fence()
         driver.write(LISTS.serialize(commits))
-        sizes = [len(record.value) for record in kafka.records("commits")]
+        sizes = [len(record.value) for record in kafka.records("commits") if record.value is not None]
         assert len(sizes) > 5
         assert max(sizes) < 1_000_000
         sink = sink_to(kafka, "orders")
@@ -469,8 +469,8 @@ class TestSize:
 
 
 def records_by_key(kafka):
-    """What compaction leaves of the commit topic."""
-    return {record.key.decode(): record.value for record in kafka.records("commits")}
+    """What compaction leaves of the lists."""
+    return {record.key.decode(): record.value for record in kafka.records("commits") if record.key != b"/"}
 
 
 # --- versions ------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import pyarrow as pa
@@ -14,15 +14,16 @@ from headrace.connectors.commit import JobCommitter
 from headrace.connectors.kafka.client.errors import BrokerError, InvalidForBrokerError, RefusedByBrokerError
 from headrace.connectors.kafka.format.encode import RecordEncoder
 from headrace.connectors.kafka.write.produce import OutBatch, transactional_sender
-from headrace.connectors.kafka.write.sink import KafkaSink
+from headrace.connectors.kafka.write.sink import KafkaSink, _commit_log
 from headrace.connectors.kafka.write.transactions import Transactions
-from headrace.connectors.sink import Attempt, one_off_job
+from headrace.connectors.sink import Attempt, Outcome, one_off_job
 from headrace.enumerator.errors import CorruptDataError, DataLossError, DeadlineExceededError, HeadraceError, StateError
 from headrace.testing import DyingCommitter, FakeKafka, Killed
 from headrace.testing.fake_kafka import Before, Refuse, Rewrite, StoppedClock
 from tests.helpers.sink_rig import committer, kafka_sink, ongoing, prepared, rows, take_over
 
 JOB = "job"
+QUICK = {"default.api.timeout.ms": "20000", "request.timeout.ms": "300", "retry.backoff.ms": "20", "retry.backoff.max.ms": "50"}
 
 
 @pytest.fixture(params=[1, 2], ids=["v1", "v2"])
@@ -70,6 +71,113 @@ class TestAbsence:
         kafka.delete_topic("commits")
         with pytest.raises(StateError, match="the lists of all jobs are lost"):
             sink.recorded_epochs()
+
+
+class TestIsolatedLeader:
+    """A leader that is cut off from the others, which have elected another one, and that all that is heard still names."""
+
+    @pytest.fixture
+    def sink(self, kafka):
+        """A leader that is cut off answers a write when this has passed."""
+        return replace(kafka_sink(kafka.bootstrap, "out", "commits"), properties=QUICK)
+
+    @pytest.fixture
+    def isolated(self, kafka, sink):
+        """What was recorded before it was cut off, and what since, is for the test to say."""
+        sink.commit_log().create()
+        return Isolated(kafka)
+
+    def test_seen_here_what_it_lacks_is_not_written_again(self, kafka, sink, isolated):
+        """A restart found the epoch before, and committed this one a second time."""
+        committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
+        isolated.cut_off()
+        committer(sink, JOB).commit(1, prepared(sink, JOB, 1, ["1"]))
+        with isolated.heard_by(sink) as restarted:
+            driver = committer(restarted, JOB)
+            driver.commit(1, prepared(restarted, JOB, 1, ["1"]))
+            assert isolated.is_found_out
+        assert values(kafka) == ["0", "1"]
+        assert ongoing(sink, JOB) == []
+
+    def test_seen_here_nor_is_what_is_recorded_there_aborted_by_a_start_that_only_recovers(self, kafka, sink, isolated):
+        committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
+        isolated.cut_off()
+        recorded_and_killed(sink, handles := prepared(sink, JOB, 1, ["1"]), epoch=1)
+        with isolated.heard_by(sink) as restarted:
+            committer(restarted, JOB).recover()
+            assert isolated.is_found_out
+        assert values(kafka) == ["0", "1"]
+        assert kafka.offsets("out")[2] == 4  # both with their markers, and no copy
+        assert sink.committer(JOB).end(handles[0]) is Outcome.COMMITTED
+
+    def test_seen_here_nor_is_the_first_list_of_a_job_taken_for_lost(self, kafka, sink, isolated):
+        isolated.cut_off()
+        committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
+        with isolated.heard_by(sink) as restarted:
+            committer(restarted, JOB).commit(0, prepared(restarted, JOB, 0, ["0"]))
+            assert isolated.is_found_out
+        assert values(kafka) == ["0"]
+
+    def test_a_list_that_was_superseded_there_is_not_taken_up(self, kafka, sink, isolated):
+        """Its transaction had timed out, and was copied by another driver."""
+        recorded_and_killed(sink, handles := prepared(sink, JOB, 0, ["0"]))
+        isolated.cut_off()
+        take_over(sink, handles[0])
+        committer(sink, JOB).recover()
+        with isolated.heard_by(sink) as restarted:
+            committer(restarted, JOB).recover()
+        assert values(kafka) == ["0"]
+        assert ongoing(sink, JOB) == []
+
+    def test_records_that_say_nothing_are_no_lists(self, kafka, sink):
+        committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
+        committer(sink, JOB).recover()
+        said = [record for record in kafka.records("commits") if record.value is None]
+        assert len(said) == 2
+        assert {record.key for record in said} == {b"/"}
+        assert list(sink.commit_log().read()) == [sink.names(JOB).key]
+
+
+class Isolated:
+    """The leader of the commit topic, which believes it is one still."""
+
+    def __init__(self, kafka):
+        self._kafka = kafka
+        self._leader, self._epoch = kafka.leader("commits")
+        self.is_found_out = False
+
+    def cut_off(self):
+        """The others elect another one."""
+        self._kafka.move_leader("out", to=self._leader % 3 + 1)
+        self._kafka.isolate_broker(self._leader)
+        assert self._kafka.leader("commits")[0] not in (self._leader, None)
+
+    @contextmanager
+    def heard_by(self, sink):
+        """The sink in a new process. Every broker tells it of the old leader, until a write there is not acknowledged."""
+        heard = self._kafka.fault("Metadata", Rewrite(self._as_it_was), times=None, when=self._is_believed)
+        self._kafka.fault("Produce", Before(self._find_out), broker=self._leader, times=None, when=_to("commits")).optional()
+        _commit_log.cache_clear()
+        yield replace(sink, properties={**sink.properties, "client.id": "restarted"})
+        assert heard.fired
+
+    def _as_it_was(self, response):
+        if self._leader not in {broker.node_id for broker in response.brokers}:
+            host, _, port = self._kafka.address(self._leader).partition(":")
+            response.brokers.append(type(response.brokers[0])(node_id=self._leader, host=host, port=int(port), rack=None))
+        for topic in response.topics:
+            if topic.name == "commits":
+                topic.partitions[0].leader_id, topic.partitions[0].leader_epoch = self._leader, self._epoch
+
+    def _is_believed(self, request):
+        return not self.is_found_out and any(topic.name == "commits" for topic in request.topics or ())
+
+    def _find_out(self):
+        self.is_found_out = True
+
+
+def _to(topic):
+    return lambda request: any(topic == item.name or item.topic_id for item in request.topic_data)
 
 
 class TestNames:

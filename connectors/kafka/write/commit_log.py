@@ -15,6 +15,7 @@ import time
 import weakref
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 from itertools import accumulate
 from typing import Any
 from uuid import UUID, uuid4
@@ -36,7 +37,7 @@ from headrace.connectors.kafka.format.record_batch import StoredBatch
 from headrace.connectors.kafka.write.existence import find_topic
 from headrace.connectors.kafka.write.log_dump import MarkerKind, control_marker, records_of
 from headrace.connectors.kafka.write.names import JobNames
-from headrace.connectors.kafka.write.produce import OutBatch, transactional_sender
+from headrace.connectors.kafka.write.produce import OutBatch, idempotent_sender, transactional_sender
 from headrace.connectors.kafka.write.settings import topic_setting
 from headrace.connectors.kafka.write.transaction_log import open_transactions
 from headrace.connectors.kafka.write.transactions import (
@@ -61,6 +62,7 @@ _CLEANUP_POLICY = "cleanup.policy"
 _HAS_WRITTEN = ("PrepareCommit", "CompleteCommit")
 _MOST_QUICK_FAILURES = 3  # before its timeout a write is aborted by no outage
 _ROW = pa.schema([("key", pa.binary()), ("value", pa.binary())])
+_NOTHING = b"/"  # no list's key, and no part's: compaction keeps one of them for all jobs at most
 
 
 _CONFIGS = {
@@ -159,15 +161,52 @@ class CommitLog:
         It may be of a driver that has died, and stay open until its timeout, or until its id is taken over.
         """
         found = self._find()
-        return {} if found is None else _wholes(self._decided(found))
+        return {} if found is None else _wholes(self._decided(found, self._end(Isolation.READ_UNCOMMITTED)))
 
     def decided_records(self) -> dict[str, bytes]:
-        """Records by their keys, as `decided`, after `create`. Who has taken an id over finds all that was written under it."""
-        return self._decided(self.cluster.topics([self.topic])[self.topic])
+        """Records by their keys, as `decided`, after `create`: a broker that does not know the topic yet is asked again.
+
+        What a broker that is cut off from the others has of it may be less than what they have. Raises UnknownTopicError.
+        """
+        found = self.cluster.topics([self.topic])[self.topic]
+        return self._decided(found, self._end(Isolation.READ_UNCOMMITTED))
 
     def read_created(self) -> dict[str, bytes]:
         """`read`, after `create`: a broker that does not know the topic yet is asked again. Raises UnknownTopicError."""
         return _wholes(self._read(self.cluster.topics([self.topic])[self.topic], self._stable_end()))
+
+    def proved_records(self) -> dict[str, bytes]:
+        """`decided_records`, and certainly all that was decided before this call: who has taken an id over, and has waited for
+        what was under way there, finds all that was written under it.
+
+        A broker that says it leads the topic may be cut off from the others, which have elected another one since: it still
+        answers, and lacks what is newest. It cannot have a write acknowledged by all in-sync replicas. So a record is written
+        first, which is nothing: a tombstone of a key that there never is. Who has that has all that came before it.
+        """
+        found = self.cluster.topics([self.topic])[self.topic]
+
+        def ask() -> dict[str, bytes]:
+            written = self._write_nothing()  # anew at each try: an unclean election loses it, and nobody would have it ever
+            end = self._end(Isolation.READ_UNCOMMITTED)
+            if end <= written:
+                self.cluster.invalidate(self.topic)
+                raise RetriableError(
+                    f"{self.topic}-{_PARTITION} was written to at offset {written}, and the broker that says it leads it ends "
+                    f"at {end}: it may be cut off from the others"
+                )
+            return self._decided(found, end)
+
+        return self.cluster.retrying(f"reading {self.topic!r} up to its end", ask)
+
+    def _write_nothing(self) -> int:
+        """The offset of a record that says nothing, once all in-sync replicas have it."""
+        rows = pa.RecordBatch.from_arrays([_binary([_NOTHING]), _binary([None])], schema=_ROW)
+        encoder = RecordEncoder(1, producer_id=-1, producer_epoch=-1, transactional=False)
+        encoded = [*encoder.append(rows, time.time_ns() // 1_000_000), *encoder.flush()]
+        with closing(idempotent_sender(self.cluster)) as sender:
+            sender.send(self.topic, [OutBatch(batch.partition, batch.data, batch.records) for batch in encoded])
+            sender.flush()
+            return sender.written[self.topic, _PARTITION].last
 
     def _find(self) -> TopicMetadata | None:
         """None where there is no topic yet. Raises StateError for one that was there."""
@@ -192,12 +231,13 @@ class CommitLog:
             self._catch_up(end)
             return dict(self._lists)
 
-    def _decided(self, found: TopicMetadata) -> dict[str, bytes]:
-        stable = self._end(Isolation.READ_COMMITTED)
+    def _decided(self, found: TopicMetadata, end: int) -> dict[str, bytes]:
+        """The records that are committed before `end`, by their keys."""
+        stable = min(self._end(Isolation.READ_COMMITTED), end)
         records = self._read(found, stable)
         committed: list[StoredBatch] = []
         undecided: dict[int, list[StoredBatch]] = {}
-        for batch in self._beyond(stable, self._end(Isolation.READ_UNCOMMITTED)):
+        for batch in self._beyond(stable, end):
             if not batch.is_transactional:
                 committed.append(batch)
             elif not batch.is_control:
@@ -377,7 +417,7 @@ class DriverLog:
 
     def _take_over_and_read(self) -> None:
         self._producer = self._transactions.init(self._names.driver, _DRIVER_TIMEOUT_MS)
-        key, records = self._names.key, self._log.decided_records()
+        key, records = self._names.key, self._log.proved_records()
         self._recorded = _whole(key, records) if key in records else None
         self._parts = frozenset(name for name in records if name.startswith(f"{key}{_SEPARATOR}"))
 
@@ -390,13 +430,26 @@ class DriverLog:
         known = self._transactions.describe([self._names.driver])[self._names.driver]
         if known is None or known.state not in _HAS_WRITTEN or self._names.key in self._log.decided_records():
             return
-        if self._names.key in self._log.read_created():  # its first write was decided, and not in the log yet
+        self._await_end(self._names.driver)  # its first write may be decided, and not in the log yet
+        if self._names.key in self._log.proved_records():
             return
         raise StateError(
             f"the driver of job {self._names.job!r} has recorded epochs in the topic {self._log.topic!r}, and it has no list "
             "of the job: it was deleted and created again, or the job had another commit topic. Which epochs are committed is "
             f"not known. Restore the topic, or begin anew with headrace transactions forget --job {self._names.job}"
         )
+
+    def _await_end(self, transactional_id: str) -> None:
+        """Return when nothing is under way under the id: all that was committed is in the log then, with its markers."""
+
+        def look() -> None:
+            found = self._transactions.describe([transactional_id])[transactional_id]
+            if found is not None and found.is_under_way:
+                raise RetriableError(
+                    f"a transaction of {transactional_id!r} is {found.state}, and ends by its timeout at the latest"
+                )
+
+        self._log.cluster.retrying(f"waiting for a transaction of {transactional_id!r} to end", look)
 
     def older(self) -> bytes | None:
         """After `fence`: the list that an earlier version wrote for the job at all its destinations."""

@@ -119,6 +119,11 @@ class TransactionDescription:
         return self.state == _ONGOING
 
     @property
+    def is_under_way(self) -> bool:
+        """True while it is open, or decided and its markers are not all written."""
+        return self.is_ongoing or self.state.startswith("Prepare")
+
+    @property
     def is_aborted(self) -> bool:
         """True once its abort is decided, whether or not readers know yet."""
         return self.state in _ABORTED
