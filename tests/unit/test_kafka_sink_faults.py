@@ -137,26 +137,62 @@ class TestIsolatedLeader:
         assert {record.key for record in said} == {b"/"}
         assert list(sink.commit_log().read()) == [sink.names(JOB).key]
 
+    def test_seen_here_records_that_it_lacks_are_not_taken_for_lost_where_they_are_to_be_copied(self, kafka, sink):
+        """One OFFSET_OUT_OF_RANGE was a DataLossError, which advises to accept the loss of records that are there."""
+        isolated = Isolated(kafka, "out", "Fetch")
+        isolated.cut_off()
+        committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
+        recorded_and_killed(sink, handles := prepared(sink, JOB, 1, ["1"]), epoch=1)
+        take_over(sink, handles[0])
+        with isolated.heard_by(sink) as restarted:
+            committer(restarted, JOB).recover()
+            assert isolated.is_found_out
+        assert values(kafka) == ["0", "1"]
+
+    def test_seen_here_nor_is_an_outcome_that_it_lacks_unknown_for_good(self, kafka, sink):
+        isolated = Isolated(kafka, "out", "Fetch")
+        isolated.cut_off()
+        committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
+        recorded_and_killed(sink, handles := prepared(sink, JOB, 1, ["1"]), epoch=1)
+        assert sink.committer(JOB).end(handles[0]) is Outcome.COMMITTED
+        take_over(sink, handles[0])
+        with isolated.heard_by(sink) as restarted:
+            committer(restarted, JOB).recover()
+            assert isolated.is_found_out
+        assert values(kafka) == ["0", "1"]
+
+    def test_nor_is_one_that_is_open_to_it_waited_for_without_end(self, kafka, sink):
+        isolated = Isolated(kafka, "out", "Fetch")
+        isolated.cut_off()
+        recorded_and_killed(sink, handles := prepared(sink, JOB, 0, ["0"]))
+        take_over(sink, handles[0])
+        with isolated.heard_by(sink) as restarted:
+            committer(restarted, JOB).recover()
+            assert isolated.is_found_out
+        assert values(kafka) == ["0"]
+
 
 class Isolated:
-    """The leader of the commit topic, which believes it is one still."""
+    """The leader of a topic, by default of the lists, which believes it is one still."""
 
-    def __init__(self, kafka):
-        self._kafka = kafka
-        self._leader, self._epoch = kafka.leader("commits")
+    def __init__(self, kafka, topic="commits", api="Produce"):
+        """All others believe it, too, until it gets a request of that `api`."""
+        self._kafka, self._topic, self._api = kafka, topic, api
+        self._leader, self._epoch = kafka.leader(topic)
         self.is_found_out = False
 
     def cut_off(self):
         """The others elect another one."""
-        self._kafka.move_leader("out", to=self._leader % 3 + 1)
+        if self._topic == "commits":
+            self._kafka.move_leader("out", to=self._leader % 3 + 1)
         self._kafka.isolate_broker(self._leader)
-        assert self._kafka.leader("commits")[0] not in (self._leader, None)
+        assert self._kafka.leader(self._topic)[0] not in (self._leader, -1)
 
     @contextmanager
     def heard_by(self, sink):
-        """The sink in a new process. Every broker tells it of the old leader, until a write there is not acknowledged."""
+        """The sink in a new process."""
         heard = self._kafka.fault("Metadata", Rewrite(self._as_it_was), times=None, when=self._is_believed)
-        self._kafka.fault("Produce", Before(self._find_out), broker=self._leader, times=None, when=_to("commits")).optional()
+        self._kafka.fault(self._api, Before(self._find_out), broker=self._leader, times=None).optional()
         _commit_log.cache_clear()
         yield replace(sink, properties={**sink.properties, "client.id": "restarted"})
         assert heard.fired
@@ -166,18 +202,14 @@ class Isolated:
             host, _, port = self._kafka.address(self._leader).partition(":")
             response.brokers.append(type(response.brokers[0])(node_id=self._leader, host=host, port=int(port), rack=None))
         for topic in response.topics:
-            if topic.name == "commits":
+            if topic.name == self._topic:
                 topic.partitions[0].leader_id, topic.partitions[0].leader_epoch = self._leader, self._epoch
 
     def _is_believed(self, request):
-        return not self.is_found_out and any(topic.name == "commits" for topic in request.topics or ())
+        return not self.is_found_out and any(topic.name == self._topic for topic in request.topics or ())
 
     def _find_out(self):
         self.is_found_out = True
-
-
-def _to(topic):
-    return lambda request: any(topic == item.name or item.topic_id for item in request.topic_data)
 
 
 class TestNames:

@@ -699,7 +699,7 @@ class TestListOfTheDriver:
         driver = JobCommitter(JOB, sink.committer(JOB))
         driver.recover()
         handles = prepared(sink, JOB, 0, ["a"])
-        refused = kafka.fault("Produce", Refuse(TRANSACTION_ABORTABLE, "commits"), times=None)
+        refused = kafka.fault("Produce", Refuse(TRANSACTION_ABORTABLE, "commits"), times=None, when=is_of_driver(sink))
         with pytest.raises(BrokerError, match="TRANSACTION_ABORTABLE"):
             driver.commit(0, handles)
         assert refused.fired == 4

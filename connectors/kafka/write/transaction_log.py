@@ -73,6 +73,7 @@ def _ask(cluster: KafkaCluster, handle: KafkaHandle, written: WrittenRange, why_
     if answer.error == ErrorCode.OFFSET_OUT_OF_RANGE:
         return None
     if answer.last_stable_offset is not None and answer.last_stable_offset <= written.first:
+        cluster.invalidate(written.topic)  # to a leader that is cut off from the others it is open for ever
         raise RetriableError(why_open(answer.last_stable_offset))
     if (handle.producer.producer_id, written.first) in (answer.aborted or ()):
         return Outcome.ABORTED
@@ -85,8 +86,40 @@ def _ask(cluster: KafkaCluster, handle: KafkaHandle, written: WrittenRange, why_
 def _fetch(
     cluster: KafkaCluster, written: WrittenRange, position: int, isolation: Isolation
 ) -> tuple[PartitionAnswer, list[StoredBatch]]:
+    """What one Fetch brings. That it brings nothing of what is decided is said by no leader that another broker knows is none.
+
+    Raises CorruptDataError.
+    """
+    key = (written.topic, written.partition)
     where = f"{written.topic}-{written.partition}"
-    return intact(where, position, lambda: fetch_there(cluster, written.topic, written.partition, position, isolation))
+
+    def ask() -> tuple[PartitionAnswer, list[StoredBatch]]:
+        epoch = cluster.leader(*key).epoch  # before, as it may be another one after
+        answer, batches = intact(where, position, lambda: fetch_there(cluster, *key, position, isolation))
+        stable = answer.last_stable_offset
+        is_open = isolation is Isolation.READ_COMMITTED and stable is not None and stable <= position
+        if answer.error == ErrorCode.OFFSET_OUT_OF_RANGE or not (batches or is_open):
+            _refuse_deposed(cluster, key, epoch)
+        return answer, batches
+
+    return cluster.retrying(f"reading {where} at offset {position}", ask)
+
+
+def _refuse_deposed(cluster: KafkaCluster, key: TopicPartition, epoch: int | None) -> None:
+    """Raise RetriableError if some live broker knows of a later leader than that of this epoch.
+
+    One that is cut off from the others answers as a leader, and lacks what they have since. The one in its place knows it.
+    """
+    topic, partition = key
+    there = [answer[topic] for answer in cluster.find_topics_everywhere([topic])]
+    known = [found.partitions[partition].leader_epoch for found in there if found is not None and partition in found.partitions]
+    newest = max((each for each in known if each is not None), default=None)
+    if epoch is not None and newest is not None and epoch < newest:
+        cluster.invalidate(topic)
+        raise RetriableError(
+            f"{topic}-{partition} has a leader of epoch {newest}, and the one of epoch {epoch} was asked, which may be cut off "
+            "from the others"
+        )
 
 
 def open_transactions(cluster: KafkaCluster, key: TopicPartition) -> Callable[[int], str]:
