@@ -368,6 +368,11 @@ class JobCommitter(Generic[HandleT]):
         self._core: CommitCore[HandleT] = CommitCore(job)
         self._committer = committer
 
+    @property
+    def recorded_epoch(self) -> int | None:
+        """The job's last recorded epoch, as this driver has found or recorded it; None without one, and before any call."""
+        return None if self._core.commits is None else self._core.commits.epoch
+
     def recover(self) -> None:
         """Shut out other drivers of this job, complete its recorded epoch, abort every other transaction of it."""
         self._run(RecoveryRequested())

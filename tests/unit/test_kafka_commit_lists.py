@@ -12,6 +12,8 @@ from uuid import UUID
 
 import pytest
 
+from headrace.cli.letters.letters import LetterFilter
+from headrace.cli.letters.replay import Plan, Replay
 from headrace.connectors.commit import JobCommitter, StaleEpochError
 from headrace.connectors.kafka.format.record_batch import HEADER, stored_batches
 from headrace.connectors.kafka.write.commit_log import DriverLog
@@ -24,6 +26,7 @@ from headrace.enumerator.errors import CorruptDataError, FencedError, StateError
 from headrace.runners.spark.writers import BatchWriter
 from headrace.testing import DyingCommitter, FakeKafka, Killed
 from headrace.testing.fake_kafka import Before, NewRecord, Rewrite
+from tests.helpers.kafka_rig import eventually
 from tests.helpers.record_batches import CONTROL
 from tests.helpers.sink_rig import committer, kafka_sink, prepared, rows
 
@@ -338,6 +341,24 @@ class TestWritesUnderWay:
         committer(successor, JOB).commit(2, prepared(successor, JOB, 2, ["2"]))
         assert values(kafka, "a") == ["0", "1", "2"]
 
+    def test_seen_here_nor_does_a_first_start_wait_for_what_another_job_has_under_way(self, kafka, monkeypatch):
+        """It looked for an earlier version's list: 10.8 s, also in each write of a name of its own; for ever behind one that hangs."""
+        sink = sink_to(kafka, "a")
+        committer(sink, JOB).recover()
+        dies_in_its_write(monkeypatch, sink, "other", 7)
+        fresh = in_a_new_process(sink)
+        committer(fresh, "new").commit(0, prepared(fresh, "new", 0, ["0"]))
+        assert values(kafka, "a") == ["0"]
+        assert Transactions(sink.cluster()).ongoing(sink.names("other").driver) == [sink.names("other").driver]
+
+    def test_seen_here_nor_does_a_replay_of_dead_letters(self, kafka, monkeypatch):
+        sink = sink_to(kafka, "a")
+        committer(sink, JOB).recover()
+        dies_in_its_write(monkeypatch, sink, "other", 7)
+        replay = Replay(in_a_new_process(sink), "b", Plan(LetterFilter(), 3))
+        replay.begin()
+        assert Transactions(sink.cluster()).ongoing(sink.names("other").driver) == [sink.names("other").driver]
+
     def test_what_was_aborted_behind_an_open_write_is_not_taken_for_recorded(self, kafka, monkeypatch):
         sink = sink_to(kafka, "a")
         committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
@@ -544,6 +565,10 @@ class OldSink:
         self._driver.write(LISTS.serialize(commits))
 
 
+def describes(transactional_id):
+    return lambda request: transactional_id in request.transactional_ids
+
+
 class TestTakeover:
     @pytest.fixture
     def old(self, monkeypatch, kafka):
@@ -578,6 +603,29 @@ class TestTakeover:
         other = sink_to(kafka, "b")
         committer(other, JOB).commit(4, prepared(other, JOB, 4, ["4"]))
         assert (values(kafka, "a"), values(kafka, "b")) == (["5"], ["4"])
+
+    def test_what_it_has_under_way_is_waited_for(self, kafka, old, monkeypatch):
+        """It may be recorded yet, and what it names is committed then."""
+        old.record(CommitList(4, old.prepared(4, ["0"])))
+        handles = old.prepared(5, ["1"])
+        ends, done = Transactions.end, []
+
+        def ends_later(self, producer, protocol, verdict):
+            if producer.transactional_id == old._names.driver and not done:
+                done.append(True)
+                looked = kafka.fault("DescribeTransactions", Before(lambda: None), nth=2, when=describes(old._names.driver))
+                with ThreadPoolExecutor(1) as others:
+                    starting = others.submit(committer(sink_to(kafka, "a"), JOB).recover)
+                    eventually(lambda: looked.fired or starting.done(), "nobody looked twice")
+                    assert not starting.done()
+                    ended = ends(self, producer, protocol, verdict)
+                    starting.result(20)
+                return ended
+            return ends(self, producer, protocol, verdict)
+
+        monkeypatch.setattr(Transactions, "end", ends_later)
+        old.record_again(CommitList(5, handles))
+        assert values(kafka, "a") == ["1"]
 
     def test_a_driver_of_an_earlier_version_is_fenced(self, kafka, old):
         old.record(CommitList(4, old.prepared(4, ["0"])))

@@ -171,10 +171,6 @@ class CommitLog:
         found = self.cluster.topics([self.topic])[self.topic]
         return self._decided(found, self._end(Isolation.READ_UNCOMMITTED))
 
-    def read_created(self) -> dict[str, bytes]:
-        """`read`, after `create`: a broker that does not know the topic yet is asked again. Raises UnknownTopicError."""
-        return _wholes(self._read(self.cluster.topics([self.topic])[self.topic], self._stable_end()))
-
     def proved_records(self) -> dict[str, bytes]:
         """`decided_records`, and certainly all that was decided before this call: who has taken an id over, and has waited for
         what was under way there, finds all that was written under it.
@@ -452,8 +448,13 @@ class DriverLog:
         self._log.cluster.retrying(f"waiting for a transaction of {transactional_id!r} to end", look)
 
     def older(self) -> bytes | None:
-        """After `fence`: the list that an earlier version wrote for the job at all its destinations."""
-        return self._log.read_created().get(self._names.job)
+        """After `fence`: the list that an earlier version wrote for the job at all its destinations.
+
+        Only a write of that version's own driver is waited for, which its timeout ends: other jobs' may hang for ever.
+        """
+        self._await_end(self._names.old_driver)
+        records = self._log.proved_records()
+        return _whole(self._names.job, records) if self._names.job in records else None
 
     def take_over(self) -> bytes | None:
         """Shut out a driver of an earlier version, then `older`; the next `write` removes it."""

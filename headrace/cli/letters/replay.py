@@ -121,7 +121,8 @@ class Replay:
         CommitLog(cluster, REPLAYS_TOPIC, holds="replayed dead letters").create()
         self._claim()
         self._driver.recover()
-        self._epoch = self._sink.recorded_epochs().get(self._job, -1) + 1
+        recorded = self._driver.recorded_epoch  # by the fence: who looks once more waits for the open writes of all jobs
+        self._epoch = 0 if recorded is None else recorded + 1
         self._replayed = cluster.retrying(f"reading what was replayed of {self._topic!r}", self._read_decided)
 
     def _claim(self) -> None:
