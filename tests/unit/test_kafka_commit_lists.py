@@ -16,7 +16,7 @@ from headrace.cli.letters.letters import LetterFilter
 from headrace.cli.letters.replay import Plan, Replay
 from headrace.connectors.commit import JobCommitter, StaleEpochError
 from headrace.connectors.kafka.format.record_batch import HEADER, stored_batches
-from headrace.connectors.kafka.write.commit_log import DriverLog
+from headrace.connectors.kafka.write.commit_log import CommitLog, DriverLog
 from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSerializer, WrittenRange
 from headrace.connectors.kafka.write.names import EACH_ROWS_TOPIC, JobNames
 from headrace.connectors.kafka.write.sink import KafkaSink, _commit_log
@@ -25,7 +25,7 @@ from headrace.connectors.sink import Attempt, CommitList, CommitListSerializer, 
 from headrace.enumerator.errors import CorruptDataError, FencedError, StateError, UsageError
 from headrace.runners.spark.writers import BatchWriter
 from headrace.testing import DyingCommitter, FakeKafka, Killed
-from headrace.testing.fake_kafka import Before, NewRecord, Rewrite
+from headrace.testing.fake_kafka import Before, ErrorCode, NewRecord, Refuse, Rewrite
 from tests.helpers.kafka_rig import eventually
 from tests.helpers.record_batches import CONTROL
 from tests.helpers.sink_rig import committer, kafka_sink, prepared, rows
@@ -342,7 +342,7 @@ class TestWritesUnderWay:
         assert values(kafka, "a") == ["0", "1", "2"]
 
     def test_seen_here_nor_does_a_first_start_wait_for_what_another_job_has_under_way(self, kafka, monkeypatch):
-        """It looked for an earlier version's list: 10.8 s, also in each write of a name of its own; for ever behind one that hangs."""
+        """It looked for an earlier version's list: 10.8 s, also in each one-off write; for ever behind one that hangs."""
         sink = sink_to(kafka, "a")
         committer(sink, JOB).recover()
         dies_in_its_write(monkeypatch, sink, "other", 7)
@@ -350,6 +350,31 @@ class TestWritesUnderWay:
         committer(fresh, "new").commit(0, prepared(fresh, "new", 0, ["0"]))
         assert values(kafka, "a") == ["0"]
         assert Transactions(sink.cluster()).ongoing(sink.names("other").driver) == [sink.names("other").driver]
+
+    def test_seen_here_what_stays_open_is_told_of_once(self, kafka, monkeypatch, caplog):
+        """All behind it was read again for each epoch, and nothing was said."""
+        sink = sink_to(kafka, "a")
+        committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
+        dies_in_its_write(monkeypatch, sink, "other", 7)
+        now = [1000.0]
+        log = CommitLog(sink.cluster(), "commits", clock=lambda: now[0])
+        for seconds in (0, 19, 0):
+            now[0] += seconds
+            log.decided()
+        assert "still open" not in caplog.text
+        now[0] += 2
+        kafka.fault("ListTransactions", Refuse(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))  # it is told by the next look
+        for _ in range(4):
+            assert sink.names(JOB).key in log.decided()
+        assert caplog.text.count("still open") == 1
+        assert f"transactional id '{sink.names('other').driver}'" in caplog.text
+        assert "has been open for 21 s" in caplog.text
+        Transactions(sink.cluster()).init(sink.names("other").driver, 10_000)
+        dies_in_its_write(monkeypatch, sink, "other", 7)
+        log.decided()
+        now[0] += 21
+        log.decided()
+        assert caplog.text.count("still open") == 2
 
     def test_seen_here_nor_does_a_replay_of_dead_letters(self, kafka, monkeypatch):
         sink = sink_to(kafka, "a")

@@ -14,8 +14,9 @@ import threading
 import time
 import weakref
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 from uuid import UUID, uuid4
@@ -60,6 +61,7 @@ _DRIVER_TIMEOUT_MS = 10_000  # a driver that dies in the middle of a write holds
 _REPLICAS = 3  # as Kafka's own topics of transactions and offsets have; brokers' default for others is 1
 _CLEANUP_POLICY = "cleanup.policy"
 _HAS_WRITTEN = ("PrepareCommit", "CompleteCommit")
+_LONGEST_OPEN_S = 20.0  # a driver's write that times out is ended by then: coordinators look every 10 s
 _MOST_QUICK_FAILURES = 3  # before its timeout a write is aborted by no outage
 _ROW = pa.schema([("key", pa.binary()), ("value", pa.binary())])
 _NOTHING = b"/"  # no list's key, and no part's: compaction keeps one of them for all jobs at most
@@ -82,8 +84,14 @@ _PARTS_VERSION = 1
 class CommitLog:
     """Reads and creates the topic, and remembers what it has read. Thread-safe; contacts nobody before a method is called."""
 
-    def __init__(self, cluster: KafkaCluster, topic: str, holds: str = "lists of transactions") -> None:
-        """`topic` holds the lists of all jobs that name it; or what else it `holds`, by key, as errors say."""
+    def __init__(
+        self,
+        cluster: KafkaCluster,
+        topic: str,
+        holds: str = "lists of transactions",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`topic` holds the lists of all jobs that name it; or what else it `holds`, by key, as errors say. `clock`: in s."""
         self._holds = holds
         self.cluster: KafkaCluster = cluster
         self.topic: str = topic
@@ -92,6 +100,8 @@ class CommitLog:
         self._topic_id: UUID | None = None
         self._position: int | None = None
         self._lists: dict[str, bytes] = {}
+        self._clock = clock
+        self._open: _Open | None = None
         _logs.add(self)
 
     def start_afresh(self) -> None:
@@ -230,6 +240,7 @@ class CommitLog:
     def _decided(self, found: TopicMetadata, end: int) -> dict[str, bytes]:
         """The records that are committed before `end`, by their keys."""
         stable = min(self._end(Isolation.READ_COMMITTED), end)
+        self._watch(stable, end)
         records = self._read(found, stable)
         committed: list[StoredBatch] = []
         undecided: dict[int, list[StoredBatch]] = {}
@@ -245,6 +256,32 @@ class CommitLog:
             for row in records_of(self.topic, _PARTITION, batch).to_pylist():
                 _take_in(records, row)
         return records
+
+    def _watch(self, stable: int, end: int) -> None:
+        """Say once what has been open for 20 s: all that lies behind it is read again each time."""
+        now = self._clock()
+        with self._lock:
+            if stable == end:
+                self._open = None
+                return
+            if self._open is None or self._open.first != stable:
+                self._open = _Open(stable, now)
+            found, open_s = self._open, now - self._open.since
+            if found.is_told or open_s < _LONGEST_OPEN_S:
+                return
+            found.is_told = True
+        try:
+            why = open_transactions(self.cluster, (self.topic, _PARTITION))(stable)
+        except RetriableError:
+            found.is_told = False  # whose it is cannot be asked now: the next look does
+            return
+        log.warning(
+            "what is behind offset %d of %r is read again each time, as it has been open for %.0f s: %s",
+            stable,
+            self.topic,
+            open_s,
+            why,
+        )
 
     def _beyond(self, position: int, end: int) -> Iterator[StoredBatch]:
         """What lies from here up to `end`, decided or not."""
@@ -311,6 +348,15 @@ class CommitLog:
             for row in batch.records.to_pylist():
                 _take_in(self._lists, row)
         return position
+
+
+@dataclass(slots=True)
+class _Open:
+    """The oldest open transaction: its first offset, and since when it is known, by the clock of the log."""
+
+    first: int
+    since: float
+    is_told: bool = False
 
 
 def _take_in(records: dict[str, bytes], row: Mapping[str, Any]) -> None:
