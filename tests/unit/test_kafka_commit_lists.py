@@ -18,7 +18,7 @@ from headrace.connectors.commit import JobCommitter, StaleEpochError
 from headrace.connectors.kafka.format.record_batch import HEADER, stored_batches
 from headrace.connectors.kafka.write.commit_log import CommitLog, DriverLog
 from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSerializer, WrittenRange
-from headrace.connectors.kafka.write.names import EACH_ROWS_TOPIC, JobNames
+from headrace.connectors.kafka.write.names import EACH_ROWS_TOPIC, JobNames, parse_key
 from headrace.connectors.kafka.write.sink import KafkaSink, _commit_log
 from headrace.connectors.kafka.write.transactions import Producer, TransactionProtocol, Transactions
 from headrace.connectors.sink import Attempt, CommitList, CommitListSerializer, RecordedEpoch
@@ -132,6 +132,39 @@ class TestTopic:
         committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
         assert values(kafka, "a") == ["0", "7"]
 
+    def test_seen_here_what_was_forgotten_is_not_remembered_by_who_has_missed_the_tombstone(self, kafka):
+        """Compaction removes it after a day. To a process that had not looked meanwhile the epoch was recorded still."""
+        sink = sink_to(kafka, "a")
+        driver = committer(sink, JOB)
+        driver.commit(0, prepared(sink, JOB, 0, ["0"]))
+        memory = CommitLog(sink.cluster(), "commits")
+        assert list(memory.decided()) == [sink.names(JOB).key]
+        driver.forget()
+        committer(sink, "other").commit(3, prepared(sink, "other", 3, ["3"]))
+        kafka.compact("commits")
+        assert [record.key.decode() for record in kafka.records("commits")] == [sink.names("other").key]
+        assert list(memory.decided()) == [sink.names("other").key]
+
+    @pytest.mark.parametrize("written_since", [0, 5])
+    def test_seen_here_what_an_unclean_election_lost_is_not_remembered(self, kafka, written_since):
+        """To who had read it, it was recorded; and what others have written since, up to that place, was not."""
+        sink = sink_to(kafka, "a")
+        driver = committer(sink, JOB)
+        driver.commit(0, prepared(sink, JOB, 0, ["0"]))
+        end = kafka.offsets("commits")[2]
+        driver.commit(1, prepared(sink, JOB, 1, ["1"]))
+        memory = CommitLog(sink.cluster(), "commits")
+        assert epochs_in(memory) == {JOB: 1}
+        kafka.lose_records("commits", from_offset=end)
+        other = in_a_new_process(sink)
+        if written_since:
+            committer(other, "other").commit(7, prepared(other, "other", 7, ["7"]))
+        for _ in range(written_since):
+            committer(other, "third").recover()
+        assert (kafka.offsets("commits")[2] > end + 4) is bool(written_since)
+        DriverLog(memory, Transactions(sink.cluster()), sink.names("new")).fence()
+        assert epochs_in(memory) == ({JOB: 0, "other": 7} if written_since else {JOB: 0})
+
     @pytest.mark.parametrize(("brokers", "replicas", "in_sync"), [(1, 1, "1"), (2, 2, "1"), (3, 3, "2"), (5, 3, "2")])
     def test_seen_here_it_is_made_with_three_replicas_though_the_brokers_default_is_one(self, brokers, replicas, in_sync):
         """findings: Sinks 16."""
@@ -174,6 +207,11 @@ class TestTopic:
             pytest.raises(UsageError, match="a row names the topic 'commits'"),
         ):
             transaction.write(rows(["x"], topic=["commits"]))
+
+
+def epochs_in(memory):
+    """What is recorded, by a log that remembers what it has read."""
+    return {parse_key(key).job: LISTS.deserialize(data, key).epoch for key, data in memory.decided().items()}
 
 
 def is_about(topic):

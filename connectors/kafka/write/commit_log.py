@@ -99,6 +99,7 @@ class CommitLog:
         self._checked: UUID | None = None
         self._topic_id: UUID | None = None
         self._position: int | None = None
+        self._last_epoch: int | None = None
         self._lists: dict[str, bytes] = {}
         self._clock = clock
         self._open: _Open | None = None
@@ -200,9 +201,16 @@ class CommitLog:
                     f"{self.topic}-{_PARTITION} was written to at offset {written}, and the broker that says it leads it ends "
                     f"at {end}: it may be cut off from the others"
                 )
+            self._forget_beyond(end)
             return self._decided(found, end)
 
         return self.cluster.retrying(f"reading {self.topic!r} up to its end", ask)
+
+    def _forget_beyond(self, end: int) -> None:
+        """Forget what was read of a log that went further, and was truncated by an unclean election."""
+        with self._lock:
+            if self._position is not None and self._position > end:
+                self._lists, self._last_epoch, self._position = {}, None, 0  # before the log's start, so that it is read anew
 
     def _write_nothing(self) -> int:
         """The offset of a record that says nothing, once all in-sync replicas have it."""
@@ -295,10 +303,13 @@ class CommitLog:
             if position == before:
                 raise PeerError(f"{self.topic}-{_PARTITION} ends at offset {end}, and nothing could be read at {position}")
 
-    def _fetch(self, position: int, isolation: Isolation) -> tuple[PartitionAnswer, list[StoredBatch]]:
+    def _fetch(
+        self, position: int, isolation: Isolation, last_epoch: int | None = None
+    ) -> tuple[PartitionAnswer, list[StoredBatch]]:
         """What one Fetch brings. Markers are compared, too: one bit turns a COMMIT into an ABORT. Raises CorruptDataError."""
+        key = (self.topic, _PARTITION)
         where = f"{self.topic}-{_PARTITION}"
-        return intact(where, position, lambda: fetch_there(self.cluster, self.topic, _PARTITION, position, isolation))
+        return intact(where, position, lambda: fetch_there(self.cluster, *key, position, isolation, last_epoch=last_epoch))
 
     def _is_still_there(self) -> bool:
         """Whether some broker knows the topic that was read before; another one may have seen an older or a newer one."""
@@ -323,15 +334,32 @@ class CommitLog:
         return self.cluster.list_offsets({key: Latest()}, isolation)[key].offset or 0
 
     def _catch_up(self, end: int) -> None:
-        key = (self.topic, _PARTITION)
-        if self._position is None:
-            self._position = self.cluster.list_offsets({key: Earliest()})[key].offset or 0
+        if self._position is not None and self._goes_on(end):
+            return
+        first = self.cluster.list_offsets({(self.topic, _PARTITION): Earliest()})[self.topic, _PARTITION].offset or 0
+        self._lists, self._last_epoch, self._position = {}, None, first
         while self._position < end:
-            self._position = self._read_from(self._position, end)
+            answer, found = self._fetch(self._position, Isolation.READ_COMMITTED)
+            self._position = self._take(answer, found, end)
 
-    def _read_from(self, position: int, end: int) -> int:
-        """Take in what one Fetch brings; the position after it."""
-        answer, found = self._fetch(position, Isolation.READ_COMMITTED)
+    def _goes_on(self, end: int) -> bool:
+        """Take in what came since the last reading. False where that may be less than there was, or is of another log.
+
+        Compaction has been there: a tombstone of what is remembered may have been removed with it. Or an unclean election has
+        truncated the log, which others have written on (KIP-320).
+        """
+        while self._position is not None and self._position < end:
+            answer, found = self._fetch(self._position, Isolation.READ_COMMITTED, self._last_epoch)
+            if answer.error == ErrorCode.OFFSET_OUT_OF_RANGE or answer.diverging is not None:
+                return False
+            if not _is_whole(found, self._position):
+                return False
+            self._position = self._take(answer, found, end)
+        return True
+
+    def _take(self, answer: PartitionAnswer, found: Sequence[StoredBatch], end: int) -> int:
+        """Take in what one Fetch brought; the position after it."""
+        position = self._position or 0
         if answer.error or not found:
             raise PeerError(f"{self.topic}-{_PARTITION} ends at offset {end}, and nothing could be read at {position}")
         batches = decode(
@@ -347,7 +375,19 @@ class CommitLog:
             position = batch.next_offset
             for row in batch.records.to_pylist():
                 _take_in(self._lists, row)
+        self._last_epoch = next(
+            (each.leader_epoch for each in reversed(found) if each.last_offset < position), self._last_epoch
+        )
         return position
+
+
+def _is_whole(found: Sequence[StoredBatch], position: int) -> bool:
+    """Whether every offset from `position` on has its record still: compaction has not been there."""
+    for batch in found:
+        if batch.base_offset > position or batch.records <= batch.last_offset - batch.base_offset:
+            return False
+        position = batch.last_offset + 1
+    return True
 
 
 @dataclass(slots=True)
