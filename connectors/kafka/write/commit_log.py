@@ -443,6 +443,11 @@ def _wholes(records: Mapping[str, bytes]) -> dict[str, bytes]:
     return {key: _whole(key, records) for key in records if _SEPARATOR not in key}
 
 
+def _list_of(key: str, records: Mapping[str, bytes]) -> bytes | None:
+    """The list under this key, whole."""
+    return _whole(key, records) if key in records else None
+
+
 def _whole(key: str, records: Mapping[str, bytes]) -> bytes:
     """What `_split` was given; a list whose parts are not there as it is, which is then no list that can be read."""
     value = records[key]
@@ -483,6 +488,7 @@ class DriverLog:
         self._removed: tuple[str, ...] = ()
         self._parts: frozenset[str] = frozenset()
         self._recorded: bytes | None = None
+        self._older: bytes | None = None
         self._producer: Producer | None = None
         self._protocol = TransactionProtocol.V1
 
@@ -500,7 +506,7 @@ class DriverLog:
     def _take_over_and_read(self) -> None:
         self._producer = self._transactions.init(self._names.driver, _DRIVER_TIMEOUT_MS)
         key, records = self._names.key, self._log.proved_records()
-        self._recorded = _whole(key, records) if key in records else None
+        self._recorded, self._older = _list_of(key, records), _list_of(self._names.job, records)
         self._parts = frozenset(name for name in records if name.startswith(f"{key}{_SEPARATOR}"))
 
     def _refuse_lost(self) -> None:
@@ -521,26 +527,30 @@ class DriverLog:
             f"not known. Restore the topic, or begin anew with headrace transactions forget --job {self._names.job}"
         )
 
-    def _await_end(self, transactional_id: str) -> None:
-        """Return when nothing is under way under the id: all that was committed is in the log then, with its markers."""
+    def _await_end(self, transactional_id: str) -> TransactionDescription | None:
+        """Return when nothing is under way under the id: all that was committed is in the log then, with its markers.
 
-        def look() -> None:
+        None for an id that its coordinator does not know: nothing was written under it for days.
+        """
+
+        def look() -> TransactionDescription | None:
             found = self._transactions.describe([transactional_id])[transactional_id]
             if found is not None and found.is_under_way:
                 raise RetriableError(
                     f"a transaction of {transactional_id!r} is {found.state}, and ends by its timeout at the latest"
                 )
+            return found
 
-        self._log.cluster.retrying(f"waiting for a transaction of {transactional_id!r} to end", look)
+        return self._log.cluster.retrying(f"waiting for a transaction of {transactional_id!r} to end", look)
 
     def older(self) -> bytes | None:
         """After `fence`: the list that an earlier version wrote for the job at all its destinations.
 
         Only a write of that version's own driver is waited for, which its timeout ends: other jobs' may hang for ever.
         """
-        self._await_end(self._names.old_driver)
-        records = self._log.proved_records()
-        return _whole(self._names.job, records) if self._names.job in records else None
+        if self._await_end(self._names.old_driver) is not None:  # it may have written since `fence` has read
+            self._older = _list_of(self._names.job, self._log.proved_records())
+        return self._older
 
     def take_over(self) -> bytes | None:
         """Shut out a driver of an earlier version, then `older`; the next `write` removes it."""
