@@ -23,7 +23,7 @@ from enum import Enum, auto
 from typing import Generic, assert_never
 
 from headrace.connectors.sink import CommitList, Committer, HandleT, Outcome, content_number, numbered_content
-from headrace.enumerator.errors import StateError
+from headrace.enumerator.errors import PeerError, StateError
 from headrace.enumerator.transitions import Transitions, allowed_after
 
 __all__ = ["COMMIT_TRANSITIONS", "CommitCore", "CommitPhase", "JobCommitter", "StaleEpochError", "refuse_stale"]
@@ -45,11 +45,15 @@ class RecoveryRequested:
 
 @dataclass(frozen=True, slots=True)
 class CommitRequested(Generic[HandleT]):
-    """The tasks of an epoch have prepared these. `content`: as in `CommitList`."""
+    """The tasks of an epoch have prepared these. `content`: as in `CommitList`.
+
+    `skipped`: some of them have written nothing, as they were told that the epoch is recorded.
+    """
 
     epoch: int
     handles: tuple[HandleT, ...]
     content: str | None = None
+    skipped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +191,16 @@ def refuse_other_content(job: str, epoch: int, content: str | None, recorded: st
         )
 
 
+def _refuse_skipped(job: str, asked: CommitRequested[HandleT], recorded: int) -> None:
+    """Raise PeerError for an epoch that tasks have skipped, and that is not recorded: its rows would be lost."""
+    if asked.skipped and asked.epoch > recorded:
+        raise PeerError(
+            f"tasks of epoch {asked.epoch} of job {job!r} have written nothing, as they found it recorded in the sink, and the "
+            "driver finds that it is not: what is recorded was forgotten, or its place was made anew, in between. Nothing was "
+            "committed; the next try writes the epoch"
+        )
+
+
 class CommitCore(Generic[HandleT]):
     """One job's driver. Not thread-safe. After an exception from the performer it is of no further use: make a new one."""
 
@@ -203,7 +217,8 @@ class CommitCore(Generic[HandleT]):
         """Take one event, return what is to be done, in this order.
 
         Raises ProtocolViolationError for an event that COMMIT_TRANSITIONS does not allow now, StaleEpochError for an epoch
-        below the recorded one, or for the recorded one with another content.
+        below the recorded one, or for the recorded one with another content, PeerError for one that was skipped and is not
+        recorded.
         """
         following = allowed_after(COMMIT_TRANSITIONS, self.phase, event, f"the commit of job {self.job!r}")
         commands = self._apply(event)
@@ -239,6 +254,7 @@ class CommitCore(Generic[HandleT]):
         return [Fence()]
 
     def _commit(self, event: CommitRequested[HandleT]) -> list[CommitCommand[HandleT]]:
+        _refuse_skipped(self.job, event, self._recorded_epoch)
         if event.handles and event.epoch > self._recorded_epoch:
             return self._take_up()
         # Nothing of it will be committed, so no sweep follows a commit, and what its tasks have prepared is aborted now. First
@@ -298,6 +314,8 @@ class CommitCore(Generic[HandleT]):
     def _take_up(self) -> list[CommitCommand[HandleT]]:
         """Go on with the request, or be ready."""
         asked = self._asked
+        if asked is not None:
+            _refuse_skipped(self.job, asked, self._recorded_epoch)
         if asked is not None and self.commits is not None:
             refuse_stale(self.job, asked.epoch, self.commits.epoch)
         if asked is None or (self.commits is not None and asked.epoch == self.commits.epoch):
@@ -367,6 +385,12 @@ class JobCommitter(Generic[HandleT]):
         """Contacts nobody yet."""
         self._core: CommitCore[HandleT] = CommitCore(job)
         self._committer = committer
+        self._is_first = False
+
+    @property
+    def is_first(self) -> bool:
+        """Whether nothing was recorded of the job when this driver came. False before any call."""
+        return self._is_first
 
     @property
     def recorded_epoch(self) -> int | None:
@@ -386,8 +410,12 @@ class JobCommitter(Generic[HandleT]):
         else, FencedError when another driver has taken over, DataLossError when rows are gone, StateError for handles of
         another write than the recorded one, and what the sink raises. After any of them use a new JobCommitter, which recovers.
         """
-        self._run(CommitRequested(epoch, handles, content))
-        self._committer.confirm(handles)
+        self.commit_requested(CommitRequested(epoch, handles, content))
+
+    def commit_requested(self, asked: CommitRequested[HandleT]) -> None:
+        """`commit`, also of what was skipped: raises PeerError for an epoch that was, and is not recorded."""
+        self._run(asked)
+        self._committer.confirm(asked.handles)
 
     def forget(self) -> None:
         """The job is over for good: drop what is recorded of it."""
@@ -419,7 +447,9 @@ class JobCommitter(Generic[HandleT]):
     ) -> CommitEvent[HandleT]:
         match command:
             case Fence():
-                return Fenced(self._committer.fence())
+                commits = self._committer.fence()
+                self._is_first = commits is None
+                return Fenced(commits)
             case Check(handles):
                 self._committer.check(handles)
                 return Checked()

@@ -19,7 +19,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from headrace.connectors.commit import JobCommitter, StaleEpochError, refuse_other_content, refuse_stale
+from headrace.connectors.commit import CommitRequested, JobCommitter, StaleEpochError, refuse_other_content, refuse_stale
 from headrace.connectors.counters import COUNTERS, Counted
 from headrace.connectors.sink import Attempt, HandleT, RecordedEpoch, TwoPhaseSink, another_write, one_off_job
 from headrace.enumerator.errors import FencedError, HeadraceError, UsageError
@@ -37,6 +37,12 @@ _NAMELESS = (
     "write takes names of its own, which Kafka's coordinators keep for 7 days (transactional.id.expiration.ms)"
 )
 
+_BEGINS_LATE = (
+    "job %s: batch %d is the first one that is recorded here. That is so where a query goes on into another topic, table or "
+    "folder, or from a checkpoint of another sink; if it has written here before, its destination was made anew, and what the "
+    "batches before have written is not in it"
+)
+
 STRAGGLERS_S = 4.0
 """When a task fails, Spark stops the others and calls `abort` at once, but leaves their Python processes 2 s to end by
 themselves (spark.python.task.killTimeout): until then one may prepare what nobody would ever end."""
@@ -46,13 +52,15 @@ themselves (spark.python.task.killTimeout): until then one may prepare what nobo
 class PreparedMessage(WriterCommitMessage, Generic[HandleT]):
     """What a task tells the driver: whose epoch it has written, and the handle of what it prepared, if it had any rows.
 
-    `query`: of a batch write, the streaming query whose `foreachBatch` it is in.
+    `query`: of a batch write, the streaming query whose `foreachBatch` it is in. `skipped`: the task has written nothing, as it
+    was told that the epoch is recorded.
     """
 
     job: str
     epoch: int
     handle: HandleT | None
     query: str | None = None
+    skipped: bool = False
 
 
 def check_columns(schema: StructType, known: Mapping[str, Sequence[str]], required: Sequence[str]) -> list[str]:
@@ -112,7 +120,7 @@ def _prepare(
         refuse_stale(attempt.job, attempt.epoch, last.epoch)
     if last is not None and last.epoch == attempt.epoch:
         _refuse_of_another_write(sink, attempt, last, rows)
-        return PreparedMessage(attempt.job, attempt.epoch, None)
+        return PreparedMessage(attempt.job, attempt.epoch, None, skipped=True)
     recorded.recover(attempt.job)
     with sink.begin(attempt) as transaction:
         for batch in rows:
@@ -175,17 +183,18 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         if not prepared:
             return
         job, handles, content = prepared[0].job, _handles(prepared), _content(self._offsets, batchId)
+        asked = CommitRequested(batchId, handles, content, _skipped(prepared))
         began_s = time.monotonic()
         self._recorded.refuse(job, batchId, content)
         self._sink.reached()
         try:
-            _commit(self._sink, job, batchId, handles, content)
+            _commit(self._sink, job, asked)
         except FencedError:
             # By a sibling: Spark has several processes for commits, and changes between them. By a younger driver, if the batch
             # is recorded: then this one is done for, and must not take back what is no longer its own.
             if _is_recorded(self._sink, job, batchId):
                 raise
-            _commit(self._sink, job, batchId, handles, content)
+            _commit(self._sink, job, asked)
         _count_commit(job, len(handles), time.monotonic() - began_s)
 
     def recover(self, job: str, last_batch: int | None) -> None:
@@ -251,7 +260,8 @@ class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
         content = _content(self._offsets, self._epoch) if self._is_repeatable else None
         self._recorded.refuse(self._job, self._epoch, content)
         committer = JobCommitter(self._job, self._sink.committer(self._job))
-        committer.commit(self._epoch, _handles(_of_tasks(messages)), content)
+        prepared = _of_tasks(messages)
+        committer.commit_requested(CommitRequested(self._epoch, _handles(prepared), content, _skipped(prepared)))
         if not self._is_repeatable:
             _forget(committer, self._job)
 
@@ -288,17 +298,25 @@ def _handles(prepared: Sequence[PreparedMessage[HandleT]]) -> tuple[HandleT, ...
     return tuple(message.handle for message in prepared if message.handle is not None)
 
 
+def _skipped(prepared: Sequence[PreparedMessage[Any]]) -> bool:
+    return any(message.skipped for message in prepared)
+
+
 def _content(offsets: OffsetLog | None, batch: int) -> str | None:
     """What the batch is made from, if that can be told."""
     return None if offsets is None else offsets.digest(batch)
 
 
-def _commit(sink: TwoPhaseSink[HandleT], job: str, epoch: int, handles: tuple[HandleT, ...], content: str | None) -> None:
+def _commit(sink: TwoPhaseSink[HandleT], job: str, asked: CommitRequested[HandleT]) -> None:
+    committer = _committer(sink, job)
+    is_new = committer.recorded_epoch is None
     try:
-        _committer(sink, job).commit(epoch, handles, content)
+        committer.commit_requested(asked)
     except BaseException:
         _committer.cache_clear()  # whatever comes next recovers
         raise
+    if is_new and committer.is_first and asked.epoch > 0:
+        log.warning(_BEGINS_LATE, job, asked.epoch)
 
 
 def _refuse_older_copy(job: str, last_batch: int | None, recorded: RecordedEpoch | None) -> None:

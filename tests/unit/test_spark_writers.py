@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pickle
 
 import pyarrow as pa
 import pytest
@@ -191,6 +192,52 @@ def test_a_batch_write_that_was_killed_in_its_commit_is_completed_when_it_is_rep
     nothing_new = [PreparedMessage(JOB, 0, None)]  # the tasks see that the epoch is recorded
     BatchWriter(sink, ["value"], JOB, 0).commit(nothing_new)
     assert values(log) == ["0a", "0b"]
+
+
+class TaskOfABatch:
+    """A task of a stream's batch 4."""
+
+    partitionId = attemptNumber = taskAttemptId = staticmethod(lambda: 0)  # noqa: N815 - as is the next
+    getLocalProperty = staticmethod({"sql.streaming.queryId": JOB, "streaming.sql.batchId": "4"}.get)  # noqa: N815
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_seen_here_an_epoch_that_tasks_have_skipped_is_not_recorded_as_empty_where_it_is_not_recorded(
+    monkeypatch, sink, log, stream
+):
+    """Tasks were told that it is recorded; then the job was forgotten, or its table made anew. The rows were lost unsaid."""
+    new_process(monkeypatch)
+    monkeypatch.setattr(writers.TaskContext, "get", TaskOfABatch)
+    driver = JobCommitter(JOB, sink.committer(JOB))
+    driver.commit(4, tuple(item.handle for item in messages(sink, 4, ["4"])))
+
+    def written():
+        writer = StreamWriter(sink, ["value"]) if stream else BatchWriter(sink, ["value"], JOB, 4)
+        task = pickle.loads(pickle.dumps(writer._recorded.__getstate__()))
+        writer._recorded._epochs = task["_epochs"]
+        return writer, [writer.write(iter([pa.RecordBatch.from_pydict({"value": ["again"]})]))]
+
+    writer, sent = written()
+    driver.forget()
+    with pytest.raises(PeerError, match="tasks of epoch 4 of job 'query' have written nothing"):
+        writer.commit(sent, 4) if stream else writer.commit(sent)
+    assert JOB not in sink.recorded_epochs()
+    writer, sent = written()
+    writer.commit(sent, 4) if stream else writer.commit(sent)
+    assert values(log) == ["4", "again"]
+
+
+def test_a_query_whose_first_batch_here_is_not_its_first_is_told_of_once(monkeypatch, sink, log, caplog):
+    """It may have a new destination; or the one it had was made anew, and lacks what the batches before have written."""
+    new_process(monkeypatch)
+    StreamWriter(sink, ["value"]).commit(messages(sink, 7, ["7"]), 7)
+    assert caplog.text.count("job query: batch 7 is the first one that is recorded here") == 1
+    StreamWriter(sink, ["value"]).commit(messages(sink, 8, ["8"]), 8)
+    new_process(monkeypatch)
+    StreamWriter(sink, ["value"]).commit(messages(sink, 9, ["9"]), 9)
+    assert caplog.text.count("is the first one") == 1
+    StreamWriter(MemorySink(MemoryTransactionLog()), ["value"]).commit([PreparedMessage(JOB, 0, None)], 0)
+    assert caplog.text.count("is the first one") == 1
 
 
 def test_what_a_stopped_task_prepares_after_the_abort_of_a_batch_write_is_aborted_too(monkeypatch, sink, log):
