@@ -119,6 +119,14 @@ def what_was_written_stays_unknown() -> Iterator[None]:
 
 
 @contextmanager
+def a_leader_that_is_cut_off_is_believed() -> Iterator[None]:
+    """What was replayed is read without a write that proves it."""
+    read = Replay._read_decided
+    with patch.object(Replay, "_read_decided", lambda self, _: read(self, -1)):
+        yield
+
+
+@contextmanager
 def topics_are_not_claimed() -> Iterator[None]:
     with patch.object(Replay, "_claim", lambda self: read_replayed(self._sink, self._topic).refuse_unfenced()):
         yield
@@ -136,5 +144,6 @@ PLANTED: tuple[Callable[[], AbstractContextManager[None]], ...] = (
     the_letter_that_fills_a_transaction_is_left_out,
     what_was_written_stays_unknown,
     topics_are_not_claimed,
+    a_leader_that_is_cut_off_is_believed,
 )
 """Each breaks a promise in some history."""

@@ -394,8 +394,8 @@ batches_are_told_by_number = _instead(
 )
 
 
-def _kept_for_ever(sink: Any, job: str, epoch: int, handles: Any, content: Any) -> None:
-    writers._committer(sink, job).commit(epoch, handles, content)
+def _kept_for_ever(sink: Any, job: str, asked: Any) -> None:
+    writers._committer(sink, job).commit_requested(asked)
 
 
 committer_is_kept_after_a_failure = _instead(
@@ -411,7 +411,8 @@ def _commit_once(self: Any, messages: Any, batch: int) -> None:
     prepared = writers._of_tasks(messages)
     if prepared:
         content = writers._content(self._offsets, batch)
-        writers._commit(self._sink, prepared[0].job, batch, writers._handles(prepared), content)
+        asked = commit_module.CommitRequested(batch, writers._handles(prepared), content, writers._skipped(prepared))
+        writers._commit(self._sink, prepared[0].job, asked)
 
 
 siblings_fence_each_other = _instead(

@@ -18,12 +18,14 @@ from headrace.cli.letters.letters import COLUMNS, LetterFilter, moment_ms
 from headrace.cli.letters.replay import Plan, Replay, job_of
 from headrace.cli.letters.replayed import PAGE, REPLAYS_TOPIC, Replayed
 from headrace.connectors.dead_letters import letter_of
+from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC
 from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.sink import Attempt
 from headrace.enumerator.errors import FencedError, HeadraceError, StateError, UsageError
 from headrace.kafka import KafkaSource, Latest
 from headrace.testing import DyingCommitter, FakeKafka, Killed
 from headrace.testing.fake_kafka import NewRecord, Refuse
+from tests.helpers.isolated import Isolated
 
 DAY_MS = 86_400_000
 EVERYTHING = Plan(LetterFilter(), 3)
@@ -342,7 +344,24 @@ class TestReplaysOfOthers:
     def test_a_topic_is_claimed_once(self, kafka):
         for _ in range(3):
             replayed(kafka)
-        assert len(kafka.records(REPLAYS_TOPIC)) == 1
+        assert len([record for record in kafka.records(REPLAYS_TOPIC) if record.value is not None]) == 1
+
+    def test_seen_here_a_leader_of_the_notes_that_is_cut_off_from_the_others_is_not_believed(self):
+        """It lacks what was replayed since: those letters were put back a second time."""
+        quick = {"default.api.timeout.ms": "20000", "request.timeout.ms": "300", "retry.backoff.max.ms": "50"}
+        with FakeKafka(brokers=3) as kafka:
+            for topic in ("letters", "orders"):
+                kafka.create_topic(topic)
+            replayed(kafka, properties=quick)
+            kafka.append("letters", letter(1))
+            isolated = Isolated(kafka, REPLAYS_TOPIC)
+            isolated.cut_off("letters", "orders", DEFAULT_COMMIT_TOPIC)
+            assert replayed(kafka, properties=quick).written == {"orders": 1}
+            with isolated.heard_by(sink_of(kafka, properties=quick)) as sink:
+                report = replayed(kafka, properties=sink.properties)
+                assert isolated.is_found_out
+            assert (report.written, report.already) == ({}, 1)
+            assert len(kafka.records("orders")) == 1
 
     def test_seen_here_a_killed_replay_of_one_topic_holds_up_nobody(self, kafka):
         kafka.append("letters", letter(1))

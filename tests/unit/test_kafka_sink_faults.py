@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 
 import pyarrow as pa
@@ -14,12 +14,13 @@ from headrace.connectors.commit import JobCommitter
 from headrace.connectors.kafka.client.errors import BrokerError, InvalidForBrokerError, RefusedByBrokerError
 from headrace.connectors.kafka.format.encode import RecordEncoder
 from headrace.connectors.kafka.write.produce import OutBatch, transactional_sender
-from headrace.connectors.kafka.write.sink import KafkaSink, _commit_log
+from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.kafka.write.transactions import Transactions
 from headrace.connectors.sink import Attempt, Outcome, one_off_job
 from headrace.enumerator.errors import CorruptDataError, DataLossError, DeadlineExceededError, HeadraceError, StateError
 from headrace.testing import DyingCommitter, FakeKafka, Killed
 from headrace.testing.fake_kafka import Before, Refuse, Rewrite, StoppedClock
+from tests.helpers.isolated import Isolated
 from tests.helpers.sink_rig import committer, kafka_sink, ongoing, prepared, rows, take_over
 
 JOB = "job"
@@ -90,7 +91,7 @@ class TestIsolatedLeader:
     def test_seen_here_what_it_lacks_is_not_written_again(self, kafka, sink, isolated):
         """A restart found the epoch before, and committed this one a second time."""
         committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
-        isolated.cut_off()
+        isolated.cut_off("out")
         committer(sink, JOB).commit(1, prepared(sink, JOB, 1, ["1"]))
         with isolated.heard_by(sink) as restarted:
             driver = committer(restarted, JOB)
@@ -101,7 +102,7 @@ class TestIsolatedLeader:
 
     def test_seen_here_nor_is_what_is_recorded_there_aborted_by_a_start_that_only_recovers(self, kafka, sink, isolated):
         committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
-        isolated.cut_off()
+        isolated.cut_off("out")
         recorded_and_killed(sink, handles := prepared(sink, JOB, 1, ["1"]), epoch=1)
         with isolated.heard_by(sink) as restarted:
             committer(restarted, JOB).recover()
@@ -111,7 +112,7 @@ class TestIsolatedLeader:
         assert sink.committer(JOB).end(handles[0]) is Outcome.COMMITTED
 
     def test_seen_here_nor_is_the_first_list_of_a_job_taken_for_lost(self, kafka, sink, isolated):
-        isolated.cut_off()
+        isolated.cut_off("out")
         committer(sink, JOB).commit(0, prepared(sink, JOB, 0, ["0"]))
         with isolated.heard_by(sink) as restarted:
             committer(restarted, JOB).commit(0, prepared(restarted, JOB, 0, ["0"]))
@@ -121,7 +122,7 @@ class TestIsolatedLeader:
     def test_a_list_that_was_superseded_there_is_not_taken_up(self, kafka, sink, isolated):
         """Its transaction had timed out, and was copied by another driver."""
         recorded_and_killed(sink, handles := prepared(sink, JOB, 0, ["0"]))
-        isolated.cut_off()
+        isolated.cut_off("out")
         take_over(sink, handles[0])
         committer(sink, JOB).recover()
         with isolated.heard_by(sink) as restarted:
@@ -170,46 +171,6 @@ class TestIsolatedLeader:
             committer(restarted, JOB).recover()
             assert isolated.is_found_out
         assert values(kafka) == ["0"]
-
-
-class Isolated:
-    """The leader of a topic, by default of the lists, which believes it is one still."""
-
-    def __init__(self, kafka, topic="commits", api="Produce"):
-        """All others believe it, too, until it gets a request of that `api`."""
-        self._kafka, self._topic, self._api = kafka, topic, api
-        self._leader, self._epoch = kafka.leader(topic)
-        self.is_found_out = False
-
-    def cut_off(self):
-        """The others elect another one."""
-        if self._topic == "commits":
-            self._kafka.move_leader("out", to=self._leader % 3 + 1)
-        self._kafka.isolate_broker(self._leader)
-        assert self._kafka.leader(self._topic)[0] not in (self._leader, -1)
-
-    @contextmanager
-    def heard_by(self, sink):
-        """The sink in a new process."""
-        heard = self._kafka.fault("Metadata", Rewrite(self._as_it_was), times=None, when=self._is_believed)
-        self._kafka.fault(self._api, Before(self._find_out), broker=self._leader, times=None).optional()
-        _commit_log.cache_clear()
-        yield replace(sink, properties={**sink.properties, "client.id": "restarted"})
-        assert heard.fired
-
-    def _as_it_was(self, response):
-        if self._leader not in {broker.node_id for broker in response.brokers}:
-            host, _, port = self._kafka.address(self._leader).partition(":")
-            response.brokers.append(type(response.brokers[0])(node_id=self._leader, host=host, port=int(port), rack=None))
-        for topic in response.topics:
-            if topic.name == self._topic:
-                topic.partitions[0].leader_id, topic.partitions[0].leader_epoch = self._leader, self._epoch
-
-    def _is_believed(self, request):
-        return not self.is_found_out and any(topic.name == self._topic for topic in request.topics or ())
-
-    def _find_out(self):
-        self.is_found_out = True
 
 
 class TestNames:

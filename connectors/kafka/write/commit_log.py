@@ -193,7 +193,7 @@ class CommitLog:
         found = self.cluster.topics([self.topic])[self.topic]
 
         def ask() -> dict[str, bytes]:
-            written = self._write_nothing()  # anew at each try: an unclean election loses it, and nobody would have it ever
+            written = self.write_nothing()  # anew at each try: an unclean election loses it, and nobody would have it ever
             end = self._end(Isolation.READ_UNCOMMITTED)
             if end <= written:
                 self.cluster.invalidate(self.topic)
@@ -212,8 +212,8 @@ class CommitLog:
             if self._position is not None and self._position > end:
                 self._lists, self._last_epoch, self._position = {}, None, 0  # before the log's start, so that it is read anew
 
-    def _write_nothing(self) -> int:
-        """The offset of a record that says nothing, once all in-sync replicas have it."""
+    def write_nothing(self) -> int:
+        """The offset of a record that says nothing, once all in-sync replicas have it: see `proved_records`."""
         rows = pa.RecordBatch.from_arrays([_binary([_NOTHING]), _binary([None])], schema=_ROW)
         encoder = RecordEncoder(1, producer_id=-1, producer_epoch=-1, transactional=False)
         encoded = [*encoder.append(rows, time.time_ns() // 1_000_000), *encoder.flush()]

@@ -24,11 +24,12 @@ _PARTITION = 0
 @dataclass(frozen=True, slots=True)
 class Notes:
     """`decided`: key to value of the records that are there, in the order of the log. `open`: the keys of those that may come,
-    with the offset of the first, as the transaction that writes them is open.
+    with the offset of the first, as the transaction that writes them is open. `end`: the offset after the last one read.
     """
 
     decided: Mapping[str, bytes]
     open: Mapping[str, int]
+    end: int
 
 
 def read_notes(cluster: KafkaCluster) -> Notes:
@@ -38,9 +39,11 @@ def read_notes(cluster: KafkaCluster) -> Notes:
 
     decided: dict[str, bytes] = {}
     undecided: dict[str, int] = {}
+    end = 0
     if find_topic(cluster, REPLAYS_TOPIC) is None:
-        return Notes(decided, undecided)
+        return Notes(decided, undecided, end)
     for each in dump(cluster, REPLAYS_TOPIC, _PARTITION):
+        end = each.stored.last_offset + 1
         if each.marker is not None or each.fate is Fate.ABORTED:
             continue
         for row in records_of(REPLAYS_TOPIC, _PARTITION, each.stored).to_pylist():
@@ -51,4 +54,4 @@ def read_notes(cluster: KafkaCluster) -> Notes:
                 decided.pop(key, None)
             else:
                 decided[key] = value
-    return Notes(decided, undecided)
+    return Notes(decided, undecided, end)

@@ -79,6 +79,7 @@ def read_replayed(sink: KafkaSink, topic: str) -> Replayed:
     by = f"{sink.transactional_id_prefix} {sink.commit_topic}"
     notes = read_notes(cluster)
     found = Replayed.parse(topic, cluster.topics([topic])[topic].topic_id, by, notes.decided)
+    found.end = notes.end
     found.open_at = min((offset for key, offset in notes.open.items() if found.is_page(key)), default=None)
     return found
 
@@ -118,12 +119,14 @@ class Replay:
         from headrace.connectors.kafka.write.commit_log import CommitLog
 
         cluster = self._sink.cluster()
-        CommitLog(cluster, REPLAYS_TOPIC, holds="replayed dead letters").create()
+        notes = CommitLog(cluster, REPLAYS_TOPIC, holds="replayed dead letters")
+        notes.create()
         self._claim()
         self._driver.recover()
         recorded = self._driver.recorded_epoch  # by the fence: who looks once more waits for the open writes of all jobs
         self._epoch = 0 if recorded is None else recorded + 1
-        self._replayed = cluster.retrying(f"reading what was replayed of {self._topic!r}", self._read_decided)
+        reading = f"reading what was replayed of {self._topic!r}"
+        self._replayed = cluster.retrying(reading, lambda: self._read_decided(notes.write_nothing()))
 
     def _claim(self) -> None:
         """Nobody's transaction hides a claim, so who reads them after a write of its own has all that came before it."""
@@ -148,11 +151,15 @@ class Replay:
         if found.by not in found.claims:
             raise RetriableError(f"{REPLAYS_TOPIC}-0 was read, and the claim that was just written to it did not come")
 
-    def _read_decided(self) -> Replayed:
+    def _read_decided(self, written: int) -> Replayed:
         """Raises RetriableError while a transaction of this job is open: of a replay that was shut out, and goes on until it
-        notices; or one that is being ended.
+        notices; or one that is being ended. And for a reading without what was just written at that offset: a leader that is
+        cut off from the others may lack notes, too.
         """
         found = read_replayed(self._sink, self._topic)
+        if found.end <= written:
+            self._sink.cluster().invalidate(REPLAYS_TOPIC)
+            raise RetriableError(f"{REPLAYS_TOPIC}-0 was read up to offset {found.end}, and was written to at {written}")
         if found.open_at is not None:
             self._driver.recover()
             raise RetriableError(f"a transaction of a replay is open, from offset {found.open_at} of {REPLAYS_TOPIC}-0 on")

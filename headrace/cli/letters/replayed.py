@@ -35,7 +35,7 @@ class Replayed:
 
     `by`: the prefix and the commit topic of who replays, which make the names by which one replay shuts out another.
     `noted_by`: those that have written pages. `claims`: those that have claimed the topic, in the order of the log. `open_at`:
-    the offset of the first page that a transaction is still to decide.
+    the offset of the first page that a transaction is still to decide. `end`: the offset after the last record that was read.
     """
 
     topic: str
@@ -45,6 +45,7 @@ class Replayed:
     noted_by: set[str] = field(default_factory=set)
     claims: list[str] = field(default_factory=list)
     open_at: int | None = None
+    end: int = 0
 
     @classmethod
     def parse(cls, topic: str, topic_id: UUID | None, by: str, records: Mapping[str, bytes]) -> Replayed:

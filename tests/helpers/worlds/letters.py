@@ -111,7 +111,7 @@ class Sink:
         return {name.partition("_")[2]: epoch for name, epoch in self._sink.recorded_epochs().items() if name == self.name(JOB)}
 
     def cluster(self) -> Any:
-        return SimpleNamespace(topics=self._topics, retrying=retrying, world=self.world)
+        return SimpleNamespace(topics=self._topics, retrying=retrying, invalidate=lambda _: None, world=self.world)
 
     def _topics(self, names: Collection[str]) -> dict[str, Any]:
         return dict.fromkeys(names, SimpleNamespace(topic_id=self.world.topic_id))
@@ -147,9 +147,31 @@ class ClaimSink:
 def read_notes(cluster: Any) -> Notes:
     """As `notes.read_notes`, of the world."""
     world = cluster.world
+    if world.believed:
+        world.believed -= 1
+        return world.before
+    return notes_of(world)
+
+
+class Claimed:
+    """As `CommitLog`, of the topic of notes: what is written there, all others have."""
+
+    def __init__(self, cluster: Any, *_: object, **__: object) -> None:
+        self._world = cluster.world
+
+    def create(self) -> None:
+        """It is there."""
+
+    def write_nothing(self) -> int:
+        self._world.end += 1
+        return int(self._world.end) - 1
+
+
+def notes_of(world: LettersWorld) -> Notes:
+    """As all in-sync replicas have them."""
     under_way = (entry for entry in world.log.entries if entry.unended)
     rows = [(entry.number, row) for entry in under_way for row in entry.rows if row["topic"] == REPLAYS_TOPIC]
-    return Notes(world.notes(), {row["key"].decode(): number for number, row in rows})
+    return Notes(world.notes(), {row["key"].decode(): number for number, row in rows}, world.end)
 
 
 @dataclass(eq=False)
@@ -175,6 +197,8 @@ class LettersWorld:
         self.due: set[bytes] = set()
         self.runs: list[Run] = []
         self.checked = 0
+        self.end, self.believed = 0, 0
+        self.before = notes_of(self)
         self.append(0, letters)
 
     # --- what happens -------------------------------------------------------------------------------------------------
@@ -199,6 +223,11 @@ class LettersWorld:
             headers = {each["key"]: each["value"] for each in rows[which % len(rows)]["headers"]}
             self.lay_down(partition, int(headers[REPLAYS]))
             self.happened["dead again"] += 1
+
+    def cut_off(self, answers: int) -> None:
+        """The leader of the notes loses sight of the others, and is taken for it for some answers more."""
+        self.happened["cut off"] += 1
+        self.before, self.believed = notes_of(self), 1 + answers % (TRIES - 1)
 
     def make_anew(self) -> None:
         """The topic is another one of the same name. Who reads it fails; who has read all of it goes on."""
@@ -363,7 +392,7 @@ def small() -> Iterator[None]:
     with (
         patch.object(replaying, "MOST_LETTERS", LETTERS_OF_A_TRANSACTION),
         patch.object(replayed, "PAGE", OFFSETS_OF_A_PAGE),
-        patch.object(commit_log, "CommitLog", lambda *_, **__: SimpleNamespace(create=lambda: None)),
+        patch.object(commit_log, "CommitLog", Claimed),
         patch.object(replaying, "AtLeastOnceKafkaSink", ClaimSink),
         patch.object(replaying, "read_notes", read_notes),
         patch.object(replaying, "find_topic", lambda *_: SimpleNamespace(partitions=range(PARTITIONS))),
@@ -379,6 +408,7 @@ LETTERS = Adversary(
         "append": (LettersWorld.append, 2),
         "fail_again": (LettersWorld.fail_again, 2),
         "make_anew": (LettersWorld.make_anew, 0),
+        "cut_off": (LettersWorld.cut_off, 1),
         "start": (LettersWorld.start, 1),
         "begin": (LettersWorld.begin, 3),
         "read": (LettersWorld.read, 4),
@@ -387,8 +417,9 @@ LETTERS = Adversary(
         "expire": (LettersWorld.expire, 1),
     },
     (
-        {"append": 5, "fail_again": 3, "start": 6, "begin": 8, "read": 14, "finish": 8, "kill": 1, "expire": 2},
-        {"append": 8, "fail_again": 3, "make_anew": 2, "start": 6, "begin": 8, "read": 14, "finish": 8, "expire": 1},
+        {"append": 5, "fail_again": 3, "cut_off": 2, "start": 6, "begin": 8, "read": 14, "finish": 8, "kill": 1, "expire": 2},
+        {"append": 8, "fail_again": 3, "make_anew": 2, "cut_off": 1, "start": 6, "begin": 8, "read": 14, "finish": 8}
+        | {"expire": 1},
     ),
     longest=60,
     around=small,

@@ -204,6 +204,7 @@ WORLDS = (
             "refused": 40,
             "dead again": 60,
             "topic made anew": 60,
+            "cut off": 100,
             "KilledError": 25,
             "FencedError": 18,
             "meanwhile": 28,
