@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.copy_systems import copy_topic
 from benchmarks.harness import Cell, Setting, Target, Task
@@ -32,6 +32,7 @@ from benchmarks.typed_systems import (
     typed_decode,
     typed_read,
     typed_topic,
+    undecoded,
 )
 from benchmarks.typed_topics import TypedShape
 
@@ -177,9 +178,11 @@ def typed_cells(size: TypedSize) -> list[Cell]:
     narrow, wide = TypedShape("avro", 10, size.narrow), TypedShape("avro", 50, size.wide)
     texts = [TypedShape("json", 10, size.narrow // 3), TypedShape("json", 50, size.wide // 3)]
     few = size.in_memory // 5
+    skipped = TypedShape("avro", 50, size.skipped, wanted=2)
     return [
         *(_typed("avro", shape, 2.0) for shape in (narrow, wide)),
-        _typed("avro two", TypedShape("avro", 50, size.skipped, wanted=2), 5.0),
+        _typed("avro two", skipped, 5.0),
+        replace(_typed("avro undecoded", skipped, 5.0), title="the same topic, as bytes", task=undecoded, targets=()),
         *(_typed("json", shape, 1.5) for shape in texts),
         _typed_topic(TypedTopic(narrow, size.slow)),
         *(_typed_local(TypedShape("avro", *each)) for each in ((10, size.in_memory), (50, few), (50, few, 2))),

@@ -63,6 +63,10 @@ GROUPS = {
         "headrace with `.schema(...)` of the two, the JVM connector with a reader's schema of the two in `from_avro`. "
         "More is better.",
     ),
+    "typed avro undecoded": (
+        "The same topic without decoding",
+        "`value` as bytes, by both: of two fields of fifty no more than this can be had. More is better.",
+    ),
     "typed json": (
         "JSON values to typed columns on Spark",
         "headrace with `valueFormat=json`, the JVM connector with `from_json`. More is better.",

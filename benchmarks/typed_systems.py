@@ -59,6 +59,18 @@ def _frame(reader: Any, context: Context, work: TypedShape, url: str) -> Any:  #
     return frame.select(from_avro(bare, work.writer, {"avroSchema": work.reader}).alias("value"))
 
 
+def undecoded(context: Context, work: TypedShape) -> Measurement:
+    """The same topic's values as bytes, to noop: what is left of a read when nothing is decoded. Records per second."""
+    spark = session(context.system, (str(spark_avro_jar()),) if context.system == "jvm" else ())
+    options = {"kafka.bootstrap.servers": context.bootstrap, "subscribe": work.topic}
+    reader = spark.read.format("headrace" if context.system == "headrace" else "kafka").options(**options)
+    tuning = {} if context.system == "headrace" else JVM_TUNING
+    before, started = queries(spark), time.perf_counter()
+    reader.options(**tuning).load().select("value").write.format("noop").mode("overwrite").save()
+    seconds = time.perf_counter() - started
+    return Measurement(work.records / seconds, records_read(spark, before), work.records, {"seconds": seconds})
+
+
 Decode = Callable[[], Sequence[Any]]
 
 
