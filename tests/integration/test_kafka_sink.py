@@ -331,9 +331,9 @@ def test_a_delayed_end_of_an_older_transaction_does_not_touch_the_next(sink, out
 def test_the_commit_topic_is_read_on_from_where_it_was_read_to(sink, out, bootstrap, monkeypatch):
     read_from = []
 
-    def noted(cluster, topic, partition, offset, isolation):
+    def noted(cluster, topic, partition, offset, isolation, **asked):
         read_from.append(offset)
-        return fetch_there(cluster, topic, partition, offset, isolation)
+        return fetch_there(cluster, topic, partition, offset, isolation, **asked)
 
     monkeypatch.setattr(commit_log, "fetch_there", noted)
     driver = committer(sink, JOB)
