@@ -13,9 +13,10 @@ from confluent_kafka.admin import AdminClient
 from headrace.connectors.kafka.client.wire import handshake
 from headrace.enumerator import EagerEnumerator, EmbeddedRun, SplitBatch, SplitEnumerator
 from headrace.kafka import KafkaSource, KafkaSplit
-from tests.helpers.kafka_tools import proxy_to
+from tests.helpers.kafka_tools import AT_THE_END, proxy_to
 
 DEADLINE_S = 40.0
+POLL_S = 0.01  # what is waited for may need the processor itself
 ONE_BATCH_PER_FETCH = {"max.partition.fetch.bytes": "1"}
 """A broker always gives one whole batch; so every batch written comes out of `poll` by itself."""
 
@@ -103,12 +104,13 @@ def eventually(condition: Callable[[], Any], what: str) -> Any:
     deadline = time.monotonic() + DEADLINE_S
     while not (answer := condition()):
         assert time.monotonic() < deadline, what
+        time.sleep(POLL_S)
     return answer
 
 
 @contextmanager
 def _consumer(bootstrap: str, group: str, isolation: str = "read_committed") -> Iterator[Consumer]:
-    settings = _quiet(**{"bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False})
+    settings = _quiet(**{"bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False, **AT_THE_END})
     consumer = Consumer({**settings, "isolation.level": isolation, "auto.offset.reset": "earliest"})
     try:
         yield consumer
@@ -138,7 +140,7 @@ def member_of(bootstrap: str, group: str, topic: str) -> Iterator[Consumer]:
         consumer.subscribe([topic])
 
         def has_assignment() -> bool:
-            consumer.poll(0.1)
+            consumer.poll(POLL_S)
             return bool(consumer.assignment())
 
         eventually(has_assignment, "the group never gave its member an assignment")
@@ -162,8 +164,7 @@ def consume(
         consumer.assign([TopicPartition(topic, partition, 0)])
 
         def has_read_all() -> bool:
-            message = consumer.poll(0.2)
-            if message is not None:
+            while (message := consumer.poll(POLL_S)) is not None:
                 if message.error():
                     raise KafkaException(message.error())
                 rows.append((message.offset(), message.value()))

@@ -10,10 +10,16 @@ from collections.abc import Iterator, Mapping
 
 from confluent_kafka import Producer
 
+IDEMPOTENT = {"enable.idempotence": True, "topic.metadata.refresh.interval.ms": 10}
+"""Of a librdkafka producer. It gets its producer id when it looks at its brokers again, by default half a second later."""
+
+AT_THE_END = {"fetch.wait.max.ms": 10}
+"""Of a librdkafka consumer that reads to the end. A broker that has no more answers after so long, by default half a second."""
+
 
 def produce(bootstrap: str, topic: str, values: Mapping[int, list[bytes]], **settings: str | int) -> None:
     """Write values to partitions, in order; return when all are acknowledged by all replicas."""
-    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, **settings})
+    producer = Producer({"bootstrap.servers": bootstrap, **IDEMPOTENT, "linger.ms": 5, **settings})
     errors: list[str] = []
 
     def acknowledged(error: object, _message: object) -> None:

@@ -35,6 +35,7 @@ from headrace.connectors.kafka.write.transactions import Transactions
 from headrace.connectors.sink import CommitListSerializer
 from headrace.harness.kafka import create_topic, start_broker
 from headrace.harness.kafka.jars import KAFKA_VERSION
+from tests.helpers.kafka_tools import IDEMPOTENT
 from tests.helpers.python_path import python_path
 from tests.helpers.sink_rig import eventually, kafka_sink, read_all, set_transaction_version
 
@@ -307,7 +308,7 @@ class SparkSoak(Soak):
         return len(list((self.state / "checkpoint" / "commits").glob("[0-9]*")))
 
     def _feed(self, epochs: int) -> None:
-        producer = Producer({"bootstrap.servers": self.bootstrap, "enable.idempotence": True, "log_level": 0})
+        producer = Producer({"bootstrap.servers": self.bootstrap, **IDEMPOTENT, "log_level": 0})
         for number in range(self._sent * ROWS, (self._sent + epochs) * ROWS):
             producer.produce(self._input, str(number).encode())
         assert producer.flush(60) == 0

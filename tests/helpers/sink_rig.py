@@ -19,8 +19,10 @@ from headrace.connectors.kafka.write.handles import KafkaHandle
 from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.connectors.kafka.write.transactions import Transactions
 from headrace.connectors.sink import Attempt
+from tests.helpers.kafka_tools import AT_THE_END
 
 PATIENCE_S = 30.0
+POLL_S = 0.02  # what is waited for may need the processor itself
 SAFE_DOWNGRADE = 2
 UPGRADE = 1
 
@@ -68,6 +70,7 @@ def read_pairs(bootstrap: str, topic: str, isolation: str = "read_committed") ->
         "enable.auto.commit": False,
         "auto.offset.reset": "earliest",
         "enable.partition.eof": True,
+        **AT_THE_END,
         "log_level": 0,
     }
     with closing(Consumer(settings)) as consumer:
@@ -93,6 +96,7 @@ def eventually(read: Any, wanted: Any) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while (found := read()) != wanted:
         assert time.monotonic() < deadline, f"{found} instead of {wanted}"
+        time.sleep(POLL_S)
 
 
 def set_transaction_version(bootstrap: str, level: int) -> None:

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.harness.kafka import BrokerCluster, add_partitions, create_topic, delete_topic
 from headrace.runners.spark.class_archive import archive_at_hand
+from tests.helpers.kafka_tools import IDEMPOTENT
 
 ROOT = Path(__file__).parents[2]
 
@@ -70,7 +71,7 @@ class Topics:
 
     def send(self, topic: str, values: Sequence[Any], partition: int = 0, **fields: Any) -> None:
         """Write values as text; `fields`: key, headers, timestamp. Returns when all are acknowledged."""
-        producer = Producer({"bootstrap.servers": self.bootstrap, "enable.idempotence": True, "linger.ms": 1})
+        producer = Producer({"bootstrap.servers": self.bootstrap, **IDEMPOTENT, "linger.ms": 1})
         for value in values:
             data = None if value is None else str(value).encode()
             producer.produce(topic, data, partition=partition, **fields)
