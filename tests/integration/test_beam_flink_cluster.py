@@ -112,10 +112,10 @@ def test_a_checkpoint_that_cannot_complete_is_said_and_fails_no_job_for_an_hour(
     def build(pipeline: beam.Pipeline) -> None:
         pipeline | beam.Impulse() | beam.ParDo(Stubborn(str(tmp_path / "begun")))
 
-    flink.patience = Patience(stall_seconds=15.0)
+    flink.patience = Patience(stall_seconds=3.0)
     try:
-        with job(flink, build) as stalled:
-            with pytest.raises(PeerError, match="completed no checkpoint for 15 s"):
+        with job(flink, build, checkpoint_ms=100) as stalled:
+            with pytest.raises(PeerError, match="completed no checkpoint for 3 s"):
                 flink.wait_checkpoint(stalled)
             assert flink.rest._ask("GET", f"/jobs/{stalled}/checkpoints/config")["timeout"] == 3_600_000
     finally:
@@ -134,7 +134,7 @@ if any("SdkHarness" in argument for argument in sys.orig_argv):
 @contextmanager
 def command(folder: Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
     """`headrace beam` with its temporary files in the folder."""
-    arguments, variables = [*CLI, "--patience", "10"], {**os.environ, "TMPDIR": str(folder), **environment}
+    arguments, variables = [*CLI, "--patience", "5"], {**os.environ, "TMPDIR": str(folder), **environment}
     with (
         (folder / "stderr").open("w") as stderr,
         subprocess.Popen(arguments, env=variables, stdout=subprocess.PIPE, stderr=stderr, text=True) as process,
@@ -172,7 +172,7 @@ def test_the_command_gives_options_says_that_workers_do_not_start_and_leaves_not
         counting(tmp_path)(pipeline)
         pipeline.run()
         eventually(lambda: "planted: this worker cannot start" in (temporary / "stderr").read_text(), 120)
-        assert "has waited 10 s for its Python workers" in (temporary / "stderr").read_text()
+        assert "has waited 5 s for its Python workers" in (temporary / "stderr").read_text()
         assert list(temporary.rglob("blob_*")) == []  # the job server's jars would be: 170 uploads, 15 s
         assert len(processes_of(temporary)) > 5
         process.send_signal(signal.SIGTERM)
