@@ -55,7 +55,9 @@ class Copy:
         self.typed_write = self.write | typed
 
     def job(self, name, fault=None, **more):
-        given = {"read": self.read, "select": self.select, "write": self.typed_write, "tasks": 2, **more}
+        given = {"read": self.read, "select": self.select, "write": self.typed_write, "tasks": 2}
+        given["session"] = "warm_session_builder"  # it starts in half the time
+        given |= more
         return SparkJob(self.folder, name, given, fault)
 
     def committed(self):
@@ -192,7 +194,8 @@ def test_an_executor_is_frozen_a_speculative_attempt_wins_and_then_the_executor_
     copy.read["minPartitions"] = "2"
     with (
         standalone_cluster(tmp_path, ["127.0.0.1", "127.0.0.2"]) as master,
-        copy.job("driver", master=master, settings=SPECULATION, tasks=None, fault=hold) as job,
+        # not a warm session, whose Python processes are no children of an executor
+        copy.job("driver", session="session_builder", master=master, settings=SPECULATION, tasks=None, fault=hold) as job,
     ):
         job.wait_for(job.mark.exists)
         zombie = job.marked()
