@@ -28,6 +28,8 @@ settings.register_profile("explore", parent=settings.get_profile("default"), max
 settings.register_profile("mutants", parent=settings.get_profile("default"), derandomize=True, max_examples=20, database=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
+LAST_ANSWER_S = 30.0
+
 CONFIG = {
     # Tests of expired transactions would otherwise wait up to 10 s for the broker to look.
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
@@ -51,9 +53,14 @@ def _fetching() -> set[threading.Thread]:
 
 @pytest.fixture(autouse=True)
 def _no_fetcher_left_open() -> Iterator[None]:
-    """Fails the test that leaves threads fetching, here and not in some later test that counts them."""
+    """Fails the test that leaves threads fetching, here and not in some later test that counts them.
+
+    One that looks something up when its fetcher closes ends with the answer, and is waited for: one left open does not end.
+    """
     before = _fetching()
     yield
+    for thread in _fetching() - before:
+        thread.join(LAST_ANSWER_S)
     assert _fetching() <= before
 
 
