@@ -90,7 +90,7 @@ class ShardsCoder(FixedCoder):
 registry.register_coder(Shards, ShardsCoder)
 
 
-class WriteImmediately(beam.PTransform):
+class WriteImmediately(beam.PTransform[Any, Any]):
     """Writes batches to an `ImmediateSink`, at least once: a bundle that fails is written again. Runs on every runner."""
 
     def __init__(self, sink: ImmediateSink) -> None:
@@ -125,7 +125,7 @@ class _ImmediateWriter(beam.DoFn):
             self._transaction.abort()
 
 
-class WriteExactlyOnce(beam.PTransform):
+class WriteExactlyOnce(beam.PTransform[Any, Any]):
     """Writes batches to a `TwoPhaseSink`; its readers see each row once, two to three checkpoints after it was read.
 
     A table gets one commit for all that a checkpoint has made durable (`headrace.runners.beam.tables.listed`).

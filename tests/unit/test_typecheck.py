@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.helpers.typecheck import ROOT, incomplete, pyright, unresolved
+from tests.helpers.typecheck import ROOT, imported, incomplete, pyright, unresolved
 
 
 def symbol(name: str, *messages: str, known: bool = True, ambiguous: bool = False) -> dict:
@@ -24,17 +24,22 @@ def test_a_module_without_names_is_no_success():
     assert list(incomplete("m", {"typeCompleteness": {"symbols": []}})) == ["m: pyright finds nothing public in it"]
 
 
-def test_an_import_of_ours_that_is_not_found_is_named_and_a_librarys_is_not():
-    def missing(module: str) -> dict:
-        return {
-            "rule": "reportMissingImports",
-            "file": str(ROOT / "tests" / "x.py"),
-            "range": {"start": {"line": 4}},
-            "message": f'Import "{module}" could not be resolved',
-        }
+def test_an_import_of_ours_that_is_not_found_is_named_and_a_librarys_is_not(tmp_path):
+    for folder in ("headrace", "tests"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "pyproject.toml").write_text("")
+    (tmp_path / "headrace" / "__init__.py").touch()
+    (tmp_path / "headrace" / "there.py").write_text("import numpy.gone\nfrom . import gone\n")
+    (tmp_path / "tests" / "x.py").write_text("import headrace.there\n\ndef late():\n    from tests.helpers.gone import x\n")
+    assert unresolved(tmp_path) == ['tests/x.py:4: Import "tests.helpers.gone" could not be resolved']
 
-    report = {"generalDiagnostics": [missing("tests.helpers.gone"), missing("pyflink.table"), {"message": "other"}]}
-    assert list(unresolved(report)) == ['tests/x.py:5: Import "tests.helpers.gone" could not be resolved']
+
+def test_the_imports_of_every_folder_are_looked_at():
+    """Of modules that are imported in one folder only."""
+    found = imported(ROOT)
+    assert {"headrace.harness.guardian", "tests.helpers.sink_rig", "docs.tools.generate", "enumerator"} & found.keys()
+    folders = {place.partition("/")[0] for place in found.values()}
+    assert {"headrace", "connectors", "runners", "pyspark_headrace", "tests", "benchmarks"} <= folders
 
 
 def test_settings_in_a_folder_above_the_checkout_are_none_of_its(tmp_path):
