@@ -83,9 +83,9 @@ class Ended(Generic[HandleT]):
 
 @dataclass(frozen=True, slots=True)
 class Copied(Generic[HandleT]):
-    """Answer to Copy: the rows are prepared once more, in this transaction."""
+    """Answer to Copy: the rows are prepared once more, in these transactions: one for each sink that the job writes to."""
 
-    handle: HandleT
+    handles: tuple[HandleT, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +297,7 @@ class CommitCore(Generic[HandleT]):
 
     def _copied(self, event: Copied[HandleT]) -> list[CommitCommand[HandleT]]:
         assert self.commits is not None
-        self.commits = replace(self.commits, handles=(event.handle,))  # the others are committed
+        self.commits = replace(self.commits, handles=event.handles)  # the others are committed
         return self._record()
 
     def _swept(self) -> list[CommitCommand[HandleT]]:
@@ -457,7 +457,7 @@ class JobCommitter(Generic[HandleT]):
                 self._committer.record(commits)
                 return Recorded()
             case Copy(handles):
-                return Copied(self._committer.copy(handles))
+                return Copied(tuple(self._committer.copy_all(handles)))
             case Sweep(keep):
                 self._committer.sweep(keep)
                 return Swept()

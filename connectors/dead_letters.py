@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.connectors.outputs import SOLE, parts
 from headrace.enumerator.errors import UsageError
 
 __all__ = [
@@ -137,17 +138,20 @@ class DeadLetters:
 
     For batches of a `KafkaSource(on_bad_record="keep")` with the column `deadLetter`, and a `KafkaSink`: the letters are
     written in the transaction of their batch. `then` gets rows without the columns that tell of bad records.
+
+    `output`: in a pipeline with several sinks the name of the one that takes the letters, a `KafkaSink`; default: the only one.
     """
 
     topic: str
     then: Any = field(default=None)
+    output: str = field(default=SOLE, kw_only=True)
 
     def __post_init__(self) -> None:
         """Refuse what is no function."""
         if self.then is not None and not callable(self.then):
             raise UsageError(f"then must be a function of a batch, not {self.then!r}")
 
-    def __call__(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def __call__(self, batch: pa.RecordBatch) -> Iterator[Any]:
         """The other rows, as `then` makes them; and the letters. Raises UsageError for a batch without the column."""
         if DEAD_LETTER not in batch.schema.names:
             raise UsageError(
@@ -157,10 +161,10 @@ class DeadLetters:
         column = batch.column(DEAD_LETTER)
         good = batch.filter(column.is_null()).drop_columns([name for name in BAD_COLUMNS if name in batch.schema.names])
         if good.num_rows:
-            made = good if self.then is None else self.then(good)
-            yield from () if made is None else [made] if isinstance(made, pa.RecordBatch) else made
+            yield from parts(good if self.then is None else self.then(good))
         if column.null_count < len(column):
-            yield pa.record_batch([addressed(column.drop_null(), self.topic)], names=[DEAD_LETTER])
+            letters = pa.record_batch([addressed(column.drop_null(), self.topic)], names=[DEAD_LETTER])
+            yield (self.output, letters) if self.output else letters
 
 
 # --- read -------------------------------------------------------------------------------------------------------------

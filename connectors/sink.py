@@ -204,6 +204,10 @@ class Committer(ABC, Generic[HandleT]):
         Raises DataLossError naming what is gone.
         """
 
+    def copy_all(self, handles: Sequence[HandleT]) -> Sequence[HandleT]:
+        """`copy`, for a committer of several sinks in one transaction for each of them. By default in one."""
+        return (self.copy(handles),)
+
     @abstractmethod
     def sweep(self, keep: Collection[HandleT]) -> None:
         """Abort every open transaction of this job but these."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from headrace.connectors.kafka.read.source import KafkaSource
 from headrace.connectors.kafka.read.split import KafkaSplit
+from headrace.connectors.outputs import known_outputs
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.source import Boundedness, Source
 from headrace.runners.local.pipeline import Pipeline
@@ -46,6 +47,11 @@ def pipeline_query(
     Raises UsageError, which names it, for what Spark cannot carry over, and for an option that is not known or wrong.
     """
     require_pyspark()
+    if isinstance(pipeline.sink, Mapping):
+        raise UsageError(
+            f"several sinks cannot be carried over: a streaming query has one; {known_outputs(pipeline.sink)}. Start one query "
+            "for each output, such as pipeline.only('good').start_on_spark(...), each with a checkpointLocation of its own"
+        )
     if not isinstance(checkpoint, str) or not checkpoint.strip():
         raise UsageError(f"checkpointLocation must be a folder's path or URL, not {checkpoint!r}")
     given, _ = QUERY_OPTIONS.parse({name: _text(value) for name, value in options.items()})

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import apache_beam as beam
 import pyarrow as pa
 
-from headrace.connectors.sink import ImmediateSink
+from headrace.connectors.outputs import SOLE
+from headrace.connectors.sink import ImmediateSink, TwoPhaseSink
 from headrace.runners.beam.read import ReadFromSource
 from headrace.runners.beam.write import WriteExactlyOnce, WriteImmediately
 
@@ -31,7 +32,7 @@ class ExpandPipeline(beam.PTransform[Any, Any]):
     ) -> None:
         """Contacts nobody; reads the savepoint, if there is one. Raises as `ReadFromSource` and `WriteExactlyOnce`."""
         super().__init__()
-        source, sink = pipeline.source, pipeline.sink
+        source = pipeline.source
         self._read = ReadFromSource(
             source,
             output="arrow",
@@ -40,16 +41,31 @@ class ExpandPipeline(beam.PTransform[Any, Any]):
             num_readers=num_readers,
             start_from_savepoint=start_from_savepoint,
         )
-        self._transform = beam.ParDo(_Transform(pipeline)).with_output_types(pa.RecordBatch)
-        self._write: beam.PTransform[Any, Any]
-        if isinstance(sink, ImmediateSink):
-            self._write = WriteImmediately(sink)
-        else:
-            self._write = WriteExactlyOnce(sink, num_shards)
+        self._pipeline = pipeline
+        outputs = pipeline.outputs
+        # A sole table refuses num_shards; of several outputs it is for those that have shards.
+        self._writes = {
+            name: _write(sink, None if sink.commits_by_list and not outputs.is_sole else num_shards)
+            for name, sink in outputs.sinks.items()
+        }
 
     def expand(self, pbegin: Any) -> Any:
         """Called by Beam. Raises UsageError for a runner or options with which a promise of the pipeline would be broken."""
-        return pbegin | "Read" >> self._read | "Transform" >> self._transform | "Write" >> self._write
+        batches = pbegin | "Read" >> self._read
+        transform = _Transform(self._pipeline)
+        if SOLE in self._writes:
+            rows = batches | "Transform" >> beam.ParDo(transform).with_output_types(pa.RecordBatch)
+            return rows | "Write" >> self._writes[SOLE]
+        tagged = batches | "Transform" >> beam.ParDo(transform).with_outputs(*self._writes)
+        for name, write in self._writes.items():
+            rows = tagged[name]
+            rows.element_type = pa.RecordBatch
+            _ = rows | f"Write {name}" >> write
+        return beam.pvalue.PDone(pbegin.pipeline)
+
+
+def _write(sink: TwoPhaseSink[Any], num_shards: int | None) -> beam.PTransform[Any, Any]:
+    return WriteImmediately(sink) if isinstance(sink, ImmediateSink) else WriteExactlyOnce(sink, num_shards)
 
 
 class _Transform(beam.DoFn):
@@ -58,5 +74,7 @@ class _Transform(beam.DoFn):
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
 
-    def process(self, element: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        return (rows for rows in self._pipeline.transformed(element) if rows.num_rows)
+    def process(self, element: pa.RecordBatch) -> Iterator[Any]:
+        for name, rows in self._pipeline.routed(element):
+            if rows.num_rows:
+                yield rows if name == SOLE else beam.pvalue.TaggedOutput(name, rows)

@@ -291,7 +291,8 @@ class ShardCall(Generic[HandleT]):
         return [] if self._waiting else self._copy()
 
     def _copied(self, event: Copied[HandleT]) -> list[ShardCommand[HandleT]]:
-        self._state = self._state.without(tuple(self._aborted)).adding(event.handle, copied=True)
+        (copy,) = event.handles  # of the shard's one sink
+        self._state = self._state.without(tuple(self._aborted)).adding(copy, copied=True)
         return self._write()
 
     def _written(self, event: RowsWritten[HandleT]) -> list[ShardCommand[HandleT]]:

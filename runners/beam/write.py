@@ -340,7 +340,7 @@ class _Performer(Generic[HandleT]):
             case End(handle):
                 return Ended(handle, self._ending().end(handle))
             case Copy(handles):
-                return Copied(self._ending().copy(handles))
+                return Copied((self._ending().copy(handles),))
             case Write(slot):
                 with self._sink.begin(Attempt(self._job, 0, slot, self._process, self._process)) as transaction:
                     transaction.write(_CODER.decode(self._rows))

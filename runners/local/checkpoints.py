@@ -6,6 +6,7 @@
     checkpoint-000000000007.json     {"format": "headrace-run-checkpoint", "version": 1, "crc32": <of the body>, "body": "..."}
                                      body: {"run", "checkpoint_id", "completed", "epochs", "handle_version",
                                             "handles": [[number, ...]], "source": "<what CheckpointSerializer writes>"}
+                                     of version 2, of a run with several outputs: also "outputs": {<name>: [before, last]}
 
 A file is written under another name, made durable, and renamed, so that a file that has its name is whole. A checkpoint is
 written again under its name when its transactions are committed (`completed`, without handles), or copied.
@@ -23,14 +24,15 @@ import uuid
 import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic
 from urllib.parse import unquote, urlsplit
 
 from tenacity import RetryCallState, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
-from headrace.connectors.sink import HandleSerializer, HandleT
+from headrace.connectors.outputs import SOLE, OutputHandleSerializer
+from headrace.connectors.sink import HandleSerializer, HandleT, stored_text
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import FencedError, HeadraceError, RetriableError, StateError, UsageError
 from headrace.enumerator.split import SplitT
@@ -56,9 +58,11 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 FORMAT = "headrace-run-checkpoint"
-VERSION = 1
+VERSION = 2
 RUN_FORMAT = "headrace-run"
-RUN_VERSION = 1
+RUN_VERSION = 2
+_OF_ONE_SINK = 1
+"""The version of both, in which a run with one sink still is."""
 
 _NAME = re.compile(r"checkpoint-(\d{12})\.json")
 _RUN = "run.json"
@@ -83,6 +87,7 @@ class RunCheckpoint(Generic[SplitT, HandleT]):
 
     `epoch`: what the sink is told before anything of this checkpoint is committed, of the last one that had handles; 0 without
     any. `epoch_before`: the same of the checkpoint before. No other checkpoint of any copy of the folder has the same.
+    `by_output`: of a run with several outputs, both for each: not every one is told of each checkpoint.
     """
 
     positions: Checkpoint[SplitT]
@@ -90,22 +95,32 @@ class RunCheckpoint(Generic[SplitT, HandleT]):
     completed: bool
     epoch: int = 0
     epoch_before: int = 0
+    by_output: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    def told(self, output: str) -> tuple[int, int]:
+        """What the output's sink had been told before this checkpoint, and what with it; the same where it is none of it."""
+        return (self.epoch_before, self.epoch) if output == SOLE else self.by_output.get(output, (0, 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Roster:
     """`run`: the job's name at the sink, for good. `next_number`: above that of every worker that was ever started.
 
-    `unswept`: numbers whose transactions may be open still.
+    `unswept`: numbers whose transactions may be open still. `outputs`: their names, sorted; empty for a run with one sink.
     """
 
     run: str
     next_number: int = 0
     unswept: tuple[int, ...] = ()
+    outputs: tuple[str, ...] = ()
 
-    def job(self, number: int) -> str:
+    def run_at(self, output: str) -> str:
+        """The run's name at the sink of this output. It begins with a letter, so it is no worker's."""
+        return self.run if output == SOLE else f"{self.run}-{output}"
+
+    def job(self, number: int, output: str = SOLE) -> str:
         """The name under which this worker writes, at the sink: no other worker's, in any life of the run."""
-        return f"{self.run}-{number}"
+        return f"{self.run_at(output)}-{number}"
 
 
 class RunCheckpointSerializer(Generic[SplitT, HandleT]):
@@ -115,10 +130,11 @@ class RunCheckpointSerializer(Generic[SplitT, HandleT]):
         """For a run from such a source to a sink with such handles."""
         self._source = source
         self._handles = handles
+        self.outputs = handles.outputs if isinstance(handles, OutputHandleSerializer) else ()
 
     def serialize(self, run: str, checkpoint: RunCheckpoint[SplitT, HandleT]) -> bytes:
-        """The checkpoint in the newest version."""
-        body = {
+        """The checkpoint in version 2 for several outputs, in version 1 for one sink."""
+        body: dict[str, Any] = {
             "run": run,
             "checkpoint_id": checkpoint.positions.checkpoint_id,
             "completed": checkpoint.completed,
@@ -127,6 +143,9 @@ class RunCheckpointSerializer(Generic[SplitT, HandleT]):
             "handles": [[listed.number, self._handles.serialize(listed.handle)] for listed in checkpoint.handles],
             "source": self._source.serialize(checkpoint.positions).decode(),
         }
+        if not self.outputs:
+            return sealed(FORMAT, _OF_ONE_SINK, body)
+        body["outputs"] = {name: list(checkpoint.told(name)) for name in self.outputs}
         return sealed(FORMAT, VERSION, body)
 
     def deserialize(self, run: str, data: bytes, where: str) -> RunCheckpoint[SplitT, HandleT]:
@@ -135,6 +154,9 @@ class RunCheckpointSerializer(Generic[SplitT, HandleT]):
         try:
             if body["run"] != run:
                 raise StateError(f"{where}: this checkpoint is of the run {body['run']!r}, and the folder is of {run!r}")
+            told = {name: _two(epochs) for name, epochs in body.get("outputs", {}).items()}
+            if tuple(sorted(told)) != self.outputs:
+                raise other_outputs(where, tuple(sorted(told)), self.outputs)
             version = body["handle_version"]
             if version > self._handles.version:
                 newest = self._handles.version
@@ -147,8 +169,8 @@ class RunCheckpointSerializer(Generic[SplitT, HandleT]):
             positions = self._source.deserialize(body["source"].encode())
             if positions.checkpoint_id != body["checkpoint_id"]:
                 raise ValueError(f"positions of checkpoint {positions.checkpoint_id} in checkpoint {body['checkpoint_id']}")
-            before, epoch = map(_number, body["epochs"])
-            return RunCheckpoint(positions, handles, body["completed"], epoch, before)
+            before, epoch = _two(body["epochs"])
+            return RunCheckpoint(positions, handles, body["completed"], epoch, before, told)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"{where}: the checkpoint is damaged: {type(error).__name__}: {error}") from error
 
@@ -349,19 +371,25 @@ class CheckpointStore(Generic[SplitT, HandleT]):
         if not path.exists():
             if self._ids():
                 raise StateError(f"{path} is missing, and there are checkpoints: which run they are of is not known")
-            roster = Roster(f"run-{uuid.uuid4().hex}")
+            roster = Roster(f"run-{uuid.uuid4().hex}", outputs=self._serializer.outputs)
             self._write_roster(roster)
             return roster
         body = opened(RUN_FORMAT, RUN_VERSION, path.read_bytes(), str(path))
         try:
-            return Roster(str(body["run"]), _number(body["next_number"]), tuple(map(_number, body["unswept"])))
+            outputs = tuple(map(stored_text, body.get("outputs", ())))
+            roster = Roster(str(body["run"]), _number(body["next_number"]), tuple(map(_number, body["unswept"])), outputs)
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+        if outputs != self._serializer.outputs:
+            raise other_outputs(str(self.folder), outputs, self._serializer.outputs)
+        return roster
 
     def _write_roster(self, roster: Roster) -> None:
         self.keep_lock()
-        body = {"run": roster.run, "next_number": roster.next_number, "unswept": list(roster.unswept)}
-        write_whole(self.folder / _RUN, sealed(RUN_FORMAT, RUN_VERSION, body))
+        body: dict[str, Any] = {"run": roster.run, "next_number": roster.next_number, "unswept": list(roster.unswept)}
+        if roster.outputs:
+            body["outputs"] = list(roster.outputs)
+        write_whole(self.folder / _RUN, sealed(RUN_FORMAT, RUN_VERSION if roster.outputs else _OF_ONE_SINK, body))
         self.roster = roster
 
     # --- files --------------------------------------------------------------------------------------------------------
@@ -371,6 +399,15 @@ class CheckpointStore(Generic[SplitT, HandleT]):
 
     def _path(self, checkpoint_id: int) -> Path:
         return _path(self.folder, checkpoint_id)
+
+
+def other_outputs(where: str, found: tuple[str, ...], wanted: tuple[str, ...]) -> StateError:
+    """The error for a pipeline of other outputs: nobody would end what the run has prepared for those that are gone."""
+    kinds = ["one sink" if not names else f"the outputs {', '.join(map(repr, names))}" for names in (found, wanted)]
+    return StateError(
+        f"{where}: this run has {kinds[0]}, and the pipeline has {kinds[1]}. Stop the run as it was with a savepoint (or make "
+        "one: headrace savepoint CHECKPOINTS TARGET), and begin with it in a new folder: --from-savepoint"
+    )
 
 
 def has_run(folder: Path) -> bool:
@@ -455,6 +492,11 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _two(value: Any) -> tuple[int, int]:  # noqa: ANN401 - any JSON value
+    first, second = map(_number, value)
+    return first, second
 
 
 def _number(value: object) -> int:

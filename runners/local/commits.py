@@ -15,6 +15,11 @@ A sink that commits by list says before a checkpoint is stored whether it would 
 (its table was altered in between), the next coordinator *takes it back*: nothing of it is committed, and nobody was told of it.
 So the run goes on from the checkpoint before, which is kept until the next one is committed.
 
+Of several outputs the one decision is that of the first (`Outputs.in_order`): its sink is told of every checkpoint that has
+rows in any output, before any other sink is, and all are fenced before anything is ended. So what it has recorded is what the
+others are to record, too, by this coordinator or the next one. It is never taken back then: one of them that refuses it after
+all has to be mended.
+
 A worker is swept at once when it is dead: what it has prepared may hold locks, which those who read its splits now wait for,
 and then no checkpoint would ever be complete.
 """
@@ -23,12 +28,13 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from typing import Generic, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 from headrace.connectors.commit import StaleEpochError
+from headrace.connectors.outputs import SOLE, Outputs, Sinks
 from headrace.connectors.sink import Attempt, CommitList, Committer, HandleT, Outcome, PreparedGoneError, TwoPhaseSink
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.errors import (
@@ -59,20 +65,33 @@ when its process died may come to the sink later."""
 _Result = TypeVar("_Result")
 
 
-def first_attempt(sink: TwoPhaseSink[HandleT], roster: Roster, number: int) -> Attempt:
-    """A worker's first transaction; its epochs count on from it. No other worker of any life of the run has its name."""
-    return Attempt(roster.run, 0, number, 0) if sink.commits_by_list else Attempt(roster.job(number), 0, 0, 0)
+def first_attempt(sink: TwoPhaseSink[Any], roster: Roster, number: int, output: str = SOLE) -> Attempt:
+    """A worker's first transaction of an output; its epochs count on from it. No other worker of any life of the run has its
+    name.
+    """
+    if sink.commits_by_list:
+        return Attempt(roster.run_at(output), 0, number, 0)
+    return Attempt(roster.job(number, output), 0, 0, 0)
 
 
-class _Ends(ABC, Generic[SplitT, HandleT]):
-    """How what workers have prepared is ended."""
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What the last checkpoint says of a sink: its epochs, as in `RunCheckpoint`, and whether all is committed."""
+
+    before: int = 0
+    last: int = 0
+    completed: bool = True
+
+
+class _Ends(ABC, Generic[HandleT]):
+    """How what workers have prepared for one sink is ended."""
 
     @abstractmethod
-    def possible(self, stored: RunCheckpoint[SplitT, HandleT]) -> Collection[int]:
-        """What the sink may have recorded last, if this is the last checkpoint and the sink is the one that it is of."""
+    def possible(self, told: _Told) -> Collection[int]:
+        """What the sink may have recorded last, if it is the one that the last checkpoint is of."""
 
     @abstractmethod
-    def tells(self, seen: int, stored: RunCheckpoint[SplitT, HandleT] | None) -> bool:
+    def tells(self, seen: int, told: _Told) -> bool:
         """Whether this, looked up without waiting for anybody, is what the sink has recorded last."""
 
     @abstractmethod
@@ -108,32 +127,29 @@ class _Ends(ABC, Generic[SplitT, HandleT]):
         """Give connections back, but for the driver's."""
 
     @abstractmethod
-    def taken_over(self, stored: RunCheckpoint[SplitT, HandleT] | None) -> None:
-        """This coordinator is the sink's driver, and this is the last checkpoint, which is recorded. No worker writes yet."""
+    def taken_over(self, told: _Told, listed: Sequence[HandleT]) -> None:
+        """This coordinator is the sink's driver, and the last checkpoint, which lists these, is recorded. No worker writes."""
 
     @abstractmethod
     def completed(self, epoch: int) -> None:
         """The checkpoint of this epoch is stored as committed."""
 
 
-class _EndsByWorker(_Ends[SplitT, HandleT]):
+class _EndsByWorker(_Ends[HandleT]):
     """Each worker has a job of its own, and a committer."""
 
-    def __init__(
-        self, sink: TwoPhaseSink[HandleT], roster: Callable[[], Roster], number: int, driver: Committer[HandleT]
-    ) -> None:
-        """`number` and `driver`: the coordinator's own, and its committer of the run's job."""
-        self._sink, self._roster, self._number, self._driver = sink, roster, number, driver
+    def __init__(self, sink: TwoPhaseSink[HandleT], job: Callable[[int], str], number: int, driver: Committer[HandleT]) -> None:
+        """`job`: of a worker's number. `number` and `driver`: the coordinator's own, and its committer of the run's job."""
+        self._sink, self._job, self._number, self._driver = sink, job, number, driver
         self._writers: dict[int, Committer[HandleT]] = {}
 
-    def possible(self, stored: RunCheckpoint[SplitT, HandleT]) -> Collection[int]:
+    def possible(self, told: _Told) -> Collection[int]:
         """0, too: the lists may be gone (Kafka's topic of them), or there are none; then the transactions themselves tell."""
-        return {0, stored.epoch, stored.epoch_before}
+        return {0, told.last, told.before}
 
-    def tells(self, seen: int, stored: RunCheckpoint[SplitT, HandleT] | None) -> bool:
+    def tells(self, seen: int, told: _Told) -> bool:
         """What is decided and not marked yet is left out of it, so something older than the checkpoint says nothing."""
-        before = 0 if stored is None else stored.epoch_before
-        return seen > 0 and seen >> EPOCH_BITS >= before >> EPOCH_BITS
+        return seen > 0 and seen >> EPOCH_BITS >= told.before >> EPOCH_BITS
 
     def has_ended(self, recorded: CommitList[HandleT]) -> bool:
         """Each transaction tells by itself."""
@@ -168,7 +184,7 @@ class _EndsByWorker(_Ends[SplitT, HandleT]):
         for committer in self._writers.values():
             committer.close()
 
-    def taken_over(self, stored: RunCheckpoint[SplitT, HandleT] | None) -> None:
+    def taken_over(self, told: _Told, listed: Sequence[HandleT]) -> None:
         """Nothing is left under the coordinator's own job."""
 
     def completed(self, epoch: int) -> None:
@@ -177,7 +193,7 @@ class _EndsByWorker(_Ends[SplitT, HandleT]):
     def _of(self, number: int) -> Committer[HandleT]:
         """One for each worker, so that several threads can use several."""
         if number not in self._writers:
-            self._writers[number] = self._sink.committer_of_writer(self._roster().job(number), self._driver)
+            self._writers[number] = self._sink.committer_of_writer(self._job(number), self._driver)
         return self._writers[number]
 
     def _by_worker(
@@ -202,17 +218,17 @@ def at_once(
         return list(threads.map(act, committers, owned))
 
 
-class _EndsByList(_Ends[SplitT, HandleT]):
+class _EndsByList(_Ends[HandleT]):
     """All workers have the run's job: what the sink records is committed."""
 
     def __init__(self, driver: Committer[HandleT]) -> None:
         self._driver = driver
 
-    def possible(self, stored: RunCheckpoint[SplitT, HandleT]) -> Collection[int]:
+    def possible(self, told: _Told) -> Collection[int]:
         """A checkpoint is completed after the table has recorded it: a table that does not know it is not the one."""
-        return {stored.epoch} if stored.completed else {stored.epoch, stored.epoch_before}
+        return {told.last} if told.completed else {told.last, told.before}
 
-    def tells(self, seen: int, stored: RunCheckpoint[SplitT, HandleT] | None) -> bool:
+    def tells(self, seen: int, told: _Told) -> bool:
         """A table's record is one commit."""
         return True
 
@@ -241,24 +257,44 @@ class _EndsByList(_Ends[SplitT, HandleT]):
     def close(self) -> None:
         """There is the driver alone."""
 
-    def taken_over(self, stored: RunCheckpoint[SplitT, HandleT] | None) -> None:
+    def taken_over(self, told: _Told, listed: Sequence[HandleT]) -> None:
         """Lists of coordinators that have died while they committed are removed, and so is what nobody has listed."""
-        if stored is not None and stored.completed and stored.epoch:
-            self.completed(stored.epoch)
-        self._driver.sweep(() if stored is None else [listed.handle for listed in stored.handles])
+        if told.completed and told.last:
+            self.completed(told.last)
+        self._driver.sweep(listed)
 
     def completed(self, epoch: int) -> None:
         """The sink's own list is of no more use."""
         self._driver.record(CommitList(epoch, (), completed=True))
 
 
-class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
-    """Ends the transactions of all workers of one run. Called by the coordinator's commit thread."""
+class _Output:
+    """One of the run's sinks."""
+
+    def __init__(self, name: str, sink: TwoPhaseSink[Any], roster: Callable[[], Roster], number: int) -> None:
+        """`number`: the coordinator's own."""
+        self.name, self.sink = name, sink
+        self.run = roster().run_at(name)
+        self.driver = sink.committer(self.run)
+        self.ends: _Ends[Any] = (
+            _EndsByList(self.driver)
+            if sink.commits_by_list
+            else _EndsByWorker(sink, lambda writer: roster().job(writer, name), number, self.driver)
+        )
+
+    @property
+    def of(self) -> str:
+        """In messages."""
+        return "the sink" if self.name == SOLE else f"the sink of the output {self.name!r}"
+
+
+class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
+    """Ends the transactions of all workers of one run, at all of its sinks. Called by the coordinator's commit thread."""
 
     def __init__(
         self,
         store: CheckpointStore[SplitT, HandleT],
-        sink: TwoPhaseSink[HandleT],
+        sinks: Sinks,
         stored: RunCheckpoint[SplitT, HandleT] | None,
         number: int,
         clock: Callable[[], float],
@@ -271,15 +307,11 @@ class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
         `check_readable`: the source's, asked before the run goes back to an earlier checkpoint. `is_stored` is told the number
         of each new checkpoint once it is durable. `clock` gives monotonic seconds, `draw` EPOCH_BITS random bits.
         """
-        self._store, self._sink, self._stored, self._number = store, sink, stored, number
+        self._store, self._stored, self._number = store, stored, number
         self._clock, self._draw, self._is_stored = clock, draw, is_stored
         self._check_readable = check_readable
-        self._driver = sink.committer(store.roster.run)
-        self._ends: _Ends[SplitT, HandleT] = (
-            _EndsByList(self._driver)
-            if sink.commits_by_list
-            else _EndsByWorker(sink, lambda: store.roster, number, self._driver)
-        )
+        self._sinks = Outputs(sinks)
+        self._outputs = [_Output(name, self._sinks.sinks[name], lambda: store.roster, number) for name in self._sinks.in_order]
         self._fenced = False
         self._proposed: Checkpoint[SplitT] | None = None
         # Number of a dead worker -> when it is to be swept again, None at once. What an earlier life has left is dead, too.
@@ -295,7 +327,7 @@ class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
         if not self._fenced:
             return
         try:
-            self.sweep(() if self._stored is None else self._stored.handles)
+            self.sweep(self._listed)
         except Exception as error:
             if not (is_retriable(error) or isinstance(error, DeadlineExceededError)):
                 raise
@@ -305,57 +337,79 @@ class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
         """The positions that belong to the next new list."""
         self._proposed = positions
 
-    def fence(self) -> CommitList[WorkerHandle[HandleT]] | None:
-        """Take the run over at the sink, once. Raises StaleEpochError for a folder that is behind what the sink has seen.
+    # --- taking over --------------------------------------------------------------------------------------------------
+
+    def fence(self) -> CommitList[WorkerHandle[Any]] | None:
+        """Take the run over at all sinks, once. Raises StaleEpochError for a folder that is behind what one of them has seen.
 
         Raises StateError for a sink that commits by list and is not the one that the folder is of, or is older.
         """
         if not self._fenced:
             # First without taking anything over: who begins with an older copy by mistake must not end the run that goes on.
             # Without waiting, as a dead coordinator's write may stay open for long; what becomes of it is decided by the fence.
-            found = self._sink.recorded_now().get(self._store.roster.run)
-            now = 0 if found is None else found.epoch
-            if self._ends.tells(now, self._stored):
-                self._refuse_stale(now)
-            seen = self._driver.fence()
-            self._refuse_stale(0 if seen is None else seen.epoch)
-            self._catch_up(seen)
-            self._ends.taken_over(self._stored)
+            for output in self._outputs:
+                found = output.sink.recorded_now().get(output.run)
+                now = 0 if found is None else found.epoch
+                if output.ends.tells(now, self._told(output)):
+                    self._refuse_stale(output, now)
+            self._catch_up({output.name: self._take_over(output) for output in self._outputs})
+            for output in self._outputs:
+                output.ends.taken_over(self._told(output), [listed.handle for listed in self._own(output, self._listed)])
             self._fenced = True
         if self._stored is None:
             return None
         return CommitList(self._stored.positions.checkpoint_id, self._stored.handles, self._stored.completed)
 
-    def _catch_up(self, seen: CommitList[HandleT] | None) -> None:
-        """The last coordinator died between what it told the folder and what it told the sink."""
+    def _take_over(self, output: _Output) -> CommitList[Any] | None:
+        seen = output.driver.fence()
+        self._refuse_stale(output, 0 if seen is None else seen.epoch)
+        return seen
+
+    def _catch_up(self, seen: Mapping[str, CommitList[Any] | None]) -> None:
+        """The last coordinator died between what it told the folder and what it told the sinks."""
         stored = self._stored
         if stored is None or not stored.epoch:
             return
-        if seen is None or seen.epoch != stored.epoch:
-            self._record_stored(stored)
-        elif not stored.completed and self._ends.has_ended(seen):
-            self._write(replace(stored, handles=(), completed=True))
+        epochs = {name: 0 if found is None else found.epoch for name, found in seen.items()}
+        decided = [output for output in self._outputs if epochs[output.name] == stored.epoch]
+        ended = {output.name for output in decided if _has_ended(output, seen[output.name])}
+        for output in self._outputs:
+            _, last = stored.told(output.name)
+            if last and epochs[output.name] != last:
+                self._record_stored(output, last, decided)
+                decided.append(output)
+        left = tuple(listed for listed in stored.handles if self._sinks.output_of(listed.handle) not in ended)
+        if len(left) < len(stored.handles):
+            self._write(replace(stored, handles=left, completed=not left))
 
-    def _record_stored(self, stored: RunCheckpoint[SplitT, HandleT]) -> None:
-        """What is recorded by list is committed by it: so the sink may refuse it for good, as one whose files are gone."""
-        listed = self._ends.listed(stored.epoch, stored.handles)
+    def _record_stored(self, output: _Output, epoch: int, decided: Sequence[_Output]) -> None:
+        """What is recorded by list is committed by it: so the sink may refuse it for good, as one whose files are gone.
+
+        `decided`: the outputs that have recorded the last checkpoint.
+        """
+        assert self._stored is not None
+        listed = output.ends.listed(epoch, self._own(output, self._stored.handles))
         try:
             if listed.handles:
-                self._driver.check(listed.handles)
-            self._driver.record(listed)
+                output.driver.check(listed.handles)
+            output.driver.record(listed)
         except (RetriableError, DeadlineExceededError, AuthenticationError):
             raise
         except (PeerError, UsageError) as error:
             if not listed.handles:
                 raise
-            self._take_back(stored, error)
+            self._take_back(output, decided, error)
 
-    def _take_back(self, stored: RunCheckpoint[SplitT, HandleT], refusal: Exception) -> None:
+    def _take_back(self, output: _Output, decided: Sequence[_Output], refusal: Exception) -> None:
         """Always raises: the enumerator of this life was restored from the checkpoint that is taken back."""
-        seen = self._driver.fence()  # once more: nothing that was asked for before it can still come to pass
-        self._refuse_stale(0 if seen is None else seen.epoch)
+        stored = self._stored
+        assert stored is not None
+        seen = self._take_over(output)  # once more: nothing that was asked for before it can still come to pass
         if seen is not None and seen.epoch == stored.epoch:
             raise refusal
+        if decided:
+            others = " and ".join(other.of for other in decided)
+            raise self._stuck(stored, refusal, f"It cannot be taken back, as {others} has recorded it") from refusal
         checkpoint_id = stored.positions.checkpoint_id
         before = self._store.before(stored)
         if before is None:
@@ -386,77 +440,125 @@ class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
             "folder, from positions of your choice"
         )
 
-    def _refuse_stale(self, seen: int) -> None:
-        """`seen`: what the sink has recorded last, 0 if nothing."""
-        stored = self._stored
-        possible = {0} if stored is None else self._ends.possible(stored)
+    def _refuse_stale(self, output: _Output, seen: int) -> None:
+        """`seen`: what the output's sink has recorded last, 0 if nothing."""
+        told = self._told(output)
+        possible = {0} if self._stored is None else output.ends.possible(told)
         if seen in possible:
             return
-        last = 0 if stored is None else stored.positions.checkpoint_id
-        if seen == 0 or (stored is not None and seen == stored.epoch_before):
+        last = 0 if self._stored is None else self._stored.positions.checkpoint_id
+        if seen in (0, told.before):
             known = f"checkpoint {seen >> EPOCH_BITS}" if seen else "none of its checkpoints"
             raise StateError(
-                f"{self._store.folder}: the last good checkpoint is {last}, and the sink knows {known}: it is another table, "
-                "or an older state of it, or its record of this run was removed. Going on would leave out what was committed. "
-                "Name the run's table, or begin anew with another folder, from positions of your choice"
+                f"{self._store.folder}: the last good checkpoint is {last}, and {output.of} knows {known}: it is another "
+                "table, or an older state of it, or its record of this run was removed. Going on would leave out what was "
+                "committed. Name the run's table, or begin anew with another folder, from positions of your choice"
             )
         raise StaleEpochError(
-            f"{self._store.folder}: the last good checkpoint is {last}, and the sink has committed checkpoint "
+            f"{self._store.folder}: the last good checkpoint is {last}, and {output.of} has committed checkpoint "
             f"{seen >> EPOCH_BITS} of this run, which this folder has not: it is an older copy, or that checkpoint is "
             "damaged. Going on would write rows twice. Begin anew with another folder, from positions of your choice"
         )
 
-    @property
-    def _epoch(self) -> int:
-        """What the sink is told, or is to be told, of the last checkpoint with handles."""
-        return 0 if self._stored is None else self._stored.epoch
+    # --- committing ---------------------------------------------------------------------------------------------------
 
-    def check(self, handles: Sequence[WorkerHandle[HandleT]]) -> None:
-        """Raise RetriableError for a transaction that is not prepared any more, or has little time left, and what the sink
+    def check(self, handles: Sequence[WorkerHandle[Any]]) -> None:
+        """Raise RetriableError for a transaction that is not prepared any more, or has little time left, and what a sink
         raises where it would refuse them all.
         """
-        self._ends.check(handles)
+        for output in self._outputs:
+            if own := self._own(output, handles):
+                output.ends.check(own)
 
-    def record(self, commits: CommitList[WorkerHandle[HandleT]]) -> None:
-        """Store the checkpoint; before anything of it is committed, have the sink refuse it if another has taken over."""
+    def record(self, commits: CommitList[WorkerHandle[Any]]) -> None:
+        """Store the checkpoint; before anything of it is committed, have the first sink refuse it if another has taken over.
+
+        Then the other sinks that it has rows for are told, too.
+        """
         positions, stored = self._proposed, self._stored
         if positions is None or positions.checkpoint_id != commits.epoch:
             assert stored is not None
             self._write(replace(stored, handles=commits.handles, completed=commits.completed))
-            if commits.completed and self._epoch:
-                self._ends.completed(self._epoch)
+            if commits.completed:
+                for output in self._told_last:
+                    output.ends.completed(self._told(output).last)
             return
-        epoch = (commits.epoch << EPOCH_BITS) + self._draw() if commits.handles else self._epoch
-        before, self._proposed = self._epoch, None
-        self._write(RunCheckpoint(positions, commits.handles, commits.completed, epoch, before))
-        if epoch != before:
-            self._driver.record(self._ends.listed(epoch, commits.handles))
+        self._proposed = None
+        self._write(self._next(positions, commits))
+        if commits.handles:
+            for output in self._told_last:
+                output.driver.record(output.ends.listed(self._epoch, self._own(output, commits.handles)))
         self._is_stored(commits.epoch)
+
+    def _next(self, positions: Checkpoint[SplitT], commits: CommitList[WorkerHandle[Any]]) -> RunCheckpoint[SplitT, Any]:
+        """The checkpoint to be stored; without handles no sink is told of it."""
+        before = self._epoch
+        epoch = (commits.epoch << EPOCH_BITS) + self._draw() if commits.handles else before
+        by_output = {}
+        for place, output in enumerate(self._outputs):
+            last, is_told = self._told(output).last, commits.handles and (place == 0 or self._own(output, commits.handles))
+            by_output[output.name] = (last, epoch if is_told else last)
+        by_output.pop(SOLE, None)
+        return RunCheckpoint(positions, commits.handles, commits.completed, epoch, before, by_output)
+
+    @property
+    def _epoch(self) -> int:
+        """What sinks are told, or are to be told, of the last checkpoint with handles."""
+        return 0 if self._stored is None else self._stored.epoch
+
+    @property
+    def _told_last(self) -> list[_Output]:
+        """Those that are told of the last checkpoint with handles."""
+        return [output for output in self._outputs if self._epoch and self._told(output).last == self._epoch]
+
+    @property
+    def _listed(self) -> Sequence[WorkerHandle[Any]]:
+        return () if self._stored is None else self._stored.handles
+
+    def _told(self, output: _Output) -> _Told:
+        stored = self._stored
+        return _Told() if stored is None else _Told(*stored.told(output.name), stored.completed)
+
+    def _own(self, output: _Output, handles: Collection[WorkerHandle[Any]]) -> list[WorkerHandle[Any]]:
+        """Those of this output, as its sink has given them."""
+        own = (listed for listed in handles if self._sinks.output_of(listed.handle) == output.name)
+        return [WorkerHandle(listed.number, self._sinks.plain(listed.handle)) for listed in own]
 
     def _write(self, checkpoint: RunCheckpoint[SplitT, HandleT]) -> None:
         self._store.write(checkpoint)
         self._stored = checkpoint
 
-    def end(self, handle: WorkerHandle[HandleT]) -> Outcome:
+    def end(self, handle: WorkerHandle[Any]) -> Outcome:
         """As `end_all` does."""
-        return self._ends.end_all([handle])[0]
+        return self.end_all([handle])[0]
 
-    def end_all(self, handles: Sequence[WorkerHandle[HandleT]]) -> Sequence[Outcome]:
-        """Several at once where the sink does so."""
-        return self._ends.end_all(handles)
+    def end_all(self, handles: Sequence[WorkerHandle[Any]]) -> Sequence[Outcome]:
+        """Several at once where the sink does so, one output after the other."""
+        ended = {output.name: iter(output.ends.end_all(own)) for output in self._outputs if (own := self._own(output, handles))}
+        return [next(ended[self._sinks.output_of(listed.handle)]) for listed in handles]
 
-    def copy(self, handles: Sequence[WorkerHandle[HandleT]]) -> WorkerHandle[HandleT]:
-        """As the coordinator's own."""
-        return WorkerHandle(self._number, self._ends.copy([handle.handle for handle in handles]))
+    def copy(self, handles: Sequence[WorkerHandle[Any]]) -> WorkerHandle[Any]:
+        """Of one output."""
+        (copied,) = self.copy_all(handles)
+        return copied
 
-    def sweep(self, keep: Collection[WorkerHandle[HandleT]]) -> None:
+    def copy_all(self, handles: Sequence[WorkerHandle[Any]]) -> Sequence[WorkerHandle[Any]]:
+        """As the coordinator's own, one for each output."""
+        return [
+            WorkerHandle(self._number, self._sinks.tagged(output.name, output.ends.copy([each.handle for each in own])))
+            for output in self._outputs
+            if (own := self._own(output, handles))
+        ]
+
+    def sweep(self, keep: Collection[WorkerHandle[Any]]) -> None:
         """Abort what dead workers have left open. Those that live write on: what they have open is the next checkpoint's."""
         now_s, settled = self._clock(), []
         for number, due_s in list(self._due_s.items()):
             if due_s is not None and now_s < due_s[0]:
                 continue
-            kept = [listed.handle for listed in keep if listed.number == number]
-            self._ends.sweep(number, kept)
+            kept = [listed for listed in keep if listed.number == number]
+            for output in self._outputs:
+                output.ends.sweep(number, [listed.handle for listed in self._own(output, kept)])
             left_s = (
                 tuple(now_s + later_s for later_s in SETTLE_S) if due_s is None else tuple(at for at in due_s if at > now_s)
             )
@@ -468,21 +570,28 @@ class RunCommitter(Committer[WorkerHandle[HandleT]], Generic[SplitT, HandleT]):
             self._store.strike(settled)
             for number in settled:
                 del self._due_s[number]
-                self._ends.settled(number)
+                for output in self._outputs:
+                    output.ends.settled(number)
 
     def forget(self) -> None:
-        """The run is over, and what it has written is committed: remove its checkpoints, then what the sink has recorded of it.
+        """The run is over, and what it has written is committed: remove its checkpoints, then what sinks have recorded of it.
 
-        In this order: a checkpoint without its record would be refused. What cannot be removed from the sink stays there, with
+        In this order: a checkpoint without its record would be refused. What cannot be removed from a sink stays there, with
         a warning: no other run has its name.
         """
         self._store.remove()
-        try:
-            self._driver.forget()
-        except HeadraceError as error:
-            log.warning("what the sink has recorded of %s stays there: %s", self._store.roster.run, error)
+        for output in self._outputs:
+            try:
+                output.driver.forget()
+            except HeadraceError as error:
+                log.warning("what %s has recorded of %s stays there: %s", output.of, output.run, error)
 
     def close(self) -> None:
         """Give connections back."""
-        self._ends.close()
-        self._driver.close()
+        for output in self._outputs:
+            output.ends.close()
+            output.driver.close()
+
+
+def _has_ended(output: _Output, recorded: CommitList[Any] | None) -> bool:
+    return recorded is not None and output.ends.has_ended(recorded)

@@ -193,7 +193,7 @@ def _opened(order: CoordinatorOrder, socket: Path, supervisor: Connection, nurse
     pipeline = order.pipeline.load()
     log.debug("the pipeline is loaded")
     positions = CheckpointSerializer(pipeline.source.name, pipeline.source.split_serializer)
-    serializer = RunCheckpointSerializer(positions, pipeline.sink.handles)
+    serializer = RunCheckpointSerializer(positions, pipeline.outputs.handles)
     store: CheckpointStore[Any, Any] = CheckpointStore(order.settings.folder, serializer, order.settings.retained)
     try:
         if order.savepoint is not None:
@@ -286,7 +286,7 @@ class _Coordination:
         )
         progress_s = max(order.beginning.at_s, store.last_written_s or 0.0)
         self._status = RunStatus(store.roster.run, order.settings.folder, progress_s)
-        self._messages: RunMessages[Any, Any] = RunMessages(pipeline.source.split_serializer, pipeline.sink.handles)
+        self._messages: RunMessages[Any, Any] = RunMessages(pipeline.source.split_serializer, pipeline.outputs.handles)
         self._server: CoordinationServer[Any, Any] = CoordinationServer(
             socket, self._messages, order.version, order.settings.workers, self._events.put, self._hear
         )
@@ -498,7 +498,10 @@ class _Coordination:
             self._order.pipeline,
             self._socket,
             number,
-            first_attempt(self._pipeline.sink, self._store.roster, number),
+            {
+                name: first_attempt(sink, self._store.roster, number, name)
+                for name, sink in self._pipeline.outputs.sinks.items()
+            },
             self._order.version,
             self._order.settings.heartbeat_interval_s,
         )

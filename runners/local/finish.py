@@ -30,14 +30,15 @@ def finish(pipeline: Pipeline, checkpoints: Path) -> None:
     """
     if not has_run(checkpoints):
         raise StateError(f"{checkpoints}: no run has worked with this folder; name that of the run's checkpoints")
-    source, sink = pipeline.source, pipeline.sink
-    serializer = RunCheckpointSerializer(CheckpointSerializer(source.name, source.split_serializer), sink.handles)
+    source = pipeline.source
+    positions = CheckpointSerializer(source.name, source.split_serializer)
+    serializer = RunCheckpointSerializer(positions, pipeline.outputs.handles)
     with closing(CheckpointStore[Any, Any](checkpoints, serializer, _RETAINED)) as store:
         number = store.roster.next_number
         store.enlist(number)
         draw = partial(secrets.randbits, EPOCH_BITS)
         committer = RunCommitter(
-            store, sink, store.latest(), number, time.monotonic, draw, lambda _: None, source.check_readable
+            store, pipeline.sink, store.latest(), number, time.monotonic, draw, lambda _: None, source.check_readable
         )
         with closing(committer):
             JobCommitter(store.roster.run, committer).recover()

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import pyarrow as pa
 
-from headrace.connectors.sink import TwoPhaseSink
+from headrace.connectors.outputs import SOLE, Outputs, Sinks, WrongOutputError, is_tagged, known_outputs, parts
 from headrace.enumerator.errors import DeadlineExceededError, UsageError, is_retriable
 from headrace.enumerator.restarts import ExponentialDelay, RestartStrategy, duration_s, restart_strategy
 from headrace.enumerator.source import Source
@@ -34,8 +34,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Pipeline", "PipelineFile", "Retention", "RunSettings", "Transform", "flink_settings"]
 
-Transform = Callable[[pa.RecordBatch], pa.RecordBatch | Iterable[pa.RecordBatch] | None]
-"""Arrow batch in; a batch, several, or none out."""
+Tagged: TypeAlias = tuple[str, pa.RecordBatch]
+"""The name of an output, and a batch for it."""
+
+Made: TypeAlias = pa.RecordBatch | Tagged | Mapping[str, pa.RecordBatch] | Iterable[pa.RecordBatch | Tagged] | None
+
+Transform = Callable[[pa.RecordBatch], Made]
+"""Arrow batch in; a batch, several, or none out. To several sinks: pairs of an output's name and a batch, or a dict of them."""
 
 DEFAULT_INTERVAL_S = 10.0
 MOST_PORTS = 65536
@@ -182,6 +187,9 @@ def flink_settings(settings: Mapping[str, str]) -> dict[str, Any]:
 class Pipeline:
     """Reads from `source`, changes batches by `transform` (None: as they are), writes to `sink`.
 
+    `sink` may be several sinks, as a dict by the names of the outputs; then `transform` gives for each batch pairs of an
+    output's name and a batch, or a dict of them. What it gives of one batch is committed to all outputs, or to none.
+
     Rows of one split reach the sink in their order. `transform` is called in worker processes, so it has to be importable
     there (a function at the top of a module, not a lambda), and it may be called again for rows that a lost worker had: it
     should have no effects of its own. With a two-phase-commit sink the output is exactly-once, with an `ImmediateSink`, such
@@ -189,20 +197,22 @@ class Pipeline:
     """
 
     source: Source[Any]
-    sink: TwoPhaseSink[Any]
+    sink: Sinks
     transform: Transform | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be a part."""
         source: object = self.source
-        sink: object = self.sink
         if not isinstance(source, Source):
             raise UsageError(f"a pipeline's source must be a headrace Source, not {type(source).__name__}")
-        if not isinstance(sink, TwoPhaseSink):
-            hint = "; a function is one as headrace.sinks.FunctionSink(function)" if callable(sink) else ""
-            raise UsageError(f"a pipeline's sink must be a headrace TwoPhaseSink, not {type(sink).__name__}{hint}")
+        outputs = self.outputs
         if self.transform is not None and not callable(self.transform):
             raise UsageError(f"a pipeline's transform must be a function of a batch, not {self.transform!r}")
+        if self.transform is None and not outputs.is_sole:
+            raise UsageError(
+                "a pipeline with several sinks needs a transform, which says what goes where: it gives pairs of an output's "
+                f"name and a batch, or a dict of them; {known_outputs(outputs.names)}"
+            )
 
     def run(self, **settings: Any) -> Path | None:  # noqa: ANN401 - those of RunSettings, each with its type there
         """Run until the source is read to its end, or SIGTERM or Ctrl-C stops it with a last checkpoint.
@@ -298,17 +308,59 @@ class Pipeline:
 
     def modules(self) -> list[str]:
         """What its processes may have loaded before they are forked."""
-        return sorted({type(part).__module__ for part in (self.source, self.sink)} - {"__main__"})
+        parts = (self.source, *self.outputs.sinks.values())
+        return sorted({type(part).__module__ for part in parts} - {"__main__"})
+
+    @property
+    def outputs(self) -> Outputs:
+        """The sinks by name. Raises UsageError for what is no sink."""
+        return Outputs(self.sink)
 
     def transformed(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """What the transform makes of a batch. Raises UsageError for what is no batch, and what the transform raises."""
-        made = batch if self.transform is None else self.transform(batch)
-        if made is None:
-            return
-        for out in [made] if isinstance(made, pa.RecordBatch) else made:
-            if not isinstance(out, pa.RecordBatch):
-                raise UsageError(f"the transform must give Arrow record batches, not {type(out).__name__}")
-            yield out
+        """What a pipeline with one sink writes of a batch. Raises as `routed`."""
+        return (rows for _, rows in self.routed(batch))
+
+    def only(self, output: str) -> Pipeline:
+        """The pipeline of one of several outputs: it reads the whole source, and writes what the transform gives for this one.
+
+        For engines whose jobs have one sink. Raises UsageError for an output that there is not.
+        """
+        outputs = self.outputs
+        if output not in outputs.names:
+            raise UsageError(f"there is no output {output!r}; {_known(outputs)}")
+        return Pipeline(self.source, outputs.sinks[output], _Only(self, output))
+
+    def routed(self, batch: pa.RecordBatch) -> Iterator[Tagged]:
+        """What the transform makes of a batch, by output; `SOLE` where the pipeline has one sink.
+
+        Raises WrongOutputError for what is no batch or has no output, and what the transform raises.
+        """
+        outputs = self.outputs
+        for each in parts(batch if self.transform is None else self.transform(batch)):
+            name, rows = each if is_tagged(each) else (SOLE, each)
+            if not isinstance(rows, pa.RecordBatch):
+                raise WrongOutputError(f"the transform must give Arrow record batches, not {type(rows).__name__}")
+            if outputs.is_sole and name != SOLE:
+                raise WrongOutputError(f"the transform gave a batch for the output {name!r}, and the pipeline has one sink")
+            if name not in outputs.sinks:
+                what = f"a batch for the output {name!r}, which there is not" if name else "a batch without an output"
+                raise WrongOutputError(f"the transform gave {what}; {_known(outputs)}")
+            yield name, rows
+
+
+def _known(outputs: Outputs) -> str:
+    return "it has one sink, which has no name" if outputs.is_sole else known_outputs(outputs.names)
+
+
+@dataclass(frozen=True)
+class _Only:
+    """The transform of one output."""
+
+    pipeline: Pipeline
+    output: str
+
+    def __call__(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        return (rows for name, rows in self.pipeline.routed(batch) if name == self.output)
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,14 @@ import logging
 import signal
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from headrace.connectors.outputs import WrongOutputError
 from headrace.connectors.sink import Attempt, Transaction
 from headrace.enumerator.errors import AuthenticationError, DataLossError, UsageError
 from headrace.enumerator.ledger import SplitState
@@ -37,12 +39,14 @@ CLOSE_S = 5.0
 
 @dataclass(frozen=True)
 class WorkerOrder:
-    """What a worker's process is started with. `first`: its first transaction; the next ones are of the next epochs."""
+    """What a worker's process is started with. `first`: its first transaction of each output; the next ones are of the next
+    epochs.
+    """
 
     pipeline: Pipeline | PipelineFile
     socket: Path
     number: int
-    first: Attempt
+    first: Mapping[str, Attempt]
     version: str
     heartbeat_s: float
 
@@ -104,14 +108,15 @@ class _Worker:
         from headrace.runners.local.wire.messages import RunMessages
 
         self._pipeline = order.pipeline.load()
+        self._outputs = self._pipeline.outputs
         self._order = order
         self._stream = stream
-        self._messages: RunMessages[Any, Any] = RunMessages(self._pipeline.source.split_serializer, self._pipeline.sink.handles)
+        self._messages: RunMessages[Any, Any] = RunMessages(self._pipeline.source.split_serializer, self._outputs.handles)
         self._reader = self._pipeline.source.create_reader()
         self._progress: ReaderProgress[Any] = ReaderProgress()
         self._reported: dict[int, Mapping[str, SplitState[Any]]] = {}
-        self._transaction: Transaction[Any] | None = None
-        self._begun = 0
+        self._transactions: dict[str, Transaction[Any]] = {}
+        self._begun: Counter[str] = Counter()
         self._leaving = False
         self._records_in = self._records_out = 0
 
@@ -125,8 +130,8 @@ class _Worker:
                 if batch is not None:
                     self._deliver(batch)
         finally:
-            if self._transaction is not None:
-                self._transaction.abort()
+            for transaction in self._transactions.values():
+                transaction.abort()
             with suppress(Exception):
                 self._reader.close()
 
@@ -152,36 +157,39 @@ class _Worker:
         from headrace.runners.local.wire import run_pb2 as pb
 
         try:
-            made = list(self._pipeline.transformed(batch.records)) if batch.records.num_rows else []
+            made = list(self._pipeline.routed(batch.records)) if batch.records.num_rows else []
+        except WrongOutputError:
+            raise
         except Exception as error:
             before = self._progress.snapshot()[batch.split.split_id].split
             raise transform_error(self._pipeline, batch.records.num_rows, before, batch.split) from error
         self._records_in += batch.records.num_rows
-        for rows in made:
+        for name, rows in made:
             if rows.num_rows:
-                self._written().write(rows)
+                self._written(name).write(rows)
                 self._records_out += rows.num_rows
         self._progress.delivered(batch)
         if batch.finished:
             self._stream.send(pb.FromWorker(split_finished=pb.SplitFinished(split_id=batch.split.split_id)))
 
-    def _written(self) -> Transaction[Any]:
-        if self._transaction is None:
-            self._pipeline.sink.reached()  # by the coordinator, which has recovered before there was a split to read
+    def _written(self, name: str) -> Transaction[Any]:
+        if name not in self._transactions:
+            sink = self._outputs.sinks[name]
+            sink.reached()  # by the coordinator, which has recovered before there was a split to read
             # No other worker has its job and task, so its epochs count its transactions.
-            log.debug("worker %d: begins transaction %d", self._order.number, self._begun)
-            self._transaction = self._pipeline.sink.begin(replace(self._order.first, epoch=self._begun))
-            self._begun += 1
-        return self._transaction
+            log.debug("worker %d: begins transaction %d %s", self._order.number, self._begun[name], name)
+            self._transactions[name] = sink.begin(replace(self._order.first[name], epoch=self._begun[name]))
+            self._begun[name] += 1
+        return self._transactions[name]
 
     def _snapshot(self, checkpoint_id: int) -> None:
         from headrace.runners.local.core import WorkerSnapshotted
 
         handles: tuple[Any, ...] = ()
-        if self._transaction is not None:
-            handle = self._transaction.prepare()
-            self._transaction = None
-            handles = () if handle is None else (handle,)
+        for name, transaction in [*self._transactions.items()]:
+            handle = transaction.prepare()
+            del self._transactions[name]
+            handles += () if handle is None else (self._outputs.tagged(name, handle),)
         states = self._progress.snapshot()
         # Those of checkpoints that were given up are never asked for.
         self._reported = {checkpoint_id: states}

@@ -273,7 +273,7 @@ class World:
                 self.count("copy")
                 if not {"expired prepared", "zombie"} & self.happened.keys():
                     raise BrokenPromiseError("copied, and nothing but the writer itself can have aborted it")
-                return Copied(committer.copy(handles))
+                return Copied((committer.copy(handles),))
             case Write(slot):
                 with self.sink.begin(Attempt(JOB, 0, slot, call.process.nonce)) as transaction:
                     transaction.write(_batch(call.rows))

@@ -121,7 +121,7 @@ def copy_not_recorded() -> Iterator[None]:
     """The copy is committed without taking the place of the others on the list."""
 
     def planted(core: Any, event: Any) -> list[Any]:
-        core.commits = replace(core.commits, handles=(event.handle,))
+        core.commits = replace(core.commits, handles=event.handles)
         return core._end_all()  # type: ignore[no-any-return]
 
     with _transition(CommitPhase.COPYING, Copied, "_copied", planted):

@@ -85,7 +85,7 @@ PATHS = {
     CommitPhase.COMPLETING: COMPLETING,
     CommitPhase.CONFIRMING: CONFIRMING,
 }
-EVENTS = [RecoveryRequested(), ASKED, Fenced(None), Checked(), Recorded(), Ended(A, Outcome.COMMITTED), Copied(C), Swept()]
+EVENTS = [RecoveryRequested(), ASKED, Fenced(None), Checked(), Recorded(), Ended(A, Outcome.COMMITTED), Copied((C,)), Swept()]
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,8 @@ CASES = [
     Case("only then it is committed", RECORDING, Recorded(), [End(A), End(B)], CommitPhase.ENDING),
     Case("all are waited for", ENDING, Ended(A, Outcome.COMMITTED), [], CommitPhase.ENDING),
     Case("what is aborted is copied", COPYING[:-1], Ended(B, Outcome.ABORTED), [Copy((B,))], CommitPhase.COPYING),
-    Case("the copy takes its place on the list", COPYING, Copied(C), [Record(CommitList(5, (C,)))], CommitPhase.RECORDING),
-    Case("and is committed then", [*COPYING, Copied(C)], Recorded(), [End(C)], CommitPhase.ENDING),
+    Case("the copy takes its place on the list", COPYING, Copied((C,)), [Record(CommitList(5, (C,)))], CommitPhase.RECORDING),
+    Case("and is committed then", [*COPYING, Copied((C,))], Recorded(), [End(C)], CommitPhase.ENDING),
     Case("the losers are swept", SWEEPING[:-1], Ended(B, Outcome.COMMITTED), [Sweep(())], CommitPhase.SWEEPING),
     Case("at last the list is completed", SWEEPING, Swept(), [Record(DONE)], CommitPhase.COMPLETING),
     Case("ready after the commit", COMPLETING, Recorded(), [], CommitPhase.READY),
@@ -239,7 +239,7 @@ def recorded_contents(path: list[Any]) -> list[str | None]:
 @pytest.mark.parametrize(
     "path",
     [
-        [CommitRequested(5, (A,), "c"), Fenced(None), Swept(), Checked(), Recorded(), Ended(A, Outcome.ABORTED), Copied(C)],
+        [CommitRequested(5, (A,), "c"), Fenced(None), Swept(), Checked(), Recorded(), Ended(A, Outcome.ABORTED), Copied((C,))],
         [CommitRequested(5, (A,), "c"), Fenced(None), Swept(), Checked(), Recorded(), Ended(A, Outcome.COMMITTED), Swept()],
         [CommitRequested(5, (), "c"), Fenced(None), Swept()],
         [*READY, CommitRequested(5, (), "c")],

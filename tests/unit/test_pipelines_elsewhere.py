@@ -124,6 +124,17 @@ class TestOnSpark:
         query.processAllAvailable()
         assert seen(kafka) == Counter([1000, *range(30, 60)])
 
+    def test_of_several_sinks_each_is_a_query_of_its_own(self, kafka, spark, tmp_path):
+        kafka.create_topic("odd", partitions=1)
+        produce(kafka, 0, 30)
+        sinks = {name: KafkaSink(kafka.bootstrap, topic=topic) for name, topic in (("even", "out"), ("odd", "odd"))}
+        pipeline = copying(kafka, run_jobs.parted, sinks)
+        with pytest.raises(UsageError, match="'even', 'odd'\\. Start one query for each output"):
+            pipeline.start_on_spark(spark, checkpointLocation=str(tmp_path))
+        pipeline.only("even").start_on_spark(spark, checkpointLocation=str(tmp_path)).processAllAvailable().stop()
+        assert seen(kafka) == Counter(range(0, 30, 2))
+        assert not kafka.records("odd")
+
     def test_dead_letters_are_written_in_the_transaction_of_their_batch(self, kafka, spark, tmp_path):
         kafka.create_topic("letters", partitions=1)
         kafka.append("in", b'{"a": 1}', b"{", b'{"a": 2}')
@@ -307,9 +318,19 @@ class TestOnBeam:
         self.expanded(Pipeline(KafkaSource(kafka.bootstrap, topics=["in"], stop=Latest()), sink))
         assert Counter(map(int, (tmp_path / "lines").read_text().split())) == Counter(range(9))
 
+    def test_each_of_several_sinks_gets_its_own_rows(self, kafka, tmp_path):
+        produce(kafka, 0, 9)
+        sinks = {name: FunctionSink(partial(append_lines, tmp_path / name)) for name in ("even", "odd")}
+        self.expanded(Pipeline(KafkaSource(kafka.bootstrap, topics=["in"], stop=Latest()), sinks, run_jobs.parted))
+        for first, name in enumerate(sinks):
+            assert Counter(map(int, (tmp_path / name).read_text().split())) == Counter(range(first, 9, 2))
+
     def test_what_the_runner_cannot_carry_over_is_refused_by_name(self, kafka):
         with pytest.raises(UsageError, match="needs Flink's checkpoints"):
             self.expanded(copying(kafka, stop=Latest()))
+        several = {"even": KafkaSink(kafka.bootstrap, topic="out"), "odd": AtLeastOnceKafkaSink(kafka.bootstrap, topic="out")}
+        with pytest.raises(UsageError, match="needs Flink's checkpoints"):
+            self.expanded(copying(kafka, run_jobs.parted, several, stop=Latest()))
         with pytest.raises(UsageError, match="this source has no end"):
             self.expanded(copying(kafka, sink=AtLeastOnceKafkaSink(kafka.bootstrap, topic="out")))
 

@@ -287,8 +287,8 @@ def test_a_checkpoint_of_another_run_or_a_newer_version_is_refused():
     data = SERIALIZER.serialize("run-a", checkpoint())
     with pytest.raises(StateError, match="of the run 'run-a', and the folder is of 'run-b'"):
         SERIALIZER.deserialize("run-b", data, "here")
-    newer = json.dumps({**json.loads(data), "version": 2}).encode()
-    with pytest.raises(StateError, match="here: it has version 2, and this headrace reads up to 1"):
+    newer = json.dumps({**json.loads(data), "version": 3}).encode()
+    with pytest.raises(StateError, match="here: it has version 3, and this headrace reads up to 2"):
         SERIALIZER.deserialize("run-a", newer, "here")
 
 

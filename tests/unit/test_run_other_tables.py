@@ -176,7 +176,7 @@ def test_seen_here_a_coordinator_that_dies_while_its_run_is_removed_leaves_a_fol
     """What the table has recorded was removed first, and the checkpoints that were left were of a table that knew nothing."""
     run, job = folder.living()
     commit(run, job, 1, wrote(folder, 0, "x"))
-    with patch.object(run._driver, "forget", side_effect=KilledError), pytest.raises(KilledError):
+    with patch.object(run._outputs[0].driver, "forget", side_effect=KilledError), pytest.raises(KilledError):
         run.forget()
     assert folder.checkpoints() == []
     folder.store.close()
@@ -189,7 +189,7 @@ def test_seen_here_a_coordinator_that_dies_while_its_run_is_removed_leaves_a_fol
 def test_a_table_that_cannot_be_reached_any_more_does_not_fail_a_run_that_is_over(folder, caplog):
     run, _ = folder.living()
     name = folder.store.roster.run
-    with patch.object(run._driver, "forget", side_effect=PeerError("planted: no rights")):
+    with patch.object(run._outputs[0].driver, "forget", side_effect=PeerError("planted: no rights")):
         run.forget()
     assert f"recorded of {name} stays there: planted: no rights" in caplog.text
     assert folder.checkpoints() == []

@@ -67,8 +67,8 @@ def produce(kafka, first, count, bad=()):
         kafka.append("in", (NO_TEXT if number in bad else b"") + b"%d" % number, partition=number % PARTITIONS)
 
 
-def seen(kafka):
-    return Counter(int(record.value) for record in kafka.records("out"))
+def seen(kafka, topic="out"):
+    return Counter(int(record.value) for record in kafka.records(topic))
 
 
 def letters(kafka):
@@ -113,10 +113,10 @@ def check_gone(group):
 class Run:
     """`headrace run` in a process of its own."""
 
-    def __init__(self, kafka, folder, *options, workers):
+    def __init__(self, kafka, folder, *options, workers, job=JOB):
         self.folder = folder
-        job = folder / "job_of_this_test.py"
-        job.write_text(JOB.format(kafka.bootstrap))
+        file = folder / "job_of_this_test.py"
+        file.write_text(job.format(kafka.bootstrap) if job is JOB else job)
         settings = {
             "execution.checkpointing.interval": "200 ms",
             "heartbeat.interval": "100 ms",
@@ -130,7 +130,7 @@ class Run:
             "-c",
             "from headrace.cli import main; main()",
             "run",
-            f"{job}:pipeline",
+            f"{file}:pipeline",
             "--workers",
             str(workers),
         ]
@@ -222,6 +222,62 @@ def test_killed_and_frozen_processes_neither_lose_a_record_or_a_dead_letter_nor_
         assert "its process ended with status -9" in log
         assert "nothing was heard of it for 2 s" in log
         assert "the coordinator's process ended with status -9" in log
+    finally:
+        run.kill()
+
+
+TWO_OUTPUTS = """
+import os
+import signal
+from pathlib import Path
+
+from headrace import Pipeline
+from headrace.kafka import KafkaSink, KafkaSource
+from headrace.runners.local import commits
+from tests.helpers.run_jobs import narrow, parted
+
+for method in ("listed", "end_all"):  # of one output; the first one's is through then, the second one's is not
+
+    def dying(self, *arguments, real=getattr(commits._EndsByWorker, method), order=Path({1!r}, method)):
+        if self._driver._job.endswith("odd") and order.exists():
+            order.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(self, *arguments)
+
+    setattr(commits._EndsByWorker, method, dying)
+
+pipeline = Pipeline(
+    KafkaSource({0!r}, topics=["in"], columns=["key", "value", "partition"]),
+    {{"even": KafkaSink({0!r}, topic="out"), "odd": KafkaSink({0!r}, topic="letters")}},
+    parted,
+)
+"""
+
+
+def test_two_outputs_are_committed_together_though_workers_and_coordinators_are_killed_between_them(kafka, tmp_path):
+    orders = [tmp_path / method for method in ("listed", "end_all")]
+    run = Run(kafka, tmp_path, workers=2, job=TWO_OUTPUTS.format(kafka.bootstrap, str(tmp_path)))
+    try:
+        produced = 0
+
+        def more(what):
+            nonlocal produced
+            produce(kafka, produced, 300)
+            produced += 300
+            run.wait(lambda: (seen(kafka) | seen(kafka, "letters")).keys() >= set(range(produced)), what)
+
+        more("the first records")
+        os.kill(min(run.group(2)[1]), signal.SIGKILL)
+        more("what a killed worker had read")
+        for order in orders:
+            run.group(2)
+            order.touch()
+            more(f"what was committed to one output when the coordinator died before {order.name} of the other")
+            assert not order.exists()
+        run.stop()
+        assert seen(kafka) == Counter(range(0, produced, 2))
+        assert seen(kafka, "letters") == Counter(range(1, produced, 2))
+        assert run.log.read_text().count("the coordinator's process ended with status -9") == len(orders)
     finally:
         run.kill()
 

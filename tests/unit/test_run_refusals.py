@@ -180,13 +180,17 @@ def test_a_commit_that_has_succeeded_though_it_was_said_to_be_refused_is_not_tak
     with pytest.raises(PeerError, match="planted"):
         commit(run, job, 2, folder.wrote(1, 1, {"id": 2, "name": "y"}))
     run, job = folder.coordinator()
-    record = run._driver.record
+    driver = run._outputs[0].driver
+    record = driver.record
 
     def recorded_and_refused(commits: Any) -> None:
         record(commits)
         raise PeerError("planted: the answer is a refusal")
 
-    with patch.object(run._driver, "record", recorded_and_refused), pytest.raises(PeerError, match="the answer is a refusal"):
+    with (
+        patch.object(driver, "record", recorded_and_refused),
+        pytest.raises(PeerError, match="the answer is a refusal"),
+    ):
         job.recover()
     assert folder.checkpoints() == [(1, True), (2, False)]
     folder.living()

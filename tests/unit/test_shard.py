@@ -55,7 +55,7 @@ EVENTS: dict[type, Any] = {
     CallStarted: CallStarted(),
     Swept: Swept(),
     Ended: Ended(MemoryHandle(0), Outcome.COMMITTED),
-    Copied: Copied(MemoryHandle(0)),
+    Copied: Copied((MemoryHandle(0),)),
     RowsWritten: RowsWritten(None),
     CallFailed: CallFailed(),
     BundleFinalised: BundleFinalised(),
@@ -109,7 +109,7 @@ class Caller:
                 return Ended(handle, Outcome.ABORTED if handle in self.aborted else Outcome.COMMITTED)
         handle = MemoryHandle(self.handles)
         self.handles += 1
-        return RowsWritten(handle) if isinstance(command, Write) else Copied(handle)
+        return RowsWritten(handle) if isinstance(command, Write) else Copied((handle,))
 
 
 def durable(caller: Caller) -> None:

@@ -12,7 +12,7 @@ from tests.helpers.worlds.commits import COMMITS
 from tests.helpers.worlds.fetch import FETCH
 from tests.helpers.worlds.heart import HEART
 from tests.helpers.worlds.letters import LETTERS
-from tests.helpers.worlds.run import RUN
+from tests.helpers.worlds.run import OUTPUTS, RUN
 from tests.helpers.worlds.search import Adversary
 from tests.helpers.worlds.shards import SHARDS
 from tests.helpers.worlds.spark import SPARK
@@ -176,6 +176,18 @@ WORLDS = (
             "expired PREPARED": 25,
             "stop": 100,
             "waits for a lock": 4,
+        },
+    ),
+    Searched(
+        OUTPUTS,
+        600,
+        run.PLANTED_IN_OUTPUTS,
+        {
+            "worker killed": 400,
+            "coordinator killed": 400,
+            "killed in commit": 60,
+            "foreign coordinator": 400,
+            "expired PREPARED": 60,
         },
     ),
     Searched(

@@ -12,11 +12,14 @@ import copy
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, assert_never
 from unittest.mock import patch
 
 from headrace.connectors.commit import JobCommitter, StaleEpochError
+from headrace.connectors.outputs import SOLE, Outputs, Sinks
+from headrace.connectors.sink import HandleSerializer
 from headrace.enumerator.checkpoint import CheckpointSerializer
 from headrace.enumerator.enumerator import create_enumerator, restore_enumerator
 from headrace.enumerator.errors import FencedError, PeerError
@@ -69,15 +72,13 @@ from headrace.runners.local.core import (
     WorkerSnapshotted,
 )
 from headrace.testing.memory import MemorySplit, MemorySplitSerializer
-from headrace.testing.memory_sink import MemoryHandle, MemoryHandleSerializer, MemorySink, MemoryTransactionLog, State
+from headrace.testing.memory_sink import MemoryHandle, MemorySink, MemoryTransactionLog, State
 from tests.helpers.worlds.search import Adversary
 
 ROUNDS = 60
 """Time without trouble, in rounds, in which everything must be done."""
 
-_SERIALIZER: RunCheckpointSerializer[MemorySplit, MemoryHandle] = RunCheckpointSerializer(
-    CheckpointSerializer("memory", MemorySplitSerializer()), MemoryHandleSerializer()
-)
+_POSITIONS = CheckpointSerializer("memory", MemorySplitSerializer())
 _SCHEDULE = RunSchedule(1.0, 0.0, 10.0, tolerable_failed_checkpoints=2)
 
 
@@ -112,9 +113,9 @@ class Log(MemoryTransactionLog):
 class Disk:
     """What outlives processes: a folder of checkpoints. `full`: nothing more can be written."""
 
-    def __init__(self) -> None:
+    def __init__(self, outputs: tuple[str, ...]) -> None:
         self.files: dict[int, bytes] = {}
-        self.roster = Roster("run-x")
+        self.roster = Roster("run-x", outputs=outputs)
         self.full = False
 
 
@@ -123,9 +124,10 @@ class DiskStore:
 
     folder = Path("folder")
 
-    def __init__(self, disk: Disk, changing: Callable[[], None]) -> None:
+    def __init__(self, disk: Disk, handles: HandleSerializer[Any], changing: Callable[[], None]) -> None:
         self.disk = disk
         self.changing = changing
+        self.serializer: RunCheckpointSerializer[MemorySplit, Any] = RunCheckpointSerializer(_POSITIONS, handles)
 
     @property
     def roster(self) -> Roster:
@@ -135,37 +137,38 @@ class DiskStore:
     def last_id(self) -> int:
         return max(self.disk.files, default=0)
 
-    def latest(self) -> RunCheckpoint[MemorySplit, MemoryHandle] | None:
+    def latest(self) -> RunCheckpoint[MemorySplit, Any] | None:
         if not self.disk.files:
             return None
-        return _SERIALIZER.deserialize(self.roster.run, self.disk.files[self.last_id], "disk")
+        return self.serializer.deserialize(self.roster.run, self.disk.files[self.last_id], "disk")
 
-    def write(self, checkpoint: RunCheckpoint[MemorySplit, MemoryHandle]) -> None:
+    def write(self, checkpoint: RunCheckpoint[MemorySplit, Any]) -> None:
         self.changing()
         if self.disk.full:
             raise CheckpointNotStoredError("no space left")
-        self.disk.files = {checkpoint.positions.checkpoint_id: _SERIALIZER.serialize(self.roster.run, checkpoint)}
+        self.disk.files = {checkpoint.positions.checkpoint_id: self.serializer.serialize(self.roster.run, checkpoint)}
         self.changing()
 
     def enlist(self, number: int) -> None:
-        self.disk.roster = Roster(self.roster.run, number + 1, (*self.roster.unswept, number))
+        self.disk.roster = replace(self.roster, next_number=number + 1, unswept=(*self.roster.unswept, number))
 
     def strike(self, numbers: list[int]) -> None:
         left = tuple(number for number in self.roster.unswept if number not in numbers)
-        self.disk.roster = Roster(self.roster.run, self.roster.next_number, left)
+        self.disk.roster = replace(self.roster, unswept=left)
 
 
 class Worker:
     """A worker's process. What it is told and says waits in `inbox` and `outbox`."""
 
-    def __init__(self, world: RunWorld, number: int, job: str) -> None:
-        self.world, self.number, self.job = world, number, job
+    def __init__(self, world: RunWorld, number: int, roster: Roster) -> None:
+        self.world, self.number = world, number
+        self.jobs = {name: roster.job(number, name) for name in world.outputs.sinks}
         self.inbox: deque[Any] = deque()
         self.outbox: deque[Any] = deque([WorkerJoined(number)])
         self.progress: ReaderProgress[MemorySplit] = ReaderProgress()
         self.reported: dict[int, Any] = {}
         self.at: dict[str, MemorySplit] = {}
-        self.open: int | None = None
+        self.open: dict[str, int] = {}
         self.begun = 0
         self.alive = True
         self.waits_for: tuple[str, int] | None = None
@@ -205,19 +208,22 @@ class Worker:
             self.world.happened["waits for a lock"] += 1
             self.waits_for = (split.split_id, split.next_offset)
             return
-        if self.open is None:
-            self.open = self.world.log.begin(self.job, f"{self.begun}.0.0")
-            self.begun += 1
-        self.world.log.append(self.open, [(split.split_id, offset) for offset in range(split.next_offset, stop)])
+        for offset in range(split.next_offset, stop):
+            name = self.world.output_of(split.split_id, offset)
+            if name not in self.open:
+                self.open[name] = self.world.log.begin(self.jobs[name], f"{self.begun}.0.0")
+                self.begun += 1
+            self.world.log.append(self.open[name], [(split.split_id, offset)])
         moved = MemorySplit(split.split_id, stop, None)
         self.at[split.split_id] = moved
         self.progress.delivered(SplitBatch(moved, None))  # type: ignore[arg-type]
 
     def snapshot(self, checkpoint_id: int) -> None:
-        handles: tuple[MemoryHandle, ...] = ()
-        if self.open is not None:
-            self.world.log.prepare(self.open)
-            handles, self.open = (MemoryHandle(self.open),), None
+        handles: tuple[Any, ...] = ()
+        for name, transaction in [*self.open.items()]:
+            self.world.log.prepare(transaction)
+            handles += (self.world.outputs.tagged(name, MemoryHandle(transaction)),)
+            del self.open[name]
         states = self.progress.snapshot()
         self.reported = {checkpoint_id: states}
         self.outbox.append(WorkerSnapshotted(self.number, checkpoint_id, states, handles))
@@ -231,7 +237,7 @@ class Life:
 
     def __init__(self, world: RunWorld, disk: Disk) -> None:
         self.world = world
-        self.store = DiskStore(disk, world.changing)
+        self.store = DiskStore(disk, world.outputs.handles, world.changing)
         number = disk.roster.next_number
         self.store.enlist(number)
         restored = self.store.latest()
@@ -246,7 +252,7 @@ class Life:
         )
         self.committer: RunCommitter[MemorySplit, MemoryHandle] = RunCommitter(
             self.store,  # type: ignore[arg-type]
-            MemorySink(world.log),
+            world.sink,
             restored,
             number,
             lambda: world.now_s,
@@ -280,7 +286,7 @@ class Life:
                 self.timers.append(timer)
             case StartWorker(_, number):
                 self.store.enlist(number)
-                self.workers[number] = Worker(self.world, number, self.store.roster.job(number))
+                self.workers[number] = Worker(self.world, number, self.store.roster)
             case KillWorker(number):
                 self.lose(number)
             case AssignSplits() | TakeSnapshot() | TellStored() | DismissWorker():
@@ -315,7 +321,7 @@ class Life:
             match work:
                 case RetireWorker(number):
                     self.committer.retire(number)
-                    self.retired.add(self.store.roster.job(number))
+                    self.retired.update(self.store.roster.job(number, name) for name in self.world.outputs.sinks)
                 case Recover():
                     self.job.recover()
                     self.events.append(RunRecovered())
@@ -348,6 +354,8 @@ class Life:
 class RunWorld:
     """One job, its input and output. Actions take any numbers, and do nothing where they do not apply."""
 
+    names: tuple[str, ...] = ()
+
     def __init__(self, parallelism: int) -> None:
         self.happened: Counter[str] = Counter()
         self.parallelism = 1 + parallelism % 3
@@ -356,8 +364,10 @@ class RunWorld:
         self.ends = {"a": 2, "b": 3, "c": 1}
         self.dies_in: int | None = None
         self.log = Log(self)
+        self.sink: Sinks = {name: MemorySink(self.log) for name in self.names} if self.names else MemorySink(self.log)
+        self.outputs = Outputs(self.sink)
         self.checked = 0
-        self.disk = Disk()
+        self.disk = Disk(self.names)
         self.kept: list[Disk] = []
         self.zombies: list[Worker] = []
         self.others: list[Life] = []
@@ -369,9 +379,13 @@ class RunWorld:
         self.drawn += 1
         return self.drawn
 
+    def output_of(self, split_id: str, offset: int) -> str:
+        """Where the transform sends this row."""
+        return SOLE
+
     def drivers(self) -> int:
-        """How many have taken the run over at the sink."""
-        return self.log.generation(self.disk.roster.run)
+        """How many have taken the run over at its sinks."""
+        return sum(self.log.generation(self.disk.roster.run_at(name)) for name in self.outputs.sinks)
 
     def changing(self) -> None:
         if self.dies_in is not None:
@@ -450,8 +464,11 @@ class RunWorld:
 
     def holders(self, row: tuple[str, int], asking: Worker) -> set[str]:
         """The jobs whose transactions have written this row."""
-        living = {worker.open for worker in (*self.life.workers.values(), *self.zombies) if worker.alive}
-        held = (entry for entry in self.log.entries if entry.state is State.PREPARED or entry.number in living - {asking.open})
+        living = {
+            entry for worker in (*self.life.workers.values(), *self.zombies) if worker.alive for entry in worker.open.values()
+        }
+        others = living - {*asking.open.values()}
+        held = (entry for entry in self.log.entries if entry.state is State.PREPARED or entry.number in others)
         return {entry.job for entry in held if entry.unended and row in entry.rows}
 
     def commit(self, dies: int, after: int) -> None:
@@ -622,8 +639,8 @@ class RunWorld:
         if self.happened["foreign coordinator"]:
             return False
         roster = self.disk.roster
-        known = {roster.job(number) for number in roster.unswept}
-        living = {worker.job for worker in self.life.workers.values()}
+        known = {roster.job(number, name) for number in roster.unswept for name in self.outputs.sinks}
+        living = {job for worker in self.life.workers.values() for job in worker.jobs.values()}
         return any(entry.unended for entry in self.log.entries if entry.job in known - living)
 
     def round(self) -> None:
@@ -713,6 +730,32 @@ RUN = Adversary(
 )  # fmt: skip
 
 
+class TwoOutputsWorld(RunWorld):
+    """The same with two sinks: the transform sends rows to one or the other, and all rows of a split to the second."""
+
+    names = ("bad", "good")
+
+    def output_of(self, split_id: str, offset: int) -> str:
+        return "good" if split_id == "b" or (split_id == "c" and offset % 2) else "bad"
+
+    def outage(self, after: int) -> None:
+        """The coordinator dies in a commit, and stays away for longer than what it has listed lives."""
+        self.commit(0, after)
+        for entry in self.log.entries:
+            if entry.state is State.PREPARED:
+                self.happened["expired PREPARED"] += 1
+                self.log.expire(entry.number)
+
+
+OUTPUTS = replace(
+    RUN,
+    name="outputs",
+    begin=TwoOutputsWorld,
+    actions={**RUN.actions, "outage": (TwoOutputsWorld.outage, 1)},
+    mixes=({**RUN.mixes[0], "outage": 4}, RUN.mixes[1]),
+)
+
+
 # --- bugs, for the search to find -------------------------------------------------------------------------------------
 
 
@@ -785,7 +828,7 @@ def the_list_is_not_stored() -> Iterator[None]:
 
 @contextmanager
 def an_older_folder_is_taken() -> Iterator[None]:
-    with patch.object(RunCommitter, "_refuse_stale", lambda self, seen: None):
+    with patch.object(RunCommitter, "_refuse_stale", lambda self, output, seen: None):
         yield
 
 
@@ -794,7 +837,7 @@ def the_sink_is_not_asked_before_a_commit() -> Iterator[None]:
     record = RunCommitter.record
 
     def alone(self: Any, commits: Any) -> None:
-        with patch.object(self._driver, "record", lambda commits: None):
+        with patch.object(self._outputs[0].driver, "record", lambda commits: None):
             record(self, commits)
 
     with patch.object(RunCommitter, "record", alone):
@@ -819,3 +862,60 @@ PLANTED = (
     the_sink_is_not_asked_before_a_commit,
 )
 """Each breaks a promise in some history."""
+
+
+@contextmanager
+def the_second_output_is_forgotten_after_a_crash() -> Iterator[None]:
+    """Of a coordinator that died between the commits of two sinks. The next one ends what is of the first alone."""
+    fence = RunCommitter.fence
+
+    def of_the_first(self: Any) -> Any:
+        commits = fence(self)
+        if commits is None:
+            return None
+        first = [listed for listed in commits.handles if self._sinks.output_of(listed.handle) == self._outputs[0].name]
+        return replace(commits, handles=tuple(first))
+
+    with patch.object(RunCommitter, "fence", of_the_first):
+        yield
+
+
+@contextmanager
+def aborted_rows_of_the_second_output_are_not_copied() -> Iterator[None]:
+    copy_all = RunCommitter.copy_all
+
+    with patch.object(RunCommitter, "copy_all", lambda self, handles: copy_all(self, handles)[:1]):
+        yield
+
+
+@contextmanager
+def the_first_sink_is_not_told_of_what_is_for_the_others() -> Iterator[None]:
+    """So nobody decides between two copies of a folder, and both are refused in the end."""
+    told_last = RunCommitter._told_last.fget  # type: ignore[attr-defined]
+
+    def without(self: Any) -> Any:
+        return [output for output in told_last(self) if self._own(output, self._listed)]
+
+    with patch.object(RunCommitter, "_told_last", property(without)):
+        yield
+
+
+@contextmanager
+def dead_workers_are_swept_at_the_first_sink_alone() -> Iterator[None]:
+    sweep = RunCommitter.sweep
+
+    def of_the_first(self: Any, keep: Any) -> None:
+        with patch.object(self, "_outputs", self._outputs[:1]):
+            sweep(self, keep)
+
+    with patch.object(RunCommitter, "sweep", of_the_first):
+        yield
+
+
+PLANTED_IN_OUTPUTS = (
+    the_second_output_is_forgotten_after_a_crash,
+    aborted_rows_of_the_second_output_are_not_copied,
+    the_first_sink_is_not_told_of_what_is_for_the_others,
+    dead_workers_are_swept_at_the_first_sink_alone,
+)
+"""Each breaks a promise in some history with two outputs."""
