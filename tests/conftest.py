@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ settings.register_profile("mutants", parent=settings.get_profile("default"), der
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 LAST_ANSWER_S = 30.0
+END_S = 30.0
 
 CONFIG = {
     # Tests of expired transactions would otherwise wait up to 10 s for the broker to look.
@@ -49,6 +51,16 @@ def _config() -> dict[str, str]:
 
 def _fetching() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("headrace-fetch")}
+
+
+def pytest_sessionfinish() -> None:
+    """The process that those of warm sessions are forked from serves all of them; it ends with the last, and before ours does.
+
+    Seen here: at the end of all tests Python told of a child that is still running, and of the pipe to it.
+    """
+    session = sys.modules.get("headrace.runners.spark.session")
+    if session is not None:
+        session.end_processes(END_S)
 
 
 @pytest.fixture(autouse=True)
