@@ -188,6 +188,7 @@ SPECULATION = {
 }
 
 
+@pytest.mark.long
 def test_an_executor_is_frozen_a_speculative_attempt_wins_and_then_the_executor_goes_on(copy, tmp_path):
     """Spark starts a second attempt only on another host: hence a cluster of two. A shuffle would read from the frozen one."""
     hold = fault("KafkaTransaction", "prepare", "before", "hold")
