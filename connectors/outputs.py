@@ -112,7 +112,7 @@ class Outputs:
 
     def __init__(self, sinks: Sinks) -> None:
         """Raises UsageError for what is no sink, and for names that cannot be."""
-        self.is_sole = not isinstance(sinks, Mapping)
+        self.is_sole: bool = not isinstance(sinks, Mapping)
         self.sinks: Mapping[str, TwoPhaseSink[Any]] = dict(sinks) if isinstance(sinks, Mapping) else {SOLE: sinks}
         if not self.sinks:
             raise UsageError(
