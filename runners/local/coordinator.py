@@ -284,12 +284,12 @@ class _Coordination:
             time.monotonic,
             time.time,
         )
-        progress_s = max(order.beginning.at_s, store.last_written_s or 0.0)
-        self._status = RunStatus(store.roster.run, order.settings.folder, progress_s)
         self._messages: RunMessages[Any, Any] = RunMessages(pipeline.source.split_serializer, pipeline.outputs.handles)
         self._server: CoordinationServer[Any, Any] = CoordinationServer(
             socket, self._messages, order.version, order.settings.workers, self._events.put, self._hear
         )
+        progress_s = max(order.beginning.at_s, store.last_written_s or 0.0)
+        self._status = RunStatus(store.roster.run, order.settings.folder, progress_s, self._server.address)
 
     def _core_from(self, restored: RunCheckpoint[Any, Any] | None, next_number: int) -> RunCore[Any, Any]:
         settings = self._order.settings
@@ -452,6 +452,7 @@ class _Coordination:
         for command in self._core.handle(event):
             self._status.did(command)
             self._perform(command)
+        self._server.is_serving = self._core.is_serving
 
     def _perform(self, command: Any) -> None:  # noqa: ANN401 - a RunCommand, whose types are the pipeline's
         match command:
@@ -525,6 +526,7 @@ class _Coordination:
     def _end_workers(self) -> None:
         """Those that were dismissed have some seconds; after a failure none has a reason to go on."""
         assert self._outcome is not None
+        self._server.is_serving = False
         self._nursery.close(LEAVE_S if self._outcome.error is None else 0.0)
         self._server.close()
 

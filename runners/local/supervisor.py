@@ -49,7 +49,7 @@ def supervise(job: Pipeline | PipelineFile, settings: RunSettings, processes: St
 
     `processes`: how the coordinator's is started, with these modules loaded (`forked`, `forked_apart`).
     """
-    with needs_extra("run", "grpc", "google"):
+    with needs_extra("run", "grpc", "grpc_health", "grpc_reflection", "google"):
         importlib.import_module("headrace.runners.local.wire.client")
     context = processes(job.modules())
     savepoint = None if settings.savepoint_file is None else read_savepoint(settings.savepoint_file)

@@ -10,7 +10,9 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pyarrow import parquet
 from typer.testing import CliRunner
 
@@ -339,6 +341,18 @@ def lag(folder):
     return None if told is None else {split_id.partition("@")[0]: records for split_id, records in told["splits"].items()}
 
 
+def health(folder):
+    """What the coordinator's server answers who asks for it by the address in the status; None where nobody answers."""
+    status = read_status(folder)
+    if status is None:
+        return None
+    with grpc.insecure_channel(status["address"]) as channel:
+        try:
+            return health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S).status
+        except grpc.RpcError:
+            return None
+
+
 def test_a_run_at_work_is_rescaled_and_neither_loses_a_record_nor_writes_one_twice(kafka, tmp_path):
     """1 worker, 8, 1, under load; a coordinator that dies with the request before it finds it again; then it is stopped."""
     run = Run(kafka, tmp_path, "--savepoints", str(tmp_path / "savepoints"), workers=1)
@@ -346,6 +360,7 @@ def test_a_run_at_work_is_rescaled_and_neither_loses_a_record_nor_writes_one_twi
     try:
         for workers in (8, 1):
             run.group(9 - workers)
+            run.wait(lambda: health(folder) == health_pb2.HealthCheckResponse.SERVING, "a run that says that it serves")
             written = len(kafka.records("out"))
             produce(kafka, produced, 600)
             produced += 600

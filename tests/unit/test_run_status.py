@@ -39,6 +39,7 @@ from headrace.runners.local.watching.status import RunStatus, read_status, remov
 from headrace.testing import MemoryLog, MemorySource, MemorySplit
 
 MONITORING = Path(__file__).parents[2] / "docs" / "monitoring"
+ADDRESS = "unix:/run/coordinator"
 METRIC = re.compile(r"\bheadrace_run_\w+")
 
 
@@ -59,7 +60,7 @@ class Clock:
 
 def shown(folder, clock, checkpoints=1):
     """The status of a run that has read 10 records and written 8 for each of so many checkpoints, and lost a worker."""
-    status = RunStatus("run-x", folder, clock.now_s - 60, clock)
+    status = RunStatus("run-x", folder, clock.now_s - 60, ADDRESS, clock)
     status.did(ReportWorkerLost(1, "killed", 0.0))
     status.did(ReportCheckpointFailure(1, "a reader was lost"))
     for number in range(2, 2 + checkpoints):
@@ -78,6 +79,7 @@ def test_the_status_of_a_run_is_in_its_folder_as_long_as_it_is_at_work(folder):
     shown(folder, Clock())
     found = read_status(folder)
     assert (found["records_in"], found["records_out"], found["workers_lost"]) == (10, 8, 1)
+    assert found["address"] == ADDRESS
     assert found["workers"] == [{"number": 2, "splits": 3}, {"number": 3, "splits": 1}]
     last = {"id": 2, "at": 1000.5, "duration_s": 0.5, "bytes": 77}
     assert found["checkpoints"] == {"completed": 1, "failed": 1, "last": last}
@@ -146,7 +148,7 @@ def test_a_lag_that_is_not_known_is_not_told(folder):
 
 
 def test_the_file_has_the_splits_that_are_furthest_behind_and_the_page_all(folder):
-    status = RunStatus("run-x", folder, 0.0, Clock())
+    status = RunStatus("run-x", folder, 0.0, ADDRESS, Clock())
     status.show("RUNNING", {}, RunLag(1.0, {f"s{number:03}": number for number in range(100)}))
     assert len(status.shown["lag"]["splits"]) == 100
     lag = read_status(folder)["lag"]
@@ -256,7 +258,9 @@ def test_a_run_is_well_while_its_last_checkpoint_is_not_too_long_ago(folder):
 
 def test_seen_here_a_run_that_starts_again_and_again_is_not_well_for_having_just_started(folder):
     clock = Clock()
-    again = RunStatus("run-x", folder, clock.now_s - 100, clock)  # the last checkpoint was committed by a coordinator before
+    again = RunStatus(
+        "run-x", folder, clock.now_s - 100, ADDRESS, clock
+    )  # the last checkpoint was committed by a coordinator before
     again.show("RUNNING", {}, None)
     assert (again.shown["since"], again.shown["progress_at"]) == (1000, 900)
     assert shown(folder, clock).shown["progress_at"] == again.shown["since"] + 0.5

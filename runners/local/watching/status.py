@@ -1,13 +1,14 @@
 """What a run at work does now: taken down by its coordinator, and kept in a file beside the checkpoints for who looks.
 
-    status.json   {"run", "coordinator", "at", "since", "progress_at", "phase", "records_in", "records_out",
+    status.json   {"run", "coordinator", "address", "at", "since", "progress_at", "phase", "records_in", "records_out",
                    "workers": [{"number", "splits"}], "workers_lost", "committables",
                    "lag": {"at", "records", "splits": {split id: records}} or null,
                    "checkpoints": {"completed", "failed", "last": {"id", "at", "duration_s", "bytes"} or null}}
 
 `lag` is null while it is not known; the file has its MOST_SPLITS largest splits, `shown` has all. `committables` are
-transactions that were committed. Times are seconds of the epoch. `progress_at`: when a checkpoint was last committed, by
-whatever coordinator. Counts are of this coordinator's life: a restart begins at nothing, as Prometheus' counters may.
+transactions that were committed. `address`: the coordinator's gRPC server, as a gRPC client takes it. Times are seconds of the
+epoch. `progress_at`: when a checkpoint was last committed, by whatever coordinator. Counts are of this coordinator's life: a
+restart begins at nothing, as Prometheus' counters may.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ _STATUS = "status.json"
 class RunStatus:
     """Owned by the coordinator's main thread, which alone calls it; `shown` may be read by any thread."""
 
-    def __init__(self, run: str, folder: Path, progress_s: float, clock: Callable[[], float] = time.time) -> None:
-        """`run`: its name at the sink. `clock` gives seconds of the epoch.
+    def __init__(self, run: str, folder: Path, progress_s: float, address: str, clock: Callable[[], float] = time.time) -> None:
+        """`run`: its name at the sink. `address`: of the coordinator's gRPC server. `clock` gives seconds of the epoch.
 
         `progress_s`: when its last checkpoint was committed, or the run was started if that is later.
         """
@@ -56,7 +57,7 @@ class RunStatus:
         self._completed = self._failed = self._workers_lost = 0
         self._committables = self._listed = 0
         self._last: dict[str, Any] | None = None
-        self._identity = {"run": run, "coordinator": os.getpid(), "since": clock()}
+        self._identity = {"run": run, "coordinator": os.getpid(), "address": address, "since": clock()}
         self.shown: Mapping[str, Any] = {}
 
     def saw(self, event: object) -> None:

@@ -18,6 +18,7 @@ from headrace.enumerator.split import SplitT
 from headrace.runners.local.core import SplitDone, WorkerJoined, WorkerSilent, WorkerSnapshotted
 from headrace.runners.local.wire import run_pb2 as pb
 from headrace.runners.local.wire import run_pb2_grpc
+from headrace.runners.local.wire.health import ADMINISTRATION_THREADS, RunHealth
 from headrace.runners.local.wire.messages import RunMessages, check_hello
 
 __all__ = ["OPTIONS", "CoordinationServer"]
@@ -38,6 +39,7 @@ class _Stream:
         self.outbox: queue.SimpleQueue[pb.ToWorker | None] = queue.SimpleQueue()
         self.heard_s = time.monotonic()
         self.ended = threading.Event()
+        self.answered = threading.Event()
 
 
 WorkerEvent = WorkerJoined | WorkerSilent | SplitDone | WorkerSnapshotted[Any, Any]
@@ -62,9 +64,12 @@ class CoordinationServer(run_pb2_grpc.CoordinationServicer, Generic[SplitT, Hand
         self._messages, self._version, self._emit, self._failed = messages, version, emit, failed
         self._streams: dict[int, _Stream] = {}
         self._lock = threading.Lock()
-        self._server = grpc.server(ThreadPoolExecutor(workers + _SPARE_THREADS), options=OPTIONS)
+        threads = workers + _SPARE_THREADS + ADMINISTRATION_THREADS
+        self._server = grpc.server(ThreadPoolExecutor(threads), options=OPTIONS)
         run_pb2_grpc.add_CoordinationServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
-        self._server.add_insecure_port(f"unix:{socket}")
+        self._health = RunHealth(self._server, pb.DESCRIPTOR.services_by_name["Coordination"].full_name)
+        self.address = f"unix:{socket}"
+        self._server.add_insecure_port(self.address)
         self._server.start()
 
     def Work(self, requests: Iterator[pb.FromWorker], context: grpc.ServicerContext) -> Iterator[pb.ToWorker]:  # noqa: N802 - gRPC's name
@@ -76,6 +81,8 @@ class CoordinationServer(run_pb2_grpc.CoordinationServicer, Generic[SplitT, Hand
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             return
         stream = _Stream()
+        if not context.add_callback(stream.answered.set):
+            return  # it has ended already
         with self._lock:
             if number in self._streams:
                 context.abort(grpc.StatusCode.ALREADY_EXISTS, f"worker {number} has been here before")
@@ -106,12 +113,25 @@ class CoordinationServer(run_pb2_grpc.CoordinationServicer, Generic[SplitT, Hand
             stream.ended.wait(timeout_s)
             stream.outbox.put(None)
 
+    @property
+    def is_serving(self) -> bool:
+        """What health checks are answered: whether the run reads and writes. Set by the coordinator's main thread."""
+        return self._health.is_serving
+
+    @is_serving.setter
+    def is_serving(self, value: bool) -> None:
+        self._health.is_serving = value
+
     def close(self) -> None:
-        """End all streams, after what was sent."""
+        """End all streams of workers, after what was sent; then whatever else somebody has open, which nobody waits for."""
+        deadline_s = time.monotonic() + _STOP_S
         with self._lock:
-            for stream in self._streams.values():
-                stream.outbox.put(None)
-        self._server.stop(_STOP_S).wait()
+            streams = list(self._streams.values())
+        for stream in streams:
+            stream.outbox.put(None)
+        for stream in streams:
+            stream.answered.wait(max(0.0, deadline_s - time.monotonic()))
+        self._server.stop(None).wait()
 
     def _listen(self, number: int, stream: _Stream, requests: Iterator[pb.FromWorker]) -> None:
         self._emit(WorkerJoined(number))
