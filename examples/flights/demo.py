@@ -19,19 +19,19 @@ from typing import NoReturn, TypeVar
 import pandas as pd
 import pyarrow.parquet
 from display import Display, History, Sample
-from driver import DemoError, Driver
-from files import committed_files, is_committed
+from files import committed_files, is_committed, offsets_read
 from flights import FLIGHTS, airlines, flights
 from oracle import CopyVerdict, Verdict, judge, judge_copy, read_output
 from producer import FlightProducer
 from report import delays, draw
 from rich.console import Console
+from supervised import DemoError, SupervisedJob
 
 from headrace.harness.kafka import add_partitions, create_topic, delete_topic, start_broker
 
 T = TypeVar("T")
 
-PARTITIONS, PARTITIONS_WHILE_DOWN, PARTITIONS_WHILE_RUNNING = 3, 6, 9  # carriers hash to each of those added
+PARTITIONS, PARTITIONS_WHILE_RUNNING, PARTITIONS_WHILE_DOWN = 3, 6, 9  # carriers hash to each of those added
 FIRST_KILL, GROWTH, SECOND_KILL = 0.25, 0.45, 0.65  # shares of the flights that are out by then
 BATCHES_AT_LEAST = 15
 HOLD_SHARE = 0.25  # of the flights: production waits when it is so far ahead, so that no machine is too slow for the plan
@@ -53,28 +53,33 @@ class Demo:
         self._state = "starting"
         self.history = History()
         self._display = Display(console, self.history, total)
-        checkpoints = str(directory / "checkpoint")
-        arguments = [bootstrap, topic, str(self._output), copy, checkpoints, str(total // BATCHES_AT_LEAST)]
-        self._driver = Driver(arguments, directory)
+        self._copied = directory / "checkpoint" / "kafka"
+        self._waits_for_standby = False
+        self.outages: list[str] = []
+        """What was lost by each kill, as the last lines say it."""
+
+        told = {"bootstrap": bootstrap, "topic": topic, "output": str(self._output), "copy": copy}
+        told |= {"checkpoint": str(directory / "checkpoint"), "records_per_batch": str(total // BATCHES_AT_LEAST)}
+        self._job = SupervisedJob(told, directory)
 
     def run(self, rate: float) -> None:
         """Produce and read at the same time, kill twice, add partitions twice, restore, finish."""
         produced = flights(self._total)
         self.history.began = time.monotonic()
-        with FlightProducer(self._bootstrap, self._topic, produced, rate) as self._producer, self._driver, self._display:
-            self._driver.start()
+        with FlightProducer(self._bootstrap, self._topic, produced, rate) as self._producer, self._job, self._display:
+            self._job.start()
             self._wait_until_out(FIRST_KILL)
-            batch = self._kill()
-            self._add_partitions(PARTITIONS_WHILE_DOWN)
-            self._restore(batch)
+            self._wait_for_standby()
+            self._take_over()
             self._wait_until_out(GROWTH)
             self._add_partitions(PARTITIONS_WHILE_RUNNING)
             self._wait_until_out(SECOND_KILL)
-            self._restore(self._kill())
+            self._start_again()
             self._wait("the end of production", self._producer.is_done)
             self._state = "finishing"
-            self._driver.tell_to_finish()
-            self._wait("the job's end", self._driver.has_finished)
+            self._wait("every flight in both outputs", self._is_all_out)
+            self._job.finish()
+            self._wait("the job's end", self._job.has_finished)
             self._sample()
 
     def judge(self) -> Verdict:
@@ -97,21 +102,49 @@ class Demo:
     def _wait_until_out(self, share: float) -> None:
         self._wait(f"{share:.0%} of the flights in the output", lambda: self._last.records_out >= share * self._total)
 
-    def _kill(self) -> int:
-        batch = self._wait("a batch to be under way", lambda: self._driver.kill_within_batch(self._checkpoint, self._output))
-        self._state = "down"
-        self._display.event("kill", "killed", f"killed the driver (SIGKILL) within batch {batch}")
-        return batch
+    def _wait_for_standby(self) -> None:
+        """No flight is produced meanwhile, so that there is something left to be killed in."""
+        self._waits_for_standby = True
+        self._wait("an armed standby", lambda: self._job.has_standby)
+        self._waits_for_standby = False
 
-    def _restore(self, batch: int) -> None:
-        """Restart the job; it is restored when it has committed the batch it was killed in."""
-        killed_at = self.history.events[-1].at
+    def _take_over(self) -> None:
+        """Kill the driver at work: the standby is restored when it has committed the batch that the other was killed in."""
+        kill = self._job.kill_active_within_batch
+        batch = self._wait("a batch to be under way", lambda: kill(self._checkpoint, self._output))
+        self._state = "down"
+        self._display.event("kill", "killed", f"killed the driver at work (SIGKILL) within batch {batch}")
+        seconds = self._restored(batch, self.history.now)
+        self._display.event(
+            "restore", f"taken over, {seconds:.1f} s", f"the standby has done batch {batch}, {seconds:.1f} s later"
+        )
+        self.outages.append(f"{seconds:.1f} s until the standby had taken over")
+
+    def _start_again(self) -> None:
+        """Kill everything, the standby and the supervisor too; add partitions while nothing runs; start from the checkpoint."""
+        kill = self._job.kill_all_within_batch
+        batch = self._wait("a batch to be under way", lambda: kill(self._checkpoint, self._output))
+        self._state = "down"
+        self._display.event("kill", "all killed", f"killed everything (SIGKILL) within batch {batch}")
+        self._add_partitions(PARTITIONS_WHILE_DOWN)
+        self._job.start()
+        seconds = self._restored(batch, self.history.now)
+        text = f"restored: batch {batch} is done, {seconds:.1f} s after the start"
+        self._display.event("restore", f"restored, {seconds:.1f} s", text)
+        self.outages.append(f"{seconds:.1f} s from a cold start")
+
+    def _restored(self, batch: int, since: float) -> float:
+        """Wait for this batch, which is to be done again; how long it took, in seconds."""
         self._state = "restoring"
-        self._driver.start()
         self._wait(f"batch {batch}, to be done again,", lambda: is_committed(self._checkpoint, batch))
         self._state = "running"
-        seconds = self.history.now - killed_at
-        self._display.event("restore", f"restored, {seconds:.0f} s", f"restored: batch {batch} is done, {seconds:.1f} s later")
+        return self.history.now - since
+
+    def _is_all_out(self) -> bool:
+        if self._last.records_out < self._total:
+            return False
+        copied = offsets_read(self._copied, self._topic)
+        return all(copied.get(partition) == count for partition, count in self._producer.acknowledged.items())
 
     def _add_partitions(self, total: int) -> None:
         """Grow the topic; return when every new partition holds flights."""
@@ -130,20 +163,20 @@ class Demo:
             if self._last.records_out != progress:
                 progress, deadline = self._last.records_out, time.monotonic() + STALL_S
             if time.monotonic() > deadline:
-                raise DemoError(f"nothing moved for {STALL_S:.0f} s while waiting for {what}:\n{self._driver.log_tail()}")
+                raise DemoError(f"nothing moved for {STALL_S:.0f} s while waiting for {what}:\n{self._job.log_tail()}")
             time.sleep(POLL_S)
         return found
 
     def _look(self) -> None:
         """Notice a process or thread that died; sample and show, when it is time."""
-        is_running = self._driver.is_running
+        is_running = self._job.is_running
         self._producer.is_done()
         if self.history.now >= self._last.at + SAMPLE_S:
             self._sample()
             if self._state == "starting" and self._last.records_out:
                 self._state = "running"
             lag = self._last.records_in - self._last.records_out
-            self._producer.hold = is_running and lag > HOLD_SHARE * self._total
+            self._producer.hold = self._waits_for_standby or (is_running and lag > HOLD_SHARE * self._total)
             self._display.update(self._state, self._partitions)
 
     def _sample(self) -> None:
@@ -189,7 +222,7 @@ def prepare(directory: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     for name in ("flights", "checkpoint"):
         shutil.rmtree(directory / name, ignore_errors=True)
-    for name in ("job.log", "throughput.png"):
+    for name in ("job.log", "status.json", "throughput.png"):
         (directory / name).unlink(missing_ok=True)
     return directory.resolve()
 
@@ -219,6 +252,7 @@ def main(arguments: Sequence[str]) -> int:
         f"{copied.lost} lost, {copied.foreign} foreign"
     )
     console.print(in_kafka, soft_wrap=True, highlight=False)
+    console.print(f"outages: {'; '.join(demo.outages)}", soft_wrap=True, highlight=False)
     last = (
         f"headrace demo: {verdict.records_in} records in, {verdict.records_out} out, {verdict.duplicates} duplicates, "
         f"{verdict.lost} lost, {demo.history.restores} restores"

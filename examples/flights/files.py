@@ -18,6 +18,15 @@ def is_committed(checkpoint: Path, batch: int) -> bool:
     return (checkpoint / "commits" / str(batch)).exists()
 
 
+def offsets_read(checkpoint: Path, topic: str) -> dict[int, int]:
+    """Up to where the committed batches have read the topic, by partition."""
+    batch = max(_numbers(checkpoint / "commits"), default=None)
+    if batch is None:
+        return {}
+    source = (checkpoint / "offsets" / str(batch)).read_text().splitlines()[-1]
+    return {int(partition): offset for partition, offset in json.loads(source)[topic].items()}
+
+
 def committed_files(output: Path) -> list[Path]:
     """The Parquet files that the log of Spark's file sink names: others are left-overs of killed batches.
 

@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 FLIGHTS = ROOT / "examples" / "flights"
 REINITIALISE = ROOT / "faults" / "reinitialise"
 COUNT = 30_000
+OUTAGES = re.compile(r"outages: \d+\.\d s until the standby had taken over; \d+\.\d s from a cold start")
 LAST_LINE = re.compile(r"headrace demo: (\d+) records in, (\d+) out, (\d+) duplicates, (\d+) lost, (\d+) restores")
 
 pytestmark = pytest.mark.broker
@@ -33,6 +34,7 @@ def run_demo(bootstrap, output, planted=()):
     done = subprocess.run(command, cwd=output, env=environment, capture_output=True, text=True, check=False)
     found = LAST_LINE.fullmatch(done.stdout.rstrip().rpartition("\n")[2])
     assert found, f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert OUTAGES.search(done.stdout), done.stdout
     return done.returncode, [int(group) for group in found.groups()]
 
 
