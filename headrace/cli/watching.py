@@ -67,6 +67,7 @@ def table_of(status: Mapping[str, Any], before: Mapping[str, Any] | None) -> Tab
         "last checkpoint": "none yet" if last is None else _last(last, status["at"]),
         "workers": ", ".join(f"{worker['number']} ({worker['splits']} splits)" for worker in status["workers"]),
         "workers lost": f"{status['workers_lost']:,}",
+        "last restart": _last_restart(status),
     }
     for name, value in rows.items():
         table.add_row(name, value)
@@ -87,6 +88,15 @@ def _lag(lag: Mapping[str, Any] | None, now_s: float) -> str:
 def _last(last: Mapping[str, Any], now_s: float) -> str:
     size = "" if last["bytes"] is None else f", {last['bytes']:,} bytes"
     return f"{last['id']}, {now_s - last['at']:.1f} s ago, took {last['duration_s']:.3f} s{size}"
+
+
+def _last_restart(status: Mapping[str, Any]) -> str:
+    if "last_lost" not in status:  # a run of an earlier version
+        return "not known"
+    lost = status["last_lost"]
+    if lost is None:
+        return "none since the coordinator started"
+    return f"after worker {lost['number']} was lost, {status['at'] - lost['at']:,.0f} s ago"
 
 
 def _counted(status: Mapping[str, Any], before: Mapping[str, Any] | None, name: str) -> str:

@@ -102,6 +102,25 @@ def printed_table(status, before):
     return console.file.getvalue()
 
 
+def test_the_table_tells_when_a_worker_was_last_restarted_and_which(folder):
+    clock = Clock()
+    status = shown(folder, clock)
+    clock.now_s += 3
+    status.did(ReportWorkerLost(7, "killed", 0.0))
+    clock.now_s += 42
+    status.show("RUNNING", {}, None)
+    assert read_status(folder)["last_lost"] == {"number": 7, "at": clock.now_s - 42}
+    assert "after worker 7 was lost, 42 s ago" in printed_table(status.shown, None)
+
+
+def test_a_restart_that_is_not_known_is_another_thing_than_none(folder):
+    status = RunStatus("run-x", folder, 0.0, ADDRESS, Clock())
+    status.show("RUNNING", {}, None)
+    assert "none since the coordinator started" in printed_table(status.shown, None)
+    earlier = {name: value for name, value in status.shown.items() if name != "last_lost"}
+    assert re.search(r"last restart\W+not known", printed_table(earlier, None))
+
+
 def page(read, healthy_s=60.0):
     return RunPage(read, "127.0.0.1", 0, healthy_s)
 

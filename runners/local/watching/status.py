@@ -1,14 +1,14 @@
 """What a run at work does now: taken down by its coordinator, and kept in a file beside the checkpoints for who looks.
 
     status.json   {"run", "coordinator", "address", "at", "since", "progress_at", "phase", "records_in", "records_out",
-                   "workers": [{"number", "splits"}], "workers_lost", "committables",
+                   "workers": [{"number", "splits"}], "workers_lost", "last_lost": {"number", "at"} or null, "committables",
                    "lag": {"at", "records", "splits": {split id: records}} or null,
                    "checkpoints": {"completed", "failed", "last": {"id", "at", "duration_s", "bytes"} or null}}
 
 `lag` is null while it is not known; the file has its MOST_SPLITS largest splits, `shown` has all. `committables` are
-transactions that were committed. `address`: the coordinator's gRPC server, as a gRPC client takes it. Times are seconds of the
-epoch. `progress_at`: when a checkpoint was last committed, by whatever coordinator. Counts are of this coordinator's life: a
-restart begins at nothing, as Prometheus' counters may.
+transactions that were committed. `last_lost`: the worker that was lost last. `address`: the coordinator's gRPC server, as a
+gRPC client takes it. Times are seconds of the epoch. `progress_at`: when a checkpoint was last committed, by whatever
+coordinator. Counts are of this coordinator's life: a restart begins at nothing, as Prometheus' counters may; `last_lost` too.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class RunStatus:
         self._completed = self._failed = self._workers_lost = 0
         self._committables = self._listed = 0
         self._last: dict[str, Any] | None = None
+        self._last_lost: dict[str, Any] | None = None
         self._identity = {"run": run, "coordinator": os.getpid(), "address": address, "since": clock()}
         self.shown: Mapping[str, Any] = {}
 
@@ -86,8 +87,9 @@ class RunStatus:
                 self._listed = len(handles)
             case ReportCheckpointFailure():
                 self._failed += 1
-            case ReportWorkerLost():
+            case ReportWorkerLost(number):
                 self._workers_lost += 1
+                self._last_lost = {"number": number, "at": self._clock()}
             case _:
                 pass
 
@@ -102,6 +104,7 @@ class RunStatus:
             "records_out": self._records_out,
             "workers": [{"number": number, "splits": held} for number, held in sorted(splits.items())],
             "workers_lost": self._workers_lost,
+            "last_lost": self._last_lost,
             "committables": self._committables,
             "lag": None if lag is None else _lag_of(lag, lag.splits),
             "checkpoints": {"completed": self._completed, "failed": self._failed, "last": self._last},
