@@ -165,8 +165,8 @@ def coordinate(order: CoordinatorOrder, socket: Path, supervisor: Connection, li
     """The main function of a coordinator's process. `supervisor` says "stop"; it is sent the Restarts after each failure of a
     worker, and in the end a RunOutcome.
 
-    `socket`, for its workers, is in a folder for this user alone. `lifeline` is open as long as this process lives, or one that
-    it has started.
+    `socket`, for its workers unless they use TCP, is in a folder for this user alone. `lifeline` is open as long as this
+    process lives, or one that it has started.
     """
     os.setpgid(0, 0)  # the group that its workers join, and that ends with it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -244,7 +244,7 @@ class _Coordination:
         from headrace.runners.local.wire.messages import RunMessages
         from headrace.runners.local.wire.server import CoordinationServer
 
-        self._order, self._socket, self._pipeline, self._store = order, socket, pipeline, store
+        self._order, self._pipeline, self._store = order, pipeline, store
         self._tell_supervisor = tell
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._timers: list[tuple[float, int, Any]] = []
@@ -286,10 +286,15 @@ class _Coordination:
         )
         self._messages: RunMessages[Any, Any] = RunMessages(pipeline.source.split_serializer, pipeline.outputs.handles)
         self._server: CoordinationServer[Any, Any] = CoordinationServer(
-            socket, self._messages, order.version, order.settings.workers, self._events.put, self._hear
+            order.settings.tcp_address or socket,
+            self._messages,
+            order.version,
+            order.settings.workers,
+            self._events.put,
+            self._hear,
         )
         progress_s = max(order.beginning.at_s, store.last_written_s or 0.0)
-        self._status = RunStatus(store.roster.run, order.settings.folder, progress_s, self._server.address)
+        self._status = RunStatus(store.roster.run, order.settings.folder, progress_s, self._server.endpoint.address)
 
     def _core_from(self, restored: RunCheckpoint[Any, Any] | None, next_number: int) -> RunCore[Any, Any]:
         settings = self._order.settings
@@ -497,7 +502,7 @@ class _Coordination:
         self._store.enlist(number)
         order = WorkerOrder(
             self._order.pipeline,
-            self._socket,
+            self._server.endpoint,
             number,
             {
                 name: first_attempt(sink, self._store.roster, number, name)

@@ -24,6 +24,7 @@ from headrace.enumerator.restarts import ExponentialDelay, RestartStrategy, dura
 from headrace.enumerator.source import Source
 from headrace.runners.local.checkpoints import local_folder
 from headrace.runners.local.core import RunSchedule
+from headrace.runners.local.listening import UNIX, TcpAddress, tcp_address
 from headrace.runners.python_file import load_file, named_in_file
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ class RunSettings:
     - `restart` (`restart-strategy.*`): default exponential delay.
     - `metrics_port`: serve Prometheus' metrics and `/healthz` there as long as the run is at work, default None, not at all;
       needs the extra `metrics`. `metrics_address`: default 127.0.0.1; with `0.0.0.0` other machines read them, without a login.
+    - `listen`: where workers reach their coordinator. Default `unix`, a socket in a private folder; `tcp`, a free port of
+      127.0.0.1; or `tcp://ADDRESS:PORT`. On TCP each call has to bring a token that the run's own processes have alone.
 
     Checked when made: raises UsageError.
     """
@@ -95,10 +98,11 @@ class RunSettings:
     restart: RestartStrategy = field(default_factory=ExponentialDelay, kw_only=True)
     metrics_port: int | None = field(default=None, kw_only=True)
     metrics_address: str = field(default="127.0.0.1", kw_only=True)
+    listen: str = field(default=UNIX, kw_only=True)
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
-        _ = self.folder, self.savepoint_folder, self.savepoint_file
+        _ = self.folder, self.savepoint_folder, self.savepoint_file, self.tcp_address
         if not isinstance(self.retention, Retention):
             raise UsageError(f"retention must be a Retention, not {self.retention!r}")
         if self.metrics_port is not None and not 0 < self.metrics_port < MOST_PORTS:
@@ -132,6 +136,11 @@ class RunSettings:
     def savepoint_file(self) -> Path | None:
         """The savepoint that the run begins with."""
         return None if self.from_savepoint is None else local_folder(self.from_savepoint)
+
+    @property
+    def tcp_address(self) -> TcpAddress | None:
+        """Where the coordinator listens; None for its Unix socket."""
+        return tcp_address(self.listen)
 
     @property
     def schedule(self) -> RunSchedule:

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from headrace.connectors.outputs import WrongOutputError
@@ -25,6 +24,7 @@ from headrace.enumerator.errors import AuthenticationError, DataLossError, Usage
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.progress import ReaderProgress
 from headrace.enumerator.source import SplitBatch
+from headrace.runners.local.listening import Endpoint
 from headrace.runners.local.pipeline import Pipeline, PipelineFile
 
 __all__ = ["WorkerOrder", "described", "transform_error", "work"]
@@ -44,7 +44,7 @@ class WorkerOrder:
     """
 
     pipeline: Pipeline | PipelineFile
-    socket: Path
+    endpoint: Endpoint
     number: int
     first: Mapping[str, Attempt]
     version: str
@@ -58,7 +58,7 @@ def work(order: WorkerOrder) -> None:
     # Ctrl-C and SIGTERM are for the supervisor.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    stream = WorkerStream(order.socket, order.number, order.version, order.heartbeat_s)
+    stream = WorkerStream(order.endpoint, order.number, order.version, order.heartbeat_s)
     try:
         _Worker(order, stream).run()
     except Exception as error:  # noqa: BLE001 - it is told to the coordinator, which decides
@@ -136,9 +136,11 @@ class _Worker:
                 self._reader.close()
 
     def _obey(self, message: Any) -> None:  # noqa: ANN401 - a message of run.proto
+        from headrace.runners.local.wire.messages import check_welcome
+
         match message.WhichOneof("message"):
             case "welcome":
-                pass
+                check_welcome(message.welcome, self._order.version)
             case "assign_splits":
                 splits = self._messages.assigned(message.assign_splits)
                 log.debug("worker %d: reads %d more splits", self._order.number, len(splits))

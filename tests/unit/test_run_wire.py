@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import socket
 import tempfile
 import threading
 import time
@@ -13,11 +14,15 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from headrace.errors import StateError, UsageError
 from headrace.runners.local.core import WorkerJoined
+from headrace.runners.local.listening import Endpoint, new_token, tcp_address
 from headrace.runners.local.wire import run_pb2 as pb
 from headrace.runners.local.wire import run_pb2_grpc, server
-from headrace.runners.local.wire.messages import RunMessages, hello
+from headrace.runners.local.wire.client import WorkerStream
+from headrace.runners.local.wire.messages import RunMessages, check_welcome, hello
 from headrace.runners.local.wire.server import CoordinationServer
+from headrace.runners.local.wire.tokens import token_metadata
 from headrace.testing.memory import MemorySplitSerializer
 from headrace.testing.memory_sink import MemoryHandleSerializer
 
@@ -31,12 +36,10 @@ MESSAGES = RunMessages(MemorySplitSerializer(), MemoryHandleSerializer())
 class Coordinator:
     """A server, for two workers."""
 
-    def __init__(self, folder):
+    def __init__(self, at):
         self.events = queue.SimpleQueue()
-        self.server = CoordinationServer(
-            Path(folder) / "coordinator", MESSAGES, VERSION, 2, self.events.put, lambda number, failed: None
-        )
-        self.channel = grpc.insecure_channel(self.server.address)
+        self.server = CoordinationServer(at, MESSAGES, VERSION, 2, self.events.put, lambda number, failed: None)
+        self.channel = grpc.insecure_channel(self.server.endpoint.address)
         self.health = health_pb2_grpc.HealthStub(self.channel)
         self.reflection = reflection_pb2_grpc.ServerReflectionStub(self.channel)
 
@@ -44,7 +47,9 @@ class Coordinator:
         """As a worker; returns what it is told."""
         said = queue.SimpleQueue()
         said.put(hello(number, VERSION))
-        told = run_pb2_grpc.CoordinationStub(self.channel).Work(iter(said.get, None), timeout=PATIENCE_S)
+        brought = token_metadata(self.server.endpoint.token)
+        work = run_pb2_grpc.CoordinationStub(self.channel).Work
+        told = work(iter(said.get, None), timeout=PATIENCE_S, metadata=brought)
         assert next(told).WhichOneof("message") == "welcome"
         assert self.events.get(timeout=PATIENCE_S) == WorkerJoined(number)
         return told
@@ -56,7 +61,7 @@ class Coordinator:
 @pytest.fixture
 def coordinator():
     with tempfile.TemporaryDirectory() as folder:  # a socket's path is short
-        coordinator = Coordinator(folder)
+        coordinator = Coordinator(Path(folder) / "coordinator")
         try:
             yield coordinator
         finally:
@@ -150,3 +155,173 @@ def test_a_server_that_closes_sends_what_it_was_given_and_waits_for_no_watcher(c
     assert left == ["checkpoint_stored"] * 100
     with pytest.raises(grpc.RpcError):
         next(watched)
+
+
+# --- TCP ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_tcp():
+    coordinator = Coordinator(tcp_address("tcp"))
+    try:
+        yield coordinator
+    finally:
+        coordinator.channel.close()
+        coordinator.server.close()
+
+
+def bearer(token):
+    return (("authorization", f"Bearer {token}"),)
+
+
+METHODS = (
+    f"/{SERVICE}/Work",
+    "/grpc.health.v1.Health/Check",
+    "/grpc.health.v1.Health/Watch",
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    "/another/method",
+)
+
+
+def brought_by_strangers(token):
+    """What calls bring that are to be refused."""
+    other = new_token()
+    right = bearer(token)[0]
+    return {
+        "nothing": (),
+        "another token": bearer(other),
+        "a part of it": bearer(token[:-1]),
+        "more than it": bearer(token + "x"),
+        "another scheme": (("authorization", f"Basic {token}"),),
+        "another name": (("token", token),),
+        "two": (right, bearer(other)[0]),
+    }
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_stranger_without_the_token_is_refused_by_every_method_before_it_has_said_anything(on_tcp, method):
+    token = on_tcp.server.endpoint.token
+    call = on_tcp.channel.stream_stream(method, lambda data: data, lambda data: data)
+    for what, brought in brought_by_strangers(token).items():
+        said = queue.SimpleQueue()
+        with pytest.raises(grpc.RpcError) as caught:
+            next(call(iter(said.get, None), metadata=brought, timeout=PATIENCE_S))
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED, what
+        assert token not in str(caught.value)
+        said.put(None)
+    assert on_tcp.events.empty()
+
+
+def test_with_the_token_workers_join_and_health_and_reflection_answer(on_tcp):
+    on_tcp.server.is_serving = True
+    token = token_metadata(on_tcp.server.endpoint.token)
+    request = health_pb2.HealthCheckRequest()
+    assert on_tcp.health.Check(request, metadata=token, timeout=PATIENCE_S).status == SERVING
+    asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+    (listed,) = on_tcp.reflection.ServerReflectionInfo(asked, metadata=token, timeout=PATIENCE_S)
+    assert SERVICE in [service.name for service in listed.list_services_response.service]
+    on_tcp.join(1)
+
+
+def test_strangers_that_say_nothing_keep_no_worker_out(on_tcp):
+    said = queue.SimpleQueue()
+    call = on_tcp.channel.stream_unary("/grpc.health.v1.Health/Check", lambda data: data, lambda data: data)
+    strangers = [call.future(iter(said.get, None), timeout=2 * PATIENCE_S) for _ in range(50)]
+    on_tcp.join(1)
+    assert {stranger.exception(PATIENCE_S).code() for stranger in strangers} == {grpc.StatusCode.UNAUTHENTICATED}
+    for _ in strangers:
+        said.put(None)
+
+
+def test_a_worker_of_another_version_is_refused_though_it_has_the_token(on_tcp):
+    token = token_metadata(on_tcp.server.endpoint.token)
+    said = iter([hello(1, "0.0.1")])
+    with pytest.raises(grpc.RpcError) as caught:
+        next(run_pb2_grpc.CoordinationStub(on_tcp.channel).Work(said, metadata=token, timeout=PATIENCE_S))
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "0.0.1" in caught.value.details()
+    assert VERSION in caught.value.details()
+    assert on_tcp.events.empty()
+
+
+def test_a_worker_refuses_a_coordinator_of_another_version():
+    check_welcome(pb.Welcome(version=VERSION), VERSION)
+    with pytest.raises(StateError, match=r"the coordinator is of headrace 0\.0\.1, and its worker of 1\.2\.3"):
+        check_welcome(pb.Welcome(version="0.0.1"), VERSION)
+
+
+def test_the_token_is_another_one_each_time_and_is_in_no_log_and_no_representation(on_tcp, caplog):
+    token = on_tcp.server.endpoint.token
+    assert len({token, new_token(), new_token()}) == 3
+    with caplog.at_level("DEBUG"):
+        for brought in brought_by_strangers(token).values():
+            with pytest.raises(grpc.RpcError):
+                on_tcp.health.Check(health_pb2.HealthCheckRequest(), metadata=brought, timeout=PATIENCE_S)
+    assert [record.levelname for record in caplog.records if "without this run's token" in record.message] == ["WARNING"]
+    assert token not in caplog.text
+    assert token not in repr(on_tcp.server.endpoint)
+
+
+def test_tcp_is_for_this_machine_alone_unless_an_address_is_given(on_tcp):
+    host, _, port = on_tcp.server.endpoint.address.rpartition(":")
+    assert host == "127.0.0.1"
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", int(port)), timeout=PATIENCE_S).close()
+
+
+def test_an_address_for_other_machines_is_warned_of_and_workers_use_the_loopback(caplog):
+    coordinator = Coordinator(tcp_address("tcp://0.0.0.0:0"))
+    try:
+        assert coordinator.server.endpoint.address.startswith("127.0.0.1:")
+        coordinator.join(1)
+    finally:
+        coordinator.channel.close()
+        coordinator.server.close()
+    assert "which other machines may reach" in caplog.text
+
+
+def test_a_port_that_is_taken_is_named(on_tcp):
+    taken = f"tcp://{on_tcp.server.endpoint.address}"
+    with pytest.raises(UsageError, match=f"cannot listen at {taken}"):
+        Coordinator(tcp_address(taken))
+
+
+def test_a_worker_shows_its_token_to_no_proxy(on_tcp, monkeypatch):
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("no_proxy", "no_grpc_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    stream = WorkerStream(on_tcp.server.endpoint, 1, VERSION, PATIENCE_S)
+    assert on_tcp.events.get(timeout=PATIENCE_S) == WorkerJoined(1)
+    stream.close(PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("listen", "address"),
+    [
+        ("unix", None),
+        ("tcp", "127.0.0.1:0"),
+        ("tcp://127.0.0.1:6123", "127.0.0.1:6123"),
+        ("tcp://[::1]:0", "[::1]:0"),
+        ("tcp://0.0.0.0:6123", "0.0.0.0:6123"),
+    ],
+)
+def test_listen_says_where(listen, address):
+    found = tcp_address(listen)
+    assert (None if found is None else str(found)) == address
+
+
+@pytest.mark.parametrize(
+    "listen",
+    ["", "TCP", "http://127.0.0.1:1", "tcp://", "tcp://127.0.0.1", "tcp://localhost:1", "tcp://127.0.0.1:70000", "tcp://:1",
+     "tcp://127.0.0.1:1/path", "tcp://me@127.0.0.1:1", "unix:/socket", None, 1],
+)  # fmt: skip
+def test_another_listen_is_refused_with_the_forms_there_are(listen):
+    with pytest.raises(UsageError, match=r"listen must be unix, tcp, or tcp://ADDRESS:PORT"):
+        tcp_address(listen)
+
+
+def test_an_endpoint_of_a_socket_has_no_token(coordinator):
+    address = coordinator.server.endpoint.address
+    assert coordinator.server.endpoint == Endpoint(address, None)
+    assert address.startswith("unix:/")

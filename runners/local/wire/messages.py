@@ -14,7 +14,7 @@ from headrace.enumerator.split import SplitT
 from headrace.runners.local.core import WorkerSnapshotted
 from headrace.runners.local.wire import run_pb2 as pb
 
-__all__ = ["PROTOCOL", "RunMessages", "check_hello", "hello"]
+__all__ = ["PROTOCOL", "RunMessages", "check_hello", "check_welcome", "hello"]
 
 PROTOCOL = 1
 """Raised with every change of what a message means; both sides must have the same."""
@@ -36,6 +36,15 @@ def check_hello(message: pb.FromWorker, version: str) -> int:
             f"of {version} (protocol {PROTOCOL}): the installation has changed while they ran; start the run again"
         )
     return int(greeting.number)
+
+
+def check_welcome(welcome: pb.Welcome, version: str) -> None:
+    """By a worker of this version. Raises StateError for a coordinator of another."""
+    if welcome.version != version:
+        raise StateError(
+            f"the coordinator is of headrace {welcome.version}, and its worker of {version}: the installation has changed "
+            "while they ran; start the run again"
+        )
 
 
 class RunMessages(Generic[SplitT, HandleT]):

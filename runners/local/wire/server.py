@@ -14,12 +14,15 @@ from typing import Any, Generic
 import grpc
 
 from headrace.connectors.sink import HandleT
+from headrace.enumerator.errors import UsageError
 from headrace.enumerator.split import SplitT
 from headrace.runners.local.core import SplitDone, WorkerJoined, WorkerSilent, WorkerSnapshotted
+from headrace.runners.local.listening import Endpoint, TcpAddress, new_token
 from headrace.runners.local.wire import run_pb2 as pb
 from headrace.runners.local.wire import run_pb2_grpc
 from headrace.runners.local.wire.health import ADMINISTRATION_THREADS, RunHealth
 from headrace.runners.local.wire.messages import RunMessages, check_hello
+from headrace.runners.local.wire.tokens import TokenCheck
 
 __all__ = ["OPTIONS", "CoordinationServer"]
 
@@ -46,11 +49,11 @@ WorkerEvent = WorkerJoined | WorkerSilent | SplitDone | WorkerSnapshotted[Any, A
 
 
 class CoordinationServer(run_pb2_grpc.CoordinationServicer, Generic[SplitT, HandleT]):
-    """Serves on a Unix socket. `send`, `heard_s` and `close` are called by the coordinator's main thread."""
+    """Serves on a Unix socket or a TCP port. `send`, `heard_s` and `close` are called by the coordinator's main thread."""
 
     def __init__(
         self,
-        socket: Path,
+        at: Path | TcpAddress,
         messages: RunMessages[SplitT, HandleT],
         version: str,
         workers: int,
@@ -59,18 +62,33 @@ class CoordinationServer(run_pb2_grpc.CoordinationServicer, Generic[SplitT, Hand
     ) -> None:
         """Serve at once. `emit` takes events, `failed` a worker's own error; both are called by any thread.
 
-        `socket` is in a folder that is for this user alone: whoever can connect is believed.
+        `at`: a socket in a folder that is for this user alone, so whoever can connect is believed; or a TCP address, where each
+        call has to bring the token of `endpoint`. Raises UsageError for an address that cannot be bound.
         """
         self._messages, self._version, self._emit, self._failed = messages, version, emit, failed
         self._streams: dict[int, _Stream] = {}
         self._lock = threading.Lock()
         threads = workers + _SPARE_THREADS + ADMINISTRATION_THREADS
-        self._server = grpc.server(ThreadPoolExecutor(threads), options=OPTIONS)
+        token = new_token() if isinstance(at, TcpAddress) else None
+        interceptors = () if token is None else (TokenCheck(token),)
+        self._server = grpc.server(ThreadPoolExecutor(threads), interceptors=interceptors, options=OPTIONS)
         run_pb2_grpc.add_CoordinationServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         self._health = RunHealth(self._server, pb.DESCRIPTOR.services_by_name["Coordination"].full_name)
-        self.address = f"unix:{socket}"
-        self._server.add_insecure_port(self.address)
+        self.endpoint = Endpoint(self._bound(at), token)
         self._server.start()
+
+    def _bound(self, at: Path | TcpAddress) -> str:
+        """The address for clients."""
+        if isinstance(at, Path):
+            self._server.add_insecure_port(f"unix:{at}")
+            return f"unix:{at}"
+        try:
+            port = self._server.add_insecure_port(str(at))
+        except RuntimeError as error:
+            raise UsageError(f"the run cannot listen at tcp://{at}: is the port taken, the address of this machine?") from error
+        if not at.ip.is_loopback:
+            log.warning("the run listens at tcp://%s, which other machines may reach; without its token they are refused", at)
+        return at.reached_at(port)
 
     def Work(self, requests: Iterator[pb.FromWorker], context: grpc.ServicerContext) -> Iterator[pb.ToWorker]:  # noqa: N802 - gRPC's name
         """One worker's stream, from its hello on. Called by gRPC, in a thread of its own."""
