@@ -13,6 +13,8 @@ from headrace.cli.serving import named_settings
 COMMIT_S = 30.0
 """So long the newest checkpoint may take to be committed; without a run at work it never is, but by --pipeline."""
 
+OF_THE_RUN = "The run's checkpoints: a folder, or a URL such as s3://bucket/run."
+
 RESCALE_S = 120.0
 """So long a run may take until it has stored and committed a checkpoint, and is started with other workers."""
 
@@ -20,7 +22,9 @@ RESCALE_S = 120.0
 def run_command(
     pipeline: Annotated[str, typer.Argument(help="A Python file and the variable that is a Pipeline: job.py:pipeline.")],
     *,
-    checkpoints: Annotated[Path, typer.Option(file_okay=False, help="The folder of the checkpoints; of this run alone.")],
+    checkpoints: Annotated[
+        str, typer.Option(help="Where the checkpoints are, of this run alone: a folder, or a URL such as s3://bucket/run.")
+    ],
     workers: Annotated[int, typer.Option(min=1, help="Processes that read and write.")] = 1,
     savepoints: Annotated[
         str | None, typer.Option(help="Write the last checkpoint into this folder as a savepoint when the run ends.")
@@ -55,14 +59,14 @@ def run_command(
     options = {"savepoints": savepoints, "from_savepoint": from_savepoint, "metrics_port": metrics}
     given = {name: value for name, value in options.items() if value is not None}
     configured = {**flink_settings(named_settings(config)), "metrics_address": metrics_address, "listen": listen}
-    settings = RunSettings(str(checkpoints), workers=workers, **{**configured, **given})
+    settings = RunSettings(checkpoints, workers=workers, **{**configured, **given})
     savepoint = supervise(PipelineFile.parse(pipeline), settings, forked)
     if savepoint is not None:
         typer.echo(savepoint)
 
 
 def savepoint_command(
-    checkpoints: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="The folder of the run's checkpoints.")],
+    checkpoints: Annotated[str, typer.Argument(help=OF_THE_RUN)],
     target: Annotated[Path, typer.Argument(file_okay=False, help="The folder for the savepoint; made if need be.")],
     *,
     pipeline: Annotated[
@@ -80,6 +84,7 @@ def savepoint_command(
     """
     from headrace.harness.waiting import wait_until
     from headrace.runners.local.savepoints import take_savepoint
+    from headrace.runners.local.storage.places import run_files
 
     if pipeline is not None:
         from headrace.runners.local.finish import finish
@@ -88,13 +93,15 @@ def savepoint_command(
         finish(PipelineFile.parse(pipeline).load(), checkpoints)
     taken: list[Path] = []
     wait_until(
-        lambda: taken.append(take_savepoint(checkpoints, target)), "the checkpoint's transactions to be committed", COMMIT_S
+        lambda: taken.append(take_savepoint(run_files(checkpoints), target)),
+        "the checkpoint's transactions to be committed",
+        COMMIT_S,
     )
     typer.echo(taken[0])
 
 
 def rescale_command(
-    checkpoints: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="The folder of the run's checkpoints.")],
+    checkpoints: Annotated[str, typer.Argument(help=OF_THE_RUN)],
     workers: Annotated[int, typer.Argument(min=1, help="How many processes are to read and write.")],
 ) -> None:
     """Have a run at work use another number of workers, from a checkpoint that it takes now.
@@ -106,16 +113,19 @@ def rescale_command(
     from headrace.enumerator.errors import RetriableError
     from headrace.harness.waiting import wait_until
     from headrace.runners.local.rescale import is_requested, request_rescale, withdraw_request
+    from headrace.runners.local.storage.places import machine_folder
+
+    folder = machine_folder(checkpoints)
 
     def check() -> None:
-        if is_requested(checkpoints):
+        if is_requested(folder):
             raise RetriableError("no run with these checkpoints has carried it out")
 
-    request_rescale(checkpoints, workers)
+    request_rescale(folder, workers)
     try:
         wait_until(check, f"the run to use {workers} workers", RESCALE_S)
     except BaseException:
-        if withdraw_request(checkpoints):
+        if withdraw_request(folder):
             note("the request is withdrawn, and no run will carry it out")
         else:
             note(f"a run has taken the request up, and goes on with {workers} workers when it has started again")
@@ -123,7 +133,7 @@ def rescale_command(
 
 
 def top_command(
-    checkpoints: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="The folder of the run's checkpoints.")],
+    checkpoints: Annotated[str, typer.Argument(help=OF_THE_RUN)],
     *,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
 ) -> None:
@@ -133,5 +143,6 @@ def top_command(
     and the ends of the splits, which are asked then.
     """
     from headrace.cli.watching import follow
+    from headrace.runners.local.storage.places import machine_folder
 
-    follow(checkpoints, every)
+    follow(machine_folder(checkpoints), every)

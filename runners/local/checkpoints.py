@@ -1,23 +1,20 @@
-"""The folder of a run's checkpoints: positions and handles together, each file whole, durable and checked by a checksum.
+"""A run's checkpoints: positions and handles together, each file whole, durable and checked by a checksum.
 
     savepoint.json                   the savepoint that the run began with, if any (`headrace.runners.local.savepoints`)
-    lock                             held by the coordinator as long as it lives: there is one at a time
     run.json                         the run's name at the sink, and the workers whose transactions may still be open
     checkpoint-000000000007.json     {"format": "headrace-run-checkpoint", "version": 1, "crc32": <of the body>, "body": "..."}
                                      body: {"run", "checkpoint_id", "completed", "epochs", "handle_version",
                                             "handles": [[number, ...]], "source": "<what CheckpointSerializer writes>"}
                                      of version 2, of a run with several outputs: also "outputs": {<name>: [before, last]}
 
-A file is written under another name, made durable, and renamed, so that a file that has its name is whole. A checkpoint is
-written again under its name when its transactions are committed (`completed`, without handles), or copied.
+A checkpoint is written again under its name when its transactions are committed (`completed`, without handles), or copied.
+Where the files are, and what keeps a second coordinator out, is `headrace.runners.local.storage`.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
-import os
 import re
 import threading
 import uuid
@@ -25,21 +22,19 @@ import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Generic
-from urllib.parse import unquote, urlsplit
-
-from tenacity import RetryCallState, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from headrace.connectors.outputs import SOLE, OutputHandleSerializer
 from headrace.connectors.sink import HandleSerializer, HandleT, stored_text
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
-from headrace.enumerator.errors import FencedError, HeadraceError, RetriableError, StateError, UsageError
+from headrace.enumerator.errors import HeadraceError, RetriableError, StateError
 from headrace.enumerator.split import SplitT
 from headrace.runners.local.core import WorkerHandle
+from headrace.runners.local.storage.files import NotWrittenError, RunFiles
+from headrace.runners.local.storage.lock import FolderLock
+from headrace.runners.local.storage.places import make_machine_folder, run_files
 
 __all__ = [
-    "LOCK",
     "SAVEPOINT",
     "CheckpointNotStoredError",
     "CheckpointStore",
@@ -48,11 +43,9 @@ __all__ = [
     "RunCheckpoint",
     "RunCheckpointSerializer",
     "has_run",
-    "local_folder",
     "newest_positions",
     "opened",
     "sealed",
-    "write_whole",
 ]
 
 log = logging.getLogger(__name__)
@@ -68,13 +61,6 @@ _NAME = re.compile(r"checkpoint-(\d{12})\.json")
 _RUN = "run.json"
 SAVEPOINT = "savepoint.json"
 """The savepoint that the run began with, if it began with one."""
-
-LOCK = "lock"
-"""The name of the file that a coordinator locks."""
-
-
-LOOKED_AT_S = 10.0
-"""Whoever looks whether a run is at work has its lock for microseconds. One that is frozen just then is waited for so long."""
 
 
 class CheckpointNotStoredError(HeadraceError):
@@ -185,100 +171,75 @@ class NewestPositions:
     source: str
 
 
-def newest_positions(folder: Path) -> NewestPositions:
+def newest_positions(files: RunFiles) -> NewestPositions:
     """Of the newest checkpoint, whether or not a run is at work: no older one will do, since later rows are committed.
 
     Raises StateError where there is none, or where it is damaged, RetriableError where a newer one has just taken its place.
     """
-    checkpoint_id = max(_ids(folder), default=None) if folder.is_dir() else None
+    checkpoint_id = max(_ids(files), default=None)
     if checkpoint_id is None:
-        raise StateError(f"{folder}: there is no checkpoint")
-    path = _path(folder, checkpoint_id)
+        raise StateError(f"{files.location}: there is no checkpoint")
+    name = _name(checkpoint_id)
     try:
-        body = opened(FORMAT, VERSION, path.read_bytes(), str(path))
+        body = opened(FORMAT, VERSION, files.read(name), files.where(name))
     except FileNotFoundError as error:
-        raise RetriableError(f"{path} is not there any more") from error
+        raise RetriableError(f"{files.where(name)} is not there any more") from error
     return NewestPositions(body["run"], body["checkpoint_id"], body["completed"] is True, body["source"])
 
 
-def local_folder(url: str) -> Path:
-    """The folder that a path or a `file:` URL names, absolute. Raises UsageError for another URL: there is no lock for it."""
-    if not isinstance(url, str) or not url:  # what a caller gives has no type yet
-        raise UsageError(f"checkpoints must be a folder's path or a file: URL, not {url!r}")
-    parts = urlsplit(url)
-    if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path:
-        return Path(unquote(parts.path))
-    if "://" in url or parts.scheme == "file":
-        raise UsageError(f"checkpoints must be a folder of this machine, a path or file:///..., not {url!r}")
-    return Path(url).absolute()
-
-
 class CheckpointStore(Generic[SplitT, HandleT]):
-    """The folder, opened by the one coordinator there is. `enlist` and `strike` may be called by any thread, the rest by one.
+    """The files, claimed by the one coordinator there is. `enlist` and `strike` may be called by any thread, the rest by one.
 
-    Raises OSError for what the filesystem refuses, but for what `write` says.
+    Raises OSError for what the filesystem refuses, but for what `write` says, and FencedError once another run has the files.
     """
 
-    def __init__(self, folder: Path, serializer: RunCheckpointSerializer[SplitT, HandleT], retained: int) -> None:
-        """Make the folder, and lock it. `retained`: so many newest checkpoints are kept, beside one that is not committed yet.
+    def __init__(self, checkpoints: str, serializer: RunCheckpointSerializer[SplitT, HandleT], retained: int) -> None:
+        """Lock and claim what `RunSettings.checkpoints` names. `retained`: so many newest checkpoints are kept, beside one that
+        is not committed yet.
 
-        Raises FencedError where another coordinator has it, StateError for a folder whose state cannot be read.
+        Raises FencedError where another coordinator of this machine has the lock, StateError for files that cannot be read,
+        UsageError for a place that cannot be used, and RetriableError for a store that does not answer.
         """
-        self.folder = folder
         self._serializer = serializer
         self._retained = retained
-        folder.mkdir(parents=True, exist_ok=True)
         self._roster_lock = threading.Lock()
-        self._keeping = threading.Lock()
+        self.files = files = run_files(checkpoints)
+        self._lock = FolderLock(make_machine_folder(checkpoints), files.location)
         try:
-            self._lock = _locked(folder / LOCK)
-        except BlockingIOError as error:
-            raise FencedError(
-                f"{folder}: another run works with these checkpoints; end it first, or give this one a folder of its own"
-            ) from error
-        try:
+            files.claim()
             self.roster = self._read_roster()
         except BaseException:
-            os.close(self._lock)
+            self._lock.close()
             raise
+
+    @property
+    def location(self) -> str:
+        """Of the files, as the user has given it."""
+        return self.files.location
 
     def close(self) -> None:
         """Unlock."""
-        os.close(self._lock)
+        self._lock.close()
 
     def keep_lock(self) -> None:
-        """Look whether the lock's file is still there; take it again where somebody has removed it. Called by any thread.
-
-        Raises FencedError where another run has made it anew: then two are at work, and this one must end.
-        """
-        with self._keeping:
-            if _is_in_place(self.folder / LOCK, self._lock):
-                return
-            try:
-                again = _locked(self.folder / LOCK)
-            except BlockingIOError as error:
-                raise FencedError(
-                    f"{self.folder / LOCK} was removed while this run was at work, and another run has made it anew. That one "
-                    "goes on, and this one must end"
-                ) from error
-            os.close(self._lock)
-            self._lock = again
-            log.warning(
-                "%s was removed while this run is at work, and is made anew. Leave it there: it keeps a second run out",
-                self.folder / LOCK,
-            )
+        """Raises FencedError where another run has the lock, too. Called by any thread."""
+        self._lock.keep()
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     @property
     def last_id(self) -> int:
         """The highest number of a checkpoint that is there, damaged or not; 0 without any."""
-        return max(self._ids(), default=0)
+        return max(_ids(self.files), default=0)
 
     @property
     def last_written_s(self) -> float | None:
         """When the newest checkpoint was written or marked as committed, in seconds of the epoch; None without any."""
-        return self._path(self.last_id).stat().st_mtime if self.last_id else None
+        return self.files.written_s(_name(self.last_id)) if self.last_id else None
+
+    def size(self, checkpoint_id: int) -> int | None:
+        """In bytes; None if it is not there. Called by any thread."""
+        return self.files.size(_name(checkpoint_id))
 
     def latest(self) -> RunCheckpoint[SplitT, HandleT] | None:
         """The last good checkpoint; None where there is none at all. A damaged one is named in a warning.
@@ -286,19 +247,19 @@ class CheckpointStore(Generic[SplitT, HandleT]):
         Raises StateError where all are damaged.
         """
         damaged: list[StateError] = []
-        for checkpoint_id in sorted(self._ids(), reverse=True):
+        for checkpoint_id in sorted(_ids(self.files), reverse=True):
             try:
                 return self._read(checkpoint_id)
             except StateError as error:
                 log.warning("%s; the one before is looked at", error)
                 damaged.append(error)
         if damaged:
-            raise StateError(f"{self.folder}: no checkpoint is good: {'; '.join(map(str, damaged))}")
+            raise StateError(f"{self.location}: no checkpoint is good: {'; '.join(map(str, damaged))}")
         return None
 
     def before(self, checkpoint: RunCheckpoint[SplitT, HandleT]) -> RunCheckpoint[SplitT, HandleT] | None:
         """The last good one before this, if nothing was committed between them, so that a run can go back to it; else None."""
-        for checkpoint_id in sorted(self._ids(), reverse=True):
+        for checkpoint_id in sorted(_ids(self.files), reverse=True):
             if checkpoint_id < checkpoint.positions.checkpoint_id:
                 with suppress(StateError):
                     found = self._read(checkpoint_id)
@@ -308,16 +269,11 @@ class CheckpointStore(Generic[SplitT, HandleT]):
     def take_back(self, checkpoint_id: int) -> None:
         """Remove it, durably: nothing of it was committed, and nothing will be. Raises as `keep_lock`."""
         self.keep_lock()
-        self._path(checkpoint_id).unlink(missing_ok=True)
-        _sync(self.folder)
+        self.files.remove((_name(checkpoint_id),))
 
     def _read(self, checkpoint_id: int) -> RunCheckpoint[SplitT, HandleT]:
-        path = self._path(checkpoint_id)
-        found = self._serializer.deserialize(self.roster.run, path.read_bytes(), str(path))
-        # Whoever wrote it may have died before it was durable.
-        _sync(path)
-        _sync(self.folder)
-        return found
+        name = _name(checkpoint_id)
+        return self._serializer.deserialize(self.roster.run, self.files.read(name), self.files.where(name))
 
     def write(self, checkpoint: RunCheckpoint[SplitT, HandleT]) -> None:
         """Make it durable, in place of one of the same number, then remove what is not retained.
@@ -326,32 +282,23 @@ class CheckpointStore(Generic[SplitT, HandleT]):
         Raises CheckpointNotStoredError if it is certain not to be there; after any other error it may be. First as `keep_lock`.
         """
         self.keep_lock()
-        path = self._path(checkpoint.positions.checkpoint_id)
-        data = self._serializer.serialize(self.roster.run, checkpoint)
-        scratch = path.with_suffix(".writing")
         try:
-            _write_durably(scratch, data)
-        except OSError as error:
-            raise CheckpointNotStoredError(f"{path}: {error}") from error
-        scratch.replace(path)
-        _sync(self.folder)
+            self.files.write(_name(checkpoint.positions.checkpoint_id), self._serializer.serialize(self.roster.run, checkpoint))
+        except NotWrittenError as error:
+            raise CheckpointNotStoredError(error.strerror) from error
         kept = self._retained if checkpoint.completed else self._retained + 1
-        doomed = sorted(self._ids(), reverse=True)[kept:]
+        doomed = sorted(_ids(self.files), reverse=True)[kept:]
         if doomed and not checkpoint.completed:
             # Damaged files count, and must not push out the one that the run goes back to.
             needed = self.before(checkpoint)
             doomed = [older for older in doomed if needed is None or older != needed.positions.checkpoint_id]
         for older in doomed:
-            self._path(older).unlink(missing_ok=True)
+            self.files.discard(_name(older))
 
     def remove(self) -> None:
-        """Everything but the lock: the run is over, and what it has written is committed. Raises as `keep_lock`."""
+        """Everything of the run: it is over, and what it has written is committed. Raises as `keep_lock`."""
         self.keep_lock()
-        for checkpoint_id in sorted(self._ids()):
-            self._path(checkpoint_id).unlink(missing_ok=True)
-        for name in (_RUN, SAVEPOINT):
-            (self.folder / name).unlink(missing_ok=True)
-        _sync(self.folder)
+        self.files.remove([*map(_name, _ids(self.files)), _RUN, SAVEPOINT])
 
     # --- the roster ---------------------------------------------------------------------------------------------------
 
@@ -367,21 +314,24 @@ class CheckpointStore(Generic[SplitT, HandleT]):
             self._write_roster(replace(self.roster, unswept=tuple(n for n in self.roster.unswept if n not in gone)))
 
     def _read_roster(self) -> Roster:
-        path = self.folder / _RUN
-        if not path.exists():
-            if self._ids():
-                raise StateError(f"{path} is missing, and there are checkpoints: which run they are of is not known")
+        where = self.files.where(_RUN)
+        try:
+            data = self.files.read(_RUN)
+        except FileNotFoundError as error:
+            if _ids(self.files):
+                missing = f"{where} is missing, and there are checkpoints: which run they are of is not known"
+                raise StateError(missing) from error
             roster = Roster(f"run-{uuid.uuid4().hex}", outputs=self._serializer.outputs)
             self._write_roster(roster)
             return roster
-        body = opened(RUN_FORMAT, RUN_VERSION, path.read_bytes(), str(path))
+        body = opened(RUN_FORMAT, RUN_VERSION, data, where)
         try:
             outputs = tuple(map(stored_text, body.get("outputs", ())))
             roster = Roster(str(body["run"]), _number(body["next_number"]), tuple(map(_number, body["unswept"])), outputs)
         except (KeyError, TypeError, ValueError) as error:
-            raise StateError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+            raise StateError(f"{where} is damaged: {type(error).__name__}: {error}") from error
         if outputs != self._serializer.outputs:
-            raise other_outputs(str(self.folder), outputs, self._serializer.outputs)
+            raise other_outputs(self.location, outputs, self._serializer.outputs)
         return roster
 
     def _write_roster(self, roster: Roster) -> None:
@@ -389,16 +339,8 @@ class CheckpointStore(Generic[SplitT, HandleT]):
         body: dict[str, Any] = {"run": roster.run, "next_number": roster.next_number, "unswept": list(roster.unswept)}
         if roster.outputs:
             body["outputs"] = list(roster.outputs)
-        write_whole(self.folder / _RUN, sealed(RUN_FORMAT, RUN_VERSION if roster.outputs else _OF_ONE_SINK, body))
+        self.files.write(_RUN, sealed(RUN_FORMAT, RUN_VERSION if roster.outputs else _OF_ONE_SINK, body))
         self.roster = roster
-
-    # --- files --------------------------------------------------------------------------------------------------------
-
-    def _ids(self) -> list[int]:
-        return _ids(self.folder)
-
-    def _path(self, checkpoint_id: int) -> Path:
-        return _path(self.folder, checkpoint_id)
 
 
 def other_outputs(where: str, found: tuple[str, ...], wanted: tuple[str, ...]) -> StateError:
@@ -410,88 +352,18 @@ def other_outputs(where: str, found: tuple[str, ...], wanted: tuple[str, ...]) -
     )
 
 
-def has_run(folder: Path) -> bool:
-    """Whether a run has worked with this folder, or has left checkpoints in it."""
-    return folder.is_dir() and ((folder / _RUN).exists() or bool(_ids(folder)))
+def has_run(files: RunFiles) -> bool:
+    """Whether a run has worked with these files, or has left checkpoints among them."""
+    return _RUN in files.names() or bool(_ids(files))
 
 
-def _locked(path: Path) -> int:
-    """The file, open and locked: the one that is there, also if somebody removes one meanwhile. Raises as `_lock_patiently`."""
-    while True:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            _lock_patiently(lock)
-        except BaseException:
-            os.close(lock)
-            raise
-        if _is_in_place(path, lock):
-            return lock
-        os.close(lock)
-
-
-def _is_in_place(path: Path, lock: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(lock))
-    except FileNotFoundError:
-        return False
-
-
-def _lock_patiently(lock: int) -> None:
-    """Raises BlockingIOError where another coordinator has it, at once; or while somebody looks for too long."""
-    attempts = Retrying(
-        retry=retry_if_result(lambda is_locked: not is_locked),
-        stop=stop_after_delay(LOOKED_AT_S),
-        wait=wait_fixed(0.01),
-        retry_error_callback=_give_up,
-    )
-    attempts(_lock_unless_looked_at, lock)
-
-
-def _lock_unless_looked_at(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        # Who looks whether a run is at work shares the lock, for a moment: a coordinator does not.
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        fcntl.flock(lock, fcntl.LOCK_UN)
-        return False
-    return True
-
-
-def _give_up(_: RetryCallState) -> None:
-    raise BlockingIOError
-
-
-def _ids(folder: Path) -> list[int]:
-    found = (_NAME.fullmatch(name) for name in os.listdir(folder))
+def _ids(files: RunFiles) -> list[int]:
+    found = (_NAME.fullmatch(name) for name in files.names())
     return [int(match[1]) for match in found if match is not None]
 
 
-def _path(folder: Path, checkpoint_id: int) -> Path:
-    return folder / f"checkpoint-{checkpoint_id:012d}.json"
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Durably, in place of what is there: whoever finds the file finds all of it. Raises OSError."""
-    scratch = path.with_suffix(".writing")
-    _write_durably(scratch, data)
-    scratch.replace(path)
-    _sync(path.parent)
-
-
-def _write_durably(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _name(checkpoint_id: int) -> str:
+    return f"checkpoint-{checkpoint_id:012d}.json"
 
 
 def _two(value: Any) -> tuple[int, int]:  # noqa: ANN401 - any JSON value

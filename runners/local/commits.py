@@ -425,7 +425,7 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
             ) from refusal
         self._store.take_back(checkpoint_id)
         raise RetriableError(
-            f"{self._store.folder}: checkpoint {checkpoint_id} cannot be committed: {refusal}. Nothing of it is, and it is "
+            f"{self._store.location}: checkpoint {checkpoint_id} cannot be committed: {refusal}. Nothing of it is, and it is "
             f"taken back: the next start goes on from checkpoint {before.positions.checkpoint_id}"
         ) from refusal
 
@@ -435,7 +435,7 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
         """
         kind = DataLossError if isinstance(refusal, UsageError | PreparedGoneError) else RetriableError
         return kind(
-            f"{self._store.folder}: checkpoint {stored.positions.checkpoint_id} is stored and not committed, and cannot be "
+            f"{self._store.location}: checkpoint {stored.positions.checkpoint_id} is stored and not committed, and cannot be "
             f"committed as it is: {refusal}. {why}: mend what the sink refuses and start again, or begin anew with another "
             "folder, from positions of your choice"
         )
@@ -450,12 +450,12 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
         if seen in (0, told.before):
             known = f"checkpoint {seen >> EPOCH_BITS}" if seen else "none of its checkpoints"
             raise StateError(
-                f"{self._store.folder}: the last good checkpoint is {last}, and {output.of} knows {known}: it is another "
+                f"{self._store.location}: the last good checkpoint is {last}, and {output.of} knows {known}: it is another "
                 "table, or an older state of it, or its record of this run was removed. Going on would leave out what was "
                 "committed. Name the run's table, or begin anew with another folder, from positions of your choice"
             )
         raise StaleEpochError(
-            f"{self._store.folder}: the last good checkpoint is {last}, and {output.of} has committed checkpoint "
+            f"{self._store.location}: the last good checkpoint is {last}, and {output.of} has committed checkpoint "
             f"{seen >> EPOCH_BITS} of this run, which this folder has not: it is an older copy, or that checkpoint is "
             "damaged. Going on would write rows twice. Begin anew with another folder, from positions of your choice"
         )

@@ -194,7 +194,7 @@ def _opened(order: CoordinatorOrder, socket: Path, supervisor: Connection, nurse
     log.debug("the pipeline is loaded")
     positions = CheckpointSerializer(pipeline.source.name, pipeline.source.split_serializer)
     serializer = RunCheckpointSerializer(positions, pipeline.outputs.handles)
-    store: CheckpointStore[Any, Any] = CheckpointStore(order.settings.folder, serializer, order.settings.retained)
+    store: CheckpointStore[Any, Any] = CheckpointStore(order.settings.checkpoints, serializer, order.settings.retained)
     try:
         if order.savepoint is not None:
             begin_with(order.savepoint, store, positions, partial(begun, pipeline.source))
@@ -294,7 +294,8 @@ class _Coordination:
             self._hear,
         )
         progress_s = max(order.beginning.at_s, store.last_written_s or 0.0)
-        self._status = RunStatus(store.roster.run, order.settings.folder, progress_s, self._server.endpoint.address)
+        address = self._server.endpoint.address
+        self._status = RunStatus(store.roster.run, order.settings.folder, progress_s, address, store.size)
 
     def _core_from(self, restored: RunCheckpoint[Any, Any] | None, next_number: int) -> RunCore[Any, Any]:
         settings = self._order.settings
@@ -321,7 +322,7 @@ class _Coordination:
             return replace(outcome, workers=self._next_workers())
         settings = self._order.settings
         folder = settings.savepoint_folder
-        path = None if folder is None else take_savepoint(self._store.folder, folder)
+        path = None if folder is None else take_savepoint(self._store.files, folder)
         if not outcome.finished and settings.retention is Retention.DELETE_ON_CANCELLATION:
             self._committer.forget()
         return replace(outcome, savepoint=path)

@@ -6,7 +6,6 @@ import secrets
 import time
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from headrace.connectors.commit import JobCommitter
@@ -15,6 +14,7 @@ from headrace.enumerator.errors import StateError
 from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpointSerializer, has_run
 from headrace.runners.local.commits import EPOCH_BITS, RunCommitter
 from headrace.runners.local.pipeline import Pipeline
+from headrace.runners.local.storage.places import run_files
 
 __all__ = ["finish"]
 
@@ -22,14 +22,15 @@ _RETAINED = 1 << 30
 """How many checkpoints are kept is for the run to say, and is not said here."""
 
 
-def finish(pipeline: Pipeline, checkpoints: Path) -> None:
+def finish(pipeline: Pipeline, checkpoints: str) -> None:
     """Commit what the newest checkpoint lists, and abort what its workers have left open, as the run's next start would.
 
-    Called in the caller's process; the folder is locked meanwhile. Raises FencedError while the run is at work, StateError for
-    a folder of no run, where nothing is made, or that cannot be read or is an older copy, and what the sink raises.
+    `checkpoints`: as in RunSettings. Called in the caller's process; they are locked meanwhile. Raises FencedError while the
+    run is at work on this machine, StateError for checkpoints of no run, where nothing is made, or that cannot be read or are
+    an older copy, and what the sink raises. A run of another machine, with checkpoints in a store, is ended by it.
     """
-    if not has_run(checkpoints):
-        raise StateError(f"{checkpoints}: no run has worked with this folder; name that of the run's checkpoints")
+    if not has_run(run_files(checkpoints)):
+        raise StateError(f"{checkpoints}: no run has worked with these checkpoints; name those of the run")
     source = pipeline.source
     positions = CheckpointSerializer(source.name, source.split_serializer)
     serializer = RunCheckpointSerializer(positions, pipeline.outputs.handles)

@@ -22,9 +22,10 @@ from headrace.connectors.outputs import SOLE, Outputs, Sinks, WrongOutputError, 
 from headrace.enumerator.errors import DeadlineExceededError, UsageError, is_retriable
 from headrace.enumerator.restarts import ExponentialDelay, RestartStrategy, duration_s, restart_strategy
 from headrace.enumerator.source import Source
-from headrace.runners.local.checkpoints import local_folder
 from headrace.runners.local.core import RunSchedule
 from headrace.runners.local.listening import UNIX, TcpAddress, tcp_address
+from headrace.runners.local.storage.folder import local_folder
+from headrace.runners.local.storage.places import machine_folder
 from headrace.runners.python_file import load_file, named_in_file
 
 if TYPE_CHECKING:
@@ -59,7 +60,9 @@ class RunSettings:
     """How a pipeline is run. Seconds; names and defaults are Flink's, but for the interval, which has none there.
 
     - `workers`: processes that read and write, default 1.
-    - `checkpoints`: the folder of the checkpoints, a path or `file:///...`. One run works with it at a time.
+    - `checkpoints`: where the checkpoints are: a folder, as a path or `file:///...`, or a URL that fsspec knows, such as
+      `s3://bucket/run` (extra `files`, and fsspec's package for that store). One run works with them at a time. A second one in
+      the same folder is refused; in a store, from another machine, the one that is started last goes on, and the other ends.
     - `interval_s` (`execution.checkpointing.interval`): from one checkpoint to the next, default 10. Rows become visible by it.
     - `min_pause_s` (`execution.checkpointing.min-pause`): from the end of one to the next, default 0.
     - `timeout_s` (`execution.checkpointing.timeout`): one that takes longer has failed, default 600. What a sink does before
@@ -124,8 +127,8 @@ class RunSettings:
 
     @property
     def folder(self) -> Path:
-        """The folder of the checkpoints."""
-        return local_folder(self.checkpoints)
+        """Of this machine: lock, status and requests to rescale; and the checkpoints, if they are in a folder."""
+        return machine_folder(self.checkpoints)
 
     @property
     def savepoint_folder(self) -> Path | None:

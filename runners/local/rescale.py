@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.enumerator.errors import StateError, UsageError
-from headrace.runners.local.checkpoints import write_whole
+from headrace.runners.local.storage.folder import write_whole
 
 __all__ = [
     "RescaleRequest",
@@ -49,9 +49,11 @@ class RescaleRequest:
 
 
 def request_rescale(folder: Path, workers: int) -> None:
-    """Tell the run that works with these checkpoints. Raises UsageError for no worker, OSError as the filesystem does."""
+    """Tell the run of this folder. Raises UsageError for no worker, StateError where no run has worked, and OSError."""
     if workers < 1:
         raise UsageError(f"a run needs at least 1 worker, not {workers}")
+    if not folder.is_dir():
+        raise StateError(f"{folder}: no run of this machine works there")
     write_whole(folder / _REQUEST, json.dumps({"workers": workers, "name": uuid.uuid4().hex}).encode())
 
 

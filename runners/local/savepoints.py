@@ -28,12 +28,12 @@ from headrace.runners.local.checkpoints import (
     SAVEPOINT,
     CheckpointStore,
     RunCheckpoint,
-    local_folder,
     newest_positions,
     opened,
     sealed,
-    write_whole,
 )
+from headrace.runners.local.storage.files import RunFiles
+from headrace.runners.local.storage.folder import local_folder, write_whole
 
 __all__ = ["Savepoint", "begin_with", "begun", "fetch_savepoint", "read_savepoint", "take_savepoint"]
 
@@ -80,17 +80,17 @@ class Savepoint:
         return serializer.deserialize(self.source.encode())
 
 
-def take_savepoint(checkpoints: Path, target: Path) -> Path:
+def take_savepoint(files: RunFiles, target: Path) -> Path:
     """Write the run's newest checkpoint whose transactions are committed into the folder `target`; returns the file.
 
-    The run may be at work: then it is at most an interval old. Raises StateError for a folder that has no good checkpoint,
+    The run may be at work: then it is at most an interval old. Raises StateError for files without a good checkpoint,
     RetriableError while the newest one is still being committed, and OSError for what the filesystem refuses.
     """
-    found = newest_positions(checkpoints)
+    found = newest_positions(files)
     if not found.completed:
         raise RetriableError(
-            f"{checkpoints}: checkpoint {found.checkpoint_id} is not committed yet. That is for the run to do; for one "
-            f"that has died: headrace savepoint {checkpoints} {target} --pipeline job.py:pipeline"
+            f"{files.location}: checkpoint {found.checkpoint_id} is not committed yet. That is for the run to do; for one "
+            f"that has died: headrace savepoint {files.location} {target} --pipeline job.py:pipeline"
         )
     return Savepoint(found.run, found.checkpoint_id, found.source).write(target)
 
@@ -165,16 +165,18 @@ def begin_with(
     `begins`: where a run with these positions begins (`begun`). Raises UsageError for a folder that has begun otherwise,
     StateError for a savepoint of another source, and what `begins` raises.
     """
-    kept, data = store.folder / SAVEPOINT, savepoint.serialize()
+    data = savepoint.serialize()
     positions = replace(savepoint.positions(serializer), checkpoint_id=1)
-    if kept.exists():
-        if kept.read_bytes() != data:
-            raise UsageError(f"{store.folder}: this run began with another savepoint; give one that begins anew another folder")
+    if SAVEPOINT in store.files.names():
+        if store.files.read(SAVEPOINT) != data:
+            raise UsageError(
+                f"{store.location}: this run began with another savepoint; give one that begins anew another folder"
+            )
     elif store.last_id:
         raise UsageError(
-            f"{store.folder}: there are checkpoints already; a run that begins with a savepoint needs a new folder"
+            f"{store.location}: there are checkpoints already; a run that begins with a savepoint needs a new folder"
         )
     else:
-        write_whole(kept, data)
+        store.files.write(SAVEPOINT, data)
     if not store.last_id:
         store.write(RunCheckpoint(begins(positions), (), completed=True))

@@ -229,7 +229,7 @@ def run_on(rig, tmp_path):
 
     def made(sink, name):
         store = stack.enter_context(
-            closing(CheckpointStore(tmp_path / name, RunCheckpointSerializer(positions, SqlHandleSerializer()), 1))
+            closing(CheckpointStore(str(tmp_path / name), RunCheckpointSerializer(positions, SqlHandleSerializer()), 1))
         )
         run = RunCommitter(store, sink, store.latest(), 0, lambda: 0.0, lambda: 1, lambda _: None, lambda _: None)
         return stack.enter_context(closing(run)), store

@@ -38,12 +38,10 @@ from headrace.kafka import At, Committed, KafkaSink, KafkaSource, Latest
 from headrace.run import ExponentialDelay, FixedDelay, Pipeline, Retention, RunSettings
 from headrace.runners.local import coordinator, rescale
 from headrace.runners.local.checkpoints import (
-    LOCK,
     CheckpointNotStoredError,
     CheckpointStore,
     RunCheckpoint,
     RunCheckpointSerializer,
-    local_folder,
     sealed,
 )
 from headrace.runners.local.commits import RunCommitter
@@ -62,6 +60,9 @@ from headrace.runners.local.rescale import (
     withdraw_request,
 )
 from headrace.runners.local.savepoints import Savepoint, begin_with, begun, fetch_savepoint, read_savepoint, take_savepoint
+from headrace.runners.local.storage.folder import local_folder
+from headrace.runners.local.storage.lock import LOCK
+from headrace.runners.local.storage.places import run_files
 from headrace.runners.local.supervisor import _Life, supervise
 from headrace.runners.local.wire import run_pb2 as pb
 from headrace.runners.local.wire.messages import PROTOCOL, RunMessages, check_hello, hello
@@ -90,7 +91,7 @@ def checkpoint(checkpoint_id=3, handles=(), completed=False, epoch=0, before=0):
 
 
 def opened(folder, retained=1):
-    return CheckpointStore(folder, SERIALIZER, retained)
+    return CheckpointStore(str(folder), SERIALIZER, retained)
 
 
 def test_seen_here_a_run_whose_lock_was_removed_takes_it_again_and_a_second_run_is_refused(tmp_path, caplog):
@@ -188,13 +189,13 @@ def test_seen_here_who_only_looks_whether_a_run_is_at_work_does_not_end_one_that
                 looker.close()
         flock(file, operation)
 
-    monkeypatch.setattr("headrace.runners.local.checkpoints.fcntl.flock", gone_at_the_second_try)
+    monkeypatch.setattr("headrace.runners.local.storage.lock.fcntl.flock", gone_at_the_second_try)
     opened(tmp_path).close()
     assert len(tries) == 2
 
 
 def test_a_frozen_looker_is_waited_for_only_so_long(tmp_path, monkeypatch):
-    monkeypatch.setattr("headrace.runners.local.checkpoints.LOOKED_AT_S", 0.02)
+    monkeypatch.setattr("headrace.runners.local.storage.lock.LOOKED_AT_S", 0.02)
     opened(tmp_path).close()
     with (tmp_path / LOCK).open() as looker:
         fcntl.flock(looker, fcntl.LOCK_SH)
@@ -315,7 +316,7 @@ def test_checkpoints_without_their_run_are_refused(tmp_path):
 
 @pytest.mark.parametrize("url", ["s3://bucket/x", "file://host/x", "file:", "", "hdfs://n/x"])
 def test_a_folder_elsewhere_is_refused(url):
-    with pytest.raises(UsageError, match="must be a folder"):
+    with pytest.raises(UsageError, match=r"a folder('s path or| of this machine)"):
         local_folder(url)
 
 
@@ -346,7 +347,7 @@ def test_seen_here_a_coordinator_that_died_while_the_sink_recorded_its_checkpoin
         kafka.create_topic("out")
         sink = KafkaSink(kafka.bootstrap, topic="out", properties={"default.api.timeout.ms": "3000"})
         serializer = RunCheckpointSerializer(SERIALIZER._source, sink.handles)
-        store = CheckpointStore(tmp_path, serializer, 1)
+        store = CheckpointStore(str(tmp_path), serializer, 1)
 
         def one_life(number):
             made = RunCommitter(
@@ -488,7 +489,7 @@ def as_it_is(positions):
 def test_a_savepoint_has_the_newest_committed_positions_and_another_run_begins_with_it(tmp_path):
     store = opened(tmp_path / "old")
     store.write(checkpoint(7, completed=True, epoch=9, before=8))
-    path = take_savepoint(tmp_path / "old", tmp_path / "made" / "savepoints")  # the run is at work
+    path = take_savepoint(run_files(str(tmp_path / "old")), tmp_path / "made" / "savepoints")  # the run is at work
     assert path == tmp_path / "made" / "savepoints" / f"savepoint-{store.roster.run}-000000000007.json"
     new = opened(tmp_path / "new")
     begin_with(read_savepoint(path), new, POSITIONS, as_it_is)
@@ -584,15 +585,15 @@ def test_a_folder_with_checkpoints_does_not_begin_with_a_savepoint(tmp_path):
 
 def test_no_savepoint_is_made_of_what_is_not_committed_or_not_the_newest(tmp_path):
     with pytest.raises(StateError, match="there is no checkpoint"):
-        take_savepoint(tmp_path / "none", tmp_path)
+        take_savepoint(run_files(str(tmp_path / "none")), tmp_path)
     store = opened(tmp_path, retained=2)
     store.write(checkpoint(1, completed=True))
     store.write(checkpoint(2, (WorkerHandle(4, MemoryHandle(9)),), epoch=5))
     with pytest.raises(RetriableError, match="checkpoint 2 is not committed yet"):
-        take_savepoint(tmp_path, tmp_path / "savepoints")
+        take_savepoint(run_files(str(tmp_path)), tmp_path / "savepoints")
     (tmp_path / "checkpoint-000000000002.json").write_bytes(b"{")
     with pytest.raises(StateError, match=r"000000000002\.json is damaged"):
-        take_savepoint(tmp_path, tmp_path / "savepoints")
+        take_savepoint(run_files(str(tmp_path)), tmp_path / "savepoints")
     assert not (tmp_path / "savepoints").exists()
     store.close()
 
@@ -606,15 +607,15 @@ def test_what_a_run_that_has_died_left_behind_is_finished_before_its_savepoint_i
     store.write(checkpoint(2, (listed,), epoch=9))
     pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(log))
     with pytest.raises(FencedError, match="another run works with these checkpoints"):
-        finish(pipeline, tmp_path / "run")
+        finish(pipeline, str(tmp_path / "run"))
     store.close()
     with pytest.raises(RetriableError, match="--pipeline"):
-        take_savepoint(tmp_path / "run", tmp_path / "savepoints")
+        take_savepoint(run_files(str(tmp_path / "run")), tmp_path / "savepoints")
     for _ in range(2):
-        finish(pipeline, tmp_path / "run")
+        finish(pipeline, str(tmp_path / "run"))
         assert log.rows() == ["listed"]
     assert not log.unended(store.roster.job(open_still.number))
-    savepoint = read_savepoint(take_savepoint(tmp_path / "run", tmp_path / "savepoints"))
+    savepoint = read_savepoint(take_savepoint(run_files(str(tmp_path / "run")), tmp_path / "savepoints"))
     assert savepoint.positions(POSITIONS) == checkpoint(2).positions
     assert len(list((tmp_path / "run").glob("checkpoint-*.json"))) == 2
 
@@ -623,8 +624,8 @@ def test_seen_here_a_folder_that_is_of_no_run_is_refused_and_nothing_is_made_in_
     log, folder = MemoryTransactionLog(), tmp_path / "wrong"
     folder.mkdir()
     for wrong in (folder, tmp_path / "none"):
-        with pytest.raises(StateError, match="no run has worked with this folder; name that of the run's checkpoints"):
-            finish(Pipeline(MemorySource(MemoryLog()), MemorySink(log)), wrong)
+        with pytest.raises(StateError, match="no run has worked with these checkpoints; name those of the run"):
+            finish(Pipeline(MemorySource(MemoryLog()), MemorySink(log)), str(wrong))
     assert not list(folder.iterdir())
     assert not (tmp_path / "none").exists()
     assert not log.rows()
@@ -905,9 +906,11 @@ def test_a_setting_that_there_is_not_is_refused(settings, message):
         ({"timeout_s": float("nan")}, "timeout_s must be more than 0"),
         ({"min_pause_s": -1}, "min_pause_s must be at least 0"),
         ({"heartbeat_timeout_s": 10.0}, "must be more than heartbeat_interval_s"),
-        ({"checkpoints": "s3://x"}, "a folder of this machine"),
+        ({"checkpoints": "memory://x"}, "must outlive the process"),
+        ({"checkpoints": "s3:/x"}, "names no filesystem"),
+        ({"checkpoints": ""}, "a URL that fsspec knows"),
         ({"savepoints": "s3://x"}, "a folder of this machine"),
-        ({"from_savepoint": ""}, "must be a folder's path or"),
+        ({"from_savepoint": ""}, "a folder's path or a file: URL is needed"),
         ({"retention": "DELETE_ON_CANCELLATION"}, "must be a Retention"),
     ],
 )

@@ -89,7 +89,7 @@ def test_seen_here_an_iceberg_table_that_was_made_anew_between_two_lives_is_refu
     properties = catalog_of(str(tmp_path))
     sink = IcebergSink(TABLE, properties)
     sink.create_table(VALUES)
-    store = CheckpointStore(tmp_path / "checkpoints", SERIALIZER, 1)
+    store = CheckpointStore(str(tmp_path / "checkpoints"), SERIALIZER, 1)
     store.enlist(0)
 
     def life() -> tuple[RunCommitter[Any, Any], JobCommitter[Any]]:
@@ -163,7 +163,7 @@ def test_seen_here_a_driver_that_was_replaced_is_told_so_though_its_files_are_go
     commit(run, job, 1, wrote(folder, 0, "x"))
     folder.store.enlist(1)
     handle = wrote(folder, 1, "y")
-    shutil.copytree(folder.store.folder, folder.root / "copy")
+    shutil.copytree(folder.store.location, folder.root / "copy")
     copy = folder.opened("copy")
     folder.coordinator(copy)[1].recover()
     assert folder.left_open() == set()

@@ -177,11 +177,11 @@ class TestWhatIsStored:
     )
     def test_a_folder_of_other_outputs_is_refused_with_the_way_out(self, tmp_path, before, now, said):
         """Nobody would end what the run has prepared for an output that is gone."""
-        store = CheckpointStore(tmp_path, serializer(*before), 1)
+        store = CheckpointStore(str(tmp_path), serializer(*before), 1)
         store.write(checkpoint(1))
         store.close()
         with pytest.raises(StateError, match=f"{said}. Stop the run as it was with a savepoint"):
-            CheckpointStore(tmp_path, serializer(*now), 1)
+            CheckpointStore(str(tmp_path), serializer(*now), 1)
         with pytest.raises(StateError, match=said):
             serializer(*now).deserialize("run-a", serializer(*before).serialize("run-a", checkpoint(1)), "here")
 
@@ -198,7 +198,7 @@ class TestOneDecision:
 
     @staticmethod
     def life(folder, sink, number):
-        store = CheckpointStore(folder, RunCheckpointSerializer(POSITIONS, Outputs(sink).handles), 1)
+        store = CheckpointStore(str(folder), RunCheckpointSerializer(POSITIONS, Outputs(sink).handles), 1)
         store.enlist(number)
         run = RunCommitter(store, sink, store.latest(), number, lambda: 0.0, lambda: number, lambda _: None, lambda _: None)
         return store, run, JobCommitter(store.roster.run, run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -24,9 +25,11 @@ from headrace.kafka import KafkaSink, KafkaSource, Latest
 from headrace.run import FixedDelay, Pipeline
 from headrace.runners.local.rescale import is_requested, request_rescale
 from headrace.runners.local.savepoints import read_savepoint, take_savepoint
+from headrace.runners.local.storage.places import run_files
 from headrace.runners.local.watching.status import read_status
 from headrace.testing import FakeKafka
 from tests.helpers import run_jobs
+from tests.helpers.object_store import object_store
 from tests.helpers.python_path import python_path
 
 pytestmark = pytest.mark.timeout(280)
@@ -115,7 +118,8 @@ def check_gone(group):
 class Run:
     """`headrace run` in a process of its own."""
 
-    def __init__(self, kafka, folder, *options, workers, job=JOB):
+    def __init__(self, kafka, folder, *options, workers, job=JOB, checkpoints=None, environment=None):
+        """`checkpoints`: by default a folder in `folder`."""
         self.folder = folder
         file = folder / "job_of_this_test.py"
         file.write_text(job.format(kafka.bootstrap) if job is JOB else job)
@@ -136,14 +140,13 @@ class Run:
             "--workers",
             str(workers),
         ]
-        command += ["--checkpoints", str(folder / "checkpoints"), *options]
+        command += ["--checkpoints", checkpoints or str(folder / "checkpoints"), *options]
         for name, value in settings.items():
             command += ["--config", f"{name}={value}"]
         self.log = folder / "log"
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, env=os.environ | {"PYTHONPATH": python_path()}, start_new_session=True
-            )
+            environment = os.environ | {"PYTHONPATH": python_path()} | (environment or {})
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
 
     def group(self, workers):
         """The coordinator's process id and those of its workers, once all of them are there."""
@@ -314,6 +317,55 @@ def test_of_two_runs_on_copies_of_one_folder_one_goes_on_and_the_other_ends_with
             run.kill()
 
 
+def test_checkpoints_in_a_store_bear_kills_and_lost_answers_and_a_run_of_another_machine_takes_over(
+    kafka, tmp_path, monkeypatch
+):
+    """A temporary folder of its own makes a machine: nothing else of it keeps two runs apart."""
+    url, runs = "s3://bucket/copies/of-in", []
+    machines = [tmp_path / name for name in ("one", "other")]
+    with object_store() as store:
+        store.client().create_bucket(Bucket="bucket")
+        login = {"FSSPEC_S3_ENDPOINT_URL": store.address, "FSSPEC_S3_KEY": "key", "FSSPEC_S3_SECRET": "secret"}
+
+        def start(machine, name):
+            folder = machine / name
+            folder.mkdir(parents=True)
+            environment = {**login, "TMPDIR": str(machine)}
+            runs.append(Run(kafka, folder, workers=2, checkpoints=url, environment=environment))
+            return runs[-1]
+
+        def wrote(run, produced):
+            produce(kafka, produced - 300, 300)
+            run.wait(lambda: seen(kafka).keys() >= set(range(produced)), f"{produced} records")
+
+        try:
+            first = start(machines[0], "first")
+            wrote(first, 300)
+            store.fail("lost", 4, "PUT", "copies")
+            wrote(first, 600)
+            assert store.failed() == 4
+            os.kill(first.group(2)[0], signal.SIGKILL)
+            wrote(first, 900)
+            second = start(machines[0], "second")
+            assert second.process.wait(PATIENCE_S) == 1
+            assert f"{url}: another run works with these checkpoints" in second.log.read_text()
+            third = start(machines[1], "third")
+            assert first.process.wait(PATIENCE_S) == 1, third.log.read_text()
+            assert re.search("were taken over by process|has taken over", first.log.read_text())
+            wrote(third, 1200)
+            command = [sys.executable, "-c", "from headrace.cli import main; main()", "savepoint", url, str(tmp_path)]
+            here = os.environ | login | {"PYTHONPATH": python_path()}
+            found = subprocess.run(command, env=here, capture_output=True, text=True, check=True)
+            assert read_savepoint(Path(found.stdout.strip())).checkpoint_id > 1
+            third.stop()
+            assert seen(kafka) == Counter(range(1200))
+            kept = store.client().list_objects_v2(Bucket="bucket")["Contents"]
+            assert len(kept) <= 5, kept
+        finally:
+            for run in runs:
+                run.kill()
+
+
 def copied(folder, target):
     """A copy of a folder of checkpoints in use, as if all its files were copied at one moment."""
 
@@ -404,7 +456,7 @@ def test_a_bounded_source_is_copied_once_and_a_failing_transform_is_named(kafka,
     assert not seen(kafka)
     savepoint = bounded(kafka, sink).run(**settings, savepoints=str(tmp_path / "savepoints"))
     assert seen(kafka) == Counter(range(300))
-    assert savepoint == take_savepoint(tmp_path / "checkpoints", tmp_path / "savepoints")
+    assert savepoint == take_savepoint(run_files(str(tmp_path / "checkpoints")), tmp_path / "savepoints")
     bounded(kafka, sink).run(checkpoints=str(tmp_path / "moved"), from_savepoint=str(savepoint))
     assert seen(kafka) == Counter(range(300))  # all of it was read before the savepoint
 

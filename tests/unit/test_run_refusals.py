@@ -42,7 +42,7 @@ class ChangesFolder(Folder):
         self.sink = DeltaSink(str(root / "table"), changes=changes)
         self.sink.create_table(schema, partition_by)
         self.now_s, self.drawn = 0.0, 0
-        self.store = CheckpointStore(root / "checkpoints", SERIALIZER, 1)
+        self.store = CheckpointStore(str(root / "checkpoints"), SERIALIZER, 1)
         self.store.enlist(0)
 
     def wrote(self, number: int, epoch: int, *rows: dict[str, Any], schema: pa.Schema | None = None) -> WorkerHandle[Any]:
@@ -59,7 +59,7 @@ class ChangesFolder(Folder):
 
     def checkpoints(self) -> list[tuple[int, bool]]:
         """Number of each that is there, and whether it is committed."""
-        paths = sorted(self.store.folder.glob("checkpoint-*.json"))
+        paths = sorted(Path(self.store.location).glob("checkpoint-*.json"))
         found = [SERIALIZER.deserialize(self.store.roster.run, path.read_bytes(), str(path)) for path in paths]
         return [(each.positions.checkpoint_id, each.completed) for each in found]
 

@@ -23,7 +23,6 @@ from headrace.cli.watching import follow, table_of
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.errors import RetriableError, StateError, UsageError
 from headrace.enumerator.ledger import SplitState
-from headrace.runners.local.checkpoints import LOCK
 from headrace.runners.local.core import (
     CheckpointCommitted,
     CommitCheckpoint,
@@ -33,6 +32,7 @@ from headrace.runners.local.core import (
     TakeSnapshot,
     WorkerSnapshotted,
 )
+from headrace.runners.local.storage.lock import LOCK
 from headrace.runners.local.watching.lag import ASK_S, STALE_S, LagWatch, RunLag
 from headrace.runners.local.watching.page import RunPage
 from headrace.runners.local.watching.status import RunStatus, read_status, remove_status
@@ -60,11 +60,10 @@ class Clock:
 
 def shown(folder, clock, checkpoints=1):
     """The status of a run that has read 10 records and written 8 for each of so many checkpoints, and lost a worker."""
-    status = RunStatus("run-x", folder, clock.now_s - 60, ADDRESS, clock)
+    status = RunStatus("run-x", folder, clock.now_s - 60, ADDRESS, lambda number: 77, clock)
     status.did(ReportWorkerLost(1, "killed", 0.0))
     status.did(ReportCheckpointFailure(1, "a reader was lost"))
     for number in range(2, 2 + checkpoints):
-        (folder / f"checkpoint-{number:012d}.json").write_bytes(b"x" * 77)
         status.did(TakeSnapshot(2, number))
         clock.now_s += 0.25
         status.saw(WorkerSnapshotted(2, number, {}, (), 10, 8))
@@ -114,7 +113,7 @@ def test_the_table_tells_when_a_worker_was_last_restarted_and_which(folder):
 
 
 def test_a_restart_that_is_not_known_is_another_thing_than_none(folder):
-    status = RunStatus("run-x", folder, 0.0, ADDRESS, Clock())
+    status = RunStatus("run-x", folder, 0.0, ADDRESS, {}.get, Clock())
     status.show("RUNNING", {}, None)
     assert "none since the coordinator started" in printed_table(status.shown, None)
     earlier = {name: value for name, value in status.shown.items() if name != "last_lost"}
@@ -167,7 +166,7 @@ def test_a_lag_that_is_not_known_is_not_told(folder):
 
 
 def test_the_file_has_the_splits_that_are_furthest_behind_and_the_page_all(folder):
-    status = RunStatus("run-x", folder, 0.0, ADDRESS, Clock())
+    status = RunStatus("run-x", folder, 0.0, ADDRESS, {}.get, Clock())
     status.show("RUNNING", {}, RunLag(1.0, {f"s{number:03}": number for number in range(100)}))
     assert len(status.shown["lag"]["splits"]) == 100
     lag = read_status(folder)["lag"]
@@ -277,9 +276,8 @@ def test_a_run_is_well_while_its_last_checkpoint_is_not_too_long_ago(folder):
 
 def test_seen_here_a_run_that_starts_again_and_again_is_not_well_for_having_just_started(folder):
     clock = Clock()
-    again = RunStatus(
-        "run-x", folder, clock.now_s - 100, ADDRESS, clock
-    )  # the last checkpoint was committed by a coordinator before
+    # the last checkpoint was committed by a coordinator before
+    again = RunStatus("run-x", folder, clock.now_s - 100, ADDRESS, {}.get, clock)
     again.show("RUNNING", {}, None)
     assert (again.shown["since"], again.shown["progress_at"]) == (1000, 900)
     assert shown(folder, clock).shown["progress_at"] == again.shown["since"] + 0.5

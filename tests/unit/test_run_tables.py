@@ -62,7 +62,7 @@ class Folder:
         self.store.enlist(0)
 
     def opened(self, name: str) -> CheckpointStore[Any, Any]:
-        return CheckpointStore(self.root / name, SERIALIZER, 1)
+        return CheckpointStore(str(self.root / name), SERIALIZER, 1)
 
     def coordinator(
         self,

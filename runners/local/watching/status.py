@@ -1,4 +1,4 @@
-"""What a run at work does now: taken down by its coordinator, and kept in a file beside the checkpoints for who looks.
+"""What a run at work does now: taken down by its coordinator, and kept in a file for who looks on this machine.
 
     status.json   {"run", "coordinator", "address", "at", "since", "progress_at", "phase", "records_in", "records_out",
                    "workers": [{"number", "splits"}], "workers_lost", "last_lost": {"number", "at"} or null, "committables",
@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from headrace.enumerator.errors import StateError
-from headrace.runners.local.checkpoints import LOCK
 from headrace.runners.local.core import (
     CheckpointCommitted,
     CommitCheckpoint,
@@ -32,6 +31,7 @@ from headrace.runners.local.core import (
     TakeSnapshot,
     WorkerSnapshotted,
 )
+from headrace.runners.local.storage.lock import LOCK
 from headrace.runners.local.watching.lag import RunLag
 
 __all__ = ["RunStatus", "largest_of", "read_status", "remove_status"]
@@ -45,12 +45,21 @@ _STATUS = "status.json"
 class RunStatus:
     """Owned by the coordinator's main thread, which alone calls it; `shown` may be read by any thread."""
 
-    def __init__(self, run: str, folder: Path, progress_s: float, address: str, clock: Callable[[], float] = time.time) -> None:
-        """`run`: its name at the sink. `address`: of the coordinator's gRPC server. `clock` gives seconds of the epoch.
+    def __init__(
+        self,
+        run: str,
+        folder: Path,
+        progress_s: float,
+        address: str,
+        size: Callable[[int], int | None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`run`: its name at the sink. `address`: of the coordinator's gRPC server. `size` gives a checkpoint's bytes.
 
-        `progress_s`: when its last checkpoint was committed, or the run was started if that is later.
+        `progress_s`: when its last checkpoint was committed, or the run was started if that is later. `clock` gives seconds of
+        the epoch.
         """
-        self._progress_s = progress_s
+        self._progress_s, self._size = progress_s, size
         self._folder, self._clock = folder, clock
         self._begun: tuple[int, float] = (0, clock())
         self._records_in = self._records_out = 0
@@ -118,12 +127,6 @@ class RunStatus:
     def _begin(self, checkpoint_id: int) -> None:
         if self._begun[0] != checkpoint_id:
             self._begun = (checkpoint_id, self._clock())
-
-    def _size(self, checkpoint_id: int) -> int | None:
-        try:
-            return (self._folder / f"checkpoint-{checkpoint_id:012d}.json").stat().st_size
-        except OSError:
-            return None
 
 
 def _lag_of(lag: RunLag, splits: Mapping[str, int]) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 Every message comes late or never. The sink may be a table with a unique key: then a row that one transaction has, prepared or
 open, locks out the worker that writes it in another. A coordinator may die between any two changes at the sink or on its disk;
-its workers then go on as zombies for as long as they like. A second coordinator may begin with a copy of the folder, while the
-first one goes on.
+its workers then go on as zombies for as long as they like. A second coordinator may begin with a copy of the folder, or on
+another machine with the same checkpoints in a store, while the first one goes on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, assert_never
 from unittest.mock import patch
 
@@ -111,22 +110,24 @@ class Log(MemoryTransactionLog):
 
 
 class Disk:
-    """What outlives processes: a folder of checkpoints. `full`: nothing more can be written."""
+    """What outlives processes: a folder of checkpoints. `full`: nothing can be written. `claims`: how many have opened it."""
 
     def __init__(self, outputs: tuple[str, ...]) -> None:
         self.files: dict[int, bytes] = {}
         self.roster = Roster("run-x", outputs=outputs)
         self.full = False
+        self.claims = 0
 
 
 class DiskStore:
     """As `CheckpointStore`, over a `Disk`."""
 
-    folder = Path("folder")
+    location = "folder"
 
     def __init__(self, disk: Disk, handles: HandleSerializer[Any], changing: Callable[[], None]) -> None:
         self.disk = disk
         self.changing = changing
+        self.claim = disk.claims = disk.claims + 1
         self.serializer: RunCheckpointSerializer[MemorySplit, Any] = RunCheckpointSerializer(_POSITIONS, handles)
 
     @property
@@ -142,17 +143,25 @@ class DiskStore:
             return None
         return self.serializer.deserialize(self.roster.run, self.disk.files[self.last_id], "disk")
 
+    def keep_claim(self) -> None:
+        """As `ObjectLog`: whoever has claimed it last writes."""
+        if self.disk.claims != self.claim:
+            raise FencedError("another coordinator has the checkpoints")
+
     def write(self, checkpoint: RunCheckpoint[MemorySplit, Any]) -> None:
         self.changing()
+        self.keep_claim()
         if self.disk.full:
             raise CheckpointNotStoredError("no space left")
         self.disk.files = {checkpoint.positions.checkpoint_id: self.serializer.serialize(self.roster.run, checkpoint)}
         self.changing()
 
     def enlist(self, number: int) -> None:
+        self.keep_claim()
         self.disk.roster = replace(self.roster, next_number=number + 1, unswept=(*self.roster.unswept, number))
 
     def strike(self, numbers: list[int]) -> None:
+        self.keep_claim()
         left = tuple(number for number in self.roster.unswept if number not in numbers)
         self.disk.roster = replace(self.roster, unswept=left)
 
@@ -272,8 +281,11 @@ class Life:
 
     def handle(self, event: Any) -> None:
         if not self.ended:
-            for command in self.core.handle(event):
-                self.perform(command)
+            try:
+                for command in self.core.handle(event):
+                    self.perform(command)
+            except FencedError as error:
+                self.ended = error
 
     def perform(self, command: Any) -> None:
         match command:
@@ -549,6 +561,13 @@ class RunWorld:
             self.disks.append(self.disk)
             self.begin()
 
+    def second_machine(self) -> None:
+        """A coordinator begins with the same checkpoints on another machine, where no lock keeps it out."""
+        self.happened["foreign coordinator"] += 1
+        self.happened["second machine"] += 1
+        self.others.append(self.life)
+        self.begin()
+
     def same_folder_copied(self) -> None:
         self.keep()
         self.foreign(len(self.kept) - 1)
@@ -709,6 +728,7 @@ RUN = Adversary(
         "keep": (RunWorld.keep, 0),
         "foreign": (RunWorld.foreign, 1),
         "same_folder_copied": (RunWorld.same_folder_copied, 0),
+        "second_machine": (RunWorld.second_machine, 0),
         "other": (RunWorld.other, 2),
         "stop": (RunWorld.stop, 0),
         "lock_rows": (RunWorld.lock_rows, 0),
@@ -722,7 +742,8 @@ RUN = Adversary(
         },
         {
             "grow": 3, "event": 12, "interval": 5, "deliver": 12, "receive": 12, "read": 10, "commit": 10, "kill": 1,
-            "crash": 1, "keep": 2, "foreign": 1, "same_folder_copied": 2, "other": 14, "round": 3, "time": 1,
+            "crash": 1, "keep": 2, "foreign": 1, "same_folder_copied": 2, "second_machine": 1, "other": 14, "round": 3,
+            "time": 1,
         },
     ),
     longest=150,
@@ -850,7 +871,15 @@ def an_older_folder_takes_over_before_it_is_refused() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def a_coordinator_that_was_replaced_writes_on() -> Iterator[None]:
+    """Into the same store, as there is no lock between machines."""
+    with patch.object(DiskStore, "keep_claim", lambda self: None):
+        yield
+
+
 PLANTED = (
+    a_coordinator_that_was_replaced_writes_on,
     handles_of_a_failed_checkpoint_are_forgotten,
     handles_of_a_dead_worker_are_kept,
     dead_workers_are_not_swept,

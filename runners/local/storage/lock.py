@@ -1,0 +1,111 @@
+"""The lock of a run's folder: one coordinator on this machine at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import threading
+from pathlib import Path
+
+from tenacity import RetryCallState, Retrying, retry_if_result, stop_after_delay, wait_fixed
+
+from headrace.enumerator.errors import FencedError
+
+__all__ = ["LOCK", "FolderLock"]
+
+log = logging.getLogger(__name__)
+
+LOCK = "lock"
+"""The name of the file that a coordinator locks."""
+
+LOOKED_AT_S = 10.0
+"""Whoever looks whether a run is at work has its lock for microseconds. One that is frozen just then is waited for so long."""
+
+
+class FolderLock:
+    """Held from its making until `close`, or until the process and all that it has started are gone."""
+
+    def __init__(self, folder: Path, of: str) -> None:
+        """`of`: what it is the lock of, for messages. Raises FencedError where another coordinator has it."""
+        self._path = folder / LOCK
+        self._keeping = threading.Lock()
+        try:
+            self._lock = _locked(self._path)
+        except BlockingIOError as error:
+            raise FencedError(
+                f"{of}: another run works with these checkpoints; end it first, or give this one a folder of its own"
+            ) from error
+
+    def close(self) -> None:
+        """Unlock."""
+        os.close(self._lock)
+
+    def keep(self) -> None:
+        """Look whether the lock's file is still there; take it again where somebody has removed it. Called by any thread.
+
+        Raises FencedError where another run has made it anew: then two are at work, and this one must end.
+        """
+        with self._keeping:
+            if _is_in_place(self._path, self._lock):
+                return
+            try:
+                again = _locked(self._path)
+            except BlockingIOError as error:
+                raise FencedError(
+                    f"{self._path} was removed while this run was at work, and another run has made it anew. That one "
+                    "goes on, and this one must end"
+                ) from error
+            os.close(self._lock)
+            self._lock = again
+            log.warning(
+                "%s was removed while this run is at work, and is made anew. Leave it there: it keeps a second run out",
+                self._path,
+            )
+
+
+def _locked(path: Path) -> int:
+    """The file, open and locked: the one that is there, also if somebody removes one meanwhile. Raises as `_lock_patiently`."""
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            _lock_patiently(lock)
+        except BaseException:
+            os.close(lock)
+            raise
+        if _is_in_place(path, lock):
+            return lock
+        os.close(lock)
+
+
+def _is_in_place(path: Path, lock: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(lock))
+    except FileNotFoundError:
+        return False
+
+
+def _lock_patiently(lock: int) -> None:
+    """Raises BlockingIOError where another coordinator has it, at once; or while somebody looks for too long."""
+    attempts = Retrying(
+        retry=retry_if_result(lambda is_locked: not is_locked),
+        stop=stop_after_delay(LOOKED_AT_S),
+        wait=wait_fixed(0.01),
+        retry_error_callback=_give_up,
+    )
+    attempts(_lock_unless_looked_at, lock)
+
+
+def _lock_unless_looked_at(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        # Who looks whether a run is at work shares the lock, for a moment: a coordinator does not.
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        return False
+    return True
+
+
+def _give_up(_: RetryCallState) -> None:
+    raise BlockingIOError

@@ -1,0 +1,329 @@
+"""A run's files in a store that fsspec reaches (S3, GCS, Azure), without a lock: a log, in which one run at a time can write.
+
+    log/000000000042    {"format": "headrace-run-entry", "version": 1, "life", "at", "kind": "file", "name", "size", "crc32"}
+                        and the file, behind the first line break
+    log/000000000043    {"format": ..., "version": 1, "life", "at", "kind": "manifest", "entries": [42], "host", "pid"}
+
+Each change is a new object with the next number, created only if there is none (a conditional put). Of two who want the same
+number one gets it, and the other knows that it is not alone. A *life* is one opening of the log by a coordinator. It reads
+everything, and then writes a manifest with the next number: if that is taken, something was written since, and it reads again.
+So nobody else's entry comes between what a life has read and its manifest; and whoever wrote before finds the number taken that
+it wants next, and ends (FencedError): the run that was started last goes on.
+
+What counts are the entries that the manifest with the highest number names, and later ones of the same life; of several with
+one name the last. Everything else may be deleted, in any order, at any time, by whoever has written a later manifest. A number
+may be free again then, and somebody who stood still for long may get it: so who has created an object looks whether there are
+higher numbers, and ends if so. Then, or if it dies before it looks, the next manifest names what it has left if its maker has
+found it in the log in time, and not if it took a number that was free again.
+
+A put whose answer is lost is repeated: a number that is taken then may be by its own entry, which tells by its life and bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_exponential
+
+from headrace.connectors.files.store import Store
+from headrace.enumerator.errors import FencedError, HeadraceError, RetriableError, StateError
+from headrace.runners.local.storage.files import RunFiles
+
+__all__ = ["ObjectLog"]
+
+log = logging.getLogger(__name__)
+
+FORMAT = "headrace-run-entry"
+VERSION = 1
+
+_LOG = "log"
+_NUMBER = re.compile(r"\d{12}")
+_FILE, _MANIFEST = "file", "manifest"
+
+PATIENCE_S = 30.0
+"""So long a store may refuse or be silent before the caller is told; a coordinator is then started again by its strategy."""
+
+_CLAIMS = 50
+"""A run at work writes some objects a second; each of them makes a claim begin again."""
+
+
+class _StoreError(Exception):
+    """Whatever the store's own library raises: it may pass, or has happened all the same."""
+
+
+class _ChangedError(Exception):
+    """Something was written while the log was read."""
+
+
+class _TakenError(Exception):
+    """Another object has this number."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One object. `name` and `data` of a file; `entries` of a manifest."""
+
+    number: int
+    life: str
+    at_s: float
+    name: str | None
+    data: bytes
+    entries: frozenset[int]
+
+
+class ObjectLog(RunFiles):
+    """What is read is kept in memory: the files are few and small. Methods may be called by any thread."""
+
+    def __init__(self, location: str, store: Store, clock: Callable[[], float] = time.time) -> None:
+        """`store`: the folder that `location` names. Reads it. Raises RetriableError, and StateError for a damaged entry."""
+        self.location = location
+        self._store, self._clock = store, clock
+        self._life = uuid4().hex
+        self._lock = threading.Lock()
+        self._entries: dict[str, _Entry] = {}
+        # Every object that may be there: the name of its file, None of a manifest.
+        self._objects: dict[int, str | None] = {}
+        self._manifest = 0
+        self._last = 0
+        # An object that may come to be there later has the next number, which no other may get from this life.
+        self._doubt: str | None = None
+        self._load()
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        """As they were when the log was opened or claimed, and of what this life has written."""
+        with self._lock:
+            return list(self._entries)
+
+    def read(self, name: str) -> bytes:
+        """As `names`."""
+        return self._entry(name).data
+
+    def size(self, name: str) -> int | None:
+        """Of the file, without what is before it in its object."""
+        with self._lock:
+            entry = self._entries.get(name)
+        return None if entry is None else len(entry.data)
+
+    def written_s(self, name: str) -> float:
+        """By the clock of who wrote it."""
+        return self._entry(name).at_s
+
+    def _entry(self, name: str) -> _Entry:
+        with self._lock:
+            try:
+                return self._entries[name]
+            except KeyError:
+                raise FileNotFoundError(f"{self.where(name)} is not there") from None
+
+    def _load(self) -> None:
+        attempts = Retrying(retry=retry_if_exception_type(_ChangedError), stop=stop_after_attempt(_CLAIMS), reraise=True)
+        try:
+            found = attempts(self._found)
+        except _ChangedError as error:
+            raise RetriableError(f"{self.location} changes all the time while it is read") from error
+        manifests = [number for number, entry in found.items() if entry.name is None]
+        if found and not manifests:
+            raise StateError(f"{self.location}: there are entries of a run, and no manifest that names those that count")
+        self._objects, self._last = {number: entry.name for number, entry in sorted(found.items())}, max(found, default=0)
+        self._manifest, self._entries = 0, {}
+        if manifests:
+            newest = found[max(manifests)]
+            self._manifest = newest.number
+            for number, entry in sorted(found.items()):
+                counts = number in newest.entries or (number > newest.number and entry.life == newest.life)
+                if counts and entry.name is not None:
+                    self._entries[entry.name] = entry
+
+    def _found(self) -> Mapping[int, _Entry]:
+        """Everything, as of one moment: whoever deletes objects, so that their numbers may be used again, has added one first.
+
+        Raises _ChangedError where there was no such moment.
+        """
+        numbers = self._listed()
+        try:
+            data = {number: self._asked(self._store.read, _path(number)) for number in numbers}
+        except FileNotFoundError as error:
+            raise _ChangedError from error
+        if max(self._listed(), default=0) != max(numbers, default=0):
+            raise _ChangedError
+        return {number: self._opened(number, whole) for number, whole in data.items()}
+
+    def _listed(self) -> list[int]:
+        return [int(name) for name in self._asked(self._store.names, _LOG) if _NUMBER.fullmatch(name)]
+
+    def _opened(self, number: int, data: bytes) -> _Entry:
+        where = self.where(_path(number))
+        head, _, body = data.partition(b"\n")
+        try:
+            header = json.loads(head)
+            if header["format"] != FORMAT:
+                raise StateError(f"{where}: its format is {header['format']!r}, not {FORMAT!r}")
+            if type(header["version"]) is not int or not 1 <= header["version"] <= VERSION:
+                raise StateError(f"{where}: it has version {header['version']!r}, and this headrace reads up to {VERSION}")
+            life, at_s = str(header["life"]), float(header["at"])
+            if header["kind"] == _MANIFEST:
+                return _Entry(number, life, at_s, None, b"", frozenset(map(int, header["entries"])))
+            if header["kind"] != _FILE or type(header["name"]) is not str:
+                raise ValueError(f"an entry {header['kind']!r} of {header['name']!r}")
+            if (len(body), zlib.crc32(body)) != (header["size"], header["crc32"]):
+                # Its name tells whose place it has: what is in it says that it is damaged.
+                log.warning("%s is damaged: %d bytes, where %s were written", where, len(body), header["size"])
+            return _Entry(number, life, at_s, header["name"], body, frozenset())
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise StateError(f"{where} is damaged: {type(error).__name__}: {error}") from error
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def claim(self) -> None:
+        """By a manifest. Raises UsageError for a store that creates what is there already, RetriableError as `__init__`."""
+        self._asked(self._store.make_folder, _LOG)
+        self._asked(self._store.check_exclusive, _LOG)
+        with self._lock:
+            for _ in range(_CLAIMS):
+                try:
+                    self._write_manifest()
+                except _TakenError:
+                    self._load()
+                else:
+                    return
+        raise RetriableError(f"{self.location}: another run writes there all the time, and cannot be taken over from")
+
+    def write(self, name: str, data: bytes) -> None:
+        """A new entry, in place of one of the same name."""
+        crc32 = zlib.crc32(data)
+        with self._lock, self._alone():
+            entry = self._append({"kind": _FILE, "name": name, "size": len(data), "crc32": crc32}, data)
+            self._entries[name] = entry
+            self._delete(number for number in self._of(name) if number != entry.number)
+
+    def remove(self, names: Collection[str]) -> None:
+        """By a manifest that does not name them."""
+        with self._lock, self._alone():
+            self._entries = {name: entry for name, entry in self._entries.items() if name not in names}
+            self._write_manifest()
+
+    def discard(self, name: str) -> None:
+        """Deleted, or left out of the next manifest."""
+        with self._lock:
+            self._entries.pop(name, None)
+            self._delete(self._of(name))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """A change by who has claimed the log."""
+        if self._doubt is not None:
+            raise RetriableError(f"{self.location}: whether an earlier change was stored is not known: {self._doubt}")
+        try:
+            yield
+        except _TakenError:
+            raise FencedError(
+                f"{self.location}: these checkpoints were taken over {self._taken_by()}, which goes on from them, and this run "
+                "must end. Give each run a place of its own"
+            ) from None
+        except RetriableError as error:
+            self._doubt = str(error)
+            raise
+
+    def _write_manifest(self) -> None:
+        """Naming all entries of now. Raises _TakenError."""
+        entries = sorted(entry.number for entry in self._entries.values())
+        header = {"kind": _MANIFEST, "entries": entries, "host": socket.gethostname(), "pid": os.getpid()}
+        self._manifest = self._append(header, b"").number
+        self._delete(number for number in sorted(self._objects) if number != self._manifest and number not in entries)
+
+    def _append(self, header: Mapping[str, Any], data: bytes) -> _Entry:
+        """Raises _TakenError where another life has the number, or a higher one."""
+        number, at_s = self._last + 1, self._clock()
+        common = {"format": FORMAT, "version": VERSION, "life": self._life, "at": at_s}
+        whole = json.dumps({**common, **header}, separators=(",", ":")).encode() + b"\n" + data
+        self._asked(self._create, number, whole)
+        if max(self._listed(), default=number) > number:
+            raise _TakenError  # what is there stays: a claim that has just come may have found it, and name it
+        self._last = number
+        entry = self._opened(number, whole)
+        self._objects[number] = entry.name
+        return entry
+
+    def _create(self, number: int, data: bytes) -> None:
+        try:
+            self._store.create(_path(number), data, f"{_LOG}/.{self._life}")
+        except FileExistsError:
+            # It may be ours, of a put whose answer was lost.
+            try:
+                is_ours = self._store.read(_path(number)) == data
+            except FileNotFoundError:
+                is_ours = False  # another life's, which a third one has deleted
+            if not is_ours:
+                raise _TakenError from None
+
+    def _of(self, name: str) -> list[int]:
+        """All objects of this file, the first one first."""
+        return sorted(number for number, of in self._objects.items() if of == name)
+
+    def _delete(self, numbers: Iterable[int]) -> None:
+        """What cannot be deleted now is left out by the next manifest, and deleted after it.
+
+        In this order, and none after one that stays: a file that was replaced must not come back. Nor is the last object
+        deleted: another life would then get a number that this one takes for passed.
+        """
+        for number in list(numbers):
+            if number == self._last:
+                return
+            try:
+                self._store.remove(_path(number))
+            except Exception as error:  # noqa: BLE001 - as fsspec's stores raise
+                log.debug("%s is left for later: %s", self.where(_path(number)), error)
+                return
+            del self._objects[number]
+
+    def _asked(self, ask: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401 - as `ask`
+        """What the store answers, within its patience."""
+        attempts = Retrying(
+            retry=retry_if_exception_type(_StoreError),
+            stop=stop_after_delay(PATIENCE_S),
+            wait=wait_exponential(0.1, max=2.0),
+            reraise=True,
+        )
+        try:
+            return attempts(_translated, ask, *arguments)
+        except _StoreError as error:
+            raise RetriableError(f"{self.location}: the store does not answer as it should: {error}") from error.__cause__
+
+    def _taken_by(self) -> str:
+        """Who has claimed the log, for messages."""
+        try:
+            for number in sorted(self._listed(), reverse=True):
+                with suppress(FileNotFoundError):  # its maker goes on
+                    header = json.loads(self._store.read(_path(number)).partition(b"\n")[0])
+                    if header["kind"] == _MANIFEST:
+                        return f"by process {header['pid']} of {header['host']}"
+        except Exception as error:  # noqa: BLE001 - it is for a message only
+            log.debug("who has claimed %s cannot be read: %s", self.location, error)
+        return "by another process"
+
+
+def _translated(ask: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401 - as `ask`
+    try:
+        return ask(*arguments)
+    except (FileNotFoundError, HeadraceError, _TakenError):
+        raise
+    except Exception as error:
+        raise _StoreError(f"{type(error).__name__}: {error}") from error
+
+
+def _path(number: int) -> str:
+    return f"{_LOG}/{number:012d}"

@@ -1,0 +1,69 @@
+"""Which place a user's `checkpoints` names: a folder of this machine, or a store that fsspec reaches.
+
+Of a run with checkpoints in a store some things are this machine's all the same: the lock that keeps a second run of this
+machine out, what `headrace top` shows, and a request to rescale. They are in a folder of the user's among the temporary ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from headrace.connectors.files.store import is_local, normal_path, open_store
+from headrace.enumerator.errors import UsageError
+from headrace.runners.local.storage.files import RunFiles
+from headrace.runners.local.storage.folder import FolderFiles, local_folder
+from headrace.runners.local.storage.object_log import ObjectLog
+
+__all__ = ["machine_folder", "make_machine_folder", "run_files"]
+
+_GONE_WITH_THE_PROCESS = "memory:"
+
+
+def run_files(checkpoints: str) -> RunFiles:
+    """The run's files there, as of now. Asks a store. Raises UsageError for no such place, RetriableError without answer."""
+    location = _normal(checkpoints)
+    if is_local(location):
+        return FolderFiles(Path(location))
+    return ObjectLog(location, open_store(location, {}))
+
+
+def machine_folder(checkpoints: str) -> Path:
+    """What is this machine's; the checkpoints' own folder, where they are in one. Contacts nobody. Raises UsageError."""
+    location = _normal(checkpoints)
+    if is_local(location):
+        return Path(location)
+    return _users_folder() / hashlib.sha256(location.encode()).hexdigest()[:32]
+
+
+def make_machine_folder(checkpoints: str) -> Path:
+    """Make it. Raises UsageError where somebody else's folder has the name."""
+    folder = machine_folder(checkpoints)
+    if not is_local(_normal(checkpoints)):
+        _make_private(_users_folder())
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _normal(checkpoints: str) -> str:
+    if not isinstance(checkpoints, str) or not checkpoints:  # what a caller gives has no type yet
+        raise UsageError(f"checkpoints must be a folder's path, a file: URL, or a URL that fsspec knows, not {checkpoints!r}")
+    if is_local(checkpoints) or checkpoints.startswith("file:"):
+        return str(local_folder(checkpoints))
+    if checkpoints.startswith(_GONE_WITH_THE_PROCESS):
+        raise UsageError(f"checkpoints must outlive the process, and {checkpoints!r} does not")
+    return normal_path(checkpoints)
+
+
+def _users_folder() -> Path:
+    return Path(tempfile.gettempdir()) / f"headrace-{os.getuid()}"
+
+
+def _make_private(folder: Path) -> None:
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UsageError(f"{folder} is not a folder of this user's alone; remove it, or set TMPDIR to another folder")
