@@ -24,7 +24,6 @@ pytest_plugins = ["headrace.pytest_plugin"]
 settings.register_profile(
     "default", deadline=None, derandomize=False, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.register_profile("explore", parent=settings.get_profile("default"), max_examples=200)
 # The same few examples for each mutant: it is killed in every run or in none, and soon.
 settings.register_profile("mutants", parent=settings.get_profile("default"), derandomize=True, max_examples=20, database=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

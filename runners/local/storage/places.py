@@ -12,11 +12,9 @@ import stat
 import tempfile
 from pathlib import Path
 
-from headrace.connectors.files.store import is_local, normal_path, open_store
 from headrace.enumerator.errors import UsageError
 from headrace.runners.local.storage.files import RunFiles
 from headrace.runners.local.storage.folder import FolderFiles, local_folder
-from headrace.runners.local.storage.object_log import ObjectLog
 
 __all__ = ["machine_folder", "make_machine_folder", "run_files"]
 
@@ -25,34 +23,43 @@ _GONE_WITH_THE_PROCESS = "memory:"
 
 def run_files(checkpoints: str) -> RunFiles:
     """The run's files there, as of now. Asks a store. Raises UsageError for no such place, RetriableError without answer."""
+    if not _is_url(checkpoints):
+        return FolderFiles(local_folder(checkpoints))
+    # A start with checkpoints in a folder need not wait for these to be loaded.
+    from headrace.connectors.files.store import open_store
+    from headrace.runners.local.storage.object_log import ObjectLog
+
     location = _normal(checkpoints)
-    if is_local(location):
-        return FolderFiles(Path(location))
     return ObjectLog(location, open_store(location, {}))
 
 
 def machine_folder(checkpoints: str) -> Path:
     """What is this machine's; the checkpoints' own folder, where they are in one. Contacts nobody. Raises UsageError."""
-    location = _normal(checkpoints)
-    if is_local(location):
-        return Path(location)
-    return _users_folder() / hashlib.sha256(location.encode()).hexdigest()[:32]
+    if not _is_url(checkpoints):
+        return local_folder(checkpoints)
+    return _users_folder() / hashlib.sha256(_normal(checkpoints).encode()).hexdigest()[:32]
 
 
 def make_machine_folder(checkpoints: str) -> Path:
     """Make it. Raises UsageError where somebody else's folder has the name."""
     folder = machine_folder(checkpoints)
-    if not is_local(_normal(checkpoints)):
+    if _is_url(checkpoints):
         _make_private(_users_folder())
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def _normal(checkpoints: str) -> str:
+def _is_url(checkpoints: str) -> bool:
+    """Of a store, and not of a folder."""
     if not isinstance(checkpoints, str) or not checkpoints:  # what a caller gives has no type yet
         raise UsageError(f"checkpoints must be a folder's path, a file: URL, or a URL that fsspec knows, not {checkpoints!r}")
-    if is_local(checkpoints) or checkpoints.startswith("file:"):
-        return str(local_folder(checkpoints))
+    return "://" in checkpoints and not checkpoints.startswith("file:")
+
+
+def _normal(checkpoints: str) -> str:
+    """The same for every URL of one place."""
+    from headrace.connectors.files.store import normal_path
+
     if checkpoints.startswith(_GONE_WITH_THE_PROCESS):
         raise UsageError(f"checkpoints must outlive the process, and {checkpoints!r} does not")
     return normal_path(checkpoints)

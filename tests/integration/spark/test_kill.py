@@ -100,6 +100,7 @@ def test_killed_in_batch_0_of_a_query_from_latest(topics, start, tmp_path):
     assert sorted(int(value) for _, _, value in rows_in(tmp_path)) == list(range(10))
 
 
+@pytest.mark.long
 def test_killed_again_and_again_in_mid_stream(topics, start, tmp_path):
     topic = topics.create(3)
     total, sent, random_order = 4500, 0, random.Random(1)
