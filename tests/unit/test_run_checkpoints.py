@@ -907,6 +907,7 @@ def test_a_setting_that_there_is_not_is_refused(settings, message):
         ({"min_pause_s": -1}, "min_pause_s must be at least 0"),
         ({"heartbeat_timeout_s": 10.0}, "must be more than heartbeat_interval_s"),
         ({"checkpoints": "memory://x"}, "must outlive the process"),
+        ({"checkpoints": "sftp://me:secret@host/x"}, "^(?!.*:secret).*has a password"),
         ({"checkpoints": "s3://x*"}, "for patterns"),
         ({"checkpoints": ""}, "a URL that fsspec knows"),
         ({"savepoints": "s3://x"}, "a folder of this machine"),

@@ -11,6 +11,7 @@ import os
 import stat
 import tempfile
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from headrace.enumerator.errors import UsageError
 from headrace.runners.local.storage.files import RunFiles
@@ -60,6 +61,8 @@ def _normal(checkpoints: str) -> str:
     """The same for every URL of one place."""
     from headrace.connectors.files.store import normal_path
 
+    if urlsplit(checkpoints).password is not None:
+        raise UsageError("the URL of the checkpoints has a password, which would be shown: fsspec's own configuration takes it")
     if checkpoints.startswith(_GONE_WITH_THE_PROCESS):
         raise UsageError(f"checkpoints must outlive the process, and {checkpoints!r} does not")
     return normal_path(checkpoints)
