@@ -139,10 +139,10 @@ def top_command(
 ) -> None:
     """Show what a run at work does: a table that follows it on a terminal, lines of JSON in a pipe. Ends with the run.
 
-    Rates are of the records of the last snapshots, so they move once a checkpoint. Lag is what lies between their positions
-    and the ends of the splits, which are asked then.
+    Records are counted once a checkpoint, so rates are of what came between the last two. Lag is what lies between the last
+    one's positions and the ends of the splits, which are asked then. While the run starts again its phase is RESTARTING.
     """
-    from headrace.cli.watching import follow
+    from headrace.cli.watching.top import follow
     from headrace.runners.local.storage.places import machine_folder
 
     follow(machine_folder(checkpoints), every)

@@ -196,6 +196,7 @@ def _opened(order: CoordinatorOrder, socket: Path, supervisor: Connection, nurse
     serializer = RunCheckpointSerializer(positions, pipeline.outputs.handles)
     store: CheckpointStore[Any, Any] = CheckpointStore(order.settings.checkpoints, serializer, order.settings.retained)
     try:
+        remove_status(order.settings.folder)  # of a life before
         if order.savepoint is not None:
             begin_with(order.savepoint, store, positions, partial(begun, pipeline.source))
         coordination = _Coordination(order, socket, pipeline, store, nursery, supervisor.send)
@@ -343,9 +344,15 @@ class _Coordination:
             return self._outcome
         finally:
             self._end_workers()
-            remove_status(self._order.settings.folder)
+            if self._is_over(self._outcome):  # else who looks is to see that it starts again
+                remove_status(self._order.settings.folder)
             with suppress(Exception):  # the outcome stands, whatever its cleaning up says
                 self._discovery.close()
+
+    def _is_over(self, outcome: RunOutcome | None) -> bool:
+        if outcome is None or outcome.error is not None:
+            return outcome is not None and outcome.is_final
+        return outcome.finished or not self._is_rescaling
 
     def listen(self, supervisor: Connection) -> None:
         """In a thread of its own: what the supervisor says. Without one, the whole group ends."""

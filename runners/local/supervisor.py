@@ -28,6 +28,8 @@ from headrace.runners.local.pipeline import Pipeline, PipelineFile, RunSettings
 from headrace.runners.local.processes import CALLED_AGAIN, CALLED_AGAIN_ERROR, PROCESS_NAME, end_group, pipe
 from headrace.runners.local.rescale import RescaleRequest, read_requests
 from headrace.runners.local.savepoints import read_savepoint
+from headrace.runners.local.watching.status import remove_status
+from headrace.runners.local.watching.supervised import supervised
 
 __all__ = ["Starting", "supervise"]
 
@@ -52,6 +54,15 @@ def supervise(job: Pipeline | PipelineFile, settings: RunSettings, processes: St
     with needs_extra("run", "grpc", "grpc_health", "grpc_reflection", "google"):
         importlib.import_module("headrace.runners.local.wire.client")
     context = processes(job.modules())
+    with supervised(settings.folder) as is_first:
+        try:
+            return _supervise(job, settings, context)
+        finally:
+            if is_first:  # else it may be of the other one, which goes on
+                remove_status(settings.folder)
+
+
+def _supervise(job: Pipeline | PipelineFile, settings: RunSettings, context: ForkContext | ForkServerContext) -> Path | None:
     savepoint = None if settings.savepoint_file is None else read_savepoint(settings.savepoint_file)
     beginning = RunBeginning(time.time(), _asked_before(settings.folder))
     life = _Life(Restarts(settings.restart))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import io
 import json
+import multiprocessing
 import re
 import urllib.error
 import urllib.request
@@ -19,9 +20,11 @@ pytest.importorskip("prometheus_client", reason="needs headrace[metrics]")
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.cli.watching import follow, table_of
+from headrace.cli.watching import top
+from headrace.cli.watching.table import Rates, table_of
+from headrace.cli.watching.top import follow
 from headrace.enumerator.checkpoint import Checkpoint
-from headrace.enumerator.errors import RetriableError, StateError, UsageError
+from headrace.enumerator.errors import DeadlineExceededError, RetriableError, StateError, UsageError
 from headrace.enumerator.ledger import SplitState
 from headrace.runners.local.core import (
     CheckpointCommitted,
@@ -35,7 +38,8 @@ from headrace.runners.local.core import (
 from headrace.runners.local.storage.lock import LOCK
 from headrace.runners.local.watching.lag import ASK_S, STALE_S, LagWatch, RunLag
 from headrace.runners.local.watching.page import RunPage
-from headrace.runners.local.watching.status import RunStatus, read_status, remove_status
+from headrace.runners.local.watching.status import NoRunError, RunStatus, read_status, remove_status
+from headrace.runners.local.watching.supervised import is_held, is_supervised, supervised
 from headrace.testing import MemoryLog, MemorySource, MemorySplit
 
 MONITORING = Path(__file__).parents[2] / "docs" / "monitoring"
@@ -95,9 +99,13 @@ def test_a_status_that_a_killed_run_has_left_is_not_shown(tmp_path):
         follow(tmp_path, 0.1)
 
 
-def printed_table(status, before):
-    console = Console(width=100, file=io.StringIO())
-    console.print(table_of(status, before))
+def printed_table(*statuses, now_s=None):
+    """Of the last of them, as a terminal shows it that has been shown the others."""
+    rates = Rates()
+    for status in statuses:
+        rates.saw(status)
+    console = Console(width=120, file=io.StringIO())
+    console.print(table_of(statuses[-1], rates, statuses[-1]["at"] if now_s is None else now_s))
     return console.file.getvalue()
 
 
@@ -109,15 +117,15 @@ def test_the_table_tells_when_a_worker_was_last_restarted_and_which(folder):
     clock.now_s += 42
     status.show("RUNNING", {}, None)
     assert read_status(folder)["last_lost"] == {"number": 7, "at": clock.now_s - 42}
-    assert "after worker 7 was lost, 42 s ago" in printed_table(status.shown, None)
+    assert "after worker 7 was lost, 42 s ago" in printed_table(status.shown)
 
 
 def test_a_restart_that_is_not_known_is_another_thing_than_none(folder):
     status = RunStatus("run-x", folder, 0.0, ADDRESS, {}.get, Clock())
     status.show("RUNNING", {}, None)
-    assert "none since the coordinator started" in printed_table(status.shown, None)
+    assert "none since the coordinator started" in printed_table(status.shown)
     earlier = {name: value for name, value in status.shown.items() if name != "last_lost"}
-    assert re.search(r"last restart\W+not known", printed_table(earlier, None))
+    assert re.search(r"last restart\W+not known", printed_table(earlier))
 
 
 def page(read, healthy_s=60.0):
@@ -162,7 +170,7 @@ def test_a_lag_that_is_not_known_is_not_told(folder):
     status.show("RUNNING", {}, None)
     assert not re.search("lag|pending", got(page(lambda: status.shown).port, "/metrics"))
     assert read_status(folder)["lag"] is None
-    assert "not known" in printed_table(status.shown, None)
+    assert "not known" in printed_table(status.shown)
 
 
 def test_the_file_has_the_splits_that_are_furthest_behind_and_the_page_all(folder):
@@ -309,22 +317,159 @@ def test_top_writes_lines_of_json_in_a_pipe_until_the_run_ends(tmp_path, capsys)
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("headrace.cli.watching.time.sleep", sleep)
-            patch.setattr("headrace.cli.watching.until_interrupted", nullcontext)  # whose handler of SIGTERM stays
+            patch.setattr("headrace.cli.watching.top.time.sleep", sleep)
+            patch.setattr("headrace.cli.watching.top.until_interrupted", nullcontext)  # whose handler of SIGTERM stays
             status._clock = clock
             follow(tmp_path, 1.0)
     lines = [json.loads(line) for line in "".join(printed).splitlines()]
     assert [line["phase"] for line in lines] == ["RUNNING", "COLLECTING"]  # what has not changed is not told again
 
 
-def test_the_table_has_rates_of_what_came_between_two_looks(folder):
-    clock = Clock()
-    before = shown(folder, clock).shown
-    later = {**before, "at": before["at"] + 2, "records_in": 4010}
-    text = printed_table(later, before)
-    assert "4,010 (2,000/s)" in text
-    assert "2, 2.0 s ago, took 0.500 s, 77 bytes" in text
+def after(status, seconds, records):
+    """The status when the next checkpoint is committed, so many seconds and records later."""
+    last = status["checkpoints"]["last"]
+    later = {**last, "id": last["id"] + 1, "at": last["at"] + seconds}
+    return {
+        **status,
+        "at": later["at"],
+        "records_in": status["records_in"] + records,
+        "checkpoints": {**status["checkpoints"], "last": later},
+    }
+
+
+def test_the_table_has_what_the_run_tells(folder):
+    status = shown(folder, Clock()).shown
+    text = printed_table(status)
+    assert "2, 0.0 s ago, took 0.500 s, 77 bytes" in text
     assert "2 (3 splits), 3 (1 splits)" in text
-    assert "1,207 records, 2 s ago; most: c 1,200, a 7" in text
+    assert "1,207 records, 0 s ago; most: c 1,200, a 7" in text
     assert "2 committed" in text
-    assert "none yet" in printed_table({**later, "checkpoints": {"completed": 0, "failed": 0, "last": None}}, None)
+    assert "none yet" in printed_table({**status, "checkpoints": {"completed": 0, "failed": 0, "last": None}})
+
+
+def test_seen_here_a_rate_is_of_what_came_between_two_checkpoints_though_looks_are_more_often(folder):
+    """It was of what came between two looks: 0 in nine of ten seconds, and ten times too high in the other."""
+    first = shown(folder, Clock()).shown
+    second = after(first, 10, 20_000)
+    assert "20,010 (2,000/s)" in printed_table(first, second)
+    looked = {**second, "at": second["at"] + 5}
+    assert "20,010 (2,000/s)" in printed_table(first, second, looked)
+    overdue = {**second, "at": second["at"] + 40}
+    assert "20,010 (500/s)" in printed_table(first, second, overdue)
+    restarted = {**second, "coordinator": 0, "records_in": 7}
+    assert re.search(r"records in\W+7 ", printed_table(first, second, restarted))
+    assert "/s" not in printed_table(first)
+
+
+def test_seen_here_names_are_shown_as_they_are_and_not_taken_for_markup_or_codes_of_the_terminal(folder):
+    status = shown(folder, Clock()).shown
+    text = printed_table({**status, "run": "[bold]x[/bold]", "lag": {"at": 1000, "records": 9, "splits": {"[/]\x1b[2J": 9}}})
+    assert "[bold]x[/bold]" in text
+    assert "[/]\\x1b[2J 9" in text
+
+
+def test_a_status_that_is_not_renewed_is_not_shown_as_if_it_were_of_now(folder):
+    status = shown(folder, Clock()).shown
+    assert "the coordinator is late" not in printed_table(status, now_s=status["at"] + 2)
+    assert "running, as was told 12 s ago: the coordinator is late" in printed_table(status, now_s=status["at"] + 12)
+
+
+@pytest.fixture
+def restarting(tmp_path):
+    """The folder of a run whose coordinator is dead, and whose supervisor lives."""
+    shown(tmp_path, Clock())
+    (tmp_path / LOCK).touch()
+    with supervised(tmp_path) as is_first:
+        assert is_first
+        yield tmp_path
+
+
+def test_seen_here_between_two_coordinators_a_run_is_restarting_and_not_over(restarting):
+    """`headrace top` ended with the first coordinator that died."""
+    status = read_status(restarting)
+    assert (status["phase"], status["workers"], status["records_in"]) == ("RESTARTING", [], 10)
+    assert "restarting; what follows was told 7 s ago" in printed_table(status, now_s=status["at"] + 7)
+    remove_status(restarting)
+    assert read_status(restarting) is None
+
+
+def test_a_run_whose_supervisor_has_ended_too_is_over(tmp_path):
+    with supervised(tmp_path):
+        pass
+    with pytest.raises(NoRunError):
+        read_status(tmp_path)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_second_supervisor_is_not_the_first_one_and_leaves_its_file_alone(restarting):
+    with supervised(restarting) as is_first:
+        assert not is_first
+    assert read_status(restarting)["phase"] == "RESTARTING"
+
+
+def test_a_process_that_the_supervisor_has_forked_does_not_hold_what_says_that_it_lives(tmp_path):
+    with supervised(tmp_path):
+        context = multiprocessing.get_context("fork")
+        ours, its = context.Pipe()
+        forked = context.Process(target=its.recv)
+        forked.start()
+        assert is_supervised(tmp_path)
+        (tmp_path / "supervisor").rename(tmp_path / "kept")
+    try:
+        assert forked.is_alive()
+        assert not is_held(tmp_path / "kept")
+    finally:
+        ours.send(None)
+        forked.join()
+
+
+def test_a_folder_that_cannot_be_made_is_for_the_coordinator_to_name(tmp_path):
+    (tmp_path / "file").touch()
+    with supervised(tmp_path / "file" / "checkpoints") as is_first:
+        assert not is_first
+
+
+def test_seen_here_a_status_that_is_damaged_is_one_error_after_some_seconds_and_not_a_traceback(folder, monkeypatch):
+    shown(folder, Clock())
+    text = (folder / "status.json").read_text()
+    (folder / "status.json").write_text(text[:40])
+    with pytest.raises(RetriableError, match=r"status\.json is damaged"):
+        read_status(folder)
+    monkeypatch.setattr(top, "DAMAGED_S", 0.2)
+    with pytest.raises(DeadlineExceededError, match=r"a whole status of the run: .*status\.json is damaged"):
+        follow(folder, 1.0)
+
+
+def test_a_status_that_is_whole_again_is_shown(folder):
+    whole = shown(folder, Clock())
+    (folder / "status.json").write_text("{")
+    looks = top._looks(folder, 0.0)
+
+    def mend(condition, what, seconds):
+        with pytest.raises(RetriableError):
+            condition()
+        whole.show("RUNNING", {}, None)
+        condition()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(top, "wait_until", mend)
+        assert next(looks)["phase"] == "RUNNING"
+
+
+def test_seen_here_a_status_of_another_version_is_named(folder):
+    (folder / "status.json").write_text("[]")
+    with pytest.raises(StateError, match="is no status of a run, but a JSON list"):
+        read_status(folder)
+    shown(folder, Clock())
+    other = json.loads((folder / "status.json").read_text())
+    (folder / "status.json").write_text(json.dumps({**other, "since": None}))
+    with pytest.raises(StateError, match="of another version of headrace: 'since' is None"):
+        read_status(folder)
+
+
+def test_seen_here_a_status_that_may_not_be_read_is_named(folder):
+    shown(folder, Clock())
+    (folder / "status.json").unlink()
+    (folder / "status.json").mkdir()
+    with pytest.raises(StateError, match=r"what the run tells of itself cannot be read: .*status\.json"):
+        read_status(folder)

@@ -13,7 +13,6 @@ coordinator. Counts are of this coordinator's life: a restart begins at nothing,
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -22,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from headrace.enumerator.errors import StateError
+from headrace.enumerator.errors import RetriableError, StateError
 from headrace.runners.local.core import (
     CheckpointCommitted,
     CommitCheckpoint,
@@ -33,13 +32,21 @@ from headrace.runners.local.core import (
 )
 from headrace.runners.local.storage.lock import LOCK
 from headrace.runners.local.watching.lag import RunLag
+from headrace.runners.local.watching.supervised import is_held, is_supervised
 
-__all__ = ["RunStatus", "largest_of", "read_status", "remove_status"]
+__all__ = ["RESTARTING", "NoRunError", "RunStatus", "largest_of", "read_status", "remove_status"]
 
 MOST_SPLITS = 20
 """The file is written each second, and a source may have ten thousand splits."""
 
 _STATUS = "status.json"
+
+RESTARTING = "RESTARTING"
+"""The phase of a run between two of its coordinators; the others are names of the core's phases."""
+
+
+class NoRunError(StateError):
+    """No run is at work, and none is about to start again."""
 
 
 class RunStatus:
@@ -139,32 +146,61 @@ def largest_of(splits: Mapping[str, int], most: int) -> list[tuple[str, int]]:
 
 
 def remove_status(folder: Path) -> None:
-    """The run is over."""
+    """What is there is of a life before, or of a run that is over. Called by who has the folder's lock, or is its supervisor.
+
+    What the disk refuses is no failure, as nothing is shown of a folder that nobody works with.
+    """
     for name in (_STATUS, f"{_STATUS}.writing"):
-        (folder / name).unlink(missing_ok=True)
+        with suppress(OSError):
+            (folder / name).unlink(missing_ok=True)
 
 
 def read_status(folder: Path) -> Mapping[str, Any] | None:
-    """Of the run that works with these checkpoints; None while it has written nothing yet. Raises StateError without a run."""
-    if not _is_at_work(folder):
-        raise StateError(f"{folder}: no run works with these checkpoints")
+    """Of the run that works with these checkpoints; None while it has written nothing yet.
+
+    Between two coordinators: what the last one has left, with the phase RESTARTING and without workers. Raises NoRunError
+    without a run, RetriableError where the file is damaged, which a run at work mends within a second, StateError where it may
+    not be read or is of another version.
+    """
     try:
-        status = json.loads((folder / _STATUS).read_bytes())
+        is_at_work = is_held(folder / LOCK)
+        if not is_at_work and not is_supervised(folder):
+            raise NoRunError(f"{folder}: no run works with these checkpoints")
+        data = (folder / _STATUS).read_bytes()
     except FileNotFoundError:
         return None
-    assert isinstance(status, dict)
+    except OSError as error:
+        raise StateError(f"{folder}: what the run tells of itself cannot be read: {error}") from error
+    status = _checked(data, folder / _STATUS)
+    return status if is_at_work else {**status, "phase": RESTARTING, "workers": []}
+
+
+_IN_ALL_VERSIONS = (
+    ("run", str),
+    ("coordinator", int),
+    ("at", float),
+    ("since", float),
+    ("phase", str),
+    ("records_in", int),
+    ("records_out", int),
+    ("workers", list),
+    ("workers_lost", int),
+    ("committables", int),
+    ("checkpoints", dict),
+)
+
+
+def _checked(data: bytes, path: Path) -> Mapping[str, Any]:
+    try:
+        status = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise RetriableError(f"{path} is damaged: {error}") from error
+    if not isinstance(status, dict):
+        raise StateError(f"{path} is no status of a run, but a JSON {type(status).__name__}")
+    for name, kind in _IN_ALL_VERSIONS:
+        found = status.get(name)
+        if not isinstance(found, (int, float) if kind is float else kind):
+            raise StateError(
+                f"{path} is of another version of headrace: {name!r} is {found!r}. Look with the run's own version"
+            )
     return status
-
-
-def _is_at_work(folder: Path) -> bool:
-    try:
-        lock = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return False

@@ -1,0 +1,70 @@
+"""`headrace top`: a run at work, as a table or as lines of JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from headrace.cli.serving import until_interrupted
+from headrace.cli.watching.table import Rates, table_of
+from headrace.harness.waiting import wait_until
+from headrace.runners.local.watching.status import NoRunError, read_status
+
+__all__ = ["follow"]
+
+DAMAGED_S = 5.0
+"""A status that is damaged for so long is mended by nobody: a run writes it each second."""
+
+
+def follow(folder: Path, every_s: float) -> None:
+    """Until the run ends; not between two coordinators of it.
+
+    Raises NoRunError where none is at work at first, StateError and DeadlineExceededError where what it tells cannot be read.
+    """
+    _status(folder)
+    with until_interrupted():
+        if not sys.stdout.isatty():
+            lines = JsonLines()
+            for status in _looks(folder, every_s):
+                lines.show(status)
+            return
+        from rich.live import Live
+
+        rates = Rates()
+        with Live(auto_refresh=False) as live:
+            for status in _looks(folder, every_s):
+                if status is not None:
+                    rates.saw(status)
+                    live.update(table_of(status, rates, time.time()), refresh=True)
+
+
+class JsonLines:
+    """Each status once, as a line on stdout."""
+
+    _last: tuple[object, object] = (None, None)
+
+    def show(self, status: Mapping[str, Any] | None) -> None:
+        """What is known now, if anything. Raises OSError where stdout is gone."""
+        if status is None or (status["at"], status["phase"]) == self._last:
+            return
+        self._last = status["at"], status["phase"]
+        print(json.dumps(status), flush=True)  # noqa: T201 - the command's output
+
+
+def _looks(folder: Path, every_s: float) -> Iterator[Mapping[str, Any] | None]:
+    while True:
+        try:
+            yield _status(folder)
+        except NoRunError:
+            return
+        time.sleep(every_s)
+
+
+def _status(folder: Path) -> Mapping[str, Any] | None:
+    found: list[Mapping[str, Any] | None] = []
+    wait_until(lambda: found.append(read_status(folder)), "a whole status of the run", DAMAGED_S)
+    return found[0]
