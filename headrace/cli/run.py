@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from headrace.cli.output import note
 from headrace.cli.serving import named_settings
+from headrace.cli.watching.progress import Progress
 
 COMMIT_S = 30.0
 """So long the newest checkpoint may take to be committed; without a run at work it never is, but by --pipeline."""
@@ -44,14 +46,19 @@ def run_command(
         list[str] | None,
         typer.Option(help="A setting by Flink's name, such as execution.checkpointing.interval='1 s'. May be repeated."),
     ] = None,
+    progress: Annotated[
+        Progress,
+        typer.Option(help="auto: a table below the warnings where stderr is a terminal; json: a line each second on stdout."),
+    ] = Progress.AUTO,
 ) -> None:
     """Run a pipeline exactly once until its source ends; Ctrl-C and SIGTERM stop it with a last checkpoint.
 
     Goes on from the last checkpoint in the folder where there is one, with any number of workers. Settings:
     execution.checkpointing.interval, .min-pause, .timeout, .tolerable-failed-checkpoints, .num-retained, .savepoint-dir,
     .externalized-checkpoint-retention, execution.state-recovery.path, heartbeat.interval, heartbeat.timeout,
-    restart-strategy.*. Prints the savepoint's file, if there is one.
+    restart-strategy.*. Prints the savepoint's file, if there is one; with --progress json as {"savepoint": ...}, the last line.
     """
+    from headrace.cli.watching.viewer import shown
     from headrace.runners.local.pipeline import PipelineFile, RunSettings, flink_settings
     from headrace.runners.local.processes import forked
     from headrace.runners.local.supervisor import supervise
@@ -60,9 +67,11 @@ def run_command(
     given = {name: value for name, value in options.items() if value is not None}
     configured = {**flink_settings(named_settings(config)), "metrics_address": metrics_address, "listen": listen}
     settings = RunSettings(checkpoints, workers=workers, **{**configured, **given})
-    savepoint = supervise(PipelineFile.parse(pipeline), settings, forked)
+    job = PipelineFile.parse(pipeline)
+    with shown(settings.folder, progress):
+        savepoint = supervise(job, settings, forked)
     if savepoint is not None:
-        typer.echo(savepoint)
+        typer.echo(json.dumps({"savepoint": str(savepoint)}) if progress is Progress.JSON else savepoint)
 
 
 def savepoint_command(

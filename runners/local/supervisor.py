@@ -28,6 +28,7 @@ from headrace.runners.local.pipeline import Pipeline, PipelineFile, RunSettings
 from headrace.runners.local.processes import CALLED_AGAIN, CALLED_AGAIN_ERROR, PROCESS_NAME, end_group, pipe
 from headrace.runners.local.rescale import RescaleRequest, read_requests
 from headrace.runners.local.savepoints import read_savepoint
+from headrace.runners.local.storage.places import make_machine_folder
 from headrace.runners.local.watching.status import remove_status
 from headrace.runners.local.watching.supervised import supervised
 
@@ -54,7 +55,11 @@ def supervise(job: Pipeline | PipelineFile, settings: RunSettings, processes: St
     with needs_extra("run", "grpc", "grpc_health", "grpc_reflection", "google"):
         importlib.import_module("headrace.runners.local.wire.client")
     context = processes(job.modules())
+    with suppress(OSError, UsageError):  # which the coordinator meets, too, and names
+        make_machine_folder(settings.checkpoints)
     with supervised(settings.folder) as is_first:
+        if is_first:
+            remove_status(settings.folder)  # of a life before, which nobody is to take for this one
         try:
             return _supervise(job, settings, context)
         finally:

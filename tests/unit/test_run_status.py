@@ -407,12 +407,18 @@ def test_a_second_supervisor_is_not_the_first_one_and_leaves_its_file_alone(rest
     assert read_status(restarting)["phase"] == "RESTARTING"
 
 
+def answer_and_wait(connection):
+    connection.send("it has begun")
+    connection.recv()
+
+
 def test_a_process_that_the_supervisor_has_forked_does_not_hold_what_says_that_it_lives(tmp_path):
     with supervised(tmp_path):
         context = multiprocessing.get_context("fork")
         ours, its = context.Pipe()
-        forked = context.Process(target=its.recv)
+        forked = context.Process(target=answer_and_wait, args=(its,))
         forked.start()
+        ours.recv()
         assert is_supervised(tmp_path)
         (tmp_path / "supervisor").rename(tmp_path / "kept")
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.cli.serving import until_interrupted
+from headrace.cli.watching.lines import JsonLines
 from headrace.cli.watching.table import Rates, table_of
 from headrace.harness.waiting import wait_until
 from headrace.runners.local.watching.status import NoRunError, read_status
@@ -40,19 +40,6 @@ def follow(folder: Path, every_s: float) -> None:
                 if status is not None:
                     rates.saw(status)
                     live.update(table_of(status, rates, time.time()), refresh=True)
-
-
-class JsonLines:
-    """Each status once, as a line on stdout."""
-
-    _last: tuple[object, object] = (None, None)
-
-    def show(self, status: Mapping[str, Any] | None) -> None:
-        """What is known now, if anything. Raises OSError where stdout is gone."""
-        if status is None or (status["at"], status["phase"]) == self._last:
-            return
-        self._last = status["at"], status["phase"]
-        print(json.dumps(status), flush=True)  # noqa: T201 - the command's output
 
 
 def _looks(folder: Path, every_s: float) -> Iterator[Mapping[str, Any] | None]:

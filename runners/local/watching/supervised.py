@@ -26,7 +26,7 @@ _SUPERVISOR = "supervisor"
 
 @contextmanager
 def supervised(folder: Path) -> Iterator[bool]:
-    """While the body runs, `is_supervised` is true for the folder, which is made if need be. Ends with this process at latest.
+    """While the body runs, `is_supervised` is true for the folder, which is there. Ends with this process at latest.
 
     Yields whether it is: False where another supervisor is there first, or the file cannot be locked. Called by the supervisor.
     """
@@ -67,7 +67,6 @@ def is_held(path: Path) -> bool:
 def _held(path: Path) -> io.FileIO | None:
     while True:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             file = io.FileIO(path, "a")
         except OSError as error:  # which the coordinator meets, too, and names
             log.debug("%s cannot be made: %s", path, error)
