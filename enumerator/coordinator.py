@@ -74,6 +74,11 @@ class Coordinator(Generic[SplitT]):
         self._told_finished = False
         self._pending: _Pending[SplitT] | None = None
 
+    @property
+    def waiting_for(self) -> tuple[int, ...]:
+        """Readers whose snapshots the checkpoint under way lacks; empty without one."""
+        return () if self._pending is None else tuple(sorted(self._pending.waiting_for))
+
     def handle(self, event: Event[SplitT]) -> list[Command[SplitT]]:
         """Take one event, return what is to be done, in this order.
 

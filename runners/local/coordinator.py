@@ -59,6 +59,7 @@ from headrace.runners.local.checkpoints import (
     CheckpointStore,
     RunCheckpoint,
     RunCheckpointSerializer,
+    has_run,
 )
 from headrace.runners.local.commits import EPOCH_BITS, RunCommitter, first_attempt
 from headrace.runners.local.core import (
@@ -96,11 +97,12 @@ from headrace.runners.local.rescale import (
     take_up_request,
 )
 from headrace.runners.local.savepoints import Savepoint, begin_with, begun, take_savepoint
+from headrace.runners.local.storage.places import run_files
 from headrace.runners.local.watching.lag import LagWatch
 from headrace.runners.local.watching.status import RunStatus, remove_status
 from headrace.runners.local.worker import WorkerOrder, work
 
-__all__ = ["CoordinatorOrder", "RunBeginning", "RunOutcome", "coordinate"]
+__all__ = ["CoordinatorOrder", "RunBegan", "RunBeginning", "RunOutcome", "coordinate"]
 
 log = logging.getLogger(__name__)
 
@@ -135,6 +137,7 @@ class CoordinatorOrder:
     """What a coordinator's process is started with. `savepoint`: what the run begins with, where it has no checkpoints.
 
     `restarts`: the failures of coordinators and workers so far. A worker's failure is told to the supervisor by the new state.
+    `run`: its name, as the first coordinator has told it; None for that one.
     """
 
     pipeline: Pipeline | PipelineFile
@@ -143,6 +146,14 @@ class CoordinatorOrder:
     version: str
     beginning: RunBeginning
     restarts: Restarts
+    run: str | None = None
+
+
+@dataclass(frozen=True)
+class RunBegan:
+    """What a coordinator tells its supervisor as soon as it has the folder."""
+
+    run: str
 
 
 @dataclass(frozen=True)
@@ -194,8 +205,14 @@ def _opened(order: CoordinatorOrder, socket: Path, supervisor: Connection, nurse
     log.debug("the pipeline is loaded")
     positions = CheckpointSerializer(pipeline.source.name, pipeline.source.split_serializer)
     serializer = RunCheckpointSerializer(positions, pipeline.outputs.handles)
-    store: CheckpointStore[Any, Any] = CheckpointStore(order.settings.checkpoints, serializer, order.settings.retained)
+    checkpoints = order.settings.checkpoints
+    if order.run is not None and not has_run(run_files(checkpoints)):
+        raise _gone(checkpoints, order.run)
+    store: CheckpointStore[Any, Any] = CheckpointStore(checkpoints, serializer, order.settings.retained)
     try:
+        if order.run not in (None, store.roster.run):
+            raise _gone(checkpoints, order.run)
+        supervisor.send(RunBegan(store.roster.run))
         remove_status(order.settings.folder)  # of a life before
         if order.savepoint is not None:
             begin_with(order.savepoint, store, positions, partial(begun, pipeline.source))
@@ -204,6 +221,14 @@ def _opened(order: CoordinatorOrder, socket: Path, supervisor: Connection, nurse
         return coordination.run()
     finally:
         store.close()
+
+
+def _gone(checkpoints: str, run: str | None) -> StateError:
+    """The error for a folder without what the run has stored there: to begin anew would be to write all of it again."""
+    return StateError(
+        f"{checkpoints}: the checkpoints of this run, {run}, were removed while it was at work, and to begin anew would write "
+        "all of it again. Put them back, and start it again; if they are lost, begin in a new folder, with a savepoint if any"
+    )
 
 
 @dataclass(frozen=True)

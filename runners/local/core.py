@@ -653,6 +653,8 @@ class RunCore(Generic[SplitT, HandleT]):
             return []
         reason = f"it was not complete after {self._schedule.timeout_s:g} s"
         if self.phase is RunPhase.COLLECTING:
+            late = ", ".join(f"worker {self._number(reader)}" for reader in self.coordinator.waiting_for)
+            reason += f"; {late} did not prepare for it in that time: the transform, a read or a write takes longer, or hangs"
             return self._heart(CheckpointAborted(event.checkpoint_id)) + self._failed(event.checkpoint_id, reason)
         if self.phase is RunPhase.STORING:
             # It may be stored or not: only who reads the store anew can tell.

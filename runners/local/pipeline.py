@@ -420,7 +420,7 @@ class PipelineFile:
         taken = stem in sys.modules and getattr(sys.modules[stem], "__file__", None) != str(self.path)
         try:
             return load_file(self.path, f"__headrace_{stem}__" if taken else stem)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if is_retriable(error) or isinstance(error, DeadlineExceededError):
                 raise  # an outage (of a schema registry): another try may do better, which no mistake of the file would
             frame = traceback.extract_tb(error.__traceback__)[-1]

@@ -183,12 +183,15 @@ def end_group(group: int, lifeline: Connection, timeout_s: float) -> bool:
     """Kill all processes of a group, also frozen ones, and wait until they are gone. False if some are still there.
 
     `lifeline`: one end of a pipe whose other end every process of the group has. So one that is dead and that nobody has waited
-    for, as in a container without an init process, is none that is still there.
+    for, as in a container without an init process, is none that is still there. Nor is one that a user's function has started,
+    and that has left the group: it may have the other end, too.
     """
     deadline_s = time.monotonic() + timeout_s
     while True:
-        with suppress(ProcessLookupError):
+        try:
             os.killpg(group, signal.SIGKILL)
+        except ProcessLookupError:
+            return True
         if lifeline.poll(_LOOK_S):
             return True
         if time.monotonic() > deadline_s:

@@ -23,7 +23,7 @@ from headrace.connectors.commit import StaleEpochError
 from headrace.enumerator import errors
 from headrace.enumerator.errors import HeadraceError, RunFailedError, StateError, UsageError
 from headrace.enumerator.restarts import GiveUp, Restarts
-from headrace.runners.local.coordinator import CoordinatorOrder, RunBeginning, RunOutcome, coordinate
+from headrace.runners.local.coordinator import CoordinatorOrder, RunBegan, RunBeginning, RunOutcome, coordinate
 from headrace.runners.local.pipeline import Pipeline, PipelineFile, RunSettings
 from headrace.runners.local.processes import CALLED_AGAIN, CALLED_AGAIN_ERROR, PROCESS_NAME, end_group, pipe
 from headrace.runners.local.rescale import RescaleRequest, read_requests
@@ -73,7 +73,7 @@ def _supervise(job: Pipeline | PipelineFile, settings: RunSettings, context: For
     life = _Life(Restarts(settings.restart))
     with _stopped_by_signals(life):
         while True:
-            order = CoordinatorOrder(job, settings, savepoint, version("headrace"), beginning, life.restarts)
+            order = CoordinatorOrder(job, settings, savepoint, version("headrace"), beginning, life.restarts, life.run)
             outcome = life.live(order, context)
             if outcome.workers is not None:
                 settings = replace(settings, workers=outcome.workers)
@@ -102,11 +102,12 @@ def _asked_before(folder: Path) -> tuple[RescaleRequest, ...]:
 class _Life:
     """The coordinator of now, if there is one. `stop` may be called by a signal handler.
 
-    `restarts`: all failures so far, of coordinators and of their workers.
+    `restarts`: all failures so far, of coordinators and of their workers. `run`: its name, from when a coordinator has told it.
     """
 
     def __init__(self, restarts: Restarts) -> None:
         self.restarts = restarts
+        self.run: str | None = None
         self.stopping = threading.Event()
         self._coordinator: Connection | None = None
 
@@ -141,12 +142,15 @@ class _Life:
                     raise RunFailedError(f"processes of group {process.pid} cannot be killed: a successor may not begin")
 
     def _outcome(self, coordinator: Connection, process: Any) -> RunOutcome:  # noqa: ANN401 - of multiprocessing's context
-        """What the coordinator says last. What it says before are failures of its workers."""
+        """What the coordinator says last. Before it says which run it is of, and each failure of its workers."""
         with suppress(EOFError, OSError):  # it died before it could tell
             while coordinator in wait([coordinator, process.sentinel]) or coordinator.poll():
                 said = coordinator.recv()
                 if isinstance(said, RunOutcome):
                     return said
+                if isinstance(said, RunBegan):
+                    self.run = said.run
+                    continue
                 assert isinstance(said, Restarts)
                 self.restarts = said
         process.join()

@@ -162,7 +162,7 @@ class _Worker:
             made = list(self._pipeline.routed(batch.records)) if batch.records.num_rows else []
         except WrongOutputError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # the user's function does not decide that the process ends
             before = self._progress.snapshot()[batch.split.split_id].split
             raise transform_error(self._pipeline, batch.records.num_rows, before, batch.split) from error
         self._records_in += batch.records.num_rows
