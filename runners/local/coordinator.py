@@ -137,7 +137,7 @@ class CoordinatorOrder:
     """What a coordinator's process is started with. `savepoint`: what the run begins with, where it has no checkpoints.
 
     `restarts`: the failures of coordinators and workers so far. A worker's failure is told to the supervisor by the new state.
-    `run`: its name, as the first coordinator has told it; None for that one.
+    `run`: its name, as the first coordinator has told it; None for that one. `restarted`: how many have failed before.
     """
 
     pipeline: Pipeline | PipelineFile
@@ -147,6 +147,7 @@ class CoordinatorOrder:
     beginning: RunBeginning
     restarts: Restarts
     run: str | None = None
+    restarted: int = 0
 
 
 @dataclass(frozen=True)
@@ -321,7 +322,9 @@ class _Coordination:
         )
         progress_s = max(order.beginning.at_s, store.last_written_s or 0.0)
         address = self._server.endpoint.address
-        self._status = RunStatus(store.roster.run, order.settings.folder, progress_s, address, store.size)
+        self._status = RunStatus(
+            store.roster.run, order.settings.folder, progress_s, address, store.size, restarted=order.restarted
+        )
 
     def _core_from(self, restored: RunCheckpoint[Any, Any] | None, next_number: int) -> RunCore[Any, Any]:
         settings = self._order.settings

@@ -73,7 +73,9 @@ def _supervise(job: Pipeline | PipelineFile, settings: RunSettings, context: For
     life = _Life(Restarts(settings.restart))
     with _stopped_by_signals(life):
         while True:
-            order = CoordinatorOrder(job, settings, savepoint, version("headrace"), beginning, life.restarts, life.run)
+            order = CoordinatorOrder(
+                job, settings, savepoint, version("headrace"), beginning, life.restarts, life.run, life.restarted
+            )
             outcome = life.live(order, context)
             if outcome.workers is not None:
                 settings = replace(settings, workers=outcome.workers)
@@ -89,6 +91,7 @@ def _supervise(job: Pipeline | PipelineFile, settings: RunSettings, context: For
             log.warning("the run has failed and starts again in %.1f s: %s", decision.delay_s, outcome.error)
             if life.stopping.wait(decision.delay_s):
                 raise RunFailedError(f"stopped, without a last checkpoint, while it was to start again after: {outcome.error}")
+            life.restarted += 1
 
 
 def _asked_before(folder: Path) -> tuple[RescaleRequest, ...]:
@@ -103,11 +106,13 @@ class _Life:
     """The coordinator of now, if there is one. `stop` may be called by a signal handler.
 
     `restarts`: all failures so far, of coordinators and of their workers. `run`: its name, from when a coordinator has told it.
+    `restarted`: how many coordinators have failed.
     """
 
     def __init__(self, restarts: Restarts) -> None:
         self.restarts = restarts
         self.run: str | None = None
+        self.restarted = 0
         self.stopping = threading.Event()
         self._coordinator: Connection | None = None
 

@@ -100,6 +100,7 @@ def test_seen_here_top_goes_on_while_a_coordinator_that_was_killed_is_replaced(k
         run.process.send_signal(signal.SIGCONT)
         assert (lines()[-1]["coordinator"], lines()[-1]["workers"]) == (killed, [])
         run.wait(lambda: lines()[-1]["phase"] == "RUNNING" and lines()[-1]["coordinator"] != killed, "another coordinator")
+        assert lines()[-1]["restarted"] == 1
         run.stop()
         assert top.wait(PATIENCE_S) == 0
         assert not {"supervisor", "status.json"} & set(os.listdir(tmp_path / "checkpoints"))

@@ -86,7 +86,9 @@ def _rows(status: Mapping[str, Any], rates: Rates, now_s: float) -> Iterator[tup
     yield "last checkpoint", "none yet" if last is None else _last(last, status["at"])
     yield "workers", ", ".join(f"{worker['number']} ({worker['splits']} splits)" for worker in status["workers"]) or "none"
     yield "workers lost", f"{status['workers_lost']:,}"
-    yield "last restart", _last_restart(status)
+    yield "last worker restarted", _last_restart(status)
+    restarted = status.get("restarted")  # a run of an earlier version does not say
+    yield "run restarted", "not known" if restarted is None else f"{restarted:,} times"
 
 
 def _lag(lag: Mapping[str, Any] | None, now_s: float) -> str:

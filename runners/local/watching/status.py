@@ -1,14 +1,16 @@
 """What a run at work does now: taken down by its coordinator, and kept in a file for who looks on this machine.
 
     status.json   {"run", "coordinator", "address", "at", "since", "progress_at", "phase", "records_in", "records_out",
-                   "workers": [{"number", "splits"}], "workers_lost", "last_lost": {"number", "at"} or null, "committables",
+                   "restarted", "workers": [{"number", "splits"}], "workers_lost", "last_lost": {"number", "at"} or null,
+                   "committables",
                    "lag": {"at", "records", "splits": {split id: records}} or null,
                    "checkpoints": {"completed", "failed", "last": {"id", "at", "duration_s", "bytes"} or null}}
 
 `lag` is null while it is not known; the file has its MOST_SPLITS largest splits, `shown` has all. `committables` are
 transactions that were committed. `last_lost`: the worker that was lost last. `address`: the coordinator's gRPC server, as a
 gRPC client takes it. Times are seconds of the epoch. `progress_at`: when a checkpoint was last committed, by whatever
-coordinator. Counts are of this coordinator's life: a restart begins at nothing, as Prometheus' counters may; `last_lost` too.
+coordinator. `restarted`: how many coordinators have failed before this one, since the run was started. The other counts are of
+this coordinator's life: a restart begins at nothing, as Prometheus' counters may; `last_lost` too.
 """
 
 from __future__ import annotations
@@ -60,11 +62,13 @@ class RunStatus:
         address: str,
         size: Callable[[int], int | None],
         clock: Callable[[], float] = time.time,
+        *,
+        restarted: int = 0,
     ) -> None:
         """`run`: its name at the sink. `address`: of the coordinator's gRPC server. `size` gives a checkpoint's bytes.
 
         `progress_s`: when its last checkpoint was committed, or the run was started if that is later. `clock` gives seconds of
-        the epoch.
+        the epoch. `restarted`: how many coordinators there were before, all of which have failed.
         """
         self._progress_s, self._size = progress_s, size
         self._folder, self._clock = folder, clock
@@ -75,6 +79,7 @@ class RunStatus:
         self._last: dict[str, Any] | None = None
         self._last_lost: dict[str, Any] | None = None
         self._identity = {"run": run, "coordinator": os.getpid(), "address": address, "since": clock()}
+        self._restarted = restarted
         self.shown: Mapping[str, Any] = {}
 
     def saw(self, event: object) -> None:
@@ -118,6 +123,7 @@ class RunStatus:
             "phase": phase,
             "records_in": self._records_in,
             "records_out": self._records_out,
+            "restarted": self._restarted,
             "workers": [{"number": number, "splits": held} for number, held in sorted(splits.items())],
             "workers_lost": self._workers_lost,
             "last_lost": self._last_lost,
