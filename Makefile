@@ -24,9 +24,9 @@ demo-move: $(INSTALLED) ## The flights copied by the JVM connector, headrace run
 	$(BIN)/python examples/flights/demo_move.py
 
 test: $(INSTALLED) ## The tests, with a real Kafka, Spark, Flink and databases (25 minutes)
-	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
-test-long: $(INSTALLED) ## The tests marked long, which `make test` leaves out: demos and examples with kills (twelve minutes)
+test-long: $(INSTALLED) ## The tests marked long, which `make test` leaves out: demos and examples with kills (a quarter of an hour)
 	$(BIN)/pytest -m long --numprocesses 2 --dist loadfile --no-loadscope-reorder tests/conformance tests/integration
 
 lowest: $(INSTALLED) ## The unit tests with the lowest versions that setup.cfg allows

@@ -158,6 +158,7 @@ def processes_of(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.long
 def test_the_command_gives_options_says_that_workers_do_not_start_and_leaves_nothing(tmp_path: Path) -> None:
     broken, temporary = tmp_path / "broken", tmp_path / "temporary"
     broken.mkdir()

@@ -38,6 +38,7 @@ def run_demo(bootstrap, output, planted=()):
     return done.returncode, [int(group) for group in found.groups()]
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_every_flight_is_written_once_through_kills_and_new_partitions(broker, tmp_path):

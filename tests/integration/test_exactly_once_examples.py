@@ -61,6 +61,7 @@ def test_three_sinks_have_each_record_once_though_the_job_is_killed(broker):
     assert done.returncode == 0
 
 
+@pytest.mark.long
 def test_without_transactions_a_reader_sees_what_a_killed_job_left(broker):
     done = run(broker, "isolation", "at-least-once")
     assert "FAILED: it does not hold that read_" in done.stdout, done.stdout + done.stderr

@@ -153,7 +153,7 @@ class Installed:
     editable: bool
 
 
-@pytest.fixture(scope="module", params=["pip install .", "pip install -e ."])
+@pytest.fixture(scope="module", params=["pip install .", pytest.param("pip install -e .", marks=pytest.mark.long)])
 def installed(request, tmp_path_factory) -> Installed:
     checkout, made = clone(tmp_path_factory.mktemp("clone")), environment(tmp_path_factory.mktemp("home"))
     editable = "-e" in request.param

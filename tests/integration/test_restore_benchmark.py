@@ -42,7 +42,7 @@ def _on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 SCENARIOS = [
     pytest.param(Scenario("by the clock"), marks=pytest.mark.long),
-    Scenario("partitions added, more parallelism", added=2, more=1),
+    pytest.param(Scenario("partitions added, more parallelism", added=2, more=1), marks=pytest.mark.long),
 ]
 
 

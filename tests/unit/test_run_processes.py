@@ -8,7 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
@@ -317,13 +319,12 @@ def test_of_two_runs_on_copies_of_one_folder_one_goes_on_and_the_other_ends_with
             run.kill()
 
 
-def test_checkpoints_in_a_store_bear_kills_and_lost_answers_and_a_run_of_another_machine_takes_over(
-    kafka, tmp_path, monkeypatch
-):
+def test_checkpoints_in_a_store_bear_kills_and_lost_answers_and_a_run_of_another_machine_takes_over(kafka, tmp_path):
     """A temporary folder of its own makes a machine: nothing else of it keeps two runs apart."""
     url, runs = "s3://bucket/copies/of-in", []
-    machines = [tmp_path / name for name in ("one", "other")]
-    with object_store() as store:
+    with ExitStack() as machines_of_this_test, object_store() as store:
+        # A socket's path is short.
+        machines = [Path(machines_of_this_test.enter_context(tempfile.TemporaryDirectory())) for _ in range(2)]
         store.client().create_bucket(Bucket="bucket")
         login = {"FSSPEC_S3_ENDPOINT_URL": store.address, "FSSPEC_S3_KEY": "key", "FSSPEC_S3_SECRET": "secret"}
 

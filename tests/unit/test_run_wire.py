@@ -280,6 +280,12 @@ def test_an_address_for_other_machines_is_warned_of_and_workers_use_the_loopback
     assert "which other machines may reach" in caplog.text
 
 
+def test_seen_here_a_socket_in_a_folder_with_too_long_a_name_is_an_error_and_not_tried_for_ever(tmp_path):
+    folder = tmp_path / ("x" * 100)
+    with pytest.raises(UsageError, match=r"a socket's path has at most 107 bytes. Set TMPDIR .* or use --listen tcp"):
+        Coordinator(folder / "coordinator")
+
+
 def test_a_port_that_is_taken_is_named(on_tcp):
     taken = f"tcp://{on_tcp.server.endpoint.address}"
     with pytest.raises(UsageError, match=f"cannot listen at {taken}"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 import time
@@ -48,6 +49,10 @@ class _Stream:
 WorkerEvent = WorkerJoined | WorkerSilent | SplitDone | WorkerSnapshotted[Any, Any]
 
 
+_LONGEST_PATH = 107
+"""Of a Unix socket on Linux, in bytes (`sun_path`, with its end)."""
+
+
 class CoordinationServer(run_pb2_grpc.CoordinationServicer, Generic[SplitT, HandleT]):
     """Serves on a Unix socket or a TCP port. `send`, `heard_s` and `close` are called by the coordinator's main thread."""
 
@@ -80,6 +85,11 @@ class CoordinationServer(run_pb2_grpc.CoordinationServicer, Generic[SplitT, Hand
     def _bound(self, at: Path | TcpAddress) -> str:
         """The address for clients."""
         if isinstance(at, Path):
+            if len(os.fsencode(at)) > _LONGEST_PATH:
+                raise UsageError(
+                    f"the run cannot listen at {at}: a socket's path has at most {_LONGEST_PATH} bytes. Set TMPDIR to a folder "
+                    "with a shorter name, or use --listen tcp (listen='tcp')"
+                )
             self._server.add_insecure_port(f"unix:{at}")
             return f"unix:{at}"
         try:

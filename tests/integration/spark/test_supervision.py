@@ -51,6 +51,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_a_submitted_job_is_started_again_when_it_is_killed_and_sigterm_ends_it_after_its_batch(tmp_path):
     (tmp_path / "job.py").write_text(JOB)
     settings = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.my.setting": "a = b\\c"}

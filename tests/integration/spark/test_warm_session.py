@@ -106,6 +106,7 @@ def ran(command, **environment):
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
+@pytest.mark.long
 def test_a_library_starts_a_thread_in_the_zygote_and_spark_still_finds_its_python(broker, four, tmp_path):
     """Seen here: the zygote gave up and took Spark's Python with it, so Spark found no data source."""
     command = [sys.executable, "-c", SMALL_JOB.format(builder="warm_session_builder"), broker.bootstrap, four]
@@ -114,6 +115,7 @@ def test_a_library_starts_a_thread_in_the_zygote_and_spark_still_finds_its_pytho
     assert found == {"values": sorted(str(partition) for partition in range(4) for _ in range(300)), "tasks": 2}
 
 
+@pytest.mark.long
 def test_under_spark_submit_the_data_source_is_found_though_the_jvms_python_lacks_it(broker, four, tmp_path):
     """Seen here: the builder set variables for a JVM that was running already."""
     for name in ("python3", "python"):
