@@ -268,7 +268,8 @@ def run(brokers: int, happen: Callable[[Trial], Away], systems: Sequence[System]
 
 def _document(subject: Subject, away: Away, produced: Sequence[int]) -> dict[str, Any]:
     nothing = np.empty(0, np.int64)
-    verdict = judge(produced, *subject.output.logs(), Seen(np.empty(0), nothing, nothing, nothing, nothing))
+    committed, written = subject.output.logs()
+    verdict = judge(produced, committed, lambda: written, Seen(np.empty(0), nothing, nothing, nothing, nothing))
     resumed = subject.first_after(away.back)
     counts = {name: count for name, count in verdict.counts().items() if name not in ("aborted_seen", "unseen")}
     return {

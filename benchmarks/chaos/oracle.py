@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -116,13 +117,14 @@ class TopicOutput:
     def verdict(self, produced: Sequence[int], census: Census) -> Mapping[str, int]:
         """By the oracle of the restores: what is committed, what is written; and what the census was shown and is not there."""
         committed, written = (
-            read_log(self._bootstrap, self._topic, isolation, VALUE_BYTES)
+            partial(read_log, self._bootstrap, self._topic, isolation, VALUE_BYTES)
             for isolation in ("read_committed", "read_uncommitted")
         )
         nothing = np.empty(0, np.int64)
-        found = judge(produced, committed, written, Seen(np.empty(0), nothing, nothing, nothing, nothing)).counts()
+        logs = committed()
+        found = judge(produced, logs, written, Seen(np.empty(0), nothing, nothing, nothing, nothing)).counts()
         kept = ("records_in", "records_out", "duplicates", "lost", "torn", "out_of_order", "damaged", "foreign")
-        return {**{name: found[name] for name in kept}, "aborted_seen": phantoms(census, committed)}
+        return {**{name: found[name] for name in kept}, "aborted_seen": phantoms(census, logs)}
 
     def close(self) -> None:
         """Leave."""

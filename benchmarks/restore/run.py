@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,7 +18,7 @@ import psutil
 
 from benchmarks.restore.broker_bytes import BrokerBytes
 from benchmarks.restore.load import NO_WINDOW, Controls, Load, load
-from benchmarks.restore.oracle import Seen, Verdict, first_seen, judge, read_log
+from benchmarks.restore.oracle import Seen, Verdict, first_seen, judge, read_logs
 from benchmarks.restore.probe import Probe, probe
 from benchmarks.restore.process import Family
 from benchmarks.restore.scenarios import Phase, Scenario
@@ -408,12 +406,9 @@ def _reach_phase(rig: Rig) -> int:
 
 
 def _judge(bootstrap: str, topic: str, value_bytes: int, produced: list[int], seen: Seen) -> tuple[Verdict, Curve]:
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        levels = ("read_committed", "read_uncommitted")
-        committed, written = (pool.submit(read_log, bootstrap, topic, level, value_bytes) for level in levels)
-        logs = committed.result()
-        verdict = judge(produced, logs, written.result(), seen)
-    return verdict, Curve.of_events(first_seen(logs, seen))
+    logs = read_logs(bootstrap, topic, "read_committed", value_bytes)
+    verdict = judge(produced, logs, lambda: read_logs(bootstrap, topic, "read_uncommitted", value_bytes), seen)
+    return verdict, Curve.of_events(first_seen(produced, logs, seen))
 
 
 def _invalid(work: Work, controls: Controls, verdict: Verdict, stolen: float) -> list[str]:

@@ -37,10 +37,9 @@ class Curve:
 
     @classmethod
     def of_events(cls, times: np.ndarray) -> Curve:
-        """Of one event at each of these times."""
-        at, last = np.unique(times, return_index=True)
-        total = np.append(last[1:], len(times)) if len(at) else np.empty(0, np.int64)
-        return cls(at, total)
+        """Of one event at each of these times, which ascend."""
+        last = np.flatnonzero(np.append(times[1:] > times[:-1], np.ones(min(1, len(times)), np.bool_)))
+        return cls(times[last], last + 1)
 
     def value(self, at: np.ndarray | float) -> np.ndarray:
         """The count at these times, steps included."""

@@ -85,12 +85,12 @@ def test_what_the_load_says_it_wrote_is_in_the_topic_and_the_probe_sees_it_all(b
         _until(lambda: controls.visible.value >= sum(counts), watching.check)
         watching.kill()
         written = read_log(broker.bootstrap, name, "read_committed", 100)
-        verdict = judge(counts, written, written, watching.seen())
+        verdict = judge(counts, written, lambda: written, watching.seen())
     assert verdict.clean
     assert verdict.unseen == verdict.out_of_order == 0
     assert verdict.records_out == sum(counts) == int(running.curve().total[-1])
     without_one = {**written, 0: Log(written[0].offsets[1:], written[0].ids[1:])}
-    assert judge(counts, without_one, without_one, watching.seen()).lost == 1
+    assert judge(counts, without_one, lambda: without_one, watching.seen()).lost == 1
     assert isinstance(running.curve(), Curve)
 
 

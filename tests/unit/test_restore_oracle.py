@@ -7,7 +7,8 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from benchmarks.restore.oracle import Log, Seen, first_seen, judge
+from benchmarks.restore import oracle
+from benchmarks.restore.oracle import Log, Seen, first_seen
 from benchmarks.restore.records import RESIDUE, RecordMaker, batch, identify, record_ids
 from benchmarks.restore.timeline import ECHO_S, HOLD_S, Curve, Level, Moments, caught_up_at, lag_level, restore
 
@@ -30,6 +31,10 @@ def seen(*stamps: tuple[float, int, int, int, int]) -> Seen:
 
 GOOD = {0: log((0, 0), (1, 0), (0, 1), (1, 1)), 1: log((0, 2), (1, 2), (0, 3))}
 SEEN = seen((1.0, 0, 0, 1, 2), (2.0, 1, 0, 2, 3), (3.0, 0, 2, 3, 2))
+
+
+def judge(produced, committed, written, seen):
+    return oracle.judge(produced, committed, lambda: written, seen)
 
 
 def anomalies(verdict) -> dict[str, int]:
@@ -147,7 +152,22 @@ def test_a_batch_for_the_encoder_has_key_value_and_partition():
 def test_each_record_is_first_seen_when_its_first_copy_was():
     logs = {0: log((0, 0), (0, 1), (0, 0)), 1: log((0, 1))}
     times = seen((1.0, 0, 0, 0, 1), (2.0, 1, 0, 0, 1), (3.0, 0, 1, 2, 2))
-    assert first_seen(logs, times).tolist() == [1.0, 2.0]
+    assert first_seen([2], logs, times).tolist() == [1.0, 2.0]
+
+
+def test_what_was_never_produced_and_what_is_damaged_is_not_first_seen():
+    logs = {0: Log(np.arange(4), np.array([*ids((0, 0), (0, 7), (5, 0)), -1]))}
+    assert first_seen([2], logs, seen((1.0, 0, 0, 3, 4))).tolist() == [1.0]
+
+
+def test_what_is_only_written_is_not_read_where_nothing_is_missing():
+    assert anomalies(oracle.judge(PRODUCED, GOOD, lambda: pytest.fail("it is read"), SEEN)) == {}
+
+
+def test_a_curve_of_events_steps_once_for_all_that_happened_at_one_time():
+    curve = Curve.of_events(np.array([1.0, 2.0, 2.0, 5.0]))
+    assert (curve.at.tolist(), curve.total.tolist()) == ([1.0, 2.0, 5.0], [1, 3, 4])
+    assert len(Curve.of_events(np.empty(0)).at) == 0
 
 
 # --- times -------------------------------------------------------------------------------------------------------------
