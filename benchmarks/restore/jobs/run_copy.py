@@ -1,4 +1,4 @@
-"""`headrace run`: a topic copied exactly once, without an engine, with a checkpoint every 200 ms.
+"""`headrace run`: a topic copied exactly once, without an engine, with a checkpoint every 100 ms.
 
     python run_copy.py <json>, a Job (systems.py)
 
@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-INTERVAL = "200 ms"
+INTERVAL = "100 ms"
 COMMAND_LINE = "from headrace.cli import main; main()"
 
 
