@@ -1,12 +1,15 @@
 """A supervised job with a standby under load, on real Spark and Kafka: takeovers of all kinds, and an oracle that counts.
 
-    python -m tests.helpers.standby_soak [--takeovers 200] [--rate 2000] [--seed 1] [--only TEXT] [--result FILE]
+    python -m tests.helpers.standby_soak [--takeovers 200] [--session 20] [--jobs 1] [--rate 2000] [--only TEXT] [--result FILE]
 
 The kinds take turns: SIGKILL of all processes of the active driver; of its own process alone; of its JVM alone; SIGSTOP for
-longer than the supervisor bears, and SIGCONT; a second SIGKILL while the next standby warms; a broker that restarts meanwhile;
-partitions that are added meanwhile; SIGKILL of the supervisor, which is started again. Each takes the job from one driver to
-another, whose first commit of a record that was sent after the kill ends the outage. Exit status 0: each record once, none
-lost, none foreign.
+longer than the supervisor bears, and SIGCONT once it is given up; a second SIGKILL while the next standby warms; a broker that
+restarts meanwhile; partitions that are added meanwhile; SIGKILL of the supervisor, which is started again. Each takes the job
+from one driver to another, whose first commit of a record that was sent after the kill ends the outage.
+
+A session is one broker and one job; `--jobs` of them run at once. A result file that is there is added to, session by session,
+until it has so many takeovers. Exit status 0: each record once, none lost, none foreign, and no epoch's list names the
+transactions of two drivers.
 """
 
 from __future__ import annotations
@@ -14,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import signal
 import statistics
@@ -25,13 +27,15 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
-from rich.progress import Progress
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 
+from benchmarks.environment import environment
 from headrace.harness.kafka import add_partitions, create_topic, start_broker
 from headrace.harness.kafka.brokers import BrokerCluster
 from headrace.runners.spark.class_archive import archive_at_hand
@@ -43,6 +47,9 @@ PARTITIONS = 4
 START_S, ARMED_S, TAKEOVER_S, DRAIN_S = 120.0, 240.0, 120.0, 60.0
 SILENCE_S = 4.0
 POLL_S = 0.02
+WRONG = ("lost", "foreign", "duplicates", "epochs_of_two_drivers")
+"""What a result may not have."""
+
 CONF = {
     "spark.master": "local[2,4]",
     "spark.ui.enabled": "false",
@@ -136,7 +143,8 @@ class SupervisedJob:
         for topic in (self.source, self.target):
             create_topic(bootstrap, topic, PARTITIONS)
         self.status_file, self.log = directory / "status.json", directory / "job.log"
-        told = {"bootstrap": bootstrap, "source": self.source, "target": self.target, "commits": f"{name}-commits"}
+        self.commits = f"{name}-commits"
+        told = {"bootstrap": bootstrap, "source": self.source, "target": self.target, "commits": self.commits}
         self._told = json.dumps({**told, "checkpoint": str(directory / "checkpoint")})
         conf = [word for setting, value in CONF.items() for word in ("--conf", f"{setting}={value}")]
         options = ["--standby", str(standbys), "--status", str(self.status_file), "--silence-timeout", str(SILENCE_S)]
@@ -262,7 +270,7 @@ class Soak:
         self.outages: dict[str, list[float]] = {}
         self.kinds: dict[str, Callable[[str], None]] = {
             "all killed": self.kill_all,
-            "stopped": self.stop_all,
+            "stopped, and continued once it is given up": self.stop_and_continue,
             "killed, and again while the next one warms": self.kill_all,
             "driver's process killed": self.kill_driver,
             "JVM killed": self.kill_jvm,
@@ -298,6 +306,13 @@ class Soak:
     def stop_all(self, family: str) -> None:
         send_signal(signal.SIGSTOP, members(family))
 
+    def stop_and_continue(self, family: str) -> None:
+        """It goes on when another driver is called, if it can: nothing of it may be left by then."""
+        active = self.job.status()["active"]["pid"]
+        self.stop_all(family)
+        self.job.wait_for(lambda status: not status["active"] or status["active"]["pid"] != active, TAKEOVER_S)
+        send_signal(signal.SIGCONT, members(family))
+
     def stop_jvm(self, family: str) -> None:
         send_signal(signal.SIGSTOP, jvm_of(family))
 
@@ -328,48 +343,126 @@ class Soak:
         self.kill_supervisor(family)
 
 
-def soak(broker: BrokerCluster, directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """So many rounds; the document."""
-    with running(directory, broker.bootstrap, arguments.rate) as (job, traffic), Progress() as progress:
-        made = Soak(job, traffic, broker, random.Random(arguments.seed))
-        kinds = [kind for kind in made.kinds if arguments.only in kind]
-        bar = progress.add_task("takeovers", total=arguments.takeovers)
-        for number in range(arguments.takeovers):
-            kind = kinds[number % len(kinds)]
-            outage_s = made.round(kind)
-            progress.console.print(f"{number + 1}: {kind}: {outage_s:.2f} s")
-            progress.advance(bar)
-        counted = verdict(job, traffic)
+def two_lists(bootstrap: str, topic: str) -> int:
+    """How many epochs were recorded with one driver's transactions, and again with others, as by two drivers at work."""
+    first: dict[tuple[bytes, int], str] = {}
+    twice: set[tuple[bytes, int]] = set()
+    for key, value in committed_records(bootstrap, topic):
+        found = json.loads(value) if value else {}
+        handles = found.get("handles")
+        if handles:
+            epoch = (key, found["epoch"])
+            if first.setdefault(epoch, json.dumps(handles, sort_keys=True)) != json.dumps(handles, sort_keys=True):
+                twice.add(epoch)
+    assert first, f"{topic} has no list of transactions"
+    return len(twice)
+
+
+def committed_records(bootstrap: str, topic: str) -> list[tuple[bytes, bytes | None]]:
+    """Keys and values of a topic of one partition, as it is now."""
+    group = {"group.id": "none", "enable.auto.commit": False, "isolation.level": "read_committed"}
+    consumer = Consumer({"bootstrap.servers": bootstrap, **group, "enable.partition.eof": True})
+    consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+    found: list[tuple[bytes, bytes | None]] = []
+    deadline = time.monotonic() + DRAIN_S
+    try:
+        while time.monotonic() < deadline:
+            message = consumer.poll(1.0)
+            if message is None:
+                continue
+            error = message.error()
+            if error is not None and error.code() == KafkaError._PARTITION_EOF:
+                return found
+            if error is None:
+                found.append((message.key(), message.value()))
+    finally:
+        consumer.close()
+    raise TimeoutError(f"the end of {topic} was not reached in {DRAIN_S:g} s")
+
+
+@dataclass(frozen=True)
+class Session:
+    """What one process is to do: so many takeovers of one job, on one broker."""
+
+    seed: int
+    takeovers: int
+    rate: float
+    only: str
+
+    def run(self) -> dict[str, Any]:
+        """The document; `outages_s` by kind."""
+        with tempfile.TemporaryDirectory() as directory, start_broker() as broker:
+            return self._run(broker, Path(directory))
+
+    def _run(self, broker: BrokerCluster, directory: Path) -> dict[str, Any]:
+        began = time.time()
+        with running(directory, broker.bootstrap, self.rate) as (job, traffic):
+            made = Soak(job, traffic, broker, random.Random(self.seed))
+            kinds = [kind for kind in made.kinds if self.only in kind]
+            for number in range(self.takeovers):
+                kind = kinds[number % len(kinds)]
+                sys.stderr.write(f"{self.seed}, {number + 1}: {kind}: {made.round(kind):.2f} s\n")
+            counted = verdict(job, traffic)
+        return {
+            "seed": self.seed,
+            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began)),
+            "takeovers": self.takeovers,
+            "seconds": round(time.time() - began),
+            "load_average": os.getloadavg(),
+            **counted,
+            "epochs_of_two_drivers": two_lists(broker.bootstrap, job.commits),
+            "outages_s": {kind: [round(each, 2) for each in found] for kind, found in made.outages.items()},
+        }
+
+
+def summed(sessions: list[dict[str, Any]], rate: float) -> dict[str, Any]:
+    """The result's document: all sessions, and what they have in sum."""
+    outages: dict[str, list[float]] = {}
+    for session in sessions:
+        for kind, found in session["outages_s"].items():
+            outages.setdefault(kind, []).extend(found)
+    counts = ("takeovers", "records", *WRONG)
     return {
-        "takeovers": arguments.takeovers,
-        "rate": arguments.rate,
-        "seed": arguments.seed,
+        **{what: sum(session[what] for session in sessions) for what in counts},
+        "rate": rate,
         "silence_s": SILENCE_S,
-        "python": platform.python_version(),
-        "load_average": os.getloadavg(),
-        **counted,
+        **environment("local"),
         "outages_s": {
-            kind: {"count": len(found), "median": round(statistics.median(found), 2), "worst": round(max(found), 2)}
-            for kind, found in made.outages.items()
+            kind: {"count": len(found), "median": round(statistics.median(found), 2), "worst": max(found)}
+            for kind, found in outages.items()
         },
+        "sessions": sessions,
     }
+
+
+def soak(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Sessions until there are so many takeovers; the document, which the result file has after each session."""
+    result: Path | None = arguments.result
+    sessions = json.loads(result.read_text())["sessions"] if result is not None and result.exists() else []
+    left = arguments.takeovers - sum(session["takeovers"] for session in sessions)
+    sizes = [min(arguments.session, left - done) for done in range(0, left, arguments.session)]
+    tasks = [Session(len(sessions) + place, size, arguments.rate, arguments.only) for place, size in enumerate(sizes)]
+    with ProcessPoolExecutor(arguments.jobs) as pool:
+        for done in as_completed([pool.submit(task.run) for task in tasks]):
+            sessions.append(done.result())
+            if result is not None:
+                result.write_text(f"{json.dumps(summed(sessions, arguments.rate), indent=2)}\n")
+    return summed(sessions, arguments.rate)
 
 
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--takeovers", type=int, default=200)
+    parser.add_argument("--takeovers", type=int, default=200, help="until the result has so many")
+    parser.add_argument("--session", type=int, default=20, help="takeovers of one broker and job")
+    parser.add_argument("--jobs", type=int, default=1, help="sessions at once")
     parser.add_argument("--rate", type=float, default=2000.0)
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="kinds with this text in them")
     parser.add_argument("--result", type=Path)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory, start_broker() as broker:
-        document = soak(broker, Path(directory), arguments)
-    sys.stdout.write(f"{json.dumps(document, indent=2)}\n")
-    if arguments.result is not None:
-        arguments.result.write_text(f"{json.dumps(document, indent=2)}\n")
-    raise SystemExit(1 if any(document[what] for what in ("lost", "foreign", "duplicates")) else 0)
+    document = soak(arguments)
+    sys.stdout.write(f"{json.dumps({what: document[what] for what in document if what != 'sessions'}, indent=2)}\n")
+    raise SystemExit(1 if any(document[what] for what in WRONG) else 0)
 
 
 if __name__ == "__main__":
