@@ -1,7 +1,8 @@
 """The Spark side of the benchmarks: one session in this process, one system driven by it. Runs in a child of the harness.
 
-Systems: `headrace`; `jvm`, Spark's own Kafka connector; `ceiling`, a Python source that yields a ready-made Arrow batch. All
-three have the same session settings. `delta-spark` is `jvm` with Delta's own jars, as it is set up by its documentation.
+Systems: `headrace`, in a session of its `session_builder()`; `jvm`, Spark's own Kafka connector; `ceiling`, a Python source
+that yields a ready-made Arrow batch; these two in sessions of Spark's own builder. All three have the same settings.
+`delta-spark` is `jvm` with Delta's own jars, as it is set up by its documentation.
 """
 
 from __future__ import annotations
@@ -43,8 +44,6 @@ def session(system: str, jars: tuple[str, ...] = ()) -> Any:  # noqa: ANN401 - S
     os.environ["PYSPARK_PYTHON"] = sys.executable
     if system == "ceiling":
         os.environ["PYTHONPATH"] = str(here / "sources")  # where Spark finds it
-    from pyspark.sql import SparkSession
-
     settings: dict[str, bool | float | int | str | None] = {
         "spark.master": f"local[{CORES}]",
         "spark.driver.memory": HEAP,
@@ -58,7 +57,17 @@ def session(system: str, jars: tuple[str, ...] = ()) -> Any:  # noqa: ANN401 - S
         settings |= {**JVM_SETTINGS, "spark.jars": ",".join([*jvm_connector_jars(), *jars])}
     if system == "delta-spark":
         settings |= {**JVM_SETTINGS, **DELTA_SETTINGS, "spark.jars": ",".join([*jvm_connector_jars(), *delta_jars()])}
-    return SparkSession.builder.config(map=settings).getOrCreate()
+    return _builder(system).config(map=settings).getOrCreate()
+
+
+def _builder(system: str) -> Any:  # noqa: ANN401 - Spark's
+    if system == "headrace":
+        from headrace.spark import session_builder
+
+        return session_builder()
+    from pyspark.sql import SparkSession
+
+    return SparkSession.builder
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pyspark
@@ -39,6 +39,11 @@ log = logging.getLogger(__name__)
 
 MINIMUM = (4, 2)
 WORKERS, DRIVER, GATEWAY = "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYSPARK_GATEWAY_PORT"
+SPARK_HOME, LAUNCHER_OPTIONS = "SPARK_HOME", "SPARK_LAUNCHER_OPTS"
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+FORKING = "spark.headrace.python.fork"
+"""The setting that, when it is false, leaves Spark to start its Python processes in its own way."""
+
 PROBE_S = 60.0
 DAEMON = "headrace.runners.spark_daemon"
 ZYGOTE = "headrace.runners.spark_zygote"
@@ -66,14 +71,12 @@ def require_pyspark(version: str = pyspark.__version__) -> None:
 
 
 class HeadraceBuilder(SparkSession.Builder):
-    """Spark's own builder of sessions, for one that finds headrace; of a warm one, only where all is on one machine."""
+    """Spark's own builder of sessions, for one that finds headrace; a warm one where the master is known to be `local`."""
 
-    def __init__(self, *, registers: bool, is_warm: bool, launcher: Path | None = None) -> None:
-        """See `session_builder` and `warm_session_builder`. `registers`: the JVM would start a Python without headrace."""
+    def __init__(self, *, registers: bool) -> None:
+        """See `session_builder`. `registers`: the JVM would start a Python without headrace."""
         super().__init__()
         self._registers = registers
-        self._is_warm = is_warm
-        self._launcher = launcher
 
     def getOrCreate(self) -> SparkSession:  # noqa: N802 - Spark's name
         """The session. Raises UsageError for a warm one on a cluster, and what Spark raises."""
@@ -82,7 +85,11 @@ class HeadraceBuilder(SparkSession.Builder):
             self._check(master)
             _tell_parallelism(os.environ, _local_cores(master))
         os.environ[REPORTS_VARIABLE] = own_address()
-        with nullcontext() if self._launcher is None else _launched_by(self._launcher):
+        with ExitStack() as started:
+            started.enter_context(_quick_launch())
+            launcher = self._launcher(master)
+            if launcher is not None:
+                started.enter_context(_launched_by(launcher))
             session = super().getOrCreate()
         _hide_secrets(session)
         context = SparkContext._active_spark_context
@@ -99,8 +106,29 @@ class HeadraceBuilder(SparkSession.Builder):
             _register(session, context, cores)  # the JVM is an earlier session's, or had started when the master was known
         return session
 
+    def _launcher(self, master: str | None) -> Path | None:
+        """What Spark is to run as its Python; None for what it is told already."""
+        if self._options.get(FORKING, "true").lower() == "false" or not _may_fork(master):
+            return None
+        return _warm_python()
+
     def _check(self, master: str) -> None:
-        if self._is_warm and _local_cores(master) is None:
+        """Raise UsageError where a session with this master is not what was asked for."""
+
+
+class WarmBuilder(HeadraceBuilder):
+    """For a session that is to be a warm one, or none."""
+
+    def __init__(self, *, registers: bool) -> None:
+        """Starts the process that Spark's are forked from, while the caller goes on."""
+        super().__init__(registers=registers)
+        self._started = _warm_python()
+
+    def _launcher(self, master: str | None) -> Path | None:
+        return self._started
+
+    def _check(self, master: str) -> None:
+        if _local_cores(master) is None:
             raise UsageError(
                 f"warm_session_builder() is for sessions on one machine (local[...]), and the master is {master}: its "
                 "Python processes would be looked for on machines that do not have them. Use session_builder()"
@@ -121,20 +149,26 @@ def session_builder() -> SparkSession.Builder:
     On a cluster one path has to name that Python on the driver and on the executors alike: Spark plans and reads a Python data
     source with one path, and tasks fail where it is not. With `--archives`, unpack the archive in the driver's folder, too.
 
+    With a master `local[...]` that the builder was given, under Linux, Spark's Python processes are forked from one that has
+    imported what each of them would import, while the JVM starts: the first query starts seconds sooner. They start in Spark's
+    own way where that cannot be done, where PYSPARK_DRIVER_PYTHON and PYSPARK_PYTHON are two Pythons, and with the setting
+    `spark.headrace.python.fork=false`. After `headrace warm-up` the JVM of such a session starts sooner (class_archive.py).
+
     A driver killed while it writes the first offsets of a query leaves a temporary file in the checkpoint. Spark 4.3 then takes
     the checkpoint for another query's and never starts again (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY): that check is off.
     """
-    return _builder(is_warm=False)
+    return _builder(HeadraceBuilder)
 
 
 def warm_session_builder() -> SparkSession.Builder:
-    """`session_builder()` for a session whose queries start sooner: on one machine (`local[...]`), under Linux.
+    """`session_builder()` for a session whose Python processes are to be forked, whoever says what the master is.
 
     Spark starts several Python daemons for a query, one after the other, and each imports the same modules. Here one process
-    imports them while the JVM starts, and the daemons are forked from it; where that cannot be done they start as ever. That
-    process ends with this one. After `headrace warm-up` the JVM starts sooner as well (class_archive.py). Call it before the
-    first session of the process. Under spark-submit, whose JVM runs already, it is `session_builder()`. Raises UsageError as
-    `session_builder`, without Java, and from `getOrCreate()` for another master than `local`.
+    imports them from now on, and the daemons are forked from it; where that cannot be done they start as ever. That process
+    ends with this one. Use it where the master `local[...]` is a matter of the configuration, which `session_builder()` cannot
+    know, or where there is work between builder and session. Call it before the first session of the process. Under
+    spark-submit, whose JVM runs already, it is `session_builder()`. Raises UsageError as `session_builder`, without Java, and
+    from `getOrCreate()` for another master than `local`.
     """
     if GATEWAY in os.environ:
         log.warning(
@@ -142,10 +176,10 @@ def warm_session_builder() -> SparkSession.Builder:
         )
         return session_builder()
     archive_file()  # raises without Java, which is not to wait for the session
-    return _builder(is_warm=True)
+    return _builder(WarmBuilder)
 
 
-def _builder(*, is_warm: bool) -> SparkSession.Builder:
+def _builder(kind: type[HeadraceBuilder]) -> SparkSession.Builder:
     require_pyspark()
     found = os.environ.get(DRIVER) or os.environ.get(WORKERS)
     asked = found or ("python3" if GATEWAY in os.environ else sys.executable)
@@ -160,9 +194,7 @@ def _builder(*, is_warm: bool) -> SparkSession.Builder:
             f"stop it and set PYSPARK_PYTHON, for instance to {sys.executable}, before it starts"
         )
     _warn_of_two_paths(os.environ[WORKERS], os.environ.get(DRIVER))
-    launcher = _warm_python() if is_warm else None
-    registers = GATEWAY in os.environ and not is_found
-    return HeadraceBuilder(registers=registers, is_warm=is_warm, launcher=launcher).config(map=SETTINGS)
+    return kind(registers=GATEWAY in os.environ and not is_found).config(map=SETTINGS)
 
 
 def _hide_secrets(session: SparkSession) -> None:
@@ -246,14 +278,45 @@ def _tell_parallelism(environment: MutableMapping[str, str], parallelism: int | 
         environment[PARALLELISM_VARIABLE] = str(parallelism)
 
 
+def _may_fork(master: str | None) -> bool:
+    """Whether all of the session is known to be on this machine, and of one Python."""
+    if sys.platform != "linux" or GATEWAY in os.environ or "--master" in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
+        return False
+    is_local = master is not None and _local_cores(master) is not None
+    return is_local and shutil.which(os.environ[WORKERS]) == shutil.which(os.environ.get(DRIVER, os.environ[WORKERS]))
+
+
 @contextmanager
 def _launched_by(launcher: Path) -> Iterator[None]:
     """Have Spark run the launcher as its Python, in a session that starts meanwhile. Any later one starts as it is told."""
-    names = (WORKERS, DRIVER, SUBMIT_OPTIONS)
+    with _environment_kept(WORKERS, DRIVER, SUBMIT_OPTIONS):
+        os.environ[WORKERS] = str(launcher)
+        os.environ.pop(DRIVER, None)
+        with suppress(UsageError):  # without Java: then Spark says so
+            use_archive()
+        yield
+
+
+@contextmanager
+def _quick_launch() -> Iterator[None]:
+    """Have Spark's scripts start the JVM sooner, in a session that starts meanwhile.
+
+    They run a Python to find out where PySpark is, and then a JVM that says only how the real one is to be started: with these
+    options, from the jar that it is in, not from the one behind 200 others that it would be looked for in.
+    """
+    home = Path(pyspark.__file__).parent
+    jars = sorted((home / "jars").glob("spark-launcher_*.jar"))
+    with _environment_kept(LAUNCHER_OPTIONS, SPARK_HOME):
+        os.environ.setdefault(SPARK_HOME, str(home))
+        if os.environ[SPARK_HOME] == str(home) and jars and " " not in str(home):
+            os.environ.setdefault(LAUNCHER_OPTIONS, f"{QUICK_JVM} -Xbootclasspath/a:{jars[0]}")
+        yield
+
+
+@contextmanager
+def _environment_kept(*names: str) -> Iterator[None]:
+    """Afterwards these variables are what they were."""
     before = {name: os.environ[name] for name in names if name in os.environ}
-    os.environ[WORKERS] = str(launcher)
-    os.environ.pop(DRIVER, None)
-    use_archive()
     try:
         yield
     finally:
