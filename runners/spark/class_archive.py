@@ -1,7 +1,7 @@
 """What Spark's JVM loads at its start, kept in a file that later ones map: a session starts in about half the time.
 
 `headrace warm-up` makes the file (`headrace.harness.class_archives` says how), once for each PySpark and Java of a machine, by
-a job that does what ours do; `warm_session_builder()` uses it. A JVM that does not fit the file starts as ever.
+a job that does what ours do; sessions on one machine use it. A JVM that does not fit the file starts as ever.
 """
 
 from __future__ import annotations

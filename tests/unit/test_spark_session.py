@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+import pyspark
 from pyspark.sql import SparkSession
 
 from headrace.enumerator.errors import UsageError
@@ -23,12 +24,14 @@ from headrace.runners.spark.planning import PARALLELISM_VARIABLE
 from headrace.runners.spark.session import session_builder, warm_session_builder
 
 WORKERS, DRIVER, GATEWAY = "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYSPARK_GATEWAY_PORT"
+SPARK_HOME, LAUNCHER_OPTIONS, SUBMIT_ARGUMENTS = "SPARK_HOME", "SPARK_LAUNCHER_OPTS", "PYSPARK_SUBMIT_ARGS"
 
 
 @pytest.fixture(autouse=True)
 def untouched(monkeypatch):
     """Nothing set, and what the builders set is gone after the test."""
-    for name in (WORKERS, DRIVER, GATEWAY, PARALLELISM_VARIABLE, session.ZYGOTE_VARIABLE):
+    ours = (PARALLELISM_VARIABLE, session.ZYGOTE_VARIABLE)
+    for name in (WORKERS, DRIVER, GATEWAY, SPARK_HOME, LAUNCHER_OPTIONS, SUBMIT_ARGUMENTS, *ours):
         monkeypatch.setenv(name, "to be taken back")
         monkeypatch.delenv(name)
 
@@ -136,16 +139,79 @@ class TestUnderSparkSubmit:
         assert "starts as ever" in caplog.text
 
 
-class TestWarm:
-    @pytest.fixture(autouse=True)
-    def cache(self, monkeypatch, tmp_path):
-        """A cache of the test's own, and no process."""
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        monkeypatch.setattr(session, "_start_zygote", lambda _: None)
-        session._warm_python.cache_clear()
-        yield tmp_path / "cache" / "headrace"
-        session._warm_python.cache_clear()
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    """A cache of the test's own, and no process."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(session, "_start_zygote", lambda _: None)
+    session._warm_python.cache_clear()
+    yield tmp_path / "cache" / "headrace"
+    session._warm_python.cache_clear()
 
+
+class TestForking:
+    """Of Spark's Python processes, without being asked for."""
+
+    @pytest.mark.parametrize("master", ["local", "local[2]", "local[*]"])
+    def test_is_done_where_all_is_on_this_machine(self, cache, sparks, master):
+        session_builder().master(master).getOrCreate()
+        (launcher,) = cache.iterdir()
+        assert sparks.started == [(str(launcher), None)]
+        assert python() == (sys.executable, None)
+
+    @pytest.mark.parametrize("master", [None, "yarn", "spark://host:7077", "local-cluster[2,1,1024]"])
+    def test_is_not_where_it_is_not_or_may_not_be(self, cache, sparks, master):
+        builder = session_builder()
+        (builder if master is None else builder.master(master)).getOrCreate()
+        assert sparks.started == [(sys.executable, None)]
+        assert not cache.exists()
+
+    def test_is_not_where_another_master_is_submitted(self, sparks, monkeypatch):
+        monkeypatch.setenv(SUBMIT_ARGUMENTS, "--master yarn pyspark-shell")
+        session_builder().master("local[2]").getOrCreate()
+        assert sparks.started == [(sys.executable, None)]
+
+    def test_is_not_where_driver_and_workers_have_two_pythons(self, sparks, monkeypatch, other_python):
+        monkeypatch.setenv(WORKERS, sys.executable)
+        monkeypatch.setenv(DRIVER, other_python)
+        session_builder().master("local[2]").getOrCreate()
+        assert sparks.started == [(sys.executable, other_python)]
+
+    def test_is_done_in_a_notebook(self, cache, sparks, monkeypatch, notebook):
+        monkeypatch.setenv(DRIVER, notebook)
+        session_builder().master("local[2]").getOrCreate()
+        (launcher,) = cache.iterdir()
+        assert sparks.started == [(str(launcher), None)]
+
+    def test_is_not_where_it_is_not_wanted(self, sparks):
+        session_builder().master("local[2]").config("spark.headrace.python.fork", "false").getOrCreate()
+        assert sparks.started == [(sys.executable, None)]
+
+
+class TestLaunch:
+    """Of Spark's JVM, by its scripts."""
+
+    def test_is_told_where_pyspark_is_and_how_to_start(self, sparks):
+        session_builder().getOrCreate()
+        home = Path(pyspark.__file__).parent
+        assert sparks.jvms_environment[SPARK_HOME] == str(home)
+        (jar,) = (home / "jars").glob("spark-launcher_*.jar")
+        assert f"-Xbootclasspath/a:{jar}" in sparks.jvms_environment[LAUNCHER_OPTIONS]
+        assert {SPARK_HOME, LAUNCHER_OPTIONS}.isdisjoint(os.environ)
+
+    def test_of_another_spark_is_left_alone(self, sparks, monkeypatch):
+        monkeypatch.setenv(SPARK_HOME, "/opt/spark")
+        session_builder().getOrCreate()
+        assert sparks.jvms_environment[SPARK_HOME] == "/opt/spark"
+        assert LAUNCHER_OPTIONS not in sparks.jvms_environment
+
+    def test_takes_what_the_user_has_set(self, sparks, monkeypatch):
+        monkeypatch.setenv(LAUNCHER_OPTIONS, "-Xint")
+        session_builder().getOrCreate()
+        assert sparks.jvms_environment[LAUNCHER_OPTIONS] == os.environ[LAUNCHER_OPTIONS] == "-Xint"
+
+
+class TestWarm:
     @pytest.mark.parametrize("master", ["yarn", "spark://host:7077", "k8s://https://host", "local-cluster[2,1,1024]"])
     def test_seen_here_a_master_that_is_not_local_is_refused_and_leaves_nothing_behind(self, master, sparks):
         """The launcher stayed Spark's Python, and a cluster's executors were told to run it."""

@@ -1,8 +1,8 @@
 """A Spark driver to be killed: copies key and value of a topic to another, for ever.
 
     python spark_copy.py <json>, a Job (systems.py) with "connector": "headrace" (exactly once) or "kafka" (Spark's own),
-    "jars", "survives": whether a failed query is started again, "warm": whether Spark's Python processes are forked, and, if it
-    is not to be this process alone, "master"
+    "jars", "survives": whether a failed query is started again, "warm": whether Spark's Python processes are forked (else it is
+    all as Spark does it by itself), and, if it is not to be this process alone, "master"
 
 It notes in `marks` when it got how far.
 """
@@ -23,9 +23,14 @@ FIRST_RECORDS_POLL_S = 0.02
 
 def start_session(told: dict[str, Any]) -> Any:  # noqa: ANN401 - Spark is imported here and not before
     """Two cores' worth of threads or more; a failed task is tried again, as on a cluster."""
-    from headrace.runners.spark import session_builder, warm_session_builder
+    if told["warm"] or told["connector"] == "headrace":
+        from headrace.spark import session_builder as builder
+    else:
+        from pyspark.sql import SparkSession
 
-    builder = warm_session_builder if told["warm"] else session_builder
+        def builder() -> Any:  # noqa: ANN401 - Spark's
+            return SparkSession.builder
+
     mark(told, "imported")
     return builder().config(map=settings(told)).getOrCreate()
 
@@ -41,6 +46,7 @@ def settings(told: dict[str, Any]) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
         "spark.kafka.consumer.cache.capacity": "256",
+        "spark.headrace.python.fork": str(told["warm"]).lower(),
     }
     if told["jars"]:
         found["spark.jars"] = ",".join(told["jars"])

@@ -7,7 +7,7 @@ from headrace.cli.output import console, note
 
 
 def warm_up_command() -> None:
-    """Archive the classes that Spark's JVM loads: sessions of `warm_session_builder()` then start in about half the time.
+    """Archive the classes that Spark's JVM loads: sessions on one machine then start in about half the time.
 
     Run it once per machine (or image), PySpark and Java. It takes half a minute and 160 MB in the user's cache folder.
     """

@@ -22,9 +22,9 @@ ROOT = Path(__file__).parents[3]
 JOB = """
 import json, sys
 import psutil
-from headrace.spark import warm_session_builder
+from headrace.spark import session_builder
 settings = {"spark.master": "local[2]", "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1"}
-spark = warm_session_builder().config(map=settings).getOrCreate()
+spark = session_builder().config(map=settings).getOrCreate()
 reader = spark.read.format("headrace").option("kafka.bootstrap.servers", sys.argv[1]).option("subscribe", sys.argv[2])
 values = sorted(bytes(row.value).decode() for row in reader.load().select("value").collect())
 def told(rows):
