@@ -1,30 +1,34 @@
 """Chaos on real servers: a job copies a topic while three brokers, the network, their settings and it itself are disturbed.
 
-    python -m benchmarks.chaos.run [--system embedded] [--faults 2000] [--minutes 60] [--only TEXT] [--servers fake] [--seed 1]
+    python -m benchmarks.chaos.run [--system embedded] [--faults 2000] [--worlds 1] [--minutes 60] [--only TEXT]
 
-Faults come in rounds: each round has every kind that fits the system once, in an order that the seed makes. Every fault is a
-line of JSON in `benchmarks/results/chaos/<system>.jsonl`, written when its verdict is known, and a run that is started again
-goes on after the last one. After each session of faults the whole output is read again, and that verdict is a line as well.
+The next fault is of a kind that has happened least often to the system so far. Every fault is a line of JSON in
+`benchmarks/results/chaos/<system>.jsonl`, written when its verdict is known, and a run that is started again goes on after the
+last one. After each session of faults the whole output is read again, and that verdict is a line as well. Worlds, each with its
+own brokers and job, share the file.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import random
 import signal
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.chaos.fake import fake_world
 from benchmarks.chaos.faults import KINDS
@@ -70,19 +74,21 @@ def file_name(system: str, servers: Servers) -> str:
     return system if servers is Servers.REAL else f"{system}-{servers.value}"
 
 
-def schedule(kinds: Sequence[Kind], seed: int, done: int) -> Iterator[tuple[Kind, random.Random]]:
-    """Without end, beginning after the faults that are done: the kinds in rounds, each round shuffled; a generator for each."""
-    number = 0
-    while True:
-        round_of = random.Random(f"{seed}-{number // len(kinds)}")  # noqa: S311 - no secret
-        for kind in round_of.sample(list(kinds), len(kinds)):
-            if number >= done:
-                yield kind, random.Random(f"{seed}-{number}")  # noqa: S311 - no secret
-            number += 1
+TRIES = 3
+"""A kind that has left no trace in so many tries waits for the others as if it had."""
+
+
+def next_kind(kinds: Sequence[Kind], faults: Sequence[Mapping[str, Any]], generator: random.Random) -> Kind:
+    """One of those that have happened least often, that is, have left a trace."""
+    tried = Counter(line["kind"] for line in faults)
+    happened = Counter(line["kind"] for line in faults if "proof" in line)
+    rounds = {kind.name: max(happened[kind.name], tried[kind.name] // TRIES) for kind in kinds}
+    least = min(rounds.values())
+    return generator.choice([kind for kind in kinds if rounds[kind.name] == least])
 
 
 class Journal:
-    """The lines of one system's run. Each is written as a whole when it is known."""
+    """The lines of one system's runs. Each is written as a whole, at the end of what is there, when it is known."""
 
     def __init__(self, file: Path) -> None:
         """Goes on behind what is there."""
@@ -138,44 +144,68 @@ class Session:
         return found
 
 
+@dataclass(frozen=True)
+class Campaign:
+    """What one process does. `session`: faults of one cluster; `until`: begins no session after it, by `time.monotonic`."""
+
+    system: str
+    servers: Servers
+    only: str
+    faults: int
+    session: int
+    until: float
+    file: Path
+
+    def run(self, seed: int) -> int:
+        """Sessions until there are so many faults; how many of its own were not stood."""
+        signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit("told to end"))  # leaving no process behind
+        journal = Journal(self.file)
+        generator = random.Random(f"{seed}-{len(journal.faults())}")  # noqa: S311 - no secret
+        bad = 0
+        while len(journal.faults()) < self.faults and time.monotonic() < self.until:
+            with ExitStack() as stack:
+                bad += self._session(Session(self.system, self.servers, journal, stack), journal, generator)
+        return bad
+
+    def _session(self, current: Session, journal: Journal, generator: random.Random) -> int:
+        kinds = kinds_of(self.system, self.servers, self.only)
+        bad = 0
+        for _ in range(self.session):
+            before = journal.faults()
+            if len(before) >= self.faults or time.monotonic() > self.until:
+                break
+            kind = next_kind(kinds, before, generator)
+            line = current.suffer(kind, generator)
+            bad += not is_good(line)
+            told = {key: line.get(key) for key in ("stall_s", "load_stall_s", "catch_up_s", "missing", "duplicates")}
+            console.print(len(before) + 1, kind.name, line.get("hit"), told, line.get("not_happened", ""), len(line["ended"]))
+        console.print(current.judge())
+        return bad
+
+
 def main(
     system: Annotated[str, typer.Option(help=f"One of {', '.join(SYSTEMS)}.")] = "embedded",
     faults: Annotated[int, typer.Option(help="Until so many are in the result.")] = 2000,
-    minutes: Annotated[float, typer.Option(help="Begin no session after so many.")] = 1e9,
+    worlds: Annotated[int, typer.Option(min=1, help="So many clusters at once, each with a job.")] = 1,
+    minutes: Annotated[float, typer.Option(help="End after the fault under way then.")] = 1e9,
     session: Annotated[int, typer.Option(help="Faults of one session: of one cluster.")] = 46,
     servers: Annotated[
         Servers, typer.Option(help="Real brokers, or FakeKafka with the faults that it can have.")
     ] = Servers.REAL,
     only: Annotated[str, typer.Option(help="Kinds whose name or family contains this.")] = "",
-    seed: Annotated[int, typer.Option(help="Of the schedule.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of the choices.")] = 1,
     results: Annotated[Path, typer.Option(help="The folder of the results.")] = RESULTS,
 ) -> None:
     """Chaos."""
-    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit("told to end"))  # leaving no process behind
-    journal = Journal(results / f"{file_name(system, servers)}.jsonl")
-    done = len(journal.faults())
-    coming = schedule(kinds_of(system, servers, only), seed, done)
-    deadline = time.monotonic() + minutes * 60
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    bad = 0
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task(system, total=faults, completed=done)
-        while done < faults and time.monotonic() < deadline:
-            with ExitStack() as stack:
-                progress.update(bar, description=f"{system}: start")
-                current = Session(system, servers, journal, stack)
-                for _ in range(min(session, faults - done)):
-                    kind, generator = next(coming)
-                    progress.update(bar, description=f"{system}: {kind.name}")
-                    line = current.suffer(kind, generator)
-                    done, bad = done + 1, bad + (not is_good(line))
-                    progress.advance(bar)
-                    told = {key: line.get(key) for key in ("stall_s", "load_stall_s", "catch_up_s", "missing", "duplicates")}
-                    progress.console.print(kind.name, line.get("hit"), told, line.get("not_happened", ""), len(line["ended"]))
-                    if time.monotonic() > deadline:
-                        break
-                progress.console.print(current.judge())
-    sys.exit(bool(bad))
+    until = time.monotonic() + minutes * 60
+    file = results / f"{file_name(system, servers)}.jsonl"
+    campaign = Campaign(system, servers, only, faults, session, until, file)
+    if worlds == 1:
+        sys.exit(bool(campaign.run(seed)))
+    signal.signal(signal.SIGTERM, lambda _number, _frame: [child.terminate() for child in multiprocessing.active_children()])
+    context = multiprocessing.get_context("spawn")  # each has threads and processes of its own
+    with ProcessPoolExecutor(worlds, context) as pool:
+        sys.exit(bool(sum(pool.map(campaign.run, range(seed, seed + worlds)))))
 
 
 if __name__ == "__main__":

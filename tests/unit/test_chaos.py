@@ -22,7 +22,7 @@ from benchmarks.chaos.faults.links import clients, everybody, peers
 from benchmarks.chaos.network import GOOD, HARNESS, HELD, JOB, Condition, Network, Weather, network
 from benchmarks.chaos.oracle import VALUE_BYTES, Census, phantoms
 from benchmarks.chaos.report import bars, table
-from benchmarks.chaos.run import Journal, Servers, Session, kinds_of, schedule
+from benchmarks.chaos.run import TRIES, Journal, Servers, Session, kinds_of, next_kind
 from benchmarks.chaos.subject import SYSTEMS
 from benchmarks.chaos.trial import is_good, told_last
 from benchmarks.chaos.world import CLIENT_ID
@@ -302,18 +302,21 @@ class TestTheCensus:
 
 
 class TestTheSchedule:
-    def test_each_round_has_every_kind_once(self):
+    def test_the_next_kind_is_one_that_has_happened_least_often(self):
         kinds = kinds_of("embedded", Servers.REAL)
-        coming = schedule(kinds, 1, 0)
-        first, second = ([next(coming)[0].name for _ in kinds] for _ in range(2))
-        assert Counter(first) == Counter(second) == Counter(kind.name for kind in kinds)
-        assert first != second
+        generator, lines = random.Random(1), []
+        for _ in range(3 * len(kinds)):
+            lines.append({"kind": next_kind(kinds, lines, generator).name, "proof": "seen"})
+        assert set(Counter(line["kind"] for line in lines).values()) == {3}
+        assert [line["kind"] for line in lines[: len(kinds)]] != [line["kind"] for line in lines[len(kinds) : 2 * len(kinds)]]
 
-    def test_a_run_that_goes_on_gets_what_the_first_would_have_got(self):
+    def test_what_leaves_no_trace_is_tried_thrice_and_then_keeps_nobody_waiting(self):
         kinds = kinds_of("embedded", Servers.REAL)
-        whole, rest = schedule(kinds, 7, 0), schedule(kinds, 7, 50)
-        drawn = [(kind.name, generator.random()) for kind, generator in (next(whole) for _ in range(80))]
-        assert [(kind.name, generator.random()) for kind, generator in (next(rest) for _ in range(30))] == drawn[50:]
+        others = [{"kind": kind.name, "proof": "seen"} for kind in kinds[1:]]
+        tried: list[dict[str, str]] = []
+        while next_kind(kinds, others + tried, random.Random(1)) is kinds[0]:
+            tried.append({"kind": kinds[0].name, "not_happened": "no leader"})
+        assert len(tried) == TRIES
 
     def test_every_system_has_faults_of_every_family(self):
         families = {kind.family for kind in KINDS.values()}
