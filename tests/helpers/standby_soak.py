@@ -444,6 +444,9 @@ def soak(arguments: argparse.Namespace) -> dict[str, Any]:
     tasks = [Session(len(sessions) + place, size, arguments.rate, arguments.only) for place, size in enumerate(sizes)]
     with ProcessPoolExecutor(arguments.jobs) as pool:
         for done in as_completed([pool.submit(task.run) for task in tasks]):
+            if (error := done.exception()) is not None:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise error
             sessions.append(done.result())
             if result is not None:
                 result.write_text(f"{json.dumps(summed(sessions, arguments.rate), indent=2)}\n")
