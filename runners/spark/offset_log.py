@@ -72,6 +72,10 @@ class OffsetLog:
         names = _names(f"{self.location.rstrip('/')}/offsets")
         return max((int(name) for name in names if name.isascii() and name.isdigit()), default=None)
 
+    def is_committed(self, batch: int) -> bool:
+        """Whether the batch is in the commit log: then no start runs it again. Driver process. Raises as `query_id`."""
+        return str(batch) in _names(f"{self.location.rstrip('/')}/commits")
+
 
 _unreadable: set[str] = set()
 

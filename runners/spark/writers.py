@@ -201,18 +201,22 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         """Before the query starts, in a process of its driver: as the first `commit` does. Raises what the sink raises.
 
         `last_batch`: the last one of the checkpoint's offset log. Where the sink has a later one, or this one from another
-        plan, the checkpoint is an older copy, whose query may be at work: StaleEpochError then, before anything of that one is
-        fenced or aborted.
+        plan and it is to be run again, the checkpoint is an older copy, whose query may be at work: StaleEpochError then,
+        before anything of that one is fenced or aborted. Of a batch that is committed there may be other offsets by now
+        (`headrace checkpoint set-offsets`).
         """
         recorded = self._sink.recorded_now().get(job)
         _refuse_older_copy(job, last_batch, recorded)
-        if recorded is not None and recorded.epoch == last_batch:
+        if recorded is not None and recorded.epoch == last_batch and not self._is_committed(last_batch):
             refuse_other_content(job, last_batch, _content(self._offsets, last_batch), recorded.content)
         committer = JobCommitter(job, self._sink.committer(job))
         try:
             committer.recover()
         finally:
             committer.close()
+
+    def _is_committed(self, batch: int) -> bool:
+        return self._offsets is not None and self._offsets.is_committed(batch)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """On the driver. What the query has prepared is aborted, unless this batch is recorded: the next start completes it."""

@@ -16,21 +16,26 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
 from headrace.cli import app
 from headrace.cli.output import epoch_ms, instant
 from headrace.cli.spark.checkpoint import parse_positions
+from headrace.connectors.commit import StaleEpochError
 from headrace.connectors.files.store import LocalStore
 from headrace.connectors.kafka.client.cluster import shared_cluster
 from headrace.connectors.kafka.read.split import KafkaSplitSerializer
+from headrace.connectors.sink import Attempt
 from headrace.enumerator.checkpoint import CheckpointSerializer
 from headrace.enumerator.errors import DataLossError, StateError, UsageError
 from headrace.kafka import KafkaSource
 from headrace.runners.local.savepoints import read_savepoint
-from headrace.runners.spark.offset_log import LOCK_NAME
+from headrace.runners.spark.offset_log import LOCK_NAME, OffsetLog
+from headrace.runners.spark.writers import PreparedMessage, StreamWriter
 from headrace.testing import FakeKafka
+from headrace.testing.memory_sink import MemorySink, MemoryTransactionLog
 from pyspark_headrace.checkpoints import targets
 from pyspark_headrace.checkpoints.copies import batch_at, export_to_jvm, forget_topic, fork, rewind, set_offsets, write_copy
 from pyspark_headrace.checkpoints.findings import FindingKind, findings_of
@@ -391,6 +396,43 @@ def test_an_export_has_no_key_that_the_jvm_connector_does_not_know(checkpoint, t
     assert positions(copy) == positions(checkpoint)
     with pytest.raises(UsageError, match="nothing to export"):
         export_to_jvm(read_checkpoint(str(copy)))
+
+
+CHANGES = {
+    "set-offsets": lambda found: set_offsets(found, {(TOPIC, 0): 2}),
+    "forget-topic": lambda found: forget_topic(found, TOPIC),
+    "export": export_to_jvm,
+}
+
+
+def write_epoch(sink, location, epoch):
+    """As a query of this checkpoint does it, with a sink that keeps the batch's entry in the offset log beside its number."""
+    job = read_checkpoint(str(location)).query_id
+    with sink.begin(Attempt(job, epoch, 0, 0)) as transaction:
+        transaction.write(pa.RecordBatch.from_pydict({"value": [epoch]}))
+        said = [PreparedMessage(job, epoch, transaction.prepare())]
+    StreamWriter(sink, ["value"], OffsetLog(str(location))).commit(said, epoch)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_seen_here_a_supervised_query_goes_on_from_a_copy_whose_last_offsets_were_changed(checkpoint, tmp_path, name):
+    """A supervised driver compares the last batch with what the sink has recorded of it, before the query starts."""
+    sink, job = MemorySink(log := MemoryTransactionLog()), read_checkpoint(str(checkpoint)).query_id
+    write_epoch(sink, checkpoint, 5)
+    copy = copied(checkpoint, tmp_path, CHANGES[name])
+    StreamWriter(sink, ["value"], OffsetLog(str(copy))).recover(job, 5)
+    write_epoch(sink, copy, 6)
+    assert [row["value"] for row in log.rows()] == [5, 6]
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_last_batch_that_is_to_be_run_again_from_other_offsets_is_refused(checkpoint, tmp_path, name):
+    sink, job = MemorySink(MemoryTransactionLog()), read_checkpoint(str(checkpoint)).query_id
+    write_epoch(sink, checkpoint, 5)
+    copy = copied(checkpoint, tmp_path, CHANGES[name])
+    (copy / "commits" / "5").unlink()
+    with pytest.raises(StaleEpochError, match="from another plan"):
+        StreamWriter(sink, ["value"], OffsetLog(str(copy))).recover(job, 5)
 
 
 # --- to headrace run --------------------------------------------------------------------------------------------------
