@@ -10,7 +10,7 @@ import math
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from headrace.connectors.files.store import Store, is_local, normal_path, open_store
 from headrace.connectors.kafka.read.split import KafkaSplit
@@ -50,10 +50,9 @@ Changed = Callable[[StoredPositions], StoredPositions | None]
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """What differs from the checkpoint: files left out, and files with other contents, by their names."""
+    """What differs from the checkpoint: files with other contents, by their names."""
 
-    left_out: frozenset[str] = frozenset()
-    written: Mapping[str, bytes] = field(default_factory=dict)
+    written: Mapping[str, bytes]
 
 
 def fork(checkpoint: SparkCheckpoint) -> CopyPlan:
@@ -62,7 +61,10 @@ def fork(checkpoint: SparkCheckpoint) -> CopyPlan:
 
 
 def rewind(checkpoint: SparkCheckpoint, to_batch: int) -> CopyPlan:
-    """As it was when `to_batch` was committed, for another query, since the sinks know what this one has written.
+    """At the positions after `to_batch`, for another query, since the sinks know what this one has written.
+
+    Batches that came later stay, as ones that have read nothing: Spark's file sinks, and writes in `foreachBatch` that have a
+    name of the user's, know no query, and pass over the numbers that they have written. So the next batch has a new one.
 
     Raises UsageError for a batch that is not there, and StateError for what cannot go back: state, and sources not Kafka's.
     """
@@ -77,10 +79,8 @@ def rewind(checkpoint: SparkCheckpoint, to_batch: int) -> CopyPlan:
         raise StateError(
             f"source {others[0]} is not Kafka's, and keeps what it has read in files of its own: it cannot go back"
         )
-    if to_batch > 0 and to_batch - 1 not in checkpoint.planned:
-        raise UsageError(f"batch {to_batch} is the first that is left, and Spark needs the one before it, too")
-    later = [(log, number) for log, there in _logs(checkpoint) for number in there if number > to_batch]
-    return CopyPlan(frozenset(f"{log}/{number}" for log, number in later), _new_query())
+    later = [number for number in checkpoint.planned if number > to_batch]
+    return CopyPlan(written={f"{OFFSETS}/{number}": batch.content(batch.sources) for number in later} | _new_query())
 
 
 def batch_at(checkpoint: SparkCheckpoint, time_ms: int) -> int:
@@ -195,7 +195,7 @@ def refuse_running(source: Store, checkpoint: SparkCheckpoint, now_s: float, qui
 
 def _taken_over(source: Store, plan: CopyPlan) -> Iterator[str]:
     """What is copied as it is: not the checksums of files that are written otherwise, which Spark reads without."""
-    gone = {*plan.left_out, *plan.written, LOCK_NAME}
+    gone = {*plan.written, LOCK_NAME}
     for name in source.files():
         if name != METADATA and name not in gone and _without_crc(name) not in gone:
             yield name

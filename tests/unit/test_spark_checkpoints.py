@@ -328,19 +328,27 @@ def test_a_fork_may_be_made_of_a_batch_that_is_not_committed(checkpoint, tmp_pat
     assert read_checkpoint(str(copied(checkpoint, tmp_path, fork))).last_planned == 5
 
 
-def test_a_rewound_copy_is_as_after_that_batch_and_of_a_new_query(checkpoint, tmp_path):
-    copy = copied(checkpoint, tmp_path, lambda found: rewind(found, 4))
-    found = read_checkpoint(str(copy))
-    assert (found.last_planned, found.last_committed) == (4, 4)
-    assert found.query_id != read_checkpoint(str(checkpoint)).query_id
-    assert positions(copy) == positions(checkpoint, 4)
-    assert {path.name for path in (copy / "offsets").iterdir()} == {"2", "3", "4", ".2.crc", ".3.crc", ".4.crc"}
+@pytest.mark.parametrize("batch", [2, 3, 4, 5])
+def test_a_rewound_copy_goes_on_where_that_batch_has_ended_and_is_of_a_new_query(checkpoint, tmp_path, batch):
+    copy = copied(checkpoint, tmp_path, lambda found: rewind(found, batch))
+    assert read_checkpoint(str(copy)).query_id != read_checkpoint(str(checkpoint)).query_id
+    assert [positions(copy, number) for number in (2, 3, 4, 5)] == [
+        positions(checkpoint, min(number, batch)) for number in (2, 3, 4, 5)
+    ]
+    later = {f"offsets/{name}" for number in range(batch + 1, 6) for name in (f"{number}", f".{number}.crc")}
+    assert differing(checkpoint, copy) == {"metadata", ".metadata.crc", *later}
+    assert kinds(copy) == {}
+
+
+def test_seen_here_a_rewound_query_goes_on_with_a_number_that_no_sink_has_written(checkpoint, tmp_path):
+    """Spark's file sinks know no query, and pass over the batches whose numbers they have; so do writes by `txnAppId`."""
+    found = read_checkpoint(str(copied(checkpoint, tmp_path, lambda found: rewind(found, 3))))
+    assert (found.last_planned, found.last_committed) == (5, 5)
 
 
 def test_what_cannot_be_rewound_is_refused(checkpoint):
-    for batch, why in ((2, "the first that is left"), (9, "no readable batch 9")):
-        with pytest.raises(UsageError, match=why):
-            rewind(read_checkpoint(str(checkpoint)), batch)
+    with pytest.raises(UsageError, match="no readable batch 9"):
+        rewind(read_checkpoint(str(checkpoint)), 9)
     (checkpoint / "state" / "0").mkdir(parents=True)
     with pytest.raises(StateError, match="keeps state"):
         rewind(read_checkpoint(str(checkpoint)), 4)
@@ -695,7 +703,8 @@ def test_a_copy_goes_into_another_store_changed_there_and_back(checkpoint, tmp_p
     assert differing(checkpoint, tmp_path / "back") == changed - {"offsets/5"} | differing_text(checkpoint, tmp_path / "back")
     assert positions(tmp_path / "back") == positions(checkpoint)
     assert {name for name in stored(memory, "second") if name.startswith("offsets")} == {
-        f"offsets/{name}" for number in (2, 3, 4) for name in (f"{number}", f".{number}.crc")
+        *(f"offsets/{name}" for number in (2, 3, 4) for name in (f"{number}", f".{number}.crc")),
+        "offsets/5",
     }
     assert command("fork", f"{url}/first", f"{url}/third", "--stopped").exit_code == 0
     assert read_checkpoint(f"{url}/third").query_id != found.query_id
@@ -793,8 +802,8 @@ def test_a_checkpoint_is_rewound_to_a_time(checkpoint, tmp_path):
     shown = instant(planned_ms)
     assert epoch_ms(shown) == planned_ms
     done = command("rewind", checkpoint, tmp_path / "copy", "--to-timestamp", shown)
-    assert (done.exit_code, "after batch 4" in done.output) == (0, True)
-    assert read_checkpoint(str(tmp_path / "copy")).last_planned == 4
+    assert (done.exit_code, "after batch 4, as a new query, with number 6" in done.output) == (0, True)
+    assert positions(tmp_path / "copy") == positions(checkpoint, 4)
 
 
 @pytest.mark.parametrize("text", ["yesterday", "2026-11-22T10:00:00", "-5", ""])

@@ -131,11 +131,11 @@ def rewind_command(
     ] = None,
     stopped: Stopped = False,
 ) -> None:
-    """Copy a checkpoint as it was after a batch, for a new query: what came after is read, and written, once more.
+    """Copy a checkpoint at the positions after a batch, for a new query: what came after is read, and written, once more.
 
-    The copy has a query id of its own: exactly-once sinks refuse the old one's epochs a second time. So what the old query
-    has written after that batch is in its output twice, unless you remove it or write elsewhere. Refused for queries with
-    state.
+    The copy has a query id of its own, and its batches go on with a new number: exactly-once sinks know what they have written
+    by these. So what the old query has written after that batch is in its output twice, unless you remove it or write
+    elsewhere. Refused for queries with state.
     """
     from pyspark_headrace.checkpoints.copies import batch_at, rewind
 
@@ -145,7 +145,11 @@ def rewind_command(
     batch = to_batch if to_timestamp is None else batch_at(checkpoint, epoch_ms(to_timestamp))
     assert batch is not None, "one of the two is given"
     _copy(checkpoint, copy, rewind(checkpoint, batch), stopped=stopped)
-    note(f"the copy's query goes on after batch {batch}, as a new query: later batches are written once more")
+    assert checkpoint.last_planned is not None, "that batch is there"
+    note(
+        f"the copy's query goes on after batch {batch}, as a new query, with number {checkpoint.last_planned + 1}: what came "
+        "after that batch is written once more"
+    )
 
 
 @checkpoint_app.command(name="fork")
