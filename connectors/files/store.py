@@ -266,17 +266,23 @@ class FsspecStore(Store):
             return None
 
     def names(self, folder: str) -> list[str]:
-        """What is in a folder now, and not when it was last listed."""
+        """What is in a folder now, and not when it was last listed. Not what stands for the folder itself, as in `files`."""
         self._filesystem.invalidate_cache()
+        itself = self._path(folder).rstrip("/")
         try:
-            return [str(path).rstrip("/").rsplit("/", 1)[-1] for path in self._filesystem.ls(self._path(folder), detail=False)]
+            found = [str(path).rstrip("/") for path in self._filesystem.ls(itself, detail=False)]
         except FileNotFoundError:
             return []
+        return [path.rsplit("/", 1)[-1] for path in found if path != itself]
 
     def files(self) -> list[str]:
-        """Every object whose name begins with the folder's, as of now."""
+        """Every object whose name begins with the folder's, as of now.
+
+        Not those that stand for a folder: Hadoop's S3A, and consoles, make an empty object whose name ends with a slash.
+        """
         self._filesystem.invalidate_cache()
-        return sorted(str(path).removeprefix(f"{self._root}/") for path in self._filesystem.find(self._root))
+        found = [str(path) for path in self._filesystem.find(self._root)]
+        return sorted(path.removeprefix(f"{self._root}/") for path in found if not path.endswith("/"))
 
     def open_to_read(self, name: str) -> IO[bytes]:
         """A file from its start."""
