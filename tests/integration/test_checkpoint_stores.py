@@ -1,4 +1,4 @@
-"""`headrace checkpoint` on S3, played by moto. A checkpoint is there as Hadoop's S3A leaves it: with objects for its folders."""
+"""`headrace checkpoint` on S3, played by moto. The checkpoint is as Hadoop's S3A leaves it: with objects for its folders."""
 
 from __future__ import annotations
 
