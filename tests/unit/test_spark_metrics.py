@@ -83,6 +83,17 @@ def samples(queries):
     return found
 
 
+NEVER = ("completed", "wrong_use", "data_loss", "bad_checkpoint", "fenced")
+COUNTED = (
+    "headrace_sink_commits_total",
+    "headrace_sink_commit_seconds_total",
+    "headrace_sink_transactions_total",
+    "headrace_source_skipped_records_total",
+    "headrace_source_bad_records_total",
+    "headrace_source_lost_offsets_total",
+)
+
+
 def test_every_metric_has_the_value_of_a_known_load(queries):
     queries.started("q", "flights")
     queries.progressed(progress(0, 2))
@@ -105,6 +116,9 @@ def test_every_metric_has_the_value_of_a_known_load(queries):
         ("headrace_query_phase_seconds_total", "addBatch"): 0.75,
         ("headrace_query_phase_seconds_total", "triggerExecution"): pytest.approx(1.2),
         ("headrace_query_endings_total", "failed"): 1,
+        **{("headrace_query_endings_total", ending): 0 for ending in NEVER},
+        **{(name,): 0 for name in COUNTED},
+        ("headrace_query_silent_seconds",): 0,
         ("headrace_source_position", *place): 6,
         ("headrace_source_position", *other): 3,
         ("headrace_source_end", *place): 9,
@@ -114,6 +128,35 @@ def test_every_metric_has_the_value_of_a_known_load(queries):
         ("headrace_source_lag_seconds", *place): 0,
         ("headrace_source_lag_seconds", *other): 0,
     }
+
+
+def test_seen_here_a_counter_is_there_before_it_counts_as_prometheus_sees_no_increase_in_one_that_begins_with_it(queries):
+    queries.started("q", "flights")
+    first = samples(queries)
+    queries.counted("q", {Counted.OFFSETS_LOST.value: 37.0})
+    queries.terminated("q", Ending.DATA_LOSS)
+    for key, value in {("headrace_source_lost_offsets_total",): 37, ("headrace_query_endings_total", "data_loss"): 1}.items():
+        assert (first[key], samples(queries)[key]) == (0, value)
+
+
+def test_seen_here_a_query_that_hangs_after_it_has_caught_up_is_silent_though_it_is_not_behind(queries, clock):
+    def silent_s():
+        return samples(queries).get(("headrace_query_silent_seconds",))
+
+    queries.started("q", "flights")
+    clock.now_s += 5
+    assert silent_s() == 5  # in its first batch
+    queries.progressed(progress(0, position=9, end=9))
+    assert silent_s() == 0
+    clock.now_s += 10
+    queries.idle("q")
+    assert silent_s() == 0
+    clock.now_s += 900
+    assert (silent_s(), lag_s(queries)) == (900, 0)
+    queries.terminated("q", Ending.FAILED)
+    assert silent_s() is None
+    queries.started("q", "flights")
+    assert silent_s() == 0
 
 
 def lag_s(queries):
@@ -158,7 +201,7 @@ def test_partitions_that_are_gone_are_no_longer_shown(queries):
     assert ("headrace_source_position", "0", "t", "0") not in found
     assert ("headrace_source_lag_records", "0", "t", "1") not in found  # its end is not known
     queries.terminated("q", Ending.COMPLETED)
-    assert not [name for name, *_ in samples(queries) if name.startswith("headrace_source")]
+    assert not [name for name, *place in samples(queries) if name.startswith("headrace_source") and place]
     assert samples(queries)["headrace_query_active",] == 0
 
 
@@ -264,3 +307,15 @@ def test_promtool_accepts_the_page_and_the_rules(queries):
     assert (of_page.returncode, of_page.stderr) == (0, "")
     rules = subprocess.run([PROMTOOL, "check", "rules", MONITORING / "alerts.yml"], capture_output=True, text=True, check=False)
     assert rules.returncode == 0, rules.stdout + rules.stderr
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="Prometheus' promtool is not on the path (Debian: the package prometheus)")
+def test_seen_here_the_alerts_fire_when_they_should_and_not_otherwise():
+    cases = Path(__file__).with_name("alerts_test.yml")
+    done = subprocess.run([PROMTOOL, "test", "rules", cases], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_label_of_ours_is_one_that_prometheus_puts_on_every_series():
+    """It would rename ours, and the alerts and panels that name it would show the other."""
+    assert not {label for kind in METRICS for label in kind.labels} & {"job", "instance"}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from headrace.connectors.counters import Counted
+from headrace.enumerator.supervision import Ending
 from headrace.runners.spark.metrics.job import JobStatus
 from headrace.runners.spark.metrics.queries import KnownQueries, QueryFacts
 from headrace.runners.spark.metrics.sinks import SinkWatch
@@ -37,11 +38,13 @@ class MetricSample:
 
 _QUERY = ("query_id", "query_name")
 _PARTITION = (*_QUERY, "source", "topic", "partition")
-_JOB = ("destination", "job")
+_JOB = ("destination", "sink_job")
+"""Not `job`, which Prometheus puts on every series itself: it would rename ours."""
 
 _ACTIVE = MetricKind("headrace_query_active", "1 while the query runs, 0 once it has ended", _QUERY)
 _STARTS = MetricKind("headrace_query_starts", "Starts of the query in this session", _QUERY, is_counter=True)
 _ENDINGS = MetricKind("headrace_query_endings", "Ends of the query, by how it has ended", (*_QUERY, "ending"), is_counter=True)
+_ENDINGS_OF_QUERIES = tuple(ending.name.lower() for ending in Ending if ending is not Ending.STOPPED)
 _PHASES = MetricKind(
     "headrace_query_phase_seconds",
     "Time spent in each phase of the batches, by Spark's names",
@@ -51,6 +54,14 @@ _PHASES = MetricKind(
 _OF_QUERY: tuple[tuple[MetricKind, Callable[[QueryFacts], float | None]], ...] = (
     (_ACTIVE, lambda query: float(query.is_active)),
     (_STARTS, lambda query: query.starts),
+    (
+        MetricKind(
+            "headrace_query_silent_seconds",
+            "Time since the last batch has ended, or nothing was there to be read, while the query runs",
+            _QUERY,
+        ),
+        lambda query: query.silent_s if query.is_active else None,
+    ),
     (MetricKind("headrace_query_batch_id", "The last batch that has ended", _QUERY), lambda query: query.batch),
     (
         MetricKind("headrace_query_last_batch_timestamp_seconds", "When the last batch began, in epoch seconds", _QUERY),
@@ -149,11 +160,11 @@ def _of_query(query: QueryFacts) -> Iterable[MetricSample]:
             yield MetricSample(kind, labels, now)
     for phase, seconds in query.phase_seconds.items():
         yield MetricSample(_PHASES, (*labels, phase), seconds)
-    for ending, times in query.endings.items():
-        yield MetricSample(_ENDINGS, (*labels, ending), times)
+    # from 0 on: what begins with the first time that it happens has not increased by that, to Prometheus
+    for ending in _ENDINGS_OF_QUERIES:
+        yield MetricSample(_ENDINGS, (*labels, ending), query.endings[ending])
     for what, kind in _COUNTED.items():
-        if what.value in query.counts:
-            yield MetricSample(kind, labels, query.counts[what.value])
+        yield MetricSample(kind, labels, query.counts[what.value])
     for place, partition in query.partitions.items():
         yield MetricSample(_POSITION, (*labels, *place), partition.position)
         for kind, known in ((_END, partition.end), (_LAG, partition.lag_records), (_LAG_S, partition.lag_s)):

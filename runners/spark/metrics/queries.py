@@ -46,10 +46,16 @@ class PartitionProgress:
 
 @dataclass(slots=True)
 class QueryFacts:
-    """One query, by its id: a restart within the session goes on with its counters."""
+    """One query, by its id: a restart within the session goes on with its counters.
+
+    `silent_s`: how long Spark has said nothing of it, as of `KnownQueries.read`. It tells of each batch that has ended, and
+    each 10 s (`spark.sql.streaming.noDataProgressEventInterval`), that there is nothing to read.
+    """
 
     query_id: str
     name: str
+    heard_s: float
+    silent_s: float = 0.0
     is_active: bool = True
     starts: int = 0
     batch: int | None = None
@@ -83,19 +89,25 @@ class KnownQueries:
             query = self._known(query_id, name, starts=0)
             query.is_active = True
             query.starts += 1
+            query.heard_s = self._clock()
 
     def progressed(self, progress: Mapping[str, Any]) -> None:
         """A batch has ended, as Spark's progress JSON says. A query that was running before is known from now on."""
         with self._lock:
             query_id = str(progress["id"])
             query = self._known(query_id, progress.get("name"), starts=1)
+            query.heard_s = self._clock()
             _take(query, progress)
-            _take_offsets(query, progress.get("sources") or (), self._clock())
+            _take_offsets(query, progress.get("sources") or (), query.heard_s)
 
     def idle(self, query_id: str) -> None:
         """Nothing is there to be read: what is behind in time is so no longer."""
         with self._lock:
-            for partition in self._queries[query_id].partitions.values() if query_id in self._queries else ():
+            query = self._queries.get(query_id)
+            if query is None:
+                return
+            query.heard_s = self._clock()
+            for partition in query.partitions.values():
                 partition.lag_s = None if partition.lag_s is None or partition.lag_records else 0.0
 
     def terminated(self, query_id: str, ending: Ending) -> None:
@@ -127,13 +139,15 @@ class KnownQueries:
     def _known(self, query_id: str, name: str | None, starts: int) -> QueryFacts:
         if query_id not in self._queries:
             counts = self._early.pop(query_id, Counter())
-            self._queries[query_id] = QueryFacts(query_id, name or "", starts=starts, counts=counts)
+            self._queries[query_id] = QueryFacts(query_id, name or "", self._clock(), starts=starts, counts=counts)
         return self._queries[query_id]
 
     def read(self, each: Callable[[QueryFacts], None]) -> None:
         """Call `each` for every query, while nothing changes."""
         with self._lock:
+            now_s = self._clock()
             for query in self._queries.values():
+                query.silent_s = now_s - query.heard_s
                 each(query)
 
 
