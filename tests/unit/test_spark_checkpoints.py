@@ -595,7 +595,7 @@ def count(event, arguments):
 
 sys.addaudithook(count)
 for command, words in json.loads(sys.argv[3]).items():
-    for nth in range(0, 1000, 6):
+    for nth in range(0, 1000, int(sys.argv[4])):
         child = os.fork()
         if child == 0:
             left = nth
@@ -608,25 +608,43 @@ for command, words in json.loads(sys.argv[3]).items():
 """
 
 
-def test_killed_in_the_middle_there_is_no_copy_and_the_checkpoint_is_as_it_was(checkpoint, tmp_path):
-    before = files(checkpoint)
-    (tmp_path / "copies").mkdir()
-    commands = {name: COMMANDS[name] for name in ("fork", "export")}
+def killed_within(commands, checkpoint, folder, every):
+    """Each of these commands, killed at each operation, or at one of so many, until it is done: statuses by command and number."""
+    folder.mkdir()
     done = subprocess.run(
-        [sys.executable, "-c", KILLED_WITHIN, str(checkpoint), str(tmp_path / "copies" / "copy"), json.dumps(commands)],
+        [sys.executable, "-c", KILLED_WITHIN, str(checkpoint), str(folder / "copy"), json.dumps(commands), str(every)],
         env={**os.environ, "PYTHONPATH": python_path()},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    outcomes = [line.split() for line in done.stdout.splitlines()]
+    outcomes = {(command, int(nth)): int(status) for command, nth, status in map(str.split, done.stdout.splitlines())}
     for name in commands:
-        statuses = [int(status) for command, _, status in outcomes if command == name]
+        statuses = [status for (command, _), status in outcomes.items() if command == name]
         assert statuses == [-9] * (len(statuses) - 1) + [0]
         assert len(statuses) > 4
-    whole = {"copy-first", *(f"copy-{command}-{nth}" for command, nth, status in outcomes if status == "0")}
+    return outcomes
+
+
+def test_killed_in_the_middle_there_is_no_copy_and_the_checkpoint_is_as_it_was(checkpoint, tmp_path):
+    before = files(checkpoint)
+    outcomes = killed_within({name: COMMANDS[name] for name in ("fork", "export")}, checkpoint, tmp_path / "copies", 6)
+    whole = {"copy-first", *(f"copy-{command}-{nth}" for (command, nth), status in outcomes.items() if status == 0)}
     assert {path.name for path in (tmp_path / "copies").iterdir() if not path.name.startswith(".")} == whole
+    assert files(checkpoint) == before
+
+
+def test_killed_in_the_middle_there_is_no_savepoint_or_a_whole_one_and_the_checkpoint_is_as_it_was(checkpoint, tmp_path):
+    before = files(checkpoint)
+    outcomes = killed_within({"export": ("--to", "run")}, checkpoint, tmp_path / "savepoints", 1)
+    wanted = savepoint_of(read_checkpoint(str(checkpoint)), None)
+    for (name, nth), status in outcomes.items():
+        folder = tmp_path / "savepoints" / f"copy-{name}-{nth}"
+        found = list(folder.glob("savepoint-*.json"))
+        assert [read_savepoint(path) for path in found] in ([[wanted]] if status == 0 else [[], [wanted]])
+        again = command("export", "--to", "run", checkpoint, folder)
+        assert read_savepoint(Path(again.stdout.strip())) == wanted
     assert files(checkpoint) == before
 
 
