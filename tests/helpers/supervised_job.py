@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from headrace.enumerator.errors import DataLossError
+from headrace.connectors.commit import StaleEpochError
+from headrace.enumerator.errors import DataLossError, FencedError, UsageError
 from headrace.spark import run
 
 HISTORY = Path(os.environ.get("HISTORY", "/dev/null"))
@@ -148,6 +149,26 @@ def is_taken_over(spark: Session) -> Query:
 
     query.when_awaited = look
     return query
+
+
+ENDINGS = {
+    "fails": ConnectionError("no broker answers"),
+    "is used wrongly": UsageError("no such option"),
+    "loses data": DataLossError("offsets 3 to 7 of t-0 are gone"),
+    "has an older checkpoint": StaleEpochError("it is an older copy"),
+    "is fenced": FencedError("another driver has taken over"),
+}
+
+
+def ends_as_told(spark: Session) -> Query | None:
+    """By the environment's ENDS. What it knows nothing of is a job that has nothing left to do."""
+    tell("attempt")
+    how = os.environ["ENDS"]
+    if how == "is stopped":
+        return Query(lambda: os.kill(os.getppid(), signal.SIGTERM))
+    if how in ENDINGS:
+        raise ENDINGS[how]
+    return None
 
 
 def loses_data(spark: Session) -> Query:

@@ -609,7 +609,7 @@ for command, words in json.loads(sys.argv[3]).items():
 
 
 def killed_within(commands, checkpoint, folder, every):
-    """Each of these commands, killed at each operation, or at one of so many, until it is done: statuses by command and number."""
+    """Each command, killed at one of so many operations after the other, until it is done: statuses by command and number."""
     folder.mkdir()
     done = subprocess.run(
         [sys.executable, "-c", KILLED_WITHIN, str(checkpoint), str(folder / "copy"), json.dumps(commands), str(every)],

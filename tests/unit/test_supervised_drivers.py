@@ -110,6 +110,46 @@ def test_a_program_that_supervises_itself_ends_with_the_status_of_its_job(histor
     assert ("offsets 3 to 7 of t-0 are gone" if status == 65 else "WRONG_USE") in done.stderr
 
 
+def supervised_status(history, ends, *options):
+    """Of `headrace supervise`, and how often the job was tried."""
+    arguments = ["supervise", f"{JOB}:ends_as_told", "--session", f"{JOB}:session", *options]
+    command = [sys.executable, "-c", "from headrace.cli import main; main()", *arguments]
+    environment = {**os.environ, "ENDS": ends}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LONG_S, check=False)
+    return done.returncode, history.read_text().splitlines().count("attempt")
+
+
+@pytest.mark.parametrize(
+    ("ends", "status"),
+    [
+        ("completes", 0),
+        ("fails", 1),
+        ("is used wrongly", 2),
+        ("loses data", 65),
+        ("has an older checkpoint", 66),
+        ("is fenced", 67),
+        ("is stopped", 143),
+    ],
+)
+def test_each_way_to_end_has_its_exit_status(history, ends, status):
+    assert supervised_status(history, ends, "--restart", "none") == (status, 1)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "settings", "tries"),
+    [
+        ("none", {}, 1),
+        ("fixed-delay", {"attempts": "2", "delay": "10 ms"}, 3),
+        ("failure-rate", {"max-failures-per-interval": "1", "failure-rate-interval": "1 h", "delay": "10 ms"}, 2),
+        ("exponential-delay", {"initial-backoff": "10 ms", "attempts-before-reset-backoff": "1"}, 2),
+    ],
+)
+def test_each_restart_strategy_is_kept_by_its_name(history, strategy, settings, tries):
+    named = [f"restart-strategy.{strategy}.{name}={value}" for name, value in settings.items()]
+    options = [word for setting in named for word in ("--config", setting)]
+    assert supervised_status(history, "fails", "--restart", strategy, *options) == (1, tries)
+
+
 def test_of_a_family_that_has_ended_nobody_is_left():
     child = subprocess.Popen(["sleep", "600"], env={**os.environ, FAMILY_VARIABLE: "a family"}, start_new_session=True)
     assert members("a family") == [child.pid]

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 import pytest
 
 from headrace.enumerator.errors import ProtocolViolationError, UsageError
-from headrace.enumerator.restarts import ExponentialDelay, FailureRate, FixedDelay, NoRestart
+from headrace.enumerator.restarts import (
+    RESTART_STRATEGIES,
+    ExponentialDelay,
+    FailureRate,
+    FixedDelay,
+    NoRestart,
+    restart_strategy,
+)
 from headrace.enumerator.supervision import (
     EXIT_STATUSES,
     SUPERVISION_TRANSITIONS,
@@ -63,6 +70,42 @@ def test_the_job_fails_when_the_strategy_gives_up_and_says_both_reasons():
     end = finished(core.handle(DriverEnded(1.0, FAILED, EVEN)))
     assert end.ending is Ending.FAILED
     assert end.reason == f"{FAILED.reason} (not restarted: the restart strategy is none)"
+
+
+STRATEGIES = {
+    "none": ({}, [0.0], "the restart strategy is none"),
+    "fixed-delay": ({"attempts": "2", "delay": "5 s"}, [0.0, 15.0, 30.0], "it was restarted 2 times"),
+    "failure-rate": (
+        {"max-failures-per-interval": "2", "failure-rate-interval": "40 s", "delay": "5 s"},
+        [0.0, 15.0, 30.0],
+        "3 failures in 40 s",
+    ),
+    "exponential-delay": (
+        {"initial-backoff": "1 s", "backoff-multiplier": "2", "max-backoff": "4 s", "attempts-before-reset-backoff": "3"},
+        [0.0, 11.0, 23.0, 37.0],
+        "it was restarted 3 times without a quiet time",
+    ),
+}
+
+
+def test_there_is_no_strategy_but_these():
+    assert STRATEGIES.keys() == RESTART_STRATEGIES.keys()
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_job_whose_drivers_fail_after_10_s_is_started_when_the_strategy_of_this_name_says(name):
+    settings, starts, reason = STRATEGIES[name]
+    named = {f"restart-strategy.{name}.{setting}": value for setting, value in settings.items()}
+    core = SupervisionCore(restart_strategy({"restart-strategy.type": name, **named}), SupervisionLimits())
+    seen, now_s = [0.0], 0.0
+    core.handle(SupervisionStarted(now_s))
+    while not (done := core.handle(DriverEnded(now_s := now_s + 10.0, FAILED, EVEN))):
+        assert core.handle(TimePassed(core.wake_at_s - 0.001)) == []
+        now_s = core.wake_at_s
+        assert core.handle(TimePassed(now_s)) == [StartDriver(len(seen) + 1)]
+        seen.append(now_s)
+    assert seen == starts
+    assert reason in finished(done).reason
 
 
 @pytest.mark.parametrize("strategy", [NoRestart(), FixedDelay(9, 1.0), FailureRate(9, 60.0, 1.0), ExponentialDelay()])
