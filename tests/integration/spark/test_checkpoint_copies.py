@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 
 from headrace.testing import FakeKafka
-from pyspark_headrace.checkpoints.copies import rewind, write_copy
-from pyspark_headrace.checkpoints.logs import read_checkpoint
+from pyspark_headrace.checkpoints.copies import export_to_jvm, forget_topic, fork, rewind, set_offsets, write_copy
+from pyspark_headrace.checkpoints.findings import findings_of
+from pyspark_headrace.checkpoints.logs import NAMED, read_checkpoint
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -72,3 +73,59 @@ def test_seen_here_a_rewound_query_loses_nothing_in_a_sink_that_knows_batches_by
     run(tmp_path / "new")
     once, twice = {str(number) for number in (*range(20), *range(30, 40))}, {str(number) for number in range(20, 30)}
     assert output.rows(spark) == {**dict.fromkeys(once, 1), **dict.fromkeys(twice, 2)}
+
+
+@pytest.fixture
+def named_sources(spark):
+    """Spark's setting under which each source has a name, and the offset log its version 2."""
+    name = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
+    spark.conf.set(name, "true")
+    yield
+    spark.conf.unset(name)
+
+
+def read_named(spark, kafka, topics, source="headrace"):
+    """Each topic by a source of its name, one after the other in one frame."""
+    read = {"kafka.bootstrap.servers": kafka.bootstrap, "startingOffsets": "earliest"}
+    frames = [
+        spark.readStream.format(source).options(**read, subscribe=topic).name(f"of_{topic}").load().selectExpr("topic", "value")
+        for topic in topics
+    ]
+    return frames[0].unionAll(frames[1])
+
+
+@pytest.mark.usefixtures("named_sources")
+def test_copies_of_a_query_whose_sources_have_names_go_on_where_they_are_to(spark, kafka, tmp_path):
+    def run(checkpoint, topics=("in", "out"), source="headrace"):
+        found = Counter()
+
+        def keep(frame, number):
+            found.update((row["topic"], row["value"].decode()) for row in frame.collect())
+
+        writer = read_named(spark, kafka, topics, source).writeStream.foreachBatch(keep)
+        writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
+        return found
+
+    kafka.append("in", b"a", b"b", b"c")
+    kafka.append("out", b"x", b"y", b"z")
+    assert sum(run(tmp_path / "old").values()) == 6
+    kafka.append("in", b"d")
+    assert run(tmp_path / "old") == {("in", "d"): 1}
+    checkpoint = read_checkpoint(str(tmp_path / "old"))
+    assert {batch.version for batch in checkpoint.planned.values()} == {NAMED}
+    assert {source.name for source in checkpoint.batch(None).sources} == {"of_in", "of_out"}
+    kafka.append("out", b"new")
+    first, last = min(checkpoint.planned), checkpoint.last_committed
+    new = {("out", "new"): 1}
+    for name, plan, wanted in (
+        ("fork", fork(checkpoint), new),
+        ("rewind", rewind(checkpoint, first), {("in", "d"): 1, **new}),
+        ("set-offsets", set_offsets(checkpoint, {("in", 0): 2}), {("in", "c"): 1, ("in", "d"): 1, **new}),
+        ("forget-topic", forget_topic(checkpoint, "in"), {**{("in", value): 1 for value in "abcd"}, **new}),
+    ):
+        write_copy(checkpoint, str(tmp_path / name), plan, quiet_s=0.0)
+        assert findings_of(read_checkpoint(str(tmp_path / name))) == []
+        assert run(tmp_path / name, ("out", "in")) == wanted, name
+    write_copy(checkpoint, str(tmp_path / "jvm"), export_to_jvm(checkpoint), quiet_s=0.0)
+    assert run(tmp_path / "jvm", source="kafka") == new
+    assert read_checkpoint(str(tmp_path / "jvm")).last_committed > last
