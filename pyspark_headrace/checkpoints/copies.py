@@ -9,7 +9,7 @@ import json
 import math
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from headrace.connectors.files.store import Store, is_local, normal_path, open_store
@@ -27,6 +27,7 @@ from pyspark_headrace.checkpoints.logs import (
     read_checkpoint,
 )
 from pyspark_headrace.checkpoints.positions import OffsetForm, StoredPositions, moved, stored_positions
+from pyspark_headrace.checkpoints.schemas import schemas_of_copy
 from pyspark_headrace.checkpoints.targets import copy_target
 
 __all__ = [
@@ -149,9 +150,11 @@ def write_copy(checkpoint: SparkCheckpoint, to: str, plan: CopyPlan, *, quiet_s:
     copy = copy_target(target)
     try:
         refuse_running(source, checkpoint, copy.began_s, quiet_s)
-        for name in _taken_over(source, plan):
+        names = source.files()
+        written = {**schemas_of_copy(source, names, target if is_local(target) else to.rstrip("/")), **plan.written}
+        for name in _taken_over(names, written):
             copy.take(source, name)
-        for name, content in plan.written.items():
+        for name, content in written.items():
             if name != METADATA:
                 copy.write(name, content)
         metadata = plan.written.get(METADATA) or (None if source.size(METADATA) is None else source.read(METADATA))
@@ -193,10 +196,10 @@ def refuse_running(source: Store, checkpoint: SparkCheckpoint, now_s: float, qui
         )
 
 
-def _taken_over(source: Store, plan: CopyPlan) -> Iterator[str]:
+def _taken_over(names: Iterable[str], written: Mapping[str, bytes]) -> Iterator[str]:
     """What is copied as it is: not the checksums of files that are written otherwise, which Spark reads without."""
-    gone = {*plan.written, LOCK_NAME}
-    for name in source.files():
+    gone = {*written, LOCK_NAME}
+    for name in names:
         if name != METADATA and name not in gone and _without_crc(name) not in gone:
             yield name
 

@@ -872,6 +872,39 @@ def test_the_lock_of_a_supervised_query_is_not_taken_over(checkpoint, tmp_path):
     assert not (tmp_path / "copy" / LOCK_NAME).exists()
 
 
+SCHEMAS = (
+    'v2\n{"operatorInfo":{"operatorId":0,"operatorName":"transformWithStateInPandasExec"},"stateStoreInfo":[{"storeName":'
+    '"default","numColsPrefixKey":0,"numPartitions":2,"stateSchemaFilePaths":["file:/old/state/0/_stateSchema/default/0_a"]}],'
+    '"operatorPropertiesJson":"{\\"timeMode\\":\\"NoTime\\"}"}'
+)
+"""As Spark 4.3 writes it for `transformWithState`, but for the path."""
+
+
+def test_seen_here_a_copy_names_the_schemas_of_its_own_state_and_not_those_of_the_checkpoint_that_it_was_made_of(
+    checkpoint, tmp_path, bucket
+):
+    named = "state/0/_metadata/v2/0"
+    for name, text in ((named, SCHEMAS), ("state/0/_metadata/v2/.0.crc", "sums"), ("state/0/_stateSchema/default/0_a", "")):
+        (checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkpoint / name).write_text(text)
+    copy = copied(checkpoint, tmp_path, fork)
+    assert (copy / named).read_text() == SCHEMAS.replace("file:/old", f"file:{copy}")
+    assert not (copy / "state/0/_metadata/v2/.0.crc").exists()
+    url, memory = bucket
+    found = read_checkpoint(str(checkpoint))
+    write_copy(found, f"{url}/copy", fork(found), quiet_s=0.0)
+    assert stored(memory, "copy")[named].decode() == SCHEMAS.replace("file:/old", f"{url}/copy")
+
+
+@pytest.mark.parametrize("text", ["v3\nwhatever", 'v2\n{"stateStoreInfo":[{"storeName":"a"}]}', "v2\n[]", ""])
+def test_what_names_schemas_in_a_form_that_is_not_known_is_copied_as_it_is(checkpoint, tmp_path, text):
+    path = checkpoint / "state" / "0" / "_metadata" / "v2" / "0"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    copy = copied(checkpoint, tmp_path, fork)
+    assert (copy / path.relative_to(checkpoint)).read_text() == text
+
+
 def test_positions_are_given_by_topic_partition_and_offset():
     assert parse_positions(["a:0=5", "b.c:12=0"]) == {("a", 0): 5, ("b.c", 12): 0}
     for text in ("a", "a:0", "a=5", "a:-1=5", "a:0=x", ":0=1"):

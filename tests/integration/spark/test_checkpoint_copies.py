@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 
+import pandas as pd
 import pytest
+from pyspark.sql.streaming import StatefulProcessor
 
 from headrace.testing import FakeKafka
 from pyspark_headrace.checkpoints.copies import export_to_jvm, forget_topic, fork, rewind, set_offsets, write_copy
@@ -129,3 +132,53 @@ def test_copies_of_a_query_whose_sources_have_names_go_on_where_they_are_to(spar
     write_copy(checkpoint, str(tmp_path / "jvm"), export_to_jvm(checkpoint), quiet_s=0.0)
     assert run(tmp_path / "jvm", source="kafka") == new
     assert read_checkpoint(str(tmp_path / "jvm")).last_committed > last
+
+
+class Counting(StatefulProcessor):
+    """How many rows each key has had so far."""
+
+    def init(self, handle):
+        self._count = handle.getValueState("count", "count long")
+
+    def handleInputRows(self, key, rows, timerValues):  # noqa: N802, N803 - Spark's
+        count = sum(map(len, rows)) + (self._count.get()[0] if self._count.exists() else 0)
+        self._count.update((count,))
+        yield pd.DataFrame({"key": [key[0]], "count": [count]})
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def rocksdb(spark):
+    """The state store that Spark has for `transformWithState`."""
+    name, package = "spark.sql.streaming.stateStore.providerClass", "org.apache.spark.sql.execution.streaming.state"
+    spark.conf.set(name, f"{package}.RocksDBStateStoreProvider")
+    yield
+    spark.conf.unset(name)
+
+
+@pytest.mark.long  # tests/unit/test_spark_checkpoints.py looks at what is written
+@pytest.mark.usefixtures("rocksdb")
+def test_seen_here_a_fork_goes_on_with_its_state_when_the_checkpoint_that_it_was_made_of_is_gone(spark, kafka, tmp_path):
+    """Spark names the files with the schemas of that state by whole paths."""
+
+    def run(checkpoint):
+        found = []
+        read = {"kafka.bootstrap.servers": kafka.bootstrap, "subscribe": "in", "startingOffsets": "earliest"}
+        rows = spark.readStream.format("headrace").options(**read).load().selectExpr("CAST(value AS STRING) AS key")
+        counts = rows.groupBy("key").transformWithStateInPandas(
+            Counting(), outputStructType="key string, count long", outputMode="Update", timeMode="None"
+        )
+        writer = counts.writeStream.foreachBatch(lambda frame, _: found.extend(map(tuple, frame.collect())))
+        writer = writer.outputMode("update").option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+        writer.start().awaitTermination()
+        return found
+
+    kafka.append("in", b"a", b"a", b"b")
+    assert sorted(run(tmp_path / "old")) == [("a", 2), ("b", 1)]
+    checkpoint = read_checkpoint(str(tmp_path / "old"))
+    write_copy(checkpoint, str(tmp_path / "new"), fork(checkpoint), quiet_s=0.0)
+    shutil.rmtree(tmp_path / "old")
+    kafka.append("in", b"a")
+    assert run(tmp_path / "new") == [("a", 3)]
