@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -184,8 +185,11 @@ def _followed(path: str) -> str:
 def refuse_running(source: Store, checkpoint: SparkCheckpoint, now_s: float, quiet_s: float) -> None:
     """By when the newest entry of each log was written, and `now_s`, of the same store's clock if it can be had.
 
-    Raises StateError where it was less than `quiet_s` seconds ago.
+    Raises StateError where it was less than `quiet_s` seconds ago, and, unless these are 0, where a supervised driver has the
+    checkpoint: that one may have found nothing to read for long.
     """
+    if quiet_s > 0:
+        _refuse_supervised(checkpoint)
     newest = [f"{log}/{max(numbers)}" for log, numbers in _logs(checkpoint) if numbers]
     # A file's time may lie some milliseconds in the future of a file that is written after it: clocks of files are coarse.
     age_s = max(0.0, now_s - max((source.modified_s(name) for name in newest), default=-math.inf))
@@ -193,6 +197,18 @@ def refuse_running(source: Store, checkpoint: SparkCheckpoint, now_s: float, qui
         raise StateError(
             f"{checkpoint.location} was written to {age_s:.0f} s ago, so its query may be running. Stop it, and if "
             "it is stopped, say so by --stopped"
+        )
+
+
+def _refuse_supervised(checkpoint: SparkCheckpoint) -> None:
+    path = normal_path(fsspec_address(checkpoint.location))
+    if sys.platform != "linux" or not is_local(path):
+        return
+    from headrace.runners.spark.supervision.lock import is_held
+
+    if is_held(path):
+        raise StateError(
+            f"a supervised driver is at work with {checkpoint.location}: it has the lock, {LOCK_NAME}. Stop its job first"
         )
 
 

@@ -33,6 +33,7 @@ from headrace.enumerator.errors import DataLossError, StateError, UsageError
 from headrace.kafka import KafkaSource
 from headrace.runners.local.savepoints import read_savepoint
 from headrace.runners.spark.offset_log import LOCK_NAME, OffsetLog
+from headrace.runners.spark.supervision.lock import is_held
 from headrace.runners.spark.writers import PreparedMessage, StreamWriter
 from headrace.testing import FakeKafka
 from headrace.testing.memory_sink import MemorySink, MemoryTransactionLog
@@ -547,6 +548,28 @@ def test_a_checkpoint_that_was_just_written_to_is_a_running_querys(checkpoint, t
     assert "its query may be running" in str(done.exception)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
     assert command("fork", checkpoint, tmp_path / "copy", "--stopped").exit_code == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="supervision is for Linux")
+def test_seen_here_a_supervised_query_that_has_found_nothing_to_read_for_long_is_noticed_and_keeps_its_lock(
+    checkpoint, tmp_path
+):
+    script = "import sys\nfrom headrace.runners.spark.supervision import lock, families\n" + (
+        "lock.CheckpointLock(sys.argv[1]).take(families.new_family())\nprint(flush=True)\nsys.stdin.read()"
+    )
+    (tmp_path / "savepoints").mkdir()
+    run = [sys.executable, "-c", script, str(checkpoint)]
+    pipe, environment = subprocess.PIPE, {**os.environ, "PYTHONPATH": python_path()}
+    with subprocess.Popen(run, stdin=pipe, stdout=pipe, text=True, env=environment) as driver:
+        assert driver.stdout.readline() == "\n"
+        for name, words in {**COMMANDS, "export": ("--to", "run")}.items():
+            done = command(name, checkpoint, tmp_path / "savepoints" / name, *words)
+            assert "a supervised driver is at work with" in str(done.exception), name
+        assert is_held(str(checkpoint))
+        assert command("fork", checkpoint, tmp_path / "fork", "--stopped").exit_code == 0
+        driver.communicate()
+    assert not is_held(str(checkpoint))
+    assert command("fork", checkpoint, tmp_path / "copy").exit_code == 0
 
 
 def test_a_query_that_goes_on_meanwhile_is_noticed_though_it_is_said_to_be_stopped(checkpoint, tmp_path, monkeypatch):

@@ -39,7 +39,7 @@ from headrace.runners.spark.supervision.families import Process, family_of, is_e
 
 log = logging.getLogger(__name__)
 
-__all__ = ["CheckpointLock", "taking"]
+__all__ = ["CheckpointLock", "is_held", "taking"]
 
 _ASK_AGAIN_S = 0.05
 _TRIES_IN_SILENCE = 100
@@ -402,6 +402,22 @@ def lock_file(location: str) -> Path:
     if location.startswith("/"):
         return Path(location, LOCK_NAME)
     return cache_directory() / "locks" / f"{hashlib.sha256(location.encode()).hexdigest()[:32]}.lock"
+
+
+def is_held(location: str) -> bool:
+    """Whether a driver has the lock of this checkpoint, a local folder, now. Takes nothing, and so keeps nobody out.
+
+    By any process, as the lock that is bound to the file is asked for. Raises OSError.
+    """
+    try:
+        file = os.open(lock_file(location), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        kind, *_ = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_OFD_GETLK, _asked(_OF_THE_FILE)))
+    finally:
+        os.close(file)
+    return bool(kind != fcntl.F_UNLCK)
 
 
 def _asked(byte: int) -> bytes:
