@@ -119,20 +119,29 @@ def forget_topic(checkpoint: SparkCheckpoint, topic: str) -> CopyPlan:
 
 
 def export_to_jvm(checkpoint: SparkCheckpoint) -> CopyPlan:
-    """For Spark's own Kafka connector, in the query of the same id. Raises StateError for what that cannot express."""
-    last_committed(checkpoint)
+    """For Spark's own Kafka connector, in the query of the same id. Raises StateError for what that cannot express.
+
+    It goes on from the last batch. Of those before, what it cannot express stays as it is: nobody reads that any more.
+    """
+    last = last_committed(checkpoint)
     written = {}
     for number, batch in checkpoint.planned.items():
-        sources = [(source, stored_positions(source.text)) for source in batch.sources]
-        texts = [
-            SourceOffsets(source.name, positions.to_text(OffsetForm.JVM)) if positions.form is OffsetForm.HEADRACE else source
-            for source, positions in sources
-        ]
-        if texts != list(batch.sources):
-            written[f"{OFFSETS}/{number}"] = batch.content(tuple(texts))
+        try:
+            sources = tuple(map(_of_jvm, batch.sources))
+        except StateError:
+            if number == last:
+                raise
+            continue
+        if sources != batch.sources:
+            written[f"{OFFSETS}/{number}"] = batch.content(sources)
     if not written:
         raise UsageError(f"no batch in {checkpoint.location} has offsets of headrace's: there is nothing to export")
     return CopyPlan(written=written)
+
+
+def _of_jvm(source: SourceOffsets) -> SourceOffsets:
+    positions = stored_positions(source.text)
+    return replace(source, text=positions.to_text(OffsetForm.JVM)) if positions.form is OffsetForm.HEADRACE else source
 
 
 def write_copy(checkpoint: SparkCheckpoint, to: str, plan: CopyPlan, *, quiet_s: float = QUIET_S) -> None:

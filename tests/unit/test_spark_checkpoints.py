@@ -516,17 +516,32 @@ def test_no_savepoint_is_made_of_a_query_that_runs_or_keeps_state_or_has_a_batch
     refused("a pipeline has one source")
 
 
-def test_a_topic_that_is_stored_twice_is_not_exported(checkpoint):
-    text = (checkpoint / "offsets" / "5").read_text()
+def store_topic_twice(checkpoint, name):
+    """As while a topic that was created again has not been dropped yet."""
+    text = (checkpoint / name).read_text()
     again = f'\\"offsets\\":{{\\"{TOPIC}@{TOPIC_ID[:-1]}0\\":{{\\"0\\":1}}}}'
     ids = f'\\"topic_ids\\":{{\\"{TOPIC}@{TOPIC_ID[:-1]}0\\":\\"{TOPIC_ID[:-1]}0\\",'
     began = f'\\"began\\":{{\\"{TOPIC}@{TOPIC_ID[:-1]}0\\":{{\\"0\\":0}},'
     for old, new in (('\\"offsets\\":{}', again), ('\\"topic_ids\\":{', ids), ('\\"began\\":{', began)):
         assert old in text
         text = text.replace(old, new)
-    damage(checkpoint, "offsets/5", text.encode())
+    damage(checkpoint, name, text.encode())
+
+
+def test_a_topic_that_is_stored_twice_is_not_exported(checkpoint):
+    store_topic_twice(checkpoint, "offsets/5")
     with pytest.raises(StateError, match="was created again"):
         export_to_jvm(read_checkpoint(str(checkpoint)))
+
+
+def test_seen_here_an_older_batch_with_a_topic_that_is_stored_twice_does_not_stand_in_the_way_of_an_export(
+    checkpoint, tmp_path
+):
+    """Spark keeps a hundred batches: "read on until the older one is dropped" took as many."""
+    store_topic_twice(checkpoint, "offsets/4")
+    copy = copied(checkpoint, tmp_path, export_to_jvm)
+    assert (copy / "offsets" / "4").read_bytes() == (checkpoint / "offsets" / "4").read_bytes()
+    assert (copy / "offsets" / "5").read_text().endswith(f'\n{{"{TOPIC}":{{"0":16,"1":10,"2":6}}}}')
 
 
 @pytest.mark.parametrize("plan", [lambda c: rewind(c, 4), lambda c: set_offsets(c, {(TOPIC, 0): 1}), export_to_jvm])
