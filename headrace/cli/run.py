@@ -93,8 +93,9 @@ def savepoint_command(
     """
     from headrace.harness.waiting import wait_until
     from headrace.runners.local.savepoints import take_savepoint
-    from headrace.runners.local.storage.places import run_files
+    from headrace.runners.local.storage.places import run_files, whole_name
 
+    checkpoints, target = whole_name(checkpoints), target.absolute()  # before the user's file may change the working folder
     if pipeline is not None:
         from headrace.runners.local.finish import finish
         from headrace.runners.local.pipeline import PipelineFile

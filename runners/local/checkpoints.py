@@ -298,7 +298,7 @@ class CheckpointStore(Generic[SplitT, HandleT]):
     def remove(self) -> None:
         """Everything of the run: it is over, and what it has written is committed. Raises as `keep_lock`."""
         self.keep_lock()
-        self.files.remove([*map(_name, _ids(self.files)), _RUN, SAVEPOINT])
+        self.files.remove([*map(_name, _ids(self.files)), SAVEPOINT, _RUN])  # in this order: no other run begins with it
 
     # --- the roster ---------------------------------------------------------------------------------------------------
 

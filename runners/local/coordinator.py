@@ -96,7 +96,7 @@ from headrace.runners.local.rescale import (
     settle_request,
     take_up_request,
 )
-from headrace.runners.local.savepoints import Savepoint, begin_with, begun, take_savepoint
+from headrace.runners.local.savepoints import begin_with, begun, given_savepoint, take_savepoint
 from headrace.runners.local.storage.places import run_files
 from headrace.runners.local.watching.lag import LagWatch
 from headrace.runners.local.watching.status import RunStatus, remove_status
@@ -134,7 +134,7 @@ class RunBeginning:
 
 @dataclass(frozen=True)
 class CoordinatorOrder:
-    """What a coordinator's process is started with. `savepoint`: what the run begins with, where it has no checkpoints.
+    """What a coordinator's process is started with.
 
     `restarts`: the failures of coordinators and workers so far. A worker's failure is told to the supervisor by the new state.
     `run`: its name, as the first coordinator has told it; None for that one. `restarted`: how many have failed before.
@@ -142,7 +142,6 @@ class CoordinatorOrder:
 
     pipeline: Pipeline | PipelineFile
     settings: RunSettings
-    savepoint: Savepoint | None
     version: str
     beginning: RunBeginning
     restarts: Restarts
@@ -207,16 +206,17 @@ def _opened(order: CoordinatorOrder, socket: Path, supervisor: Connection, nurse
     positions = CheckpointSerializer(pipeline.source.name, pipeline.source.split_serializer)
     serializer = RunCheckpointSerializer(positions, pipeline.outputs.handles)
     checkpoints = order.settings.checkpoints
-    if order.run is not None and not has_run(run_files(checkpoints)):
+    files = run_files(checkpoints)
+    if order.run is not None and not has_run(files):
         raise _gone(checkpoints, order.run)
+    savepoint = given_savepoint(order.settings.savepoint_file, files)  # first: nothing is made for one that is not there
     store: CheckpointStore[Any, Any] = CheckpointStore(checkpoints, serializer, order.settings.retained)
     try:
         if order.run not in (None, store.roster.run):
             raise _gone(checkpoints, order.run)
         supervisor.send(RunBegan(store.roster.run))
         remove_status(order.settings.folder)  # of a life before
-        if order.savepoint is not None:
-            begin_with(order.savepoint, store, positions, partial(begun, pipeline.source))
+        begin_with(savepoint, store, positions, partial(begun, pipeline.source))
         coordination = _Coordination(order, socket, pipeline, store, nursery, supervisor.send)
         threading.Thread(target=coordination.listen, args=(supervisor,), daemon=True).start()
         return coordination.run()

@@ -25,7 +25,7 @@ from headrace.enumerator.source import Source
 from headrace.runners.local.core import RunSchedule
 from headrace.runners.local.listening import UNIX, TcpAddress, tcp_address
 from headrace.runners.local.storage.folder import local_folder
-from headrace.runners.local.storage.places import machine_folder
+from headrace.runners.local.storage.places import machine_folder, whole_name
 from headrace.runners.python_file import load_file, named_in_file
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class RunSettings:
     - `listen`: where workers reach their coordinator. Default `unix`, a socket in a private folder; `tcp`, a free port of
       127.0.0.1; or `tcp://ADDRESS:PORT`. On TCP each call has to bring a token that the run's own processes have alone.
 
-    Checked when made: raises UsageError.
+    Paths are of the folder that the process works in when this is made. Checked then: raises UsageError.
     """
 
     checkpoints: str
@@ -104,8 +104,12 @@ class RunSettings:
     listen: str = field(default=UNIX, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
-        _ = self.folder, self.savepoint_folder, self.savepoint_file, self.tcp_address
+        """Refuse what makes no sense, and make paths absolute."""
+        object.__setattr__(self, "checkpoints", whole_name(self.checkpoints))
+        for name in ("savepoints", "from_savepoint"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, str(local_folder(getattr(self, name))))
+        _ = self.folder, self.tcp_address
         if not isinstance(self.retention, Retention):
             raise UsageError(f"retention must be a Retention, not {self.retention!r}")
         if self.metrics_port is not None and not 0 < self.metrics_port < MOST_PORTS:

@@ -35,7 +35,7 @@ from headrace.runners.local.checkpoints import (
 from headrace.runners.local.storage.files import RunFiles
 from headrace.runners.local.storage.folder import local_folder, write_whole
 
-__all__ = ["Savepoint", "begin_with", "begun", "fetch_savepoint", "read_savepoint", "take_savepoint"]
+__all__ = ["Savepoint", "begin_with", "begun", "fetch_savepoint", "given_savepoint", "read_savepoint", "take_savepoint"]
 
 FORMAT = "headrace-savepoint"
 VERSION = 1
@@ -154,21 +154,38 @@ def begun(source: Source[SplitT], positions: Checkpoint[SplitT]) -> Checkpoint[S
     return Checkpoint(positions.checkpoint_id, states, found.complete)
 
 
+def given_savepoint(path: Path | None, files: RunFiles) -> Savepoint | None:
+    """What a run is told to begin with; None where it is told nothing, or its file is gone and `files` have a copy of one.
+
+    Raises UsageError for a file that is not there, and StateError as `read_savepoint`.
+    """
+    if path is None or (not path.exists() and SAVEPOINT in files.names()):
+        return None
+    return read_savepoint(path)
+
+
 def begin_with(
-    savepoint: Savepoint,
+    given: Savepoint | None,
     store: CheckpointStore[SplitT, Any],
     serializer: CheckpointSerializer[SplitT],
     begins: Callable[[Checkpoint[SplitT]], Checkpoint[SplitT]],
 ) -> None:
     """Make the savepoint the first checkpoint of a folder that has none; one that has begun with it goes on from its own.
 
-    `begins`: where a run with these positions begins (`begun`). Raises UsageError for a folder that has begun otherwise,
-    StateError for a savepoint of another source, and what `begins` raises.
+    `given`: what `given_savepoint` gave. The folder's copy stands for it: whoever died before the first checkpoint is followed
+    by one that begins there, and not where the source does. `begins`: where a run with these positions begins (`begun`).
+    Raises UsageError for a folder that has begun otherwise, StateError for a savepoint of another source, and what `begins`
+    raises.
     """
-    data = savepoint.serialize()
+    has_copy = SAVEPOINT in store.files.names()
+    if given is None and (store.last_id or not has_copy):
+        return
+    copy = Savepoint.deserialize(store.files.read(SAVEPOINT), store.files.where(SAVEPOINT)) if has_copy else None
+    savepoint = given or copy
+    assert savepoint is not None
     positions = replace(savepoint.positions(serializer), checkpoint_id=1)
-    if SAVEPOINT in store.files.names():
-        if store.files.read(SAVEPOINT) != data:
+    if copy is not None:
+        if savepoint != copy:
             raise UsageError(
                 f"{store.location}: this run began with another savepoint; give one that begins anew another folder"
             )
@@ -177,6 +194,6 @@ def begin_with(
             f"{store.location}: there are checkpoints already; a run that begins with a savepoint needs a new folder"
         )
     else:
-        store.files.write(SAVEPOINT, data)
+        store.files.write(SAVEPOINT, savepoint.serialize())
     if not store.last_id:
         store.write(RunCheckpoint(begins(positions), (), completed=True))

@@ -27,7 +27,6 @@ from headrace.runners.local.coordinator import CoordinatorOrder, RunBegan, RunBe
 from headrace.runners.local.pipeline import Pipeline, PipelineFile, RunSettings
 from headrace.runners.local.processes import CALLED_AGAIN, CALLED_AGAIN_ERROR, PROCESS_NAME, end_group, pipe
 from headrace.runners.local.rescale import RescaleRequest, read_requests
-from headrace.runners.local.savepoints import read_savepoint
 from headrace.runners.local.storage.places import make_machine_folder
 from headrace.runners.local.watching.status import remove_status
 from headrace.runners.local.watching.supervised import supervised
@@ -68,14 +67,11 @@ def supervise(job: Pipeline | PipelineFile, settings: RunSettings, processes: St
 
 
 def _supervise(job: Pipeline | PipelineFile, settings: RunSettings, context: ForkContext | ForkServerContext) -> Path | None:
-    savepoint = None if settings.savepoint_file is None else read_savepoint(settings.savepoint_file)
     beginning = RunBeginning(time.time(), _asked_before(settings.folder))
     life = _Life(Restarts(settings.restart))
     with _stopped_by_signals(life):
         while True:
-            order = CoordinatorOrder(
-                job, settings, savepoint, version("headrace"), beginning, life.restarts, life.run, life.restarted
-            )
+            order = CoordinatorOrder(job, settings, version("headrace"), beginning, life.restarts, life.run, life.restarted)
             outcome = life.live(order, context)
             if outcome.workers is not None:
                 settings = replace(settings, workers=outcome.workers)

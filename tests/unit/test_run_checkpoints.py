@@ -59,7 +59,15 @@ from headrace.runners.local.rescale import (
     take_up_request,
     withdraw_request,
 )
-from headrace.runners.local.savepoints import Savepoint, begin_with, begun, fetch_savepoint, read_savepoint, take_savepoint
+from headrace.runners.local.savepoints import (
+    Savepoint,
+    begin_with,
+    begun,
+    fetch_savepoint,
+    given_savepoint,
+    read_savepoint,
+    take_savepoint,
+)
 from headrace.runners.local.storage.folder import local_folder
 from headrace.runners.local.storage.lock import LOCK
 from headrace.runners.local.storage.places import run_files
@@ -322,7 +330,7 @@ def test_a_folder_elsewhere_is_refused(url):
 
 def test_a_folder_is_a_path_or_a_file_url(tmp_path):
     assert local_folder(f"file://{tmp_path}/a%20b") == tmp_path / "a b"
-    assert local_folder("here") == Path("here").absolute()
+    assert local_folder("here") == local_folder("file:here") == Path("here").absolute()
 
 
 # --- commits ----------------------------------------------------------------------------------------------------------
@@ -572,6 +580,46 @@ def test_a_crash_between_the_copy_of_the_savepoint_and_its_checkpoint_is_mended(
     store = opened(tmp_path)
     begin_with(savepoint, store, POSITIONS, as_it_is)
     assert store.latest() is not None
+    store.close()
+
+
+def test_seen_here_a_run_that_died_before_its_savepoint_became_a_checkpoint_begins_there_without_being_told_again(tmp_path):
+    """Started without --from-savepoint it began where its source does, and wrote again what came before the savepoint."""
+    savepoint = Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode())
+
+    def dies(_):
+        raise RetriableError("planted")
+
+    store = opened(tmp_path)
+    with pytest.raises(RetriableError, match="planted"):
+        begin_with(savepoint, store, POSITIONS, dies)
+    assert store.latest() is None
+    begin_with(None, store, POSITIONS, as_it_is)
+    assert store.latest().positions.splits == checkpoint(7).positions.splits
+    (tmp_path / "savepoint.json").write_bytes(b"{")
+    begin_with(None, store, POSITIONS, as_it_is)  # it goes on from its checkpoint, whatever the copy is
+    store.close()
+
+
+def test_seen_here_a_run_goes_on_though_the_savepoint_that_it_began_with_is_gone(tmp_path):
+    """The same command, started again when the savepoint had been removed, ended at once."""
+    path, folder = tmp_path / "savepoint.json", tmp_path / "run"
+    with pytest.raises(UsageError, match="there is no such savepoint"):
+        given_savepoint(path, run_files(str(folder)))
+    savepoint = Savepoint("run-a", 7, POSITIONS.serialize(checkpoint(7).positions).decode())
+    path.write_bytes(savepoint.serialize())
+    store = opened(folder)
+    begin_with(given_savepoint(path, store.files), store, POSITIONS, as_it_is)
+    path.unlink()
+    begin_with(given_savepoint(path, store.files), store, POSITIONS, as_it_is)
+    assert store.latest().positions.splits == checkpoint(7).positions.splits
+    store.close()
+
+
+def test_a_run_without_a_savepoint_begins_where_its_source_does(tmp_path):
+    store = opened(tmp_path)
+    begin_with(given_savepoint(None, store.files), store, POSITIONS, as_it_is)
+    assert (store.latest(), list(tmp_path.glob("savepoint*"))) == (None, [])
     store.close()
 
 
@@ -909,6 +957,7 @@ def test_a_setting_that_there_is_not_is_refused(settings, message):
         ({"checkpoints": "memory://x"}, "must outlive the process"),
         ({"checkpoints": "sftp://me:secret@host/x"}, "^(?!.*:secret).*has a password"),
         ({"checkpoints": "s3://x*"}, "for patterns"),
+        ({"checkpoints": "s3://[x"}, "URL is none: Invalid IPv6"),
         ({"checkpoints": ""}, "a URL that fsspec knows"),
         ({"savepoints": "s3://x"}, "a folder of this machine"),
         ({"from_savepoint": ""}, "a folder's path or a file: URL is needed"),
@@ -918,6 +967,30 @@ def test_a_setting_that_there_is_not_is_refused(settings, message):
 def test_settings_that_make_no_sense_are_refused(arguments, message):
     with pytest.raises(UsageError, match=message):
         RunSettings(**{"checkpoints": "x", **arguments})
+
+
+def test_seen_here_paths_are_of_the_folder_in_which_the_run_is_started_though_the_users_file_changes_it(tmp_path, monkeypatch):
+    """Its processes put checkpoints elsewhere than where top, rescale and savepoint look, and where another start does."""
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    here.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.chdir(here)
+    settings = RunSettings("run", savepoints="saved", from_savepoint="file:one.json")
+    store = opened(here / "run")
+    store.write(checkpoint(7, completed=True))
+    store.close()
+    file = here / "a_job_that_changes_its_folder.py"
+    file.write_text(
+        f"import os\nfrom headrace import Pipeline\nfrom headrace.testing import *\nos.chdir({str(elsewhere)!r})\n"
+        "pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()))\n"
+    )
+    done = CliRunner().invoke(app, ["savepoint", "run", "saved", "--pipeline", f"{file.name}:pipeline"])
+    assert Path.cwd() == elsewhere
+    assert done.exit_code == 0, done.exception
+    assert Path(done.stdout.strip()).parent == here / "saved" == settings.savepoint_folder
+    assert replace(settings, workers=2).folder == here / "run"
+    assert settings.savepoint_file == here / "one.json"
+    assert not list(elsewhere.iterdir())
 
 
 def test_a_pipeline_of_what_cannot_be_its_part_is_refused():

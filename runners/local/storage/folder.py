@@ -81,7 +81,7 @@ def local_folder(url: str) -> Path:
         raise UsageError(f"a folder's path or a file: URL is needed, not {url!r}")
     parts = urlsplit(url)
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path:
-        return Path(unquote(parts.path))
+        return Path(unquote(parts.path)).absolute()
     if "://" in url or parts.scheme == "file":
         raise UsageError(f"a folder of this machine is needed, a path or file:///..., not {url!r}")
     return Path(url).absolute()

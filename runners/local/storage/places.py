@@ -17,9 +17,14 @@ from headrace.enumerator.errors import UsageError
 from headrace.runners.local.storage.files import RunFiles
 from headrace.runners.local.storage.folder import FolderFiles, local_folder
 
-__all__ = ["machine_folder", "make_machine_folder", "run_files"]
+__all__ = ["machine_folder", "make_machine_folder", "run_files", "whole_name"]
 
 _GONE_WITH_THE_PROCESS = "memory:"
+
+
+def whole_name(checkpoints: str) -> str:
+    """The same place, also for a process that has changed its working folder, as a user's file may. Raises UsageError."""
+    return checkpoints if _is_url(checkpoints) else str(local_folder(checkpoints))
 
 
 def run_files(checkpoints: str) -> RunFiles:
@@ -61,7 +66,11 @@ def _normal(checkpoints: str) -> str:
     """The same for every URL of one place."""
     from headrace.connectors.files.store import normal_path
 
-    if urlsplit(checkpoints).password is not None:
+    try:
+        password = urlsplit(checkpoints).password
+    except ValueError as error:
+        raise UsageError(f"the checkpoints' URL is none: {error}") from error
+    if password is not None:
         raise UsageError("the URL of the checkpoints has a password, which would be shown: fsspec's own configuration takes it")
     if checkpoints.startswith(_GONE_WITH_THE_PROCESS):
         raise UsageError(f"checkpoints must outlive the process, and {checkpoints!r} does not")
