@@ -281,7 +281,7 @@ class _Coordination:
         self._last_words: dict[int, _LastWords] = {}
         self._outcome: RunOutcome | None = None
         self._is_rescaling = False
-        self._asked_s = time.monotonic()
+        self._asked_s = self._looked_s = self._awake_s = time.monotonic()
         self._discovery_fails = False
         self._discovery = pipeline.source.create_discovery()
         self._commits = ThreadPoolExecutor(1, "commits")
@@ -466,12 +466,18 @@ class _Coordination:
             drop_requests(self._order.settings.folder)
 
     def _look_for_silent_ones(self) -> None:
-        now_s, patience_s = time.monotonic(), self._order.settings.heartbeat_timeout_s
+        now_s, settings = time.monotonic(), self._order.settings
+        patience_s = settings.heartbeat_timeout_s
+        if now_s - self._looked_s > patience_s - settings.heartbeat_interval_s:
+            # This process stood still, or the machine: heartbeats that came meanwhile are not taken note of yet.
+            log.warning("the coordinator stood still for %.1f s; its workers are given their time anew", now_s - self._looked_s)
+            self._awake_s = now_s
+        self._looked_s = now_s
         for number in self._core.workers:
             heard_s, limit_s = self._server.heard_s(number), patience_s
             if heard_s is None:
                 heard_s, limit_s = self._started_s[number], START_S
-            if now_s - heard_s > limit_s and number not in self._last_words:
+            if now_s - max(heard_s, self._awake_s) > limit_s and number not in self._last_words:
                 self._last_words[number] = _LastWords(f"nothing was heard of it for {limit_s:g} s")
                 self._handle(WorkerSilent(number))
 

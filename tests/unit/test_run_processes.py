@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
@@ -317,6 +318,28 @@ def test_of_two_runs_on_copies_of_one_folder_one_goes_on_and_the_other_ends_with
     finally:
         for run in runs:
             run.kill()
+
+
+def test_seen_here_a_coordinator_that_stood_still_goes_on_with_its_workers(kafka, tmp_path):
+    """It took them for silent, killed all of them, and counted each as a failure: with few restarts the run was over."""
+    run = Run(kafka, tmp_path, workers=2)
+    try:
+        produce(kafka, 0, 300)
+        run.wait(lambda: seen(kafka).keys() >= set(range(300)), "the first records")
+        coordinator, workers = run.group(2)
+        os.kill(coordinator, signal.SIGSTOP)
+        began = time.monotonic()
+        run.wait(lambda: time.monotonic() - began > 4.0, "twice the heartbeat timeout")
+        os.kill(coordinator, signal.SIGCONT)
+        produce(kafka, 300, 300)
+        run.wait(lambda: seen(kafka).keys() >= set(range(600)), "the records of meanwhile")
+        assert run.group(2) == (coordinator, workers)
+        assert re.search(r"the coordinator stood still for \d\.\d s; its workers are given", run.log.read_text())
+        run.stop()
+        assert "nothing was heard" not in run.log.read_text()
+        assert seen(kafka) == Counter(range(600))
+    finally:
+        run.kill()
 
 
 def test_checkpoints_in_a_store_bear_kills_and_lost_answers_and_a_run_of_another_machine_takes_over(kafka, tmp_path):
