@@ -91,6 +91,7 @@ def savepoint_command(
     A run that has died may have left transactions that its newest checkpoint lists and nobody has committed yet. With
     --pipeline these are committed first, and what else its workers have left open is aborted.
     """
+    from headrace.enumerator.errors import StateError
     from headrace.harness.waiting import wait_until
     from headrace.runners.local.savepoints import take_savepoint
     from headrace.runners.local.storage.places import run_files, whole_name
@@ -102,11 +103,14 @@ def savepoint_command(
 
         finish(PipelineFile.parse(pipeline).load(), checkpoints)
     taken: list[Path] = []
-    wait_until(
-        lambda: taken.append(take_savepoint(run_files(checkpoints), target)),
-        "the checkpoint's transactions to be committed",
-        COMMIT_S,
-    )
+    try:
+        wait_until(
+            lambda: taken.append(take_savepoint(run_files(checkpoints), target)),
+            "the checkpoint's transactions to be committed",
+            COMMIT_S,
+        )
+    except OSError as error:
+        raise StateError(f"no savepoint could be taken: {error}") from error
     typer.echo(taken[0])
 
 

@@ -32,7 +32,7 @@ from headrace.enumerator.split import SplitT
 from headrace.runners.local.core import WorkerHandle
 from headrace.runners.local.storage.files import NotWrittenError, RunFiles
 from headrace.runners.local.storage.lock import FolderLock
-from headrace.runners.local.storage.places import make_machine_folder, run_files
+from headrace.runners.local.storage.places import make_machine_folder, run_files, usable
 
 __all__ = [
     "SAVEPOINT",
@@ -204,13 +204,14 @@ class CheckpointStore(Generic[SplitT, HandleT]):
         self._retained = retained
         self._roster_lock = threading.Lock()
         self.files = files = run_files(checkpoints)
-        self._lock = FolderLock(make_machine_folder(checkpoints), files.location)
-        try:
-            files.claim()
-            self.roster = self._read_roster()
-        except BaseException:
-            self._lock.close()
-            raise
+        with usable(files.location):
+            self._lock = FolderLock(make_machine_folder(checkpoints), files.location)
+            try:
+                files.claim()
+                self.roster = self._read_roster()
+            except BaseException:
+                self._lock.close()
+                raise
 
     @property
     def location(self) -> str:

@@ -10,11 +10,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkContext, ForkServerContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def _asked_before(folder: Path) -> tuple[RescaleRequest, ...]:
     """Requests to rescale of an earlier life: how many workers there are is said now."""
     try:
         return read_requests(folder)
-    except StateError:  # which the coordinator names and removes
+    except (StateError, OSError):  # which the coordinator meets, too, and names
         return ()
 
 
@@ -122,13 +123,11 @@ class _Life:
 
     def live(self, order: CoordinatorOrder, context: ForkContext | ForkServerContext) -> RunOutcome:
         """One coordinator, from its start until it and all of its workers are gone."""
-        (ours, its), (lifeline, held) = pipe(), pipe()
-        with tempfile.TemporaryDirectory(prefix="headrace-") as folder, ours, lifeline:  # which is for this user alone
-            socket = Path(folder) / "coordinator"
-            process = context.Process(target=coordinate, args=(order, socket, its, held), name=f"{PROCESS_NAME}coordinator")
-            process.start()
-            its.close()
-            held.close()
+        with ExitStack() as until_then:
+            try:
+                process, ours, lifeline = _started(order, context, until_then)
+            except OSError as error:  # no room, memory or number for it: as much a failure as a coordinator that dies
+                return RunOutcome(error=f"no coordinator could be started: {error}", kinds=(RunFailedError.__name__,))
             self._coordinator = ours
             if self.stopping.is_set():
                 self.stop()
@@ -158,6 +157,22 @@ class _Life:
         if process.exitcode == CALLED_AGAIN:
             return RunOutcome(error=CALLED_AGAIN_ERROR, kinds=(UsageError.__name__,), is_final=True)
         return RunOutcome(error=f"the coordinator's process ended with status {process.exitcode}")
+
+
+def _started(
+    order: CoordinatorOrder, context: ForkContext | ForkServerContext, until_then: ExitStack
+) -> tuple[BaseProcess, Connection, Connection]:
+    """A coordinator's process, what it is told by, and its lifeline. `until_then` closes what it needs. Raises OSError."""
+    (ours, its), (lifeline, held) = pipe(), pipe()
+    until_then.enter_context(ours)
+    until_then.enter_context(lifeline)
+    with its, held:
+        folder = until_then.enter_context(tempfile.TemporaryDirectory(prefix="headrace-"))  # which is for this user alone
+        process = context.Process(
+            target=coordinate, args=(order, Path(folder) / "coordinator", its, held), name=f"{PROCESS_NAME}coordinator"
+        )
+        process.start()
+    return process, ours, lifeline
 
 
 def _error_of(outcome: RunOutcome) -> HeadraceError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import multiprocessing
@@ -68,10 +69,10 @@ from headrace.runners.local.savepoints import (
     read_savepoint,
     take_savepoint,
 )
-from headrace.runners.local.storage.folder import local_folder
+from headrace.runners.local.storage.folder import local_folder, write_whole
 from headrace.runners.local.storage.lock import LOCK
 from headrace.runners.local.storage.places import run_files
-from headrace.runners.local.supervisor import _Life, supervise
+from headrace.runners.local.supervisor import _asked_before, _Life, supervise
 from headrace.runners.local.wire import run_pb2 as pb
 from headrace.runners.local.wire.messages import PROTOCOL, RunMessages, check_hello, hello
 from headrace.runners.local.worker import described, transform_error
@@ -290,6 +291,51 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path):
         store.write(checkpoint(2))
     assert store.latest() == checkpoint(1)
     store.close()
+
+
+def test_seen_here_what_a_full_disk_took_of_a_checkpoint_does_not_stay_there(tmp_path, monkeypatch):
+    """Each checkpoint that failed left a part of itself under a name of its own, which kept the disk full."""
+    store = opened(tmp_path)
+    store.write(checkpoint(1))
+    before, refused = sorted(os.listdir(tmp_path)), []
+
+    def full(file):
+        refused.append(os.fstat(file).st_size)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as planted:
+        planted.setattr("os.fsync", full)
+        for number in (2, 3):
+            with pytest.raises(CheckpointNotStoredError, match="No space left on device"):
+                store.write(checkpoint(number))
+        with pytest.raises(OSError, match="No space left on device"):
+            write_whole(tmp_path / "savepoint-x.json", b"1")
+    assert all(refused)  # it was there
+    assert sorted(os.listdir(tmp_path)) == before
+    assert store.latest() == checkpoint(1)
+    store.close()
+
+
+@pytest.mark.parametrize("below", ["", "/below/it"])
+def test_seen_here_a_place_that_can_be_no_folder_is_refused_by_name(tmp_path, below):
+    """It was a traceback of Python's, or tried again for ever."""
+    (tmp_path / "file").touch()
+    place = f"{tmp_path}/file{below}"
+    with pytest.raises(UsageError, match=f"{place} cannot be used"):
+        opened(place)
+    assert _asked_before(Path(place)) == ()
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.EROFS, UsageError), (errno.EACCES, UsageError), (errno.ENOSPC, OSError)])
+def test_what_the_disk_refuses_for_good_is_an_error_of_use_and_a_full_one_may_have_room_again(
+    tmp_path, monkeypatch, number, kind
+):
+    def refused(*_):
+        raise OSError(number, "planted")
+
+    monkeypatch.setattr("headrace.runners.local.checkpoints.FolderLock", refused)
+    with pytest.raises(kind, match="planted"):
+        opened(tmp_path)
 
 
 def test_a_checkpoint_of_another_run_or_a_newer_version_is_refused():
@@ -842,6 +888,21 @@ def test_seen_here_failures_of_workers_count_on_when_their_coordinator_dies(tmp_
     with pytest.raises(RunFailedError, match="planted; not restarted"):
         supervise(pipeline, RunSettings(str(tmp_path), restart=FixedDelay(4, 0.0)), forked_apart)
     assert len(lives) == 3  # of a worker and a coordinator each, and the fifth failure is one too many
+
+
+def test_seen_here_a_coordinator_that_cannot_be_started_is_a_failure_that_the_restart_strategy_decides(tmp_path, monkeypatch):
+    """Without room for its socket, or a process, the run ended at once, with what Python raises."""
+    tried = []
+
+    def refused(prefix):
+        tried.append(prefix)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryDirectory", refused)
+    pipeline = Pipeline(MemorySource(MemoryLog()), MemorySink(MemoryTransactionLog()))
+    with pytest.raises(RunFailedError, match=r"no coordinator could be started: .*No space left.*restarted 2 times"):
+        supervise(pipeline, RunSettings(str(tmp_path), restart=FixedDelay(2, 0.0)), forked_apart)
+    assert len(tried) == 3
 
 
 def test_what_a_coordinator_has_said_before_its_end_is_heard(tmp_path):

@@ -6,10 +6,13 @@ machine out, what `headrace top` shows, and a request to rescale. They are in a 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,9 +20,14 @@ from headrace.enumerator.errors import UsageError
 from headrace.runners.local.storage.files import RunFiles
 from headrace.runners.local.storage.folder import FolderFiles, local_folder
 
-__all__ = ["machine_folder", "make_machine_folder", "run_files", "whole_name"]
+__all__ = ["machine_folder", "make_machine_folder", "run_files", "usable", "whole_name"]
 
 _GONE_WITH_THE_PROCESS = "memory:"
+
+_FOR_GOOD = frozenset(
+    (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
+)
+"""What another try does not mend; a full disk and an input that fails may be mended while the run tries on."""
 
 
 def whole_name(checkpoints: str) -> str:
@@ -53,6 +61,17 @@ def make_machine_folder(checkpoints: str) -> Path:
         _make_private(_users_folder())
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+@contextmanager
+def usable(place: str) -> Iterator[None]:
+    """Raises UsageError, naming the place, where the body's OSError is one that stays: rights, a file where a folder is to be."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FOR_GOOD:
+            raise
+        raise UsageError(f"{place} cannot be used: {error}") from error
 
 
 def _is_url(checkpoints: str) -> bool:
