@@ -99,7 +99,7 @@ from headrace.runners.local.rescale import (
 from headrace.runners.local.savepoints import begin_with, begun, given_savepoint, take_savepoint
 from headrace.runners.local.storage.places import run_files
 from headrace.runners.local.watching.lag import LagWatch
-from headrace.runners.local.watching.status import RunStatus, remove_status
+from headrace.runners.local.watching.status import RunStatus, last_progress_s, remove_status
 from headrace.runners.local.worker import WorkerOrder, work
 
 __all__ = ["CoordinatorOrder", "RunBegan", "RunBeginning", "RunOutcome", "coordinate"]
@@ -320,7 +320,7 @@ class _Coordination:
             self._events.put,
             self._hear,
         )
-        progress_s = max(order.beginning.at_s, store.last_written_s or 0.0)
+        progress_s = last_progress_s(order.beginning.at_s, store.last_written_s, time.time())
         address = self._server.endpoint.address
         self._status = RunStatus(
             store.roster.run, order.settings.folder, progress_s, address, store.size, restarted=order.restarted

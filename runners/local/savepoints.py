@@ -35,7 +35,16 @@ from headrace.runners.local.checkpoints import (
 from headrace.runners.local.storage.files import RunFiles
 from headrace.runners.local.storage.folder import local_folder, write_whole
 
-__all__ = ["Savepoint", "begin_with", "begun", "fetch_savepoint", "given_savepoint", "read_savepoint", "take_savepoint"]
+__all__ = [
+    "Savepoint",
+    "begin_with",
+    "begun",
+    "fetch_savepoint",
+    "given_savepoint",
+    "read_savepoint",
+    "shown",
+    "take_savepoint",
+]
 
 FORMAT = "headrace-savepoint"
 VERSION = 1
@@ -106,16 +115,26 @@ def fetch_savepoint(location: str) -> Savepoint:
     Raises UsageError for a file that is not there, and, naming the command that makes one, for checkpoints of a run; StateError
     for what is no savepoint or damaged, and OSError for what the filesystem refuses.
     """
+    place = shown(location)
     try:
-        return Savepoint.deserialize(_read(location), location)
+        return Savepoint.deserialize(_read(location), place)
     except FileNotFoundError as error:
-        raise UsageError(f"{location}: there is no such savepoint") from error
+        raise UsageError(f"{place}: there is no such savepoint") from error
     except IsADirectoryError as error:
-        raise UsageError(f"{location} is a folder; name the savepoint's file in it. {_MAKE_ONE}") from error
+        raise UsageError(f"{place} is a folder; name the savepoint's file in it. {_MAKE_ONE}") from error
     except StateError as error:
         if RUN_CHECKPOINT in str(error):
             raise StateError(f"{error}. {_MAKE_ONE}") from error
         raise
+
+
+def shown(location: str) -> str:
+    """For messages: without who logs in and the parameters, among which secrets may be."""
+    scheme, is_uri, rest = location.partition("://")
+    if not is_uri:
+        return location
+    host, slash, path = rest.partition("?")[0].partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
 _MAKE_ONE = (
@@ -132,7 +151,8 @@ def _read(location: str) -> bytes:
     try:
         filesystem, path = fs.FileSystem.from_uri(location)
     except ValueError as error:  # as Arrow's own are
-        raise UsageError(f"{location}: no savepoint can be read from there: {error}") from error
+        why = str(error).replace(location, shown(location))
+        raise UsageError(f"{shown(location)}: no savepoint can be read from there: {why}") from error
     with filesystem.open_input_stream(path) as stream:
         return bytes(stream.read())
 

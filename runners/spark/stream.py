@@ -165,15 +165,17 @@ class StreamPlanner(Generic[OffsetSplitT]):
         source, location = self._source, self._read.savepoint
         if location is None:
             return self._discovery
-        from headrace.runners.local.savepoints import fetch_savepoint  # which Spark's processes are spared else
+        from headrace.runners.local.savepoints import fetch_savepoint, shown  # which Spark's processes are spared else
 
         positions = fetch_savepoint(location).positions(CheckpointSerializer(source.name, source.split_serializer))
-        log.warning("the query begins where savepoint %s stands", location)
+        log.warning("the query begins where savepoint %s stands", shown(location))
         return ResumedLogDiscovery(source, positions)
 
     def _pass_savepoint_over(self) -> None:
         if self._read.savepoint is not None and self._initial is None and not self._told_of_checkpoint:
-            log.warning("the query goes on from its checkpoint; savepoint %s is not looked at", self._read.savepoint)
+            from headrace.runners.local.savepoints import shown
+
+            log.warning("the query goes on from its checkpoint; savepoint %s is not looked at", shown(self._read.savepoint))
             self._told_of_checkpoint = True
 
     def _predecessors(self) -> Mapping[str, OffsetSplitT] | None:

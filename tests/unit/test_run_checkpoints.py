@@ -67,6 +67,7 @@ from headrace.runners.local.savepoints import (
     fetch_savepoint,
     given_savepoint,
     read_savepoint,
+    shown,
     take_savepoint,
 )
 from headrace.runners.local.storage.folder import local_folder, write_whole
@@ -744,6 +745,23 @@ def test_a_file_that_is_no_savepoint_is_named(tmp_path):
     for body in ({}, {"run": "a", "checkpoint_id": True, "source": "x"}):
         with pytest.raises(StateError, match="here is damaged"):
             Savepoint.deserialize(sealed("headrace-savepoint", 1, body), "here")
+
+
+@pytest.mark.parametrize(
+    ("location", "place"),
+    [
+        ("s3://key:hush@bucket/a/x.json?endpoint_override=hush", "s3://bucket/a/x.json"),
+        ("hdfs://me:hush@node:8020/x.json", "hdfs://node:8020/x.json"),
+        ("/a@b/x.json?", "/a@b/x.json?"),
+        ("gs://bucket/a@b.json", "gs://bucket/a@b.json"),
+    ],
+)
+def test_seen_here_a_savepoints_location_is_shown_without_its_secrets(location, place):
+    """They were in messages, and in a line of the log at each start of a query."""
+    assert shown(location) == place
+    with pytest.raises(UsageError, match=r"nowhere://bucket/x\.json: no savepoint can be read") as refused:
+        fetch_savepoint("nowhere://me:hush@bucket/x.json")
+    assert "hush" not in str(refused.value)
 
 
 def test_a_savepoint_of_another_source_is_refused_and_nothing_is_begun(tmp_path):

@@ -38,7 +38,7 @@ from headrace.runners.local.core import (
 from headrace.runners.local.storage.lock import LOCK
 from headrace.runners.local.watching.lag import ASK_S, STALE_S, LagWatch, RunLag
 from headrace.runners.local.watching.page import RunPage
-from headrace.runners.local.watching.status import NoRunError, RunStatus, read_status, remove_status
+from headrace.runners.local.watching.status import NoRunError, RunStatus, last_progress_s, read_status, remove_status
 from headrace.runners.local.watching.supervised import is_held, is_supervised, supervised
 from headrace.testing import MemoryLog, MemorySource, MemorySplit
 
@@ -297,6 +297,14 @@ def test_seen_here_a_run_that_starts_again_and_again_is_not_well_for_having_just
     again.show("RUNNING", {}, None)
     assert (again.shown["since"], again.shown["progress_at"]) == (1000, 900)
     assert shown(folder, clock).shown["progress_at"] == again.shown["since"] + 0.5
+
+
+def test_seen_here_a_checkpoint_whose_time_is_yet_to_come_is_no_progress():
+    """Written by a machine whose clock is ahead, it had a run that hangs be well for so long."""
+    assert last_progress_s(1000.0, None, 1001.0) == 1000.0
+    assert last_progress_s(1000.0, 900.0, 1001.0) == 1000.0
+    assert last_progress_s(1000.0, 1000.5, 1001.0) == 1000.5
+    assert last_progress_s(1000.0, 9000.0, 1001.0) == 1000.0
 
 
 def test_seen_here_a_run_is_well_while_a_minimum_pause_lasts():

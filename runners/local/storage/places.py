@@ -65,7 +65,7 @@ def make_machine_folder(checkpoints: str) -> Path:
 
 @contextmanager
 def usable(place: str) -> Iterator[None]:
-    """Raises UsageError, naming the place, where the body's OSError is one that stays: rights, a file where a folder is to be."""
+    """Raises UsageError, naming the place, where the body's OSError is one that stays: rights, a file in a folder's place."""
     try:
         yield
     except OSError as error:

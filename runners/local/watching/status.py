@@ -36,7 +36,7 @@ from headrace.runners.local.storage.lock import LOCK
 from headrace.runners.local.watching.lag import RunLag
 from headrace.runners.local.watching.supervised import is_held, is_supervised
 
-__all__ = ["RESTARTING", "NoRunError", "RunStatus", "largest_of", "read_status", "remove_status"]
+__all__ = ["RESTARTING", "NoRunError", "RunStatus", "largest_of", "last_progress_s", "read_status", "remove_status"]
 
 MOST_SPLITS = 20
 """The file is written each second, and a source may have ten thousand splits."""
@@ -149,6 +149,15 @@ def _lag_of(lag: RunLag, splits: Mapping[str, int]) -> dict[str, Any]:
 def largest_of(splits: Mapping[str, int], most: int) -> list[tuple[str, int]]:
     """The splits that are furthest behind, the first one most; of equal ones in the order of their ids."""
     return sorted(splits.items(), key=lambda item: (-item[1], item[0]))[:most]
+
+
+def last_progress_s(begun_s: float, written_s: float | None, now_s: float) -> float:
+    """When a run that began at `begun_s` has committed a checkpoint last, or begun, by this machine's clock, in epoch seconds.
+
+    `written_s`: of its newest checkpoint; None without any. One that is yet to come is of another machine's clock, and says
+    nothing: else a run that hangs would be well for as long as that clock is ahead.
+    """
+    return begun_s if written_s is None or written_s > now_s else max(begun_s, written_s)
 
 
 def remove_status(folder: Path) -> None:
