@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -78,8 +78,11 @@ def opened(objects):
 
 
 def files(objects):
-    found = ObjectLog("mem://x", MemoryStore(objects))
-    return {name: found.read(name) for name in found.names()}
+    return files_of(ObjectLog("mem://x", MemoryStore(objects)))
+
+
+def files_of(log):
+    return {name: log.read(name) for name in log.names()}
 
 
 def test_files_are_as_they_were_written_last_and_what_they_replace_is_deleted():
@@ -171,6 +174,40 @@ def test_who_dies_with_a_number_that_was_free_again_leaves_nothing_that_counts()
     assert files(objects) == before == {"a": b"2"}
     log.write("c", b"3")
     assert files(objects) == {"a": b"2", "c": b"3"}
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_seen_here_a_claim_that_comes_too_late_under_a_number_that_is_free_again_takes_nothing_away(dies):
+    """Its manifest was the highest, and named what had been deleted: all checkpoints of the run at work went with it."""
+    objects = {}
+    at_work = opened(objects)
+    at_work.write("run.json", b"r")
+    at_work.write("checkpoint-1", b"1")
+    late = ObjectLog("mem://x", MemoryStore(objects))
+    for number in (2, 3):  # meanwhile
+        at_work.write(f"checkpoint-{number}", b"stored")
+        at_work.write(f"checkpoint-{number}", b"committed")
+        at_work.discard(f"checkpoint-{number - 1}")
+    before, taken = files(objects), []
+    assert "log/000000000004" not in objects  # which it wants next
+
+    def watched(what, when):
+        if (what, when) == ("create", "after"):
+            taken.append(files(objects))
+            if dies:
+                raise Died
+
+    late._store.around = watched
+    with pytest.raises(Died) if dies else nullcontext():
+        late.claim()
+    assert taken[0] == files(objects) == before == {"run.json": b"r", "checkpoint-3": b"committed"}
+    if dies:
+        at_work.write("checkpoint-4", b"stored")
+        assert files(objects) == {**before, "checkpoint-4": b"stored"} == files_of(opened(objects))
+    else:
+        assert files_of(late) == before
+        with pytest.raises(FencedError):
+            at_work.write("checkpoint-4", b"stored")
 
 
 def test_a_claim_that_another_writer_comes_between_reads_again():
@@ -330,7 +367,7 @@ class World:
         chance = self.draw.random()
         if chance < 0.05 and self.depth < MOST_AT_ONCE:
             self.depth += 1
-            self.act()
+            self.draw.choice((self.act, self.go_on))()
             self.depth -= 1
         elif chance < 0.07:
             self.happened["lost"] += 1
@@ -345,6 +382,12 @@ class World:
             self.begin()
         else:
             self.change(self.draw.choice(idle))
+
+    def go_on(self):
+        """The life at work changes much, while another stands still."""
+        for _ in range(5):
+            if self.owner in self.lives and not self.owner._lock.locked():
+                self.change(self.owner)
 
     def begin(self):
         store = MemoryStore(self.objects)
@@ -506,12 +549,22 @@ def who_comes_too_late_takes_its_object_away():
         yield
 
 
+@contextmanager
+def the_highest_manifest_counts():
+    def highest(entries):
+        return max((entry for entry in entries if entry.name is None), key=lambda entry: entry.number)
+
+    with patch.object(object_log, "_manifest_that_counts", highest):
+        yield
+
+
 PLANTED = (
     nobody_looks_for_higher_numbers,
     what_is_there_is_taken_for_ones_own,
     every_entry_counts,
     the_last_object_may_be_deleted,
     who_comes_too_late_takes_its_object_away,
+    the_highest_manifest_counts,
 )
 
 

@@ -11,10 +11,11 @@ So nobody else's entry comes between what a life has read and its manifest; and 
 it wants next, and ends (FencedError): the run that was started last goes on.
 
 What counts are the entries that the manifest with the highest number names, and later ones of the same life; of several with
-one name the last. Everything else may be deleted, in any order, at any time, by whoever has written a later manifest. A number
-may be free again then, and somebody who stood still for long may get it: so who has created an object looks whether there are
-higher numbers, and ends if so. Then, or if it dies before it looks, the next manifest names what it has left if its maker has
-found it in the log in time, and not if it took a number that was free again.
+one name the last. Everything else may be deleted, in any order, at any time, by whoever has written a later manifest or entry
+of that name. A number may be free again then, and somebody who stood still for long may get it: so who has created an object
+looks whether there are higher numbers, and ends or reads again if so. What it leaves is in no manifest if it took a number that
+was free again, or the next one names it if its maker has found it in the log in time. If it is a manifest itself, it lies between
+the manifest of the life at work and that one's last object, and does not count (`_manifest_that_counts`).
 
 A put whose answer is lost is repeated: a number that is taken then may be by its own entry, which tells by its life and bytes.
 """
@@ -141,7 +142,7 @@ class ObjectLog(RunFiles):
         self._objects, self._last = {number: entry.name for number, entry in sorted(found.items())}, max(found, default=0)
         self._manifest, self._entries = 0, {}
         if manifests:
-            newest = found[max(manifests)]
+            newest = _manifest_that_counts(found.values())
             self._manifest = newest.number
             for number, entry in sorted(found.items()):
                 counts = number in newest.entries or (number > newest.number and entry.life == newest.life)
@@ -314,6 +315,21 @@ class ObjectLog(RunFiles):
         except Exception as error:  # noqa: BLE001 - it is for a message only
             log.debug("who has claimed %s cannot be read: %s", self.location, error)
         return "by another process"
+
+
+def _manifest_that_counts(entries: Collection[_Entry]) -> _Entry:
+    """The highest, but for those that came too late, under a number that the life at work had used and deleted.
+
+    Such a manifest lies between that life's own and its last object, which is never deleted. One that was in time has no later
+    entry of an earlier life behind it, as that life wants the same number next. There is at least one manifest.
+    """
+    manifests = sorted((entry for entry in entries if entry.name is None), key=lambda entry: entry.number)
+
+    def came_too_late(manifest: _Entry) -> bool:
+        at_work = {earlier.life for earlier in manifests if earlier.number < manifest.number} - {manifest.life}
+        return any(entry.number > manifest.number and entry.life in at_work for entry in entries)
+
+    return next(manifest for manifest in reversed(manifests) if not came_too_late(manifest))
 
 
 def _translated(ask: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401 - as `ask`
