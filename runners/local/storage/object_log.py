@@ -14,8 +14,8 @@ What counts are the entries that the manifest with the highest number names, and
 one name the last. Everything else may be deleted, in any order, at any time, by whoever has written a later manifest or entry
 of that name. A number may be free again then, and somebody who stood still for long may get it: so who has created an object
 looks whether there are higher numbers, and ends or reads again if so. What it leaves is in no manifest if it took a number that
-was free again, or the next one names it if its maker has found it in the log in time. If it is a manifest itself, it lies between
-the manifest of the life at work and that one's last object, and does not count (`_manifest_that_counts`).
+was free again, or the next one names it if its maker has found it in the log in time. A manifest that is left so lies between
+that of the life at work and that one's last object, and does not count (`_manifest_that_counts`).
 
 A put whose answer is lost is repeated: a number that is taken then may be by its own entry, which tells by its life and bytes.
 """
