@@ -43,6 +43,11 @@ def flink_python() -> Path:
     return directory / "bin" / "python"
 
 
+def flink_home() -> Path:
+    """Flink's own folder inside PyFlink's environment, with `lib`. Raises as `flink_python` does."""
+    return next(flink_python().parents[1].glob("lib/python*/site-packages/pyflink"))
+
+
 class Flink:
     """A Flink in a process of its own, which copies topics when told to."""
 

@@ -71,13 +71,15 @@ class Family:
         return at, time.monotonic()
 
     def kill_active(self) -> tuple[float, float]:
-        """SIGKILL to the active driver of a supervisor and all its processes. As `kill`. Raises RuntimeError where none is."""
-        active = self._supervised().get("active")
-        if active is None:
+        """SIGKILL to what the job's supervisor calls active, and all its processes. As `kill`.
+
+        Raises RuntimeError where nothing is: then nothing was killed.
+        """
+        roots = [psutil.Process(each["pid"]) for each in self._active()]
+        if not roots:
             raise RuntimeError("there is no active driver to kill")
-        root = psutil.Process(active["pid"])
         at = time.monotonic()
-        killed = [root, *root.children(recursive=True)]
+        killed = [process for root in roots for process in (root, *root.children(recursive=True))]
         for process in killed:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -86,8 +88,13 @@ class Family:
 
     def has_standby(self) -> bool:
         """Whether a standby waits, and another driver is active."""
-        status = self._supervised()
-        return bool(status.get("active")) and "ARMED" in [standby["state"] for standby in status.get("standbys", [])]
+        standbys = self._supervised().get("standbys", [])
+        return bool(self._active()) and "ARMED" in [standby["state"] for standby in standbys]
+
+    def _active(self) -> list[dict[str, Any]]:
+        """One driver, or each process of a Flink cluster that is; none where nothing is active."""
+        found = self._supervised().get("active") or []
+        return found if isinstance(found, list) else [found]
 
     def _supervised(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self._status.read_text()) if self._status.exists() else {}

@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from benchmarks.flink_systems import CONNECTOR, flink_python
+from benchmarks.flink_systems import CONNECTOR, flink_home, flink_python
 from benchmarks.jars import jvm_connector_jars
 from benchmarks.restore.scenarios import GROW, Phase, Scenario, before_the_list, scenario
 from headrace.harness.flink.programs import FLINK
@@ -30,7 +30,7 @@ class Victim(Enum):
     ALL = "the driver and all its processes"
     WORKERS = "the Python workers, or the TaskManager; the driver, or the JobManager, survives"
     WORKER = "one worker; the others and the coordinator survive"
-    ACTIVE = "the active driver and all its processes; the supervisor and the standby survive"
+    ACTIVE = "all that is active: the driver and its processes, or the JobManager and the TaskManager; the standby survives"
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,14 @@ def _loop(*, transactions: bool) -> Callable[[], Mapping[str, Any]]:
     return lambda: {"transactions": transactions}
 
 
+def _flink() -> Mapping[str, Any]:
+    return {"jar": str(installed(CONNECTOR) / CONNECTOR.main_jar)}
+
+
+def _flink_standby() -> Mapping[str, Any]:
+    return {**_flink(), "python": str(flink_python()), "home": str(flink_home())}
+
+
 def _beam() -> Mapping[str, Any]:
     installed(FLINK)  # not in the job, whose start is waited for
     return {}
@@ -138,9 +146,10 @@ SYSTEMS = (
         victim=Victim.ACTIVE, has_phases=True, capacity_of="headrace",
     ),
     System("jvm", "Spark's JVM connector", AT_LEAST, "spark_copy.py", more=_spark("kafka")),
+    System("flink", "Flink SQL", EXACTLY, "flink_copy.py", flink_python, _flink),
     System(
-        "flink", "Flink SQL", EXACTLY, "flink_copy.py", flink_python,
-        lambda: {"jar": str(installed(CONNECTOR) / CONNECTOR.main_jar)},
+        "flink-standby", "Flink SQL, with a standby JobManager and a spare TaskManager", EXACTLY, "flink_standby.py",
+        more=_flink_standby, victim=Victim.ACTIVE, capacity_of="flink",
     ),
     _headrace(
         "headrace-worker", "headrace on Spark, worker killed", more=_spark("headrace", survives=True, warm=True),

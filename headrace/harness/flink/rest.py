@@ -69,6 +69,19 @@ class FlinkRest:
         """The ids of those that Flink has; one that died is among them for some seconds. Each start gets another id."""
         return frozenset(manager["id"] for manager in self._ask("GET", "/taskmanagers")["taskmanagers"])
 
+    def free_slots(self) -> dict[str, int]:
+        """By id of each task manager that Flink has, how many of its slots no job has."""
+        return {manager["id"]: manager["freeSlots"] for manager in self._ask("GET", "/taskmanagers")["taskmanagers"]}
+
+    def hosts(self, job_id: str) -> frozenset[str]:
+        """The ids of the task managers that run the job's tasks; none while the job or one of its tasks does not run."""
+        details = self._ask("GET", f"/jobs/{job_id}")
+        vertices = details["vertices"]
+        if details["state"] != "RUNNING" or any(vertex["status"] != "RUNNING" for vertex in vertices):
+            return frozenset()
+        found = [self._ask("GET", f"/jobs/{job_id}/vertices/{vertex['id']}/taskmanagers") for vertex in vertices]
+        return frozenset(manager["taskmanager-id"] for answer in found for manager in answer["taskmanagers"])
+
     def job_ids(self) -> dict[str, str]:
         """Job id to name, the newest first, whatever their states."""
         jobs = self._ask("GET", "/jobs/overview")["jobs"]

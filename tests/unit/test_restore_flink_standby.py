@@ -1,0 +1,174 @@
+"""The restore benchmark's Flink with a standby: who is at work, what is started when, and what a kill of it hits."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import psutil
+import pytest
+from tenacity import Retrying, retry_if_not_result, stop_after_delay, wait_fixed
+
+from benchmarks.restore.flink_cluster import HEARTBEAT_MS, SESSION_MS, SILENCE_MS, TICK_MS, Places, flink_settings, lay_out
+from benchmarks.restore.flink_pair import SETTLE_S, Kind, Look, Pair, rest_port
+from benchmarks.restore.process import Family
+
+SLOTS = 2
+JOB, TASK = Kind.JOB_MANAGER, Kind.TASK_MANAGER
+ALL = {"jm-1": JOB, "tm-2": TASK, "jm-3": JOB, "tm-4": TASK}
+AT_WORK = Look("jm-1", frozenset({"jm-1", "jm-3"}), {"tm-2": 0, "tm-4": 2}, frozenset({"tm-2"}))
+
+
+def pair(*names: str, look: Look = AT_WORK) -> Pair:
+    return Pair({name: ALL[name] for name in names or ALL}, look, SLOTS)
+
+
+class TestWhoIsAtWork:
+    def test_it_is_the_job_manager_that_leads_and_the_task_manager_that_runs_the_job(self):
+        assert pair().active() == {"jm-1", "tm-2"}
+        assert pair().runs()
+        assert pair().has_standby()
+
+    def test_after_a_kill_it_is_those_that_are_left_whatever_is_still_said_of_the_dead(self):
+        left = pair("jm-3", "tm-4")
+        assert left.active() == {"jm-3", "tm-4"}
+        assert not left.runs()
+        assert not left.has_standby()
+
+    def test_it_cannot_be_told_while_two_task_managers_live_and_none_runs_the_job(self):
+        look = Look("jm-1", AT_WORK.serving, {"tm-2": 2, "tm-4": 2})
+        assert pair(look=look).active() == frozenset()
+
+    def test_it_cannot_be_told_of_a_job_that_both_task_managers_run(self):
+        look = Look("jm-1", AT_WORK.serving, {"tm-2": 1, "tm-4": 1}, frozenset({"tm-2", "tm-4"}))
+        assert pair(look=look).active() == frozenset()
+        assert not pair(look=look).has_standby()
+
+    def test_a_job_does_not_run_that_one_dead_task_manager_ran(self):
+        assert not pair("jm-1", "jm-3", "tm-4").runs()
+
+    def test_a_job_does_not_run_whose_leader_is_dead(self):
+        assert not pair("jm-3", "tm-2", "tm-4").runs()
+
+
+class TestAStandby:
+    @pytest.mark.parametrize("dead", ["jm-3", "tm-4"])
+    def test_needs_another_of_each_kind(self, dead):
+        assert not pair(*(ALL.keys() - {dead})).has_standby()
+
+    def test_needs_a_job_manager_that_is_up(self):
+        assert not pair(look=Look("jm-1", frozenset({"jm-1"}), AT_WORK.free, AT_WORK.running_on)).has_standby()
+
+    @pytest.mark.parametrize("free", [{"tm-2": 0}, {"tm-2": 0, "tm-4": 1}, {"tm-2": 2, "tm-4": 0}])
+    def test_needs_a_task_manager_with_all_the_slots_of_the_job(self, free):
+        assert not pair(look=Look("jm-1", AT_WORK.serving, free, AT_WORK.running_on)).has_standby()
+
+
+class TestWhatIsStarted:
+    def test_at_first_one_of_each(self):
+        assert Pair({}, Look(), SLOTS).missing(None) == [JOB, TASK]
+
+    def test_the_second_of_each_once_the_job_has_settled(self):
+        first = pair("jm-1", "tm-2")
+        assert first.missing(None) == []
+        assert first.missing(SETTLE_S - 0.1) == []
+        assert first.missing(SETTLE_S) == [JOB, TASK]
+
+    def test_nothing_where_both_of_each_live(self):
+        assert pair().missing(SETTLE_S) == []
+
+    def test_what_has_no_other_at_once(self):
+        assert pair("jm-1", "jm-3").missing(None) == [TASK]
+        assert pair("jm-3", "tm-2", "tm-4").missing(None) == []
+
+
+class TestTheStatus:
+    def test_names_the_processes_at_work_and_those_that_wait(self):
+        status = pair().status({name: number for number, name in enumerate(ALL)})
+        assert status == {
+            "active": [{"name": "jm-1", "pid": 0}, {"name": "tm-2", "pid": 1}],
+            "standbys": [{"name": "jm-3", "pid": 2, "state": "ARMED"}, {"name": "tm-4", "pid": 3, "state": "ARMED"}],
+        }
+
+    def test_says_while_the_standby_is_not_ready(self):
+        (standby,) = pair("jm-1", "tm-2", "jm-3").status(dict.fromkeys(ALL, 7))["standbys"]
+        assert standby["state"] == "WARMING"
+
+
+class TestSettings:
+    @pytest.fixture
+    def places(self, tmp_path) -> Places:
+        return Places(tmp_path / "state", tmp_path / "scratch", 2181)
+
+    def test_what_is_short_leaves_room_for_a_message_that_is_late(self):
+        assert SESSION_MS >= 2 * TICK_MS  # ZooKeeper's least
+        assert SILENCE_MS >= 3 * HEARTBEAT_MS
+
+    def test_what_a_restart_needs_is_in_the_state(self, places):
+        settings = flink_settings(places, SLOTS)
+        assert settings["high-availability.storageDir"].startswith(places.state.as_uri())
+        assert settings["taskmanager.numberOfTaskSlots"] == "2"
+
+    def test_the_connector_lies_among_flinks_own_jars(self, places, tmp_path):
+        jar = tmp_path / "home" / "lib" / "flink-dist.jar"
+        jar.parent.mkdir(parents=True)
+        for file in (jar, tmp_path / "connector.jar"):
+            file.touch()
+        lay_out(places, tmp_path / "home", tmp_path / "connector.jar", flink_settings(places, SLOTS))
+        assert sorted(file.name for file in places.library.iterdir()) == ["connector.jar", "flink-dist.jar"]
+        assert f"dataDir={places.state / 'zookeeper'}\n" in (places.configuration / "zoo.cfg").read_text()
+        assert 'high-availability.type: "zookeeper"\n' in (places.configuration / "config.yaml").read_text()
+
+    @pytest.mark.parametrize(
+        ("connection", "port"), [(b"\xac\xed\x00\x05w\x17\x00\x15http://127.0.0.1:8081sr\x00", 8081), (b"", None)]
+    )
+    def test_the_leader_is_known_by_its_rest_port(self, connection, port):
+        assert rest_port(connection) == port
+
+
+PATIENCE_S = 60.0
+PARENT = """\
+import json, pathlib, subprocess, sys, time
+children = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) for _ in range(4)]
+at_work, waiting = ([{"pid": child.pid, "state": "ARMED"} for child in half] for half in (children[:2], children[2:]))
+status = pathlib.Path(sys.argv[1])
+status.with_suffix(".partial").write_text(json.dumps({"active": at_work, "standbys": waiting}))
+status.with_suffix(".partial").rename(status)
+for child in children:
+    child.wait()
+"""
+
+
+def until(condition) -> None:
+    Retrying(retry=retry_if_not_result(bool), stop=stop_after_delay(PATIENCE_S), wait=wait_fixed(0.02))(condition)
+
+
+def alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+class TestTheKill:
+    @pytest.fixture
+    def family(self, tmp_path):
+        command = [sys.executable, "-c", PARENT, str(tmp_path / "status.json")]
+        family = Family(command, os.environ, tmp_path)
+        yield family
+        family.end()
+
+    def test_hits_every_process_that_is_active_and_no_other(self, family, tmp_path):
+        until(family.has_standby)
+        status = json.loads((tmp_path / "status.json").read_text())
+        active, waiting = ([psutil.Process(each["pid"]) for each in status[key]] for key in ("active", "standbys"))
+        at, dead = family.kill_active()
+        assert at <= dead
+        assert not any(alive(process) for process in active)
+        assert all(alive(process) for process in waiting)
+        family.check()
+
+    def test_of_nothing_active_is_an_error(self, family, tmp_path):
+        until(family.has_standby)
+        (tmp_path / "status.json").write_text(json.dumps({"active": [], "standbys": []}))
+        with pytest.raises(RuntimeError, match="no active"):
+            family.kill_active()
+        assert not family.has_standby()
