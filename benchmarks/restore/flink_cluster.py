@@ -100,7 +100,6 @@ def flink_settings(places: Places, slots: int) -> dict[str, str]:
         "rest.bind-address": HOST,
         "taskmanager.host": HOST,
         "taskmanager.bind-host": HOST,
-        "execution.target": "remote",  # for the client, which finds the leader by ZooKeeper
         # The job fits into one TaskManager; the other one is the spare.
         "taskmanager.numberOfTaskSlots": str(slots),
         "io.tmp.dirs": str(places.scratch / "tmp"),
@@ -110,6 +109,11 @@ def flink_settings(places: Places, slots: int) -> dict[str, str]:
         **_failure_detection(),
         **_memory(),
     }
+
+
+def client_settings(places: Places) -> dict[str, str]:
+    """Of the client that submits the job: it finds the leader by ZooKeeper."""
+    return {"execution.target": "remote", **_high_availability(places)}
 
 
 def _high_availability(places: Places) -> dict[str, str]:

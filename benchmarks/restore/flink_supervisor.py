@@ -19,7 +19,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException
 from kazoo.handlers.threading import KazooTimeoutError
 
-from benchmarks.restore.flink_cluster import REST_LEADER, Command, Places, Programs, flink_settings, lay_out
+from benchmarks.restore.flink_cluster import REST_LEADER, Command, Places, Programs, client_settings, flink_settings, lay_out
 from benchmarks.restore.flink_pair import Kind, Look, Pair, rest_port
 from benchmarks.stored import write_whole
 from headrace.enumerator.errors import PeerError, RetriableError
@@ -195,8 +195,10 @@ def supervise(told: Mapping[str, Any], submit: Path, status: Path, note: Note) -
 
 def _submit(told: Mapping[str, Any], submit: Path, places: Places, cluster: Cluster) -> None:
     """By Flink's client, which ends when the cluster has the job."""
-    environment = {**os.environ, "FLINK_CONF_DIR": str(places.configuration), "FLINK_LIB_DIR": str(places.library)}
-    done = subprocess.run([told["python"], submit, json.dumps(dict(told))], env=environment, check=False)  # noqa: S603 - our own command
+    # PyFlink goes by the other folders only where it is told of the first.
+    folders = {"FLINK_HOME": told["home"], "FLINK_LIB_DIR": str(places.library), "FLINK_CONF_DIR": str(places.configuration)}
+    text = json.dumps({**told, "client": client_settings(places)})
+    done = subprocess.run([told["python"], submit, text], env={**os.environ, **folders}, check=False)  # noqa: S603 - our own command
     if done.returncode:
         tails = "\n".join(cluster.log_tail(name) for name in cluster.living())
         raise RuntimeError(f"the job could not be submitted; the ends of the cluster's logs:\n{tails}")

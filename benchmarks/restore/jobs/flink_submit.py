@@ -1,6 +1,6 @@
-"""Submits the Flink job to the cluster that FLINK_CONF_DIR tells of. Run by the Python of PyFlink's own environment.
+"""Submits the Flink job to a cluster. Run by the Python of PyFlink's own environment, with FLINK_HOME and FLINK_LIB_DIR.
 
-    python flink_submit.py <json>, a Job (systems.py)
+    python flink_submit.py <json>, a Job (systems.py) with "client": what Flink's client needs to find the cluster
 
 It ends when the cluster has the job.
 """
@@ -21,7 +21,7 @@ FOR_EVER = {"restart-strategy.fixed-delay.attempts": str(2**31 - 1)}
 def main(told: dict[str, Any]) -> None:
     """Once in a run: after a kill the standby JobManager finds the job in the store of high availability."""
     environment = TableEnvironment.create(EnvironmentSettings.in_streaming_mode())
-    for key, value in {**settings(told), **FOR_EVER}.items():
+    for key, value in {**told["client"], **settings(told), **FOR_EVER}.items():
         environment.get_config().set(key, value)
     for statement in tables(told):
         environment.execute_sql(statement)
