@@ -34,8 +34,8 @@ appender.console.name = Console
 appender.console.type = CONSOLE
 appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{HH:mm:ss,SSS} %-5p %c{1} %m%n
-# It writes every producer's settings.
-logger.kafka.name = org.apache.kafka
+# It writes the settings of every client.
+logger.kafka.name = org.apache.flink.kafka.shaded
 logger.kafka.level = WARN
 """
 JAVA_OPTIONS = ("-Djava.net.preferIPv4Stack=true", "-Djava.awt.headless=true")

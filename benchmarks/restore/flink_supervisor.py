@@ -18,6 +18,7 @@ from typing import Any
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException
 from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.retry import KazooRetry
 
 from benchmarks.restore.flink_cluster import REST_LEADER, Command, Places, Programs, client_settings, flink_settings, lay_out
 from benchmarks.restore.flink_pair import Kind, Look, Pair, rest_port
@@ -43,7 +44,8 @@ class Lookout:
 
     def __init__(self, zookeeper_port: int, rest_ports: Callable[[], Mapping[str, int]]) -> None:
         """`rest_ports` gives every JobManager's there ever was, by name. Raises kazoo's TimeoutError without ZooKeeper."""
-        self._zookeeper = KazooClient(f"{HOST}:{zookeeper_port}")
+        often = KazooRetry(max_tries=-1, delay=LOOK_S, max_delay=LOOK_S)  # by default it waits for up to a minute
+        self._zookeeper = KazooClient(f"{HOST}:{zookeeper_port}", connection_retry=often)
         self._zookeeper.start()
         self._rest_ports = rest_ports
         self._job_id: str | None = None
