@@ -15,6 +15,9 @@ from typing import Any
 SETTLE_S = 5.0
 """A standby is started so long after the job runs, as it has to catch up: so headrace's supervisor does, too."""
 
+REHEARSAL_S = 3.0
+"""So long the job runs on the first processes, which are then replaced. It is less, so they have no standby."""
+
 PAIR = 2
 
 
@@ -68,13 +71,12 @@ class Pair:
         waiting = self.living.keys() - active
         return bool(waiting & self.look.serving) and any(self.look.free.get(name, 0) >= self.slots for name in waiting)
 
-    def missing(self, running_for_s: float | None) -> list[Kind]:
+    def missing(self, running_for_s: float) -> list[Kind]:
         """What is to be started now: of each kind one where none lives, and the second one once the job has settled.
 
-        `running_for_s`: since when the job runs; None while it does not.
+        `running_for_s`: how long the job has been running; 0 while it does not.
         """
-        settled = running_for_s is not None and running_for_s >= SETTLE_S
-        wanted = PAIR if settled else 1
+        wanted = PAIR if running_for_s >= SETTLE_S else 1
         return [kind for kind in Kind for _ in range(wanted - len(self._of(kind)))]
 
     def status(self, pids: Mapping[str, int]) -> dict[str, Any]:

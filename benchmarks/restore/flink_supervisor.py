@@ -21,7 +21,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.retry import KazooRetry
 
 from benchmarks.restore.flink_cluster import REST_LEADER, Command, Places, Programs, client_settings, flink_settings, lay_out
-from benchmarks.restore.flink_pair import Kind, Look, Pair, rest_port
+from benchmarks.restore.flink_pair import REHEARSAL_S, Kind, Look, Pair, rest_port
 from benchmarks.stored import write_whole
 from headrace.enumerator.errors import PeerError, RetriableError
 from headrace.harness.flink.rest import FlinkRest
@@ -109,6 +109,11 @@ class Cluster:
         self._processes[name] = (kind, process)
         return name
 
+    def stop(self) -> None:
+        """End them all, by SIGTERM."""
+        for _, process in self._processes.values():
+            process.stop()
+
     def living(self) -> dict[str, Kind]:
         """Those that run now."""
         return {name: kind for name, (kind, process) in self._processes.items() if process.is_running()}
@@ -121,9 +126,9 @@ class Cluster:
         """Of every JobManager there ever was."""
         return dict(self._rest_ports)
 
-    def log_tail(self, name: str) -> str:
-        """The end of what a process wrote."""
-        return self._processes[name][1].log_tail(LOG_LINES)
+    def log_tails(self) -> str:
+        """The ends of what they wrote."""
+        return "\n".join(process.log_tail(LOG_LINES) for _, process in self._processes.values())
 
     def _command(self, kind: Kind, name: str) -> Command:
         if kind is Kind.TASK_MANAGER:
@@ -142,15 +147,17 @@ class Supervision:
         self._seen = Look()
         self._written: dict[str, Any] = {}
 
-    def turn(self, now: float) -> None:
-        """Look once. The status file is there before anything is started."""
+    def turn(self, now: float) -> float:
+        """Look once; for how many seconds the job has been running. The status is written before anything is started."""
         living, look = self._cluster.living(), self._lookout.latest
         pair = Pair(living, look, self._slots)
         self._note_changes(living, look)
         self._running_since = (now if self._running_since is None else self._running_since) if pair.runs() else None
+        running_for_s = 0.0 if self._running_since is None else now - self._running_since
         self._tell(pair)
-        for kind in pair.missing(None if self._running_since is None else now - self._running_since):
+        for kind in pair.missing(running_for_s):
             self._note(f"{self._cluster.start(kind)} is started")
+        return running_for_s
 
     def _note_changes(self, living: Mapping[str, Kind], look: Look) -> None:
         for name in self._living.keys() - living.keys():
@@ -174,7 +181,7 @@ class Supervision:
 def supervise(told: Mapping[str, Any], submit: Path, status: Path, note: Note) -> None:
     """Until killed. `told`: a Job (systems.py) with "python", "home" and "jar"; `submit` is run by that Python, once.
 
-    Raises RuntimeError when the job cannot be submitted.
+    Raises RuntimeError when the job cannot be submitted, or its classes are not kept.
     """
     state = Path(told["state"])
     with ExitStack() as stack:
@@ -183,13 +190,20 @@ def supervise(told: Mapping[str, Any], submit: Path, status: Path, note: Note) -
         slots = int(told["parallelism"])
         lay_out(places, Path(told["home"]), Path(told["jar"]), flink_settings(places, slots))
         group = stack.enter_context(guarded(places.scratch))
-        cluster = Cluster(Programs(places), places.logs, ports, group)
+        programs = Programs(places)
+        cluster = Cluster(programs, places.logs, ports, group)
         cluster.start_zookeeper(places.zookeeper_port)
         note("zookeeper")
         supervision = Supervision(cluster, Lookout(places.zookeeper_port, cluster.rest_ports), slots, status, note)
         supervision.turn(time.monotonic())
         _submit(told, submit, places, cluster)
         note("query")
+        while supervision.turn(time.monotonic()) < REHEARSAL_S:
+            time.sleep(TURN_S)
+        cluster.stop()
+        if not programs.kept():
+            raise RuntimeError(f"the first processes did not keep their classes: {cluster.log_tails()}")
+        note("classes are kept")
         while True:
             supervision.turn(time.monotonic())
             time.sleep(TURN_S)
@@ -202,5 +216,4 @@ def _submit(told: Mapping[str, Any], submit: Path, places: Places, cluster: Clus
     text = json.dumps({**told, "client": client_settings(places)})
     done = subprocess.run([told["python"], submit, text], env={**os.environ, **folders}, check=False)  # noqa: S603 - our own command
     if done.returncode:
-        tails = "\n".join(cluster.log_tail(name) for name in cluster.living())
-        raise RuntimeError(f"the job could not be submitted; the ends of the cluster's logs:\n{tails}")
+        raise RuntimeError(f"the job could not be submitted; the ends of the cluster's logs:\n{cluster.log_tails()}")

@@ -67,11 +67,11 @@ class TestAStandby:
 
 class TestWhatIsStarted:
     def test_at_first_one_of_each(self):
-        assert Pair({}, Look(), SLOTS).missing(None) == [JOB, TASK]
+        assert Pair({}, Look(), SLOTS).missing(0.0) == [JOB, TASK]
 
     def test_the_second_of_each_once_the_job_has_settled(self):
         first = pair("jm-1", "tm-2")
-        assert first.missing(None) == []
+        assert first.missing(0.0) == []
         assert first.missing(SETTLE_S - 0.1) == []
         assert first.missing(SETTLE_S) == [JOB, TASK]
 
@@ -79,8 +79,8 @@ class TestWhatIsStarted:
         assert pair().missing(SETTLE_S) == []
 
     def test_what_has_no_other_at_once(self):
-        assert pair("jm-1", "jm-3").missing(None) == [TASK]
-        assert pair("jm-3", "tm-2", "tm-4").missing(None) == []
+        assert pair("jm-1", "jm-3").missing(0.0) == [TASK]
+        assert pair("jm-3", "tm-2", "tm-4").missing(0.0) == []
 
 
 class TestTheStatus:
