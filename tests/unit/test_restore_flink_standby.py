@@ -5,14 +5,30 @@ from __future__ import annotations
 import json
 import os
 import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from types import SimpleNamespace
 
-import psutil
 import pytest
 from tenacity import Retrying, retry_if_not_result, stop_after_delay, wait_fixed
 
-from benchmarks.restore.flink_cluster import HEARTBEAT_MS, SESSION_MS, SILENCE_MS, TICK_MS, Places, flink_settings, lay_out
-from benchmarks.restore.flink_pair import SETTLE_S, Kind, Look, Pair, rest_port
+psutil = pytest.importorskip("psutil")
+
+from benchmarks.restore.flink_cluster import (
+    HEARTBEAT_MS,
+    SESSION_MS,
+    SILENCE_MS,
+    TICK_MS,
+    Places,
+    Programs,
+    client_settings,
+    flink_settings,
+    lay_out,
+)
+from benchmarks.restore.flink_pair import REHEARSAL_S, SETTLE_S, Kind, Look, Pair, rest_port
 from benchmarks.restore.process import Family
+from headrace.harness.flink.programs import JOB_MANAGER, TASK_MANAGER
+from headrace.harness.flink.rest import FlinkRest
 
 SLOTS = 2
 JOB, TASK = Kind.JOB_MANAGER, Kind.TASK_MANAGER
@@ -120,11 +136,125 @@ class TestSettings:
         assert f"dataDir={places.state / 'zookeeper'}\n" in (places.configuration / "zoo.cfg").read_text()
         assert 'high-availability.type: "zookeeper"\n' in (places.configuration / "config.yaml").read_text()
 
+    def test_the_client_finds_the_leader_as_the_cluster_does(self, places):
+        client = client_settings(places)
+        assert client.pop("execution.target") == "remote"
+        assert client.items() <= flink_settings(places, SLOTS).items()
+
+    def test_the_first_processes_keep_their_classes_and_later_ones_start_with_them(self, places):
+        programs = Programs(places)
+        commands = [lambda: programs.job_manager(8081), lambda: programs.task_manager("tm-1")]
+        for program, command in zip((JOB_MANAGER, TASK_MANAGER), commands, strict=True):
+            file = places.classes(program)
+            assert f"-XX:ArchiveClassesAtExit={file}" in command()
+            assert not programs.kept()
+            file.parent.mkdir(exist_ok=True)
+            file.touch()
+            assert f"-XX:SharedArchiveFile={file}" in command()
+        assert programs.kept()
+
+    def test_the_first_processes_are_replaced_before_they_have_a_standby(self):
+        assert REHEARSAL_S < SETTLE_S
+
     @pytest.mark.parametrize(
         ("connection", "port"), [(b"\xac\xed\x00\x05w\x17\x00\x15http://127.0.0.1:8081sr\x00", 8081), (b"", None)]
     )
     def test_the_leader_is_known_by_its_rest_port(self, connection, port):
         assert rest_port(connection) == port
+
+
+JOBS = {
+    "/taskmanagers": {"taskmanagers": [{"id": "tm-2", "freeSlots": 0}, {"id": "tm-4", "freeSlots": 2}]},
+    "/jobs/a": {"state": "RUNNING", "vertices": [{"id": "v", "status": "RUNNING"}, {"id": "w", "status": "RUNNING"}]},
+    "/jobs/a/vertices/v/taskmanagers": {"taskmanagers": [{"taskmanager-id": "tm-2"}]},
+    "/jobs/a/vertices/w/taskmanagers": {"taskmanagers": [{"taskmanager-id": "tm-2"}, {"taskmanager-id": "tm-4"}]},
+    "/jobs/b": {"state": "RUNNING", "vertices": [{"id": "v", "status": "RUNNING"}, {"id": "w", "status": "INITIALIZING"}]},
+    "/jobs/c": {"state": "RESTARTING", "vertices": [{"id": "v", "status": "RUNNING"}]},
+}
+
+
+class TestWhatFlinkSays:
+    @pytest.fixture
+    def rest(self) -> FlinkRest:
+        class Answers(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                body = json.dumps(JOBS[self.path]).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+            Thread(target=server.serve_forever, daemon=True).start()
+            yield FlinkRest("127.0.0.1", server.server_port)
+            server.shutdown()
+
+    def test_slots_are_by_task_manager(self, rest):
+        assert rest.free_slots() == {"tm-2": 0, "tm-4": 2}
+
+    def test_a_job_is_hosted_by_every_task_manager_that_runs_a_part_of_it(self, rest):
+        assert rest.hosts("a") == {"tm-2", "tm-4"}
+
+    @pytest.mark.parametrize("job", ["b", "c"])
+    def test_a_job_is_hosted_by_none_while_it_or_a_task_does_not_run(self, rest, job):
+        assert rest.hosts(job) == frozenset()
+
+
+class FakeCluster:
+    def __init__(self) -> None:
+        self.lives: dict[str, Kind] = {}
+
+    def start(self, kind: Kind) -> str:
+        name = f"{kind.value}-{1 + len(self.lives)}"
+        self.lives[name] = kind
+        return name
+
+    def living(self) -> dict[str, Kind]:
+        return dict(self.lives)
+
+    def pids(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.lives)}
+
+
+class TestTheSupervisor:
+    @pytest.fixture
+    def rig(self, tmp_path):
+        supervisor = pytest.importorskip("benchmarks.restore.flink_supervisor")
+        cluster, lookout, notes = FakeCluster(), SimpleNamespace(latest=Look(), pause_s=None), []
+        return cluster, lookout, notes, supervisor.Supervision(cluster, lookout, SLOTS, tmp_path / "status.json", notes.append)
+
+    def test_starts_a_pair_and_then_its_standby_and_looks_less_often_once_that_waits(self, rig, tmp_path):
+        cluster, lookout, notes, supervision = rig
+        assert supervision.turn(100.0) == 0.0
+        leader, worker = cluster.lives
+        lookout.latest = Look(leader, frozenset({leader}), {worker: 0}, frozenset({worker}))
+        assert [supervision.turn(at) for at in (101.0, 103.0)] == [0.0, 2.0]
+        assert len(cluster.lives) == 2
+        supervision.turn(101.0 + SETTLE_S)
+        standby, spare = list(cluster.lives)[2:]
+        often = lookout.pause_s
+        lookout.latest = Look(leader, frozenset({leader, standby}), {worker: 0, spare: 2}, frozenset({worker}))
+        supervision.turn(110.0)
+        status = json.loads((tmp_path / "status.json").read_text())
+        assert {each["state"] for each in status["standbys"]} == {"ARMED"}
+        assert lookout.pause_s > often
+        assert notes[0] == f"{leader} is started"
+
+    def test_says_at_once_who_is_left_after_a_kill_and_starts_nothing_beside_it(self, rig, tmp_path):
+        cluster, lookout, notes, supervision = rig
+        cluster.lives = dict(ALL)
+        lookout.latest = AT_WORK
+        supervision.turn(100.0)
+        supervision.turn(100.0 + SETTLE_S)
+        del cluster.lives["jm-1"], cluster.lives["tm-2"]
+        assert supervision.turn(106.0) == 0.0
+        status = json.loads((tmp_path / "status.json").read_text())
+        assert [each["name"] for each in status["active"]] == ["jm-3", "tm-4"]
+        assert {"jm-1 died", "tm-2 died"} <= set(notes)
+        assert list(cluster.lives) == ["jm-3", "tm-4"]
 
 
 PATIENCE_S = 60.0
