@@ -12,7 +12,9 @@ from types import SimpleNamespace
 import pytest
 from tenacity import Retrying, retry_if_not_result, stop_after_delay, wait_fixed
 
-psutil = pytest.importorskip("psutil")
+pytest.importorskip("psutil")
+
+import psutil
 
 from benchmarks.restore.flink_cluster import (
     HEARTBEAT_MS,
