@@ -32,6 +32,7 @@ from headrace.enumerator.errors import PeerError, StateError, UsageError
 
 __all__ = [
     "Attempt",
+    "Claim",
     "CommitList",
     "CommitListSerializer",
     "Committer",
@@ -56,10 +57,11 @@ __all__ = [
 HandleT = TypeVar("HandleT")
 
 FORMAT = "headrace-commit-list"
-VERSION = 3
+VERSION = 4
 _JOB_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
 _LONGEST_JOB = 100
 _ONE_OFF = "batch-"
+_NUMBERED = "number:"
 _ONE_OFF_NAME = re.compile(r"batch-[0-9a-f]{12}4[0-9a-f]{3}[89ab][0-9a-f]{15}")  # the digits of a random UUID
 
 
@@ -91,22 +93,41 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
+class Claim:
+    """Whose a job is: a driver's incarnation, a name that no other driver has. `number`: one more than the claim's before.
+
+    `incarnation` is None once that driver has ended and given the job back. Where only a number can be kept, it is the
+    `numbered_content` of the name.
+    """
+
+    number: int
+    incarnation: str | None
+
+    def is_of(self, incarnation: str) -> bool:
+        """Whether this driver has made it."""
+        return self.incarnation in (incarnation, numbered_content(content_number(incarnation)))
+
+
+@dataclass(frozen=True, slots=True)
 class CommitList(Generic[HandleT]):
     """An epoch's committables. `completed`: all of them are committed, and `handles` names them no more.
 
+    `epoch` is None on the list of a job that was claimed, and has recorded no epoch yet: it is completed then.
     `destination`: what the list is bound to, where lists of several destinations lie in one place; None in lists of before.
     `targets`: what the epoch was written to where rows name it themselves (Kafka: topics), sorted; None if that is not known.
     `content`: what the epoch was made from (a digest of its plan), the same in every replay; None if that
     is not known. An epoch of the same number with another content is of an older copy of the checkpoint. Of a completed epoch a
     sink may keep its `content_number` alone, as `numbered_content` has it.
+    `claim`: whose the job is; None for one that no supervised driver has claimed. It goes from list to list.
     """
 
-    epoch: int
+    epoch: int | None
     handles: tuple[HandleT, ...]
     completed: bool = False
     destination: str | None = None
     targets: tuple[str, ...] | None = None
     content: str | None = None
+    claim: Claim | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,11 +352,12 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
         """
         return frozenset()
 
-    def end_left_over(self, job: str, left_over: frozenset[str]) -> None:
+    def end_left_over(self, job: str, left_over: frozenset[str], incarnation: str | None = None) -> None:
         """Before a task begins, end what is left of these and is the job's, as a new driver would: complete what is recorded,
         and abort the rest. What was prepared since is left alone. Called in tasks, of which several may come at the same time.
 
-        Raises FencedError when a driver takes over meanwhile, RetriableError when another recovery takes too long.
+        `incarnation`: of the task's driver, None for one without supervision. Raises FencedError when a driver takes over
+        meanwhile, or another one owns the job, RetriableError when another recovery takes too long.
         """
 
 
@@ -398,7 +420,8 @@ class ImmediateSink(TwoPhaseSink[Any]):
 class CommitListSerializer(Generic[HandleT]):
     """An epoch's committables as JSON in UTF-8. Reads every version, refuses newer ones.
 
-    Version 2 has the destination, version 3 that and the content. A list is written in the oldest version that holds it.
+    Version 2 has the destination, version 3 that and the content, version 4 all that and the claim; its epoch may be null. A
+    list is written in the oldest version that holds it.
     """
 
     def __init__(self, handles: HandleSerializer[HandleT]) -> None:
@@ -406,15 +429,11 @@ class CommitListSerializer(Generic[HandleT]):
         self._handles = handles
 
     def serialize(self, commits: CommitList[HandleT]) -> bytes:
-        """A list that is bound to no destination is of version 1 or 3: the place that it is in says whose it is."""
-        extra: dict[str, Any] = {}
-        if commits.destination is not None or commits.content is not None:
-            extra |= {"destination": commits.destination, "targets": commits.targets}
-        if commits.content is not None:
-            extra["content"] = commits.content
+        """A list that is bound to no destination is of version 1, 3 or 4: the place that it is in says whose it is."""
+        version, extra = _version_of(commits)
         value = {
             "format": FORMAT,
-            "version": 1 if not extra else 2 if commits.content is None else VERSION,
+            "version": version,
             "epoch": commits.epoch,
             "completed": commits.completed,
             **extra,
@@ -435,18 +454,51 @@ class CommitListSerializer(Generic[HandleT]):
                 raise StateError(f"{where}: a newer headrace wrote this (version {found}; this one reads up to {newest})")
             if found[0] < 1:
                 raise ValueError(f"no list was ever written in version {found[0]}")
-            # a list taken for completed loses rows
-            epoch, completed = stored_number(value["epoch"]), stored_truth(value["completed"])
-            handles = tuple(self._handles.deserialize(found[1], item) for item in value["handles"])
-            if found[0] == 1:
-                return CommitList(epoch, handles, completed)
-            targets = _texts(value["targets"])
-            if found[0] == 2:
-                return CommitList(epoch, handles, completed, stored_text(value["destination"]), targets)
-            destination = None if value["destination"] is None else stored_text(value["destination"])
-            return CommitList(epoch, handles, completed, destination, targets, stored_text(value["content"]))
+            return self._read(value, *found)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise StateError(f"{where}: the list of transactions is damaged: {type(error).__name__}: {error}") from error
+
+    def _read(self, value: Any, version: int, handle_version: int) -> CommitList[HandleT]:  # noqa: ANN401 - any JSON value
+        """Raises KeyError, TypeError or ValueError for what `serialize` has never written in this version."""
+        completed = stored_truth(value["completed"])  # a list taken for completed loses rows
+        handles = tuple(self._handles.deserialize(handle_version, item) for item in value["handles"])
+        if version == VERSION:
+            return _claimed_list(value, handles, completed=completed)
+        epoch = stored_number(value["epoch"])
+        if version == 1:
+            return CommitList(epoch, handles, completed)
+        targets = _texts(value["targets"])
+        if version == 2:
+            return CommitList(epoch, handles, completed, stored_text(value["destination"]), targets)
+        return CommitList(
+            epoch, handles, completed, _text_or_null(value["destination"]), targets, stored_text(value["content"])
+        )
+
+
+def _version_of(commits: CommitList[Any]) -> tuple[int, dict[str, Any]]:
+    """The oldest version that holds the list, and what that has beside what all have."""
+    place = {"destination": commits.destination, "targets": commits.targets}
+    if commits.claim is not None:
+        claim = {"number": commits.claim.number, "incarnation": commits.claim.incarnation}
+        return VERSION, {**place, "content": commits.content, "claim": claim}
+    if commits.content is not None:
+        return 3, {**place, "content": commits.content}
+    return (1, {}) if commits.destination is None else (2, place)
+
+
+def _claimed_list(value: Any, handles: tuple[HandleT, ...], *, completed: bool) -> CommitList[HandleT]:  # noqa: ANN401
+    """Of version 4."""
+    epoch = None if value["epoch"] is None else stored_number(value["epoch"])
+    if epoch is None and (handles or not completed):
+        raise ValueError("no epoch is recorded, and transactions are to be committed")
+    found = value["claim"]
+    claim = Claim(stored_number(found["number"]), _text_or_null(found["incarnation"]))
+    content, destination = _text_or_null(value["content"]), _text_or_null(value["destination"])
+    return CommitList(epoch, handles, completed, destination, _texts(value["targets"]), content, claim)
+
+
+def _text_or_null(value: object) -> str | None:
+    return None if value is None else stored_text(value)
 
 
 def stored_text(value: object) -> str:
@@ -475,13 +527,20 @@ def _texts(value: list[object] | None) -> tuple[str, ...] | None:
 
 
 def content_number(content: str | None) -> int:
-    """What stands for a content where only a number can be kept: 63 bits of its SHA-256; 0 for one that is not known."""
-    return 0 if content is None else max(1, int.from_bytes(hashlib.sha256(content.encode()).digest()[:8]) >> 1)
+    """What stands for a content where only a number can be kept: 63 bits of its SHA-256; 0 for one that is not known.
+
+    Of what `numbered_content` has made, that number again.
+    """
+    if content is None:
+        return 0
+    if content.startswith(_NUMBERED):
+        return int(content.removeprefix(_NUMBERED))
+    return max(1, int.from_bytes(hashlib.sha256(content.encode()).digest()[:8]) >> 1)
 
 
 def numbered_content(number: int) -> str | None:
     """The content of which only this `content_number` is known. None for 0."""
-    return f"number:{number}" if number else None
+    return f"{_NUMBERED}{number}" if number else None
 
 
 def another_write(job: str, recorded: RecordedEpoch, others: Collection[str]) -> StateError:

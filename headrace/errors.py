@@ -11,6 +11,7 @@
         BrokerError                    a Kafka error code, with its `code` and `name`
       DataLossError                    records that were promised are gone
       FencedError                      a newer instance of ourselves has taken over
+        SupersededError                and the job stays its own, by what is recorded
       StateError                       a checkpoint or a list of committables cannot be used
       RunFailedError                   a pipeline failed, and its restart strategy gives up
       ProtocolViolationError           a bug in a runner or a connector
@@ -18,7 +19,7 @@
 No message carries a secret. All can be pickled: they travel from workers to drivers.
 """
 
-from headrace.connectors.commit import StaleEpochError
+from headrace.connectors.commit import StaleEpochError, SupersededError
 from headrace.connectors.formats.registry.schemas import UnknownSchemaError
 from headrace.connectors.kafka.client.errors import (
     BrokerError,
@@ -76,6 +77,7 @@ __all__ = [
     "RunFailedError",
     "StaleEpochError",
     "StateError",
+    "SupersededError",
     "TlsError",
     "TopicRecreatedError",
     "UnknownSchemaError",

@@ -13,6 +13,7 @@ from headrace.connectors.commit import JobCommitter
 from headrace.connectors.function_sink import FunctionSink
 from headrace.connectors.sink import (
     Attempt,
+    Claim,
     CommitList,
     CommitListSerializer,
     Committer,
@@ -30,6 +31,7 @@ from headrace.connectors.tables.keyed.changes import Changes
 __all__ = [
     "Attempt",
     "Changes",
+    "Claim",
     "CommitList",
     "CommitListSerializer",
     "Committer",

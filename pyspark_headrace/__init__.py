@@ -84,6 +84,7 @@ class DefaultSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter[Any] | RehearsalWriter:  # noqa: FBT001, N802 - Spark's
         """A streaming write. Raises UsageError for options or columns that cannot be honoured."""
+        from headrace.runners.spark.supervision.incarnation import incarnation_of
         from headrace.runners.spark.supervision.rehearsing import RehearsalWriter, is_rehearsal
         from headrace.runners.spark.writers import StreamWriter
         from pyspark_headrace.connectors import offset_log, planned_stream_write
@@ -91,4 +92,4 @@ class DefaultSource(DataSource):
         if is_rehearsal(self.options):
             return RehearsalWriter()
         write, columns = planned_stream_write(self.options, schema, complete=overwrite)
-        return StreamWriter(write.sink, columns, offset_log(self.options))
+        return StreamWriter(write.sink, columns, offset_log(self.options), incarnation_of(self.options))

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from headrace.connectors.sink import TwoPhaseSink, check_job, is_one_off
 from headrace.enumerator.errors import UsageError
+from headrace.runners.spark.supervision.incarnation import INCARNATION
 
 __all__ = [
     "REPEATED_WRITE",
@@ -41,8 +42,8 @@ log = logging.getLogger(__name__)
 ChoiceT = TypeVar("ChoiceT", bound=StrEnum)
 SinkT = TypeVar("SinkT", bound=TwoPhaseSink[Any])
 
-_FROM_SPARK = frozenset({"checkpointlocation", "provider", "__datasource_name", "queryname"})
-"""What Spark adds to the options by itself, in lower case."""
+_FROM_SPARK = frozenset({"checkpointlocation", "provider", "__datasource_name", "queryname", INCARNATION.lower()})
+"""What Spark, or a supervised driver, adds to the options by itself, in lower case."""
 
 _ALIKE = 0.6  # difflib's similarity, from which a known option is suggested
 

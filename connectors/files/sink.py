@@ -132,7 +132,7 @@ class FileSink(TwoPhaseSink[FileHandle]):
             except (StateError, PeerError, OSError) as error:
                 log.warning("%s: the list of job %r is left alone: %s", self.path, job, error)
                 continue
-            if commits is not None:
+            if commits is not None and commits.epoch is not None:
                 epochs[job] = RecordedEpoch(commits.epoch, content=commits.content)
         return epochs
 

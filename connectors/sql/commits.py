@@ -165,11 +165,13 @@ class CommitStore:
         """
         text = self._lists.serialize(replace(commits, destination=self.destination)).decode()
         mine = sa.update(COMMITS).where(COMMITS.c.job == self._key(job), COMMITS.c.driver == driver)
-        before = sa.and_(TRANSACTIONS.c.job == job, TRANSACTIONS.c.epoch < commits.epoch)
-        with translated(self.engine, f"recording epoch {commits.epoch} of job {job!r}"), self.engine.begin() as connection:
+        what = "whose it is" if commits.epoch is None else f"epoch {commits.epoch}"
+        with translated(self.engine, f"recording {what}, job {job!r}"), self.engine.begin() as connection:
             if not connection.execute(mine.values(epoch=commits.epoch, commit_list=text)).rowcount:
                 raise _fenced(job)
-            self._drop(connection, job, before, prefixes)
+            if commits.epoch is not None:
+                before = sa.and_(TRANSACTIONS.c.job == job, TRANSACTIONS.c.epoch < commits.epoch)
+                self._drop(connection, job, before, prefixes)
 
     def drop(self, job: str, epoch: int, prefixes: JobPrefixes) -> None:
         """Drop what is kept of the job's transactions of epochs before this one: nobody will ask what became of them."""

@@ -102,12 +102,12 @@ class SqlSink(TableSink):
             places = place_digest(*place, store.destination), place_digest(*place)
             return frozenset(database.prepared(connection, *map(place_prefix, places)))
 
-    def end_left_over(self, job: str, left_over: frozenset[str]) -> None:
+    def end_left_over(self, job: str, left_over: frozenset[str], incarnation: str | None = None) -> None:
         """Fence, complete the recorded epoch, roll back the rest of these. Contacts nobody if none of them is the job's."""
         earlier = frozenset(gid for gid in left_over if is_of_job(gid, job))
         if earlier:
             with closing(_EarlierCommitter(self._store(), self._database, job, self.lock_timeout_s, earlier)) as committer:
-                committer.recover()
+                committer.recover(incarnation)
 
     @property
     def _database(self) -> TwoPhaseDatabase:
@@ -290,13 +290,13 @@ class _EarlierCommitter(SqlCommitter):
         super().__init__(store, database, job, lock_timeout_s)
         self._earlier = earlier
 
-    def recover(self) -> None:
-        """Once for all tasks: the others wait, and find nothing left."""
+    def recover(self, incarnation: str | None) -> None:
+        """Once for all tasks: the others wait, and find nothing left. Raises SupersededError where it is another driver's."""
         with self._connected("waiting for another task's recovery") as connection:
             name = f"headrace.recovery.{place_digest(self._prefixes.own)}"
             with self._database.lock(connection, name, self._lock_timeout_s):
                 if self._sweepable(connection):
-                    JobCommitter(self._job, self).recover()
+                    JobCommitter(self._job, self, incarnation).recover()
 
     def _sweepable(self, connection: Connection) -> Set[str]:
         return self._earlier.intersection(super()._sweepable(connection))

@@ -24,6 +24,7 @@ import pyarrow as pa
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from headrace.connectors.sink import (
+    Claim,
     CommitList,
     Committer,
     Outcome,
@@ -77,12 +78,15 @@ class TableCommitter(Committer[TableHandle]):
         loaded = self._retrying(self._take_over)
         self._table_id = loaded.id
         before = loaded.marker(self._job)
-        if before is None or not before.following:
+        if before is None:
             return None
+        if not before.following:
+            return None if before.claimed is None else CommitList(None, (), completed=True, claim=before.claimed)
         recorded, recorded_by = before.following - 1, before.recorded_by
-        commits = self._retrying(lambda: self._work().read_list(recorded, recorded_by))
+        found = self._retrying(lambda: self._work().read_list(recorded, recorded_by))
         self._list = (recorded, before.recorded_by)
-        self._commits = commits or CommitList(recorded, (), completed=True, content=numbered_content(before.content))
+        commits = found or CommitList(recorded, (), completed=True, content=numbered_content(before.content))
+        self._commits = replace(commits, claim=before.claimed)
         return self._commits
 
     def check(self, handles: Sequence[TableHandle]) -> None:
@@ -211,8 +215,9 @@ class TableCommitter(Committer[TableHandle]):
     def _record(self, commits: CommitList[TableHandle]) -> Merge | None:
         """Gives the merge that is committed, if there was one."""
         loaded, marker = self._own()
-        if commits.epoch < marker.following:
-            if commits.completed:
+        if commits.epoch is None or commits.epoch < marker.following:
+            self._record_claim(loaded, marker, commits.claim)
+            if commits.completed and commits.epoch is not None:
                 self._work().remove_list(commits.epoch, marker.recorded_by)
             return self._merger.last_of(_changes_in(commits.handles))
         merge = self._fitted(loaded, commits.handles)
@@ -220,13 +225,19 @@ class TableCommitter(Committer[TableHandle]):
         if commits.handles:
             self._list = (commits.epoch, marker.driver)
             merges = () if merge is None else (merge.handle,)
-            self._work().write_list(marker.driver, replace(commits, handles=(*commits.handles, *merges)))
+            self._work().write_list(marker.driver, replace(commits, handles=(*commits.handles, *merges), claim=None))
             rows.extend(merges)
         if merge is not None:
             self._merger.asked_for(merge)
         recorded = JobMarker(marker.driver, commits.epoch + 1, marker.driver, content_number(commits.content))
-        self._commit(loaded, recorded, rows, () if merge is None else merge.removed)
+        self._commit(loaded, recorded.with_claim(commits.claim), rows, () if merge is None else merge.removed)
         return merge
+
+    def _record_claim(self, loaded: LoadedTable, marker: JobMarker, claim: Claim | None) -> None:
+        """In a commit of its own, if it is news."""
+        claimed = marker.with_claim(claim)
+        if claimed != marker:
+            self._commit(loaded, claimed, ())
 
     def _check(self, handles: Sequence[TableHandle]) -> None:
         loaded, _ = self._own()  # first: a driver that was replaced finds its files swept
@@ -282,7 +293,7 @@ class TableCommitter(Committer[TableHandle]):
     def _reset(self) -> None:
         loaded = self._log.load()
         marker = loaded.marker(self._job)
-        if marker is not None and marker.following:
+        if marker is not None and (marker.following or marker.claim):
             loaded.commit(self._job, JobMarker(marker.driver + 1), ())
 
     def _own(self) -> tuple[LoadedTable, JobMarker]:

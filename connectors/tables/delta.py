@@ -1,9 +1,8 @@
 """Delta Lake tables by `deltalake`, which needs no JVM: what a job has committed is in the table's own transaction identifiers.
 
-Four of them, each a `txn` action of an application and a version: `headrace.<job>`, the epoch after the last one recorded;
-`headrace.<job>.driver`, `headrace.<job>.recorded-by` and `headrace.<job>.content`, as in `JobMarker`. Checkpoints of the log,
-VACUUM, OPTIMIZE, RESTORE and new columns leave them alone; `delta.setTransactionRetentionDuration` does not, and a table that
-sets it is refused.
+Each is a `txn` action of an application and a version: `headrace.<job>`, the epoch after the last one recorded;
+`headrace.<job>.driver`, `.recorded-by`, `.content`, `.claim` and `.owner`, as in `JobMarker`. Checkpoints of the log, VACUUM,
+OPTIMIZE, RESTORE and new columns leave them alone; `delta.setTransactionRetentionDuration` does not: who sets it is refused.
 """
 
 from __future__ import annotations
@@ -320,9 +319,9 @@ class _BytesFile:
         return bool(self._inner.closed)
 
 
-def _applications(job: str) -> tuple[str, str, str, str]:
+def _applications(job: str) -> tuple[str, ...]:
     """Of the parts of a `JobMarker`, in its order. A job's name has no dot."""
-    return f"headrace.{job}.driver", f"headrace.{job}", f"headrace.{job}.recorded-by", f"headrace.{job}.content"
+    return tuple(f"headrace.{job}{part}" for part in (".driver", "", ".recorded-by", ".content", ".claim", ".owner"))
 
 
 def _added(file: DataFile, now_ms: int) -> AddAction:

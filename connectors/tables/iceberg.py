@@ -1,7 +1,7 @@
 """Iceberg tables by PyIceberg: what a job has committed is in the table's own properties.
 
-Four of them: `headrace.<job>`, the epoch after the last one recorded; `headrace.<job>.driver`, `headrace.<job>.recorded-by` and
-`headrace.<job>.content`, as in `JobMarker`. Expiry of snapshots, compaction, rollback and new columns leave them alone.
+They are `headrace.<job>`, the epoch after the last one recorded; `headrace.<job>.driver`, `.recorded-by`, `.content`, `.claim`
+and `.owner`, as in `JobMarker`. Expiry of snapshots, compaction, rollback and new columns leave them alone.
 
 Every commit, also one without files, makes a snapshot: catalogs refuse a commit if the branch `main` has moved since the table
 was loaded, and would let one through of which only properties have changed. A new column or another partitioning does not move
@@ -339,10 +339,9 @@ def _catalog_of_process(_: int, properties: tuple[tuple[str, str], ...]) -> Cata
     return load_catalog(given.pop("name", _CATALOG), **{**given, "py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO"})
 
 
-def _names(job: str) -> tuple[str, str, str, str]:
+def _names(job: str) -> tuple[str, ...]:
     """Of the parts of a `JobMarker`, in its order. A job's name has no dot."""
-    name = f"{_PREFIX}{job}"
-    return f"{name}.driver", name, f"{name}.recorded-by", f"{name}.content"
+    return tuple(f"{_PREFIX}{job}{part}" for part in (".driver", "", ".recorded-by", ".content", ".claim", ".owner"))
 
 
 def _between(keys: pa.Table) -> BooleanExpression:

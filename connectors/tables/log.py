@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from headrace.connectors.sink import Claim, content_number, numbered_content
 from headrace.connectors.tables.handles import DataFile
 from headrace.enumerator.errors import RetriableError
 
@@ -29,13 +30,25 @@ class JobMarker:
 
     `driver`: the number of the driver that fenced last. `following`: the epoch after the last one recorded, 0 if none is.
     `recorded_by`: the driver that recorded it. `content`: the `content_number` of that epoch, 0 if that is not known, as in
-    markers of before.
+    markers of before. `claim`: the number of the claim that counts, 0 if there was none. `owner`: the `content_number` of the
+    incarnation whose it is, 0 if it was given back.
     """
 
     driver: int
     following: int = 0
     recorded_by: int = 0
     content: int = 0
+    claim: int = 0
+    owner: int = 0
+
+    @property
+    def claimed(self) -> Claim | None:
+        """Whose the job is."""
+        return Claim(self.claim, numbered_content(self.owner)) if self.claim else None
+
+    def with_claim(self, claim: Claim | None) -> JobMarker:
+        """The same of a job that is this one's."""
+        return self if claim is None else replace(self, claim=claim.number, owner=content_number(claim.incarnation))
 
 
 class FileLayout(ABC):

@@ -42,12 +42,16 @@ class OpenTransaction:
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """A job's last recorded epoch, and its list: `commits` is None once the epoch is completed. `drivers` counts them."""
+    """A job's last recorded epoch, and its list: `commits` is None once the epoch is completed. `drivers` counts them.
+
+    `incarnation`: of the supervised driver whose the job is.
+    """
 
     job: str
     epoch: int
     drivers: int
     commits: CommitList[TableHandle] | None
+    incarnation: str | None = None
 
 
 class TableUpkeep:
@@ -70,7 +74,8 @@ class TableUpkeep:
                 continue
             with refused_by_store(self._where):
                 commits = WorkFolder(store, job).read_list(marker.following - 1, marker.recorded_by)
-            states.append(JobState(job, marker.following - 1, marker.driver, commits))
+            owner = None if marker.claimed is None else marker.claimed.incarnation
+            states.append(JobState(job, marker.following - 1, marker.driver, commits, owner))
         return states
 
     def transactions(self) -> list[OpenTransaction]:

@@ -126,6 +126,7 @@ class WorkFolder:
 
     def write_list(self, driver: int, commits: CommitList[TableHandle]) -> None:
         """Store what is about to be committed."""
+        assert commits.epoch is not None, "a list of no epoch commits nothing"
         self._write(self._list(commits.epoch, driver), self._lists.serialize(commits))
 
     def read_list(self, epoch: int, driver: int) -> CommitList[TableHandle] | None:

@@ -38,7 +38,7 @@ class DurableLists:
     def holder(self, transactional_id: str) -> tuple[str, int] | None:
         """The job and epoch whose list names this transactional id; None when no list does."""
         for key, commits in self.incomplete().items():
-            if any(handle.transactional_id == transactional_id for handle in commits.handles):
+            if commits.epoch is not None and any(handle.transactional_id == transactional_id for handle in commits.handles):
                 return parse_key(key).job, commits.epoch
         return None
 

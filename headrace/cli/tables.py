@@ -151,7 +151,7 @@ def commit_to_table(table: NamedTable, jobs: Collection[str] | None) -> None:
     rows, failures = [], 0
     for state in due:
         note(f"job {state.job}: completing epoch {state.epoch}; a driver of this job that is still running is fenced and fails")
-        committer = JobCommitter(state.job, table.sink.committer(state.job))
+        committer = JobCommitter(state.job, table.sink.committer(state.job), state.incarnation)
         try:
             committer.recover()
             if is_one_off(state.job):

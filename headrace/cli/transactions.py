@@ -337,7 +337,8 @@ def _open_of(transactions: Transactions, prefix: str, job: str) -> list[str]:
 class Completion:
     """A list that must be completed, and its number of transactions. `forget`: it is deleted afterwards.
 
-    `topic`: the one that it is for; None when each row names its own.
+    `topic`: the one that it is for; None when each row names its own. `incarnation`: of the supervised driver whose the job is,
+    for which it is done.
     """
 
     job: str
@@ -345,6 +346,7 @@ class Completion:
     transactions: int
     forget: bool
     topic: str | None = None
+    incarnation: str | None = None
 
 
 def kafka_sink(given: dict[str, str], prefix: str, commit_topic: str) -> KafkaSink:
@@ -370,8 +372,10 @@ def plan_commit(lists: DurableLists, jobs: Collection[str] | None, prefix: str) 
     for key, commits in lists.lists.items():
         job, one_off = parse_key(key).job, is_one_off(parse_key(key).job)
         is_due = not commits.completed or (one_off and jobs is not None)
-        if is_due and (jobs is None or job in jobs) and not other_prefixes(key, commits, prefix):
-            completions.append(Completion(job, commits.epoch, len(commits.handles), one_off, _topic_of(commits)))
+        is_asked_for = (jobs is None or job in jobs) and not other_prefixes(key, commits, prefix)
+        if is_due and is_asked_for and commits.epoch is not None:
+            owner = None if commits.claim is None else commits.claim.incarnation
+            completions.append(Completion(job, commits.epoch, len(commits.handles), one_off, _topic_of(commits), owner))
     return completions
 
 
@@ -412,7 +416,7 @@ def complete(completion: Completion, sinks_committer: Committer[KafkaHandle]) ->
     """
     from headrace.connectors.commit import JobCommitter
 
-    committer = JobCommitter(completion.job, sinks_committer)
+    committer = JobCommitter(completion.job, sinks_committer, completion.incarnation)
     try:
         committer.recover()
         if completion.forget:

@@ -314,4 +314,8 @@ class MemorySink(TwoPhaseSink[MemoryHandle]):
         """The same, with what each epoch was made from."""
         lists = CommitListSerializer(self.handles)
         found = {job: lists.deserialize(data, f"the list of job {job!r}") for job, data in self.log.stored().items()}
-        return {job: RecordedEpoch(commits.epoch, content=commits.content) for job, commits in found.items()}
+        return {
+            job: RecordedEpoch(commits.epoch, content=commits.content)
+            for job, commits in found.items()
+            if commits.epoch is not None
+        }

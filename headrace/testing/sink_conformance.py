@@ -27,7 +27,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.connectors.commit import JobCommitter, StaleEpochError
+from headrace.connectors.commit import JobCommitter, StaleEpochError, SupersededError
 from headrace.connectors.sink import Attempt, CommitList, Committer, Outcome, TwoPhaseSink
 from headrace.enumerator.errors import DataLossError, FencedError, HeadraceError
 from headrace.testing.dying import DyingCommitter, Killed, Step, When
@@ -107,8 +107,8 @@ class _Job:
         self._stack.callback(made.close)
         return made
 
-    def driver(self) -> JobCommitter[Any]:
-        return JobCommitter(self.name, self.committer())
+    def driver(self, incarnation: str | None = None) -> JobCommitter[Any]:
+        return JobCommitter(self.name, self.committer(), incarnation)
 
     def dying(self, step: Step, when: When, nth: int) -> tuple[DyingCommitter[Any], JobCommitter[Any]]:
         dying = DyingCommitter(self.committer(), step, when, nth)
@@ -318,6 +318,29 @@ class SinkConformance(ABC):
             assert job.recorded() == 3
             committer = job.committer()
             assert committer.fence() == commits
+
+    def test_who_has_claimed_a_job_keeps_it_until_a_younger_driver_comes(self, external: SinkContext) -> None:
+        """Also before any epoch is recorded. An older one is done for, whichever of its processes asks, and changes nothing."""
+        job = self._job(external)
+        older, younger = job.driver("older"), job.driver("younger")
+        older.claim()
+        assert job.recorded() == -1
+        job.driver("older").commit(0, job.prepare(0))
+        younger.claim()
+        handles = job.prepare(1)
+        for act in (JobCommitter.recover, JobCommitter.release, lambda driver: driver.commit(1, handles)):
+            for superseded in ("older", None):
+                with pytest.raises(SupersededError):
+                    act(job.driver(superseded))
+        with pytest.raises(FencedError):
+            younger.commit(1, handles)
+        job.driver("younger").commit(1, handles)
+        self.assert_visible(external, job.epoch(0), job.epoch(1))
+        job.driver("younger").release()
+        job.driver().commit(2, job.prepare(2))
+        with pytest.raises(SupersededError):
+            job.driver("younger").recover()
+        self.assert_visible(external, job.epoch(0), job.epoch(1), job.epoch(2))
 
     def test_a_forgotten_job_has_no_list(self, external: SinkContext) -> None:
         """Its rows stay; a job of the same name begins anew."""

@@ -362,7 +362,7 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
 
     def _take_over(self, output: _Output) -> CommitList[Any] | None:
         seen = output.driver.fence()
-        self._refuse_stale(output, 0 if seen is None else seen.epoch)
+        self._refuse_stale(output, 0 if seen is None or seen.epoch is None else seen.epoch)
         return seen
 
     def _catch_up(self, seen: Mapping[str, CommitList[Any] | None]) -> None:
@@ -492,6 +492,7 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
 
     def _next(self, positions: Checkpoint[SplitT], commits: CommitList[WorkerHandle[Any]]) -> RunCheckpoint[SplitT, Any]:
         """The checkpoint to be stored; without handles no sink is told of it."""
+        assert commits.epoch is not None, "a run's lists are its checkpoints"
         before = self._epoch
         epoch = (commits.epoch << EPOCH_BITS) + self._draw() if commits.handles else before
         by_output = {}

@@ -26,6 +26,7 @@ from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.readers import StreamReader
 from headrace.runners.spark.session import PIPELINES, told_parallelism_of
+from headrace.runners.spark.supervision.incarnation import incarnation_of
 from headrace.runners.spark.writers import StreamWriter
 
 if TYPE_CHECKING:
@@ -134,15 +135,15 @@ class PipelineSinkFormat(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> PipelineWriter:  # noqa: FBT001, N802 - Spark's
         """The sink's writer."""
         del schema, overwrite  # as `PipelineQuery.start` has it
-        return PipelineWriter(cast("PipelineWrite", _loaded(self.PICKLED)))
+        return PipelineWriter(cast("PipelineWrite", _loaded(self.PICKLED)), incarnation_of(self.options))
 
 
 class PipelineWriter(StreamWriter[Any]):
     """A streaming query's sink, with the pipeline's transform before it."""
 
-    def __init__(self, write: PipelineWrite) -> None:
-        """Contacts nobody."""
-        super().__init__(write.sink, write.schema.names, write.offsets)
+    def __init__(self, write: PipelineWrite, incarnation: str | None = None) -> None:
+        """Contacts nobody. `incarnation`: as a stream's."""
+        super().__init__(write.sink, write.schema.names, write.offsets, incarnation)
         self._pickled = pickled((write.transformed, write.schema))  # Spark pickles the writer, and by another way
 
     def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

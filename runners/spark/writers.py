@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic
 
@@ -19,7 +19,14 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from headrace.connectors.commit import CommitRequested, JobCommitter, StaleEpochError, refuse_other_content, refuse_stale
+from headrace.connectors.commit import (
+    CommitRequested,
+    JobCommitter,
+    StaleEpochError,
+    SupersededError,
+    refuse_other_content,
+    refuse_stale,
+)
 from headrace.connectors.counters import COUNTERS, Counted
 from headrace.connectors.sink import Attempt, HandleT, RecordedEpoch, TwoPhaseSink, another_write, one_off_job
 from headrace.enumerator.errors import FencedError, HeadraceError, UsageError
@@ -42,6 +49,9 @@ _BEGINS_LATE = (
     "folder, or from a checkpoint of another sink; if it has written here before, its destination was made anew, and what the "
     "batches before have written is not in it"
 )
+
+_MOST_FENCES = 20
+"""So often in a row an owner is fenced: by its siblings, and by drivers that find out thereby that they own the job no more."""
 
 STRAGGLERS_S = 4.0
 """When a task fails, Spark stops the others and calls `abort` at once, but leaves their Python processes 2 s to end by
@@ -82,8 +92,9 @@ class _Recorded:
     same, the driver's commit finds it, and aborts what these tasks have written.
     """
 
-    def __init__(self, sink: TwoPhaseSink[Any]) -> None:
+    def __init__(self, sink: TwoPhaseSink[Any], incarnation: str | None = None) -> None:
         self._sink = sink
+        self._incarnation = incarnation
         self._epochs: Mapping[str, RecordedEpoch] | None = None
         self._left_over: frozenset[str] = frozenset()
 
@@ -91,7 +102,12 @@ class _Recorded:
         if self._epochs is None:
             self._left_over = self._sink.left_over()  # first: what is recorded in between is ended then, not written again
             self._epochs = dict(self._sink.recorded_now())
-        return {"_sink": self._sink, "_epochs": self._epochs, "_left_over": self._left_over}
+        return {
+            "_sink": self._sink,
+            "_incarnation": self._incarnation,
+            "_epochs": self._epochs,
+            "_left_over": self._left_over,
+        }
 
     def of(self, job: str) -> RecordedEpoch | None:
         """The job's last epoch on its durable list."""
@@ -107,7 +123,7 @@ class _Recorded:
 
     def recover(self, job: str) -> None:
         """End what an earlier run of the job left over. In a task, since the driver's side of Spark does not know the query."""
-        self._sink.end_left_over(job, self._left_over)
+        self._sink.end_left_over(job, self._left_over, self._incarnation)
 
 
 def _prepare(
@@ -143,16 +159,23 @@ def _refuse_of_another_write(
 class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
     """A streaming query's sink. Spark makes one for every batch beside the driver, and unpickles copies in the tasks."""
 
-    def __init__(self, sink: TwoPhaseSink[HandleT], columns: Sequence[str], offsets: OffsetLog | None = None) -> None:
+    def __init__(
+        self,
+        sink: TwoPhaseSink[HandleT],
+        columns: Sequence[str],
+        offsets: OffsetLog | None = None,
+        incarnation: str | None = None,
+    ) -> None:
         """Contacts nobody. `columns` are those of the frame that are written.
 
         `offsets`: of the query's checkpoint, where it is known: with it a batch that an older copy of the checkpoint has
-        planned anew is refused, and not taken for a replay.
+        planned anew is refused, and not taken for a replay. `incarnation`: of the driver, if it is a supervised one.
         """
         self._sink = sink
         self._columns = list(columns)
         self._offsets = offsets
-        self._recorded = _Recorded(sink)
+        self._incarnation = incarnation
+        self._recorded = _Recorded(sink, incarnation)
 
     @property
     def sink(self) -> TwoPhaseSink[HandleT]:
@@ -177,7 +200,8 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """On the driver. The first of a query recovers: it fences an older driver, and completes what that has left.
 
-        Raises StaleEpochError for a batch of an older copy of the checkpoint, and what the sink raises.
+        Raises StaleEpochError for a batch of an older copy of the checkpoint, SupersededError where the job is another
+        driver's, and what the sink raises.
         """
         prepared = _of_tasks(messages)
         if not prepared:
@@ -187,15 +211,31 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         began_s = time.monotonic()
         self._recorded.refuse(job, batchId, content)
         self._sink.reached()
-        try:
-            _commit(self._sink, job, asked)
-        except FencedError:
-            # By a sibling: Spark has several processes for commits, and changes between them. By a younger driver, if the batch
-            # is recorded: then this one is done for, and must not take back what is no longer its own.
-            if _is_recorded(self._sink, job, batchId):
-                raise
-            _commit(self._sink, job, asked)
+        if self._incarnation is None:
+            self._commit_unsupervised(job, asked)
+        else:
+            _while_owner(lambda: _commit(self._sink, job, asked, self._incarnation))
         _count_commit(job, len(handles), time.monotonic() - began_s)
+
+    def _commit_unsupervised(self, job: str, asked: CommitRequested[HandleT]) -> None:
+        """Once more if this process was fenced: by a sibling, as Spark has several processes for commits, and changes between
+        them. By another driver, if the batch is recorded: then this one is done for, and must not take back what is no longer
+        its own."""
+        try:
+            _commit(self._sink, job, asked, None)
+        except SupersededError:
+            raise
+        except FencedError:
+            if _is_recorded(self._sink, job, asked.epoch):
+                raise
+            _commit(self._sink, job, asked, None)
+
+    def claim(self, job: str, last_batch: int | None) -> None:
+        """Before a driver with an incarnation starts the query for the first time, in a process of its own: make the job its
+        own, and recover as the first `commit` does. Raises as `recover`.
+        """
+        self._refuse_copy(job, last_batch)
+        self._in_driver(job, JobCommitter.claim)
 
     def recover(self, job: str, last_batch: int | None) -> None:
         """Before the query starts, in a process of its driver: as the first `commit` does. Raises what the sink raises.
@@ -203,17 +243,32 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         `last_batch`: the last one of the checkpoint's offset log. Where the sink has a later one, or this one from another
         plan and it is to be run again, the checkpoint is an older copy, whose query may be at work: StaleEpochError then,
         before anything of that one is fenced or aborted. Of a batch that is committed there may be other offsets by now
-        (`headrace checkpoint set-offsets`).
+        (`headrace checkpoint set-offsets`). SupersededError where another driver has claimed the job since this one has.
         """
+        self._refuse_copy(job, last_batch)
+        self._in_driver(job, JobCommitter.recover)
+
+    def release(self, job: str) -> None:
+        """After the query has ended in good order, in a process of its driver: the job is nobody's. Raises as `recover`."""
+        self._in_driver(job, JobCommitter.release)
+
+    def _refuse_copy(self, job: str, last_batch: int | None) -> None:
         recorded = self._sink.recorded_now().get(job)
         _refuse_older_copy(job, last_batch, recorded)
         if recorded is not None and recorded.epoch == last_batch and not self._is_committed(last_batch):
             refuse_other_content(job, last_batch, _content(self._offsets, last_batch), recorded.content)
-        committer = JobCommitter(job, self._sink.committer(job))
-        try:
-            committer.recover()
-        finally:
-            committer.close()
+
+    def _in_driver(self, job: str, act: Callable[[JobCommitter[HandleT]], None]) -> None:
+        """With a committer that nobody has used: what was fenced is of no further use."""
+
+        def attempt() -> None:
+            committer = JobCommitter(job, self._sink.committer(job), self._incarnation)
+            try:
+                act(committer)
+            finally:
+                committer.close()
+
+        _while_owner(attempt)
 
     def _is_committed(self, batch: int) -> bool:
         return self._offsets is not None and self._offsets.is_committed(batch)
@@ -222,7 +277,7 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         """On the driver. What the query has prepared is aborted, unless this batch is recorded: the next start completes it."""
         prepared = _of_tasks(messages)
         if prepared:
-            _abort(self._sink.bounded(), prepared[0].job, batchId)
+            _abort(self._sink.bounded(), prepared[0].job, batchId, self._incarnation)
 
 
 class BatchWriter(DataSourceArrowWriter, Generic[HandleT]):
@@ -311,8 +366,24 @@ def _content(offsets: OffsetLog | None, batch: int) -> str | None:
     return None if offsets is None else offsets.digest(batch)
 
 
-def _commit(sink: TwoPhaseSink[HandleT], job: str, asked: CommitRequested[HandleT]) -> None:
-    committer = _committer(sink, job)
+def _while_owner(act: Callable[[], None]) -> None:
+    """Act again where this process was fenced meanwhile: each time it fences, and goes on only if the job is still its own.
+
+    So it is one that is not the owner, and ends for it, or a sibling. Raises SupersededError where the job is another's.
+    """
+    for _ in range(_MOST_FENCES - 1):
+        try:
+            act()
+        except SupersededError:
+            raise
+        except FencedError:
+            continue
+        return
+    act()
+
+
+def _commit(sink: TwoPhaseSink[HandleT], job: str, asked: CommitRequested[HandleT], incarnation: str | None) -> None:
+    committer = _committer(sink, job, incarnation)
     is_new = committer.recorded_epoch is None
     try:
         committer.commit_requested(asked)
@@ -343,9 +414,9 @@ def _count_commit(job: str, transactions: int, took_s: float) -> None:
 
 
 @functools.lru_cache(maxsize=16)
-def _committer(sink: TwoPhaseSink[Any], job: str) -> JobCommitter[Any]:
+def _committer(sink: TwoPhaseSink[Any], job: str, incarnation: str | None) -> JobCommitter[Any]:
     """Kept with the process, which Spark uses again for every batch: a driver fences and recovers once."""
-    return JobCommitter(job, sink.committer(job))
+    return JobCommitter(job, sink.committer(job), incarnation)
 
 
 def _is_recorded(sink: TwoPhaseSink[Any], job: str, epoch: int) -> bool:
@@ -353,7 +424,7 @@ def _is_recorded(sink: TwoPhaseSink[Any], job: str, epoch: int) -> bool:
     return sink.recorded_epochs().get(job, -1) >= epoch
 
 
-def _abort(sink: TwoPhaseSink[Any], job: str, epoch: int) -> None:
+def _abort(sink: TwoPhaseSink[Any], job: str, epoch: int, incarnation: str | None = None) -> None:
     """Abort what the job has prepared, unless the epoch is recorded.
 
     Then another driver may be at work with what comes after it, and to fence it and abort its transactions would be wrong.
@@ -365,12 +436,12 @@ def _abort(sink: TwoPhaseSink[Any], job: str, epoch: int) -> None:
     except HeadraceError as error:
         log.warning("job %s: whether epoch %d is recorded cannot be told now, so nothing is aborted: %s", job, epoch, error)
         return
-    _recover(sink, job)
+    _recover(sink, job, incarnation)
 
 
-def _recover(sink: TwoPhaseSink[Any], job: str) -> None:
+def _recover(sink: TwoPhaseSink[Any], job: str, incarnation: str | None = None) -> None:
     try:
-        JobCommitter(job, sink.committer(job)).recover()
+        JobCommitter(job, sink.committer(job), incarnation).recover()
     except HeadraceError as error:
         log.warning("job %s: what was prepared could not be aborted now, the next start will: %s", job, error)
 

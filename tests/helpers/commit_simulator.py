@@ -4,6 +4,9 @@ Several drivers of the job may be alive: the newest is the engine's, the others 
 performs one Committer call at a time, so any of them can be killed before and after any call, `interrupt` kills it in the
 middle of one, and everything else can happen in between. Every action takes any integers and does nothing where it does not
 apply, so a history can be drawn from a seed. The invariants are checked after every action.
+
+In half of the histories drivers are supervised: each has an incarnation and claims the job when it begins, and one that is
+fenced asks again in another of its processes, as `StreamWriter` does. Then only who owns the job by the list may write it.
 """
 
 from __future__ import annotations
@@ -16,14 +19,17 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.connectors.commit import (
+    ClaimRequested,
     CommitPhase,
     CommitRequested,
     JobCommitter,
     RecoveryRequested,
+    ReleaseRequested,
     StaleEpochError,
+    SupersededError,
     refuse_stale,
 )
-from headrace.connectors.sink import Attempt, CommitListSerializer
+from headrace.connectors.sink import Attempt, Claim, CommitListSerializer
 from headrace.enumerator.errors import FencedError, PeerError
 from headrace.testing.memory_sink import MemoryHandle, MemoryHandleSerializer, MemorySink, MemoryTransactionLog, State
 
@@ -66,14 +72,18 @@ class FusedLog(MemoryTransactionLog):
         self.listed.update(handle.number for handle in LISTS.deserialize(data, "the simulation").handles)
 
     def recorded(self) -> int:
-        return LISTS.deserialize(self.stored()[JOB], "the simulation").epoch if JOB in self.stored() else -1
+        epoch = LISTS.deserialize(self.stored()[JOB], "the simulation").epoch if JOB in self.stored() else None
+        return -1 if epoch is None else epoch
+
+    def claim(self) -> Claim | None:
+        return LISTS.deserialize(self.stored()[JOB], "the simulation").claim if JOB in self.stored() else None
 
 
 class SteppedCommitter(JobCommitter[MemoryHandle]):
     """A JobCommitter that performs one command when told to, so that others can act in between."""
 
-    def __init__(self, sink: MemorySink) -> None:
-        super().__init__(JOB, sink.committer(JOB))
+    def __init__(self, sink: MemorySink, incarnation: str | None) -> None:
+        super().__init__(JOB, sink.committer(JOB), incarnation)
         self.commands: deque[Any] = deque()
 
     @property
@@ -91,10 +101,13 @@ class SteppedCommitter(JobCommitter[MemoryHandle]):
 
 
 class Run:
-    """A driver process. `stale`: it was started from an older copy of the checkpoint."""
+    """A driver process. `stale`: it was started from an older copy of the checkpoint. `incarnation`: if it is supervised."""
 
-    def __init__(self, sink: MemorySink, epoch: int, *, stale: bool = False) -> None:
-        self.committer = SteppedCommitter(sink)
+    def __init__(self, sink: MemorySink, epoch: int, incarnation: str | None = None, *, stale: bool = False) -> None:
+        self.committer = SteppedCommitter(sink, incarnation)
+        self.incarnation = incarnation
+        self.is_claiming = False
+        self.is_releasing = False
         self.epoch = epoch
         self.stale = stale
         self.handles: tuple[MemoryHandle, ...] | None = None  # None: its tasks have not run
@@ -114,7 +127,9 @@ class Run:
 class CommitSimulation:
     """The engine's checkpoint (`done`: the last epoch in it), the rows it has planned for each epoch, and the drivers."""
 
-    def __init__(self) -> None:
+    def __init__(self, supervised: int = 0) -> None:
+        self.is_supervised = bool(supervised % 2)
+        self.runs = 0
         self.log = FusedLog()
         self.sink = MemorySink(self.log)
         self.rows: list[list[str]] = []
@@ -122,7 +137,7 @@ class CommitSimulation:
         self.completed: set[int] = set()
         self.attempts: list[Attempt] = []
         self.zombies: list[Run] = []
-        self.current = Run(self.sink, 0)
+        self.current = self._new_run(0)
         self.happened: Counter[str] = Counter()
         self.checked: tuple[int, ...] = ()
         self.bystander = self.log.begin(BYSTANDER, "0.0.0")
@@ -134,9 +149,9 @@ class CommitSimulation:
         """A new driver; the old one is dead, or goes on without knowing."""
         if zombie % 2 and len(self.zombies) < ZOMBIES_AT_MOST:
             self.zombies.append(self.current)
-        self.current = Run(self.sink, self.done + 1)
+        self._start()
         self.happened["restart"] += 1
-        if recover % 2:
+        if recover % 2 and not self.is_supervised:
             self.current.committer.request(RecoveryRequested())
 
     def rewind(self, back: int, fates: int) -> None:
@@ -169,7 +184,7 @@ class CommitSimulation:
     def request(self, which: int) -> None:
         """The tasks are done: commit."""
         run = self._run(which)
-        if run.handles is None or run.busy or run.asked:
+        if run.handles is None or run.busy or run.asked or run.is_releasing:
             return
         run.asked, run.began, run.recorded = True, len(self.log.entries), self.log.recorded()
         handles = run.handles
@@ -217,6 +232,13 @@ class CommitSimulation:
         if not self.current.busy and self.current.committer.phase in (CommitPhase.CREATED, CommitPhase.READY):
             self.current.committer.request(RecoveryRequested())
 
+    def give_back(self) -> None:
+        """The engine's driver ends in good order, whatever it has under way."""
+        run = self.current
+        if self.is_supervised and not run.is_claiming:
+            run.is_releasing, run.asked, run.handles = True, False, ()
+            self._release(run)
+
     def kill_zombie(self, which: int) -> None:
         """A zombie ends."""
         if self.zombies:
@@ -262,6 +284,7 @@ class CommitSimulation:
     def drain(self) -> None:
         """Nothing fails any more: the job must go on by itself, and leave nothing open."""
         self.restart(zombie=0, recover=0)
+        self.finish(0)
         for _ in range(3):
             self.write(0, size=2, tasks=2, look=0, fates=0)
             run = self.current
@@ -283,28 +306,81 @@ class CommitSimulation:
     def _lose(self, run: Run, why: str) -> None:
         self.happened[why] += 1
         if run is self.current:
-            self.current = Run(self.sink, self.done + 1)
+            self._start()
         else:
             self.zombies.remove(run)
 
+    def _new_run(self, epoch: int) -> Run:
+        self.runs += 1
+        return Run(self.sink, epoch, f"driver-{self.runs}" if self.is_supervised else None)
+
+    def _start(self) -> None:
+        """The engine's next driver. A supervised one claims the job before anything else: its name is known by now."""
+        self.current = self._new_run(self.done + 1)
+        if self.is_supervised:
+            self._claim(self.current)
+
+    def _claim(self, run: Run) -> None:
+        run.is_claiming = True
+        run.committer.request(ClaimRequested())
+
+    def _release(self, run: Run) -> None:
+        run.committer = SteppedCommitter(self.sink, run.incarnation)
+        run.committer.request(ReleaseRequested())
+
+    def _fenced(self, run: Run) -> None:
+        """Another of the driver's processes asks again for what this one has not got done."""
+        if run.incarnation is None:
+            self._lose(run, "fenced")
+            return
+        self.happened["fenced, and asks again"] += 1
+        run.committer = SteppedCommitter(self.sink, run.incarnation)
+        if run.is_claiming:
+            self._claim(run)
+        elif run.is_releasing:
+            self._release(run)
+        elif run.asked and not run.committed:
+            assert run.handles is not None
+            run.committer.request(CommitRequested(run.epoch, run.handles))
+
     def _guarded(self, run: Run, act: Callable[[], Any]) -> None:
         """A driver's action: any error of headrace ends the process, as it would."""
-        phase = run.committer.phase
+        phase, before = run.committer.phase, self.log.stored().get(JOB)
         try:
-            act()
+            try:
+                act()
+            finally:
+                self._check_owner(run, before)
         except KilledError:
             self._lose(run, f"killed {phase.name}")
         except StaleEpochError:
             assert run.epoch < self.log.recorded(), "an epoch that is not stale was refused"
             self._lose(run, "stale epoch refused")
+        except SupersededError:
+            claim = self.log.claim()
+            assert claim is not None
+            assert claim.incarnation != run.incarnation, "whose the job is was told that it is another's"
+            self._lose(run, "superseded")
         except FencedError:
-            self._lose(run, "fenced")
+            self._fenced(run)
         except PeerError:
             assert phase is CommitPhase.CHECKING
             self._lose(run, "check failed")
         else:
+            run.is_claiming &= run.busy
+            if run.is_releasing and not run.busy:
+                self._lose(run, "given back")
+                return
             if run.asked and not run.busy and not run.committed:
                 self._finished(run)
+
+    def _check_owner(self, run: Run, before: bytes | None) -> None:
+        """Who writes the list owns the job, by that list."""
+        if self.log.stored().get(JOB) != before:
+            claim = self.log.claim()
+            owner = None if claim is None else claim.incarnation
+            is_own = owner in ((run.incarnation, None) if run.is_releasing else (run.incarnation,))
+            assert is_own, f"{run.incarnation} has written the list of a job that is {owner}'s"
 
     def _finished(self, run: Run) -> None:
         """The commit has returned."""

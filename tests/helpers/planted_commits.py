@@ -74,7 +74,7 @@ def completed_before_the_commits() -> Iterator[None]:
     """The list says that the epoch is completed before its transactions are committed."""
 
     def planted(_: Any, perform: Callable[[Any], Any], command: Any) -> Any:
-        return perform(Record(CommitList(command.commits.epoch, (), completed=True)))
+        return perform(Record(replace(command.commits, handles=(), completed=True)))
 
     with _performing(Record, planted):
         yield
@@ -84,11 +84,11 @@ def completed_before_the_commits() -> Iterator[None]:
 def recovery_skipped() -> Iterator[None]:
     """A restarted driver takes what the durable list names for done."""
 
-    def planted(core: Any, event: Any) -> list[Any]:
-        core.commits = event.commits and replace(event.commits, handles=(), completed=True)
+    def planted(core: Any) -> list[Any]:
+        core.commits = core.commits and replace(core.commits, handles=(), completed=True)
         return core._sweep()  # type: ignore[no-any-return]
 
-    with _transition(CommitPhase.FENCING, module.Fenced, "_fenced", planted):
+    with patch.object(CommitCore, "_recover", planted):
         yield
 
 
@@ -96,11 +96,12 @@ def recovery_skipped() -> Iterator[None]:
 def aborted_after_the_list_was_durable() -> Iterator[None]:
     """A restarted driver aborts an unfinished epoch, though its list is durable, and lets it be written again."""
 
-    def planted(core: Any, event: Any) -> list[Any]:
-        core.commits = event.commits if event.commits is not None and event.commits.completed else None
+    def planted(core: Any) -> list[Any]:
+        if core.commits is not None and not core.commits.completed:
+            core.commits = CommitList(None, (), completed=True, claim=core.commits.claim)
         return core._sweep()  # type: ignore[no-any-return]
 
-    with _transition(CommitPhase.FENCING, module.Fenced, "_fenced", planted):
+    with patch.object(CommitCore, "_recover", planted):
         yield
 
 
@@ -171,7 +172,7 @@ def stale_epoch_skipped() -> Iterator[None]:
     take_up = CommitCore._take_up
 
     def planted(core: Any) -> list[Any]:
-        if core._asked is not None and core.commits is not None and core._asked.epoch < core.commits.epoch:
+        if core._asked is not None and core._asked.epoch < core._recorded_epoch:
             core._asked = None
         return take_up(core)
 
@@ -201,6 +202,36 @@ def recorded_epoch_written_again() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def incarnations_are_ignored() -> Iterator[None]:
+    """Who has fenced goes on, whosever the job is: so two drivers that live fence each other by turns."""
+    with patch.object(module, "refuse_another", lambda *_: None):
+        yield
+
+
+@contextmanager
+def a_claim_is_recorded_last() -> Iterator[None]:
+    """A driver that begins first ends what the one before has left, and then says whose the job is: not at all, if it dies."""
+
+    def planted(core: Any, event: Any) -> list[Any]:
+        core.commits = event.commits
+        return core._recover()  # type: ignore[no-any-return]
+
+    with _transition(CommitPhase.FENCING, module.Fenced, "_fenced", planted):
+        yield
+
+
+@contextmanager
+def a_list_says_no_more_whose_the_job_is() -> Iterator[None]:
+    """The claim is lost with the next epoch."""
+    with _performing(Record, lambda _, perform, command: perform(Record(_unclaimed(command.commits)))):
+        yield
+
+
+def _unclaimed(commits: CommitList[Any]) -> CommitList[Any]:
+    return commits if commits.epoch is None else replace(commits, claim=None)
+
+
 ALL: tuple[Planted, ...] = (
     committed_before_the_list_is_durable,
     completed_before_the_commits,
@@ -215,5 +246,8 @@ ALL: tuple[Planted, ...] = (
     stale_epoch_skipped,
     stale_epoch_written,
     recorded_epoch_written_again,
+    incarnations_are_ignored,
+    a_claim_is_recorded_last,
+    a_list_says_no_more_whose_the_job_is,
 )
 """Those that the simulation must catch: all of them."""

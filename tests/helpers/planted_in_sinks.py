@@ -307,6 +307,21 @@ class ContentForgotten(PassingSink):
     committing = _ForgetsContent
 
 
+class _ForgetsClaim(PassingCommitter):
+    def fence(self) -> CommitList[Any] | None:
+        commits = self.inner.fence()
+        if commits is None or commits.claim is None:
+            return commits
+        self.sink.harm.append(str(commits.claim))
+        return replace(commits, claim=None)
+
+
+class ClaimForgotten(PassingSink):
+    """Whose the job is, nobody knows."""
+
+    committing = _ForgetsClaim
+
+
 CAUGHT_BY: Mapping[type[PassingSink], str] = {
     CommitsInPrepare: "test_nothing_is_visible_before_the_commit",
     CommitsInAbort: "test_aborted_rows_are_never_visible",
@@ -323,6 +338,7 @@ CAUGHT_BY: Mapping[type[PassingSink], str] = {
     GreatNumbersAreNobodys: "test_a_losing_attempt_of_the_greatest_number_is_aborted",
     RecordedEpochsForgotten: "test_an_epoch_without_rows_is_recorded",
     ContentForgotten: "test_an_epoch_that_was_planned_anew_is_refused",
+    ClaimForgotten: "test_who_has_claimed_a_job_keeps_it_until_a_younger_driver_comes",
 }
 """Each bug, and a case of the kit that must fail for it."""
 

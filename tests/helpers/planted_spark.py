@@ -349,7 +349,7 @@ _in_doubt = writers._recover
 abort_fences_whoever_goes_on = _instead(
     writers,
     "_abort",
-    lambda sink, job, epoch: _in_doubt(sink, job),
+    lambda sink, job, epoch, incarnation: _in_doubt(sink, job, incarnation),
     "abort_fences_whoever_goes_on",
     "findings, Sinks 13: the abort of a driver that was replaced fences the one that took its place.",
 )
@@ -368,7 +368,7 @@ attempts_are_named_by_their_number = _instead(
 )
 
 
-def _abort_all(sink: Any, job: str, epoch: int) -> None:
+def _abort_all(sink: Any, job: str, epoch: int, incarnation: str | None) -> None:
     for entry in sink.log.unended(job):
         sink.log.abort(entry.number)
 
@@ -394,8 +394,8 @@ batches_are_told_by_number = _instead(
 )
 
 
-def _kept_for_ever(sink: Any, job: str, asked: Any) -> None:
-    writers._committer(sink, job).commit_requested(asked)
+def _kept_for_ever(sink: Any, job: str, asked: Any, incarnation: str | None) -> None:
+    writers._committer(sink, job, incarnation).commit_requested(asked)
 
 
 committer_is_kept_after_a_failure = _instead(
@@ -412,7 +412,7 @@ def _commit_once(self: Any, messages: Any, batch: int) -> None:
     if prepared:
         content = writers._content(self._offsets, batch)
         asked = commit_module.CommitRequested(batch, writers._handles(prepared), content, writers._skipped(prepared))
-        writers._commit(self._sink, prepared[0].job, asked)
+        writers._commit(self._sink, prepared[0].job, asked, self._incarnation)
 
 
 siblings_fence_each_other = _instead(
@@ -456,6 +456,27 @@ the_group_stays_ahead_after_a_loss = _instead(
     "A mutant: where the log was truncated the published position does not go back with the batch.",
 )
 
+
+def _once(act: Any) -> None:
+    act()
+
+
+owners_give_up = _instead(
+    writers,
+    "_while_owner",
+    _once,
+    "owners_give_up",
+    "A supervised driver that was fenced by one of before ends, and nobody goes on.",
+)
+
+incarnations_are_ignored = _instead(
+    commit_module,
+    "refuse_another",
+    lambda *_: None,
+    "incarnations_are_ignored",
+    "Who was fenced fences again, whosever the job is: two drivers do so by turns.",
+)
+
 IN_SPARK: tuple[Planted, ...] = (
     replayed_batch_0_initialises_again,
     missing_split_leaves_the_offsets,
@@ -491,5 +512,7 @@ IN_SPARK: tuple[Planted, ...] = (
     siblings_fence_each_other,
     fenced_is_taken_for_committed,
     only_one_task_is_committed,
+    owners_give_up,
+    incarnations_are_ignored,
 )
 """Those that the world of Spark must find."""

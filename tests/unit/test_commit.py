@@ -15,6 +15,7 @@ from headrace.connectors.commit import (
     COMMIT_TRANSITIONS,
     Check,
     Checked,
+    ClaimRequested,
     CommitCore,
     CommitPhase,
     CommitRequested,
@@ -28,13 +29,16 @@ from headrace.connectors.commit import (
     Record,
     Recorded,
     RecoveryRequested,
+    ReleaseRequested,
     StaleEpochError,
+    SupersededError,
     Sweep,
     Swept,
     refuse_stale,
 )
 from headrace.connectors.sink import (
     Attempt,
+    Claim,
     CommitList,
     CommitListSerializer,
     Outcome,
@@ -72,9 +76,20 @@ RECOVERY_OF_5: list[Any] = [Fenced(LISTED), Swept(), Ended(A, Outcome.COMMITTED)
 RECOVERED_6: list[Any] = [CommitRequested(6, (C,)), *RECOVERY_OF_5]
 RECOVERED_EMPTY_6: list[Any] = [CommitRequested(6, ()), *RECOVERY_OF_5]
 DONE_6 = CommitList(6, (), completed=True)
+# Of a supervised driver, "mine", and another one.
+MINE, HIS, NOBODYS = Claim(3, "mine"), Claim(2, "his"), Claim(4, None)
+CLAIMING: list[Any] = [ClaimRequested(), Fenced(replace(DONE, claim=HIS))]
+RELEASING: list[Any] = [ReleaseRequested(), Fenced(replace(DONE, claim=MINE)), Swept()]
+CLAIMED_UNFINISHED: list[Any] = [ClaimRequested(), Fenced(replace(LISTED, claim=HIS))]
+RELEASED_UNFINISHED: list[Any] = [
+    *(ReleaseRequested(), Fenced(replace(LISTED, claim=MINE)), Swept()),
+    *(Ended(A, Outcome.COMMITTED), Ended(B, Outcome.COMMITTED), Swept()),
+]
+GIVEN_BACK = replace(DONE, claim=Claim(3, None))
 PATHS = {
     CommitPhase.CREATED: NEW,
     CommitPhase.FENCING: FENCING,
+    CommitPhase.CLAIMING: CLAIMING,
     CommitPhase.CLEARING: CLEARING,
     CommitPhase.READY: READY,
     CommitPhase.CHECKING: CHECKING,
@@ -84,8 +99,12 @@ PATHS = {
     CommitPhase.SWEEPING: SWEEPING,
     CommitPhase.COMPLETING: COMPLETING,
     CommitPhase.CONFIRMING: CONFIRMING,
+    CommitPhase.RELEASING: RELEASING,
 }
-EVENTS = [RecoveryRequested(), ASKED, Fenced(None), Checked(), Recorded(), Ended(A, Outcome.COMMITTED), Copied((C,)), Swept()]
+EVENTS = [
+    *(ClaimRequested(), ReleaseRequested(), RecoveryRequested(), ASKED, Fenced(None), Checked(), Recorded()),
+    *(Ended(A, Outcome.COMMITTED), Copied((C,)), Swept()),
+]
 
 
 @dataclass(frozen=True)
@@ -138,11 +157,35 @@ CASES = [
     Case("ready after the commit", COMPLETING, Recorded(), [], CommitPhase.READY),
     Case("a commit after a recovered one is checked", RECOVERED_6, Recorded(), [Check((C,))], CommitPhase.CHECKING),
     Case("an empty epoch after a recovered one", RECOVERED_EMPTY_6, Recorded(), [Record(DONE_6)], CommitPhase.COMPLETING),
+    Case("a claim fences first", NEW, ClaimRequested(), [Fence()], CommitPhase.FENCING),
+    Case(
+        "a claim is recorded, with the next number, before anything else",
+        [ClaimRequested()],
+        Fenced(replace(LISTED, claim=HIS)),
+        [Record(replace(LISTED, claim=MINE))],
+        CommitPhase.CLAIMING,
+    ),
+    Case("then an unfinished list is cleared", CLAIMED_UNFINISHED, Recorded(), [Sweep((A, B))], CommitPhase.CLEARING),
+    Case("a completed one is only swept", CLAIMING, Recorded(), [Sweep(())], CommitPhase.SWEEPING),
+    Case("what is given back is fenced first", NEW, ReleaseRequested(), [Fence()], CommitPhase.FENCING),
+    Case(
+        "it is swept, and then it is nobody's",
+        RELEASING[:-1],
+        Swept(),
+        [Record(replace(DONE, claim=Claim(3, None)))],
+        CommitPhase.RELEASING,
+    ),
+    Case(
+        "an unfinished list is completed before", RELEASED_UNFINISHED, Recorded(), [Record(GIVEN_BACK)], CommitPhase.RELEASING
+    ),
+    Case("ready after it was given back", RELEASING, Recorded(), [], CommitPhase.READY),
 ]
 
 
 def driven(path: list[Any]) -> CommitCore[MemoryHandle]:
-    core: CommitCore[MemoryHandle] = CommitCore("job")
+    """A core that was told this. One that claims or gives back has an incarnation."""
+    is_supervised = any(isinstance(event, ClaimRequested | ReleaseRequested) for event in path)
+    core: CommitCore[MemoryHandle] = CommitCore("job", "mine" if is_supervised else None)
     for event in path:
         core.handle(event)
     return core
@@ -272,7 +315,111 @@ def test_a_replay_of_another_plan_is_refused_with_what_to_do():
     )
 
 
+# --- whose the job is -------------------------------------------------------------------------------------------------
+
+
+def fenced(request: Any, incarnation: str | None, claim: Claim | None) -> CommitCore[MemoryHandle]:
+    core: CommitCore[MemoryHandle] = CommitCore("job", incarnation)
+    core.handle(request)
+    core.handle(Fenced(replace(DONE, claim=claim)))
+    return core
+
+
+AS_OWNER = [RecoveryRequested(), CommitRequested(6, (A,)), ReleaseRequested()]
+AS_ANY = [RecoveryRequested(), CommitRequested(6, (A,))]
+
+
+@pytest.mark.parametrize("request_", AS_OWNER, ids=lambda event: type(event).__name__)
+@pytest.mark.parametrize("claim", [HIS, Claim(9, "his"), NOBODYS, Claim(2, numbered_content(7))])
+def test_a_supervised_driver_whose_job_is_anothers_is_done_for_before_it_changes_anything(request_, claim):
+    with pytest.raises(SupersededError, match=r"'job' is another driver's.*has changed nothing") as raised:
+        fenced(request_, "mine", claim)
+    assert isinstance(raised.value, FencedError)
+
+
+@pytest.mark.parametrize("request_", AS_OWNER, ids=lambda event: type(event).__name__)
+@pytest.mark.parametrize("claim", [MINE, Claim(3, numbered_content(content_number("mine")))])
+def test_whose_job_it_is_goes_on_also_where_only_a_number_is_kept(request_, claim):
+    assert fenced(request_, "mine", claim).phase is CommitPhase.SWEEPING
+
+
+@pytest.mark.parametrize("request_", AS_ANY, ids=lambda event: type(event).__name__)
+def test_a_query_without_supervision_takes_no_job_that_is_claimed_and_says_the_way_out(request_):
+    with pytest.raises(SupersededError, match=r"supervised driver, his \(claim 2\).*under supervision once and stop it there"):
+        fenced(request_, None, HIS)
+    assert fenced(request_, None, None).phase is fenced(request_, None, NOBODYS).phase is CommitPhase.SWEEPING
+
+
+def test_a_supervised_driver_claims_what_nobody_ever_has_before_it_does_anything_else():
+    core: CommitCore[MemoryHandle] = CommitCore("job", "mine")
+    core.handle(CommitRequested(0, (A,)))
+    assert core.handle(Fenced(None)) == [Record(CommitList(None, (), completed=True, claim=Claim(1, "mine")))]
+    assert core.handle(Recorded()) == [Sweep((A,))]
+    core.handle(Swept())
+    assert core.handle(Checked()) == [Record(CommitList(0, (A,), claim=Claim(1, "mine")))]
+    for request in (RecoveryRequested(), ReleaseRequested()):
+        assert fenced(request, "mine", None).phase is CommitPhase.CLAIMING
+
+
+def test_a_claim_that_is_recorded_already_is_not_made_again():
+    assert fenced(ClaimRequested(), "mine", MINE).phase is CommitPhase.SWEEPING
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        [CommitRequested(6, (A,)), Fenced(replace(DONE, claim=MINE)), Swept(), Checked()],
+        [CommitRequested(6, ()), Fenced(replace(DONE, claim=MINE)), Swept()],
+        [CommitRequested(5, ()), Fenced(replace(DONE, claim=MINE)), Swept(), CommitRequested(6, ())],
+        [RecoveryRequested(), Fenced(replace(LISTED, claim=MINE)), Swept(), *COPYING[-2:], Copied((C,))],
+        [
+            *(RecoveryRequested(), Fenced(replace(LISTED, claim=MINE)), Swept()),
+            *(Ended(A, Outcome.COMMITTED), Ended(B, Outcome.COMMITTED), Swept()),
+        ],
+    ],
+)
+def test_every_list_says_whose_the_job_is(path):
+    core: CommitCore[MemoryHandle] = CommitCore("job", "mine")
+    commands = [command for event in path for command in core.handle(event)]
+    assert {command.commits.claim for command in commands if isinstance(command, Record)} == {MINE}
+
+
 # --- with a log in memory -----------------------------------------------------------------------------------------------
+
+
+def test_of_two_drivers_that_live_the_younger_goes_on_and_the_older_is_done_for():
+    log = MemoryTransactionLog()
+    sink = MemorySink(log)
+    old, young = (JobCommitter("job", sink.committer("job"), name) for name in ("old", "young"))
+    old.claim()
+    old.commit(0, (prepared(sink, 0, 0, "a"),))
+    young.claim()
+    under_way = prepared(sink, 1, 0, "b")
+    with pytest.raises(FencedError, match="another driver has taken over"):
+        old.commit(1, (prepared(sink, 1, 1, "c"),))
+    with pytest.raises(SupersededError, match="young"):  # which fences, and changes nothing
+        JobCommitter("job", sink.committer("job"), "old").commit(1, (prepared(sink, 1, 1, "c"),))
+    with pytest.raises(FencedError):
+        young.commit(1, (under_way,))
+    JobCommitter("job", sink.committer("job"), "young").commit(1, (under_way,))
+    assert visible(log) == ["a", "b"]
+
+
+def test_a_job_that_was_given_back_is_for_whoever_comes_but_not_for_a_driver_of_before():
+    log = MemoryTransactionLog()
+    sink = MemorySink(log)
+    for name in ("older", "younger"):
+        JobCommitter("job", sink.committer("job"), name).claim()
+    assert sink.recorded_epochs() == {}
+    assert JobCommitter("job", sink.committer("job"), "younger").recorded_epoch is None
+    JobCommitter("job", sink.committer("job"), "younger").release()
+    with pytest.raises(SupersededError, match=r"which has ended since \(claim 2\)"):
+        JobCommitter("job", sink.committer("job"), "older").commit(0, ())
+    unsupervised = JobCommitter("job", sink.committer("job"))
+    unsupervised.commit(0, (prepared(sink, 0, 0, "a"),))
+    assert unsupervised.is_first
+    JobCommitter("job", sink.committer("job"), "youngest").claim()
+    assert LISTS.deserialize(log.stored()["job"], "here") == CommitList(0, (), completed=True, claim=Claim(3, "youngest"))
 
 
 def test_a_commit_shows_the_rows_and_leaves_nothing_open():
@@ -392,6 +539,8 @@ GOLDEN_LISTS = {
     "commit_list_v1.json": LISTED,
     "commit_list_completed_v1.json": DONE,
     "commit_list_v3.json": replace(LISTED, content="sha256:ab12"),
+    "commit_list_v4.json": replace(LISTED, content="sha256:ab12", claim=Claim(7, "12-34-56-ab12")),
+    "commit_list_claimed_v4.json": CommitList(None, (), completed=True, claim=Claim(1, None)),
 }
 
 
@@ -410,9 +559,9 @@ def test_the_current_version_writes_its_golden_file(name):
     assert LISTS.serialize(GOLDEN_LISTS[name]) == (GOLDEN / name).read_bytes()
 
 
-@pytest.mark.parametrize("newer", [{"version": 4}, {"handle_version": 2}])
+@pytest.mark.parametrize("newer", [{"version": 5}, {"handle_version": 2}])
 def test_a_newer_list_is_refused_and_says_what_it_is(newer):
-    with pytest.raises(StateError, match=r"over there: a newer headrace wrote this .*reads up to \(3, 1\)"):
+    with pytest.raises(StateError, match=r"over there: a newer headrace wrote this .*reads up to \(4, 1\)"):
         LISTS.deserialize(changed(**newer), "over there")
 
 
@@ -447,6 +596,10 @@ def test_something_else_is_refused():
         changed(handles="ab"),
         changed(handles=[{}]),
         changed(handles=[{"number": "x"}]),
+        changed(version=4, destination=None, targets=None, content=None),
+        changed(version=4, destination=None, targets=None, content=None, claim={"number": "1", "incarnation": None}),
+        changed(version=4, destination=None, targets=None, content=None, claim={"number": 1, "incarnation": 7}),
+        changed(version=4, destination=None, targets=None, content=None, claim={"number": 1, "incarnation": None}, epoch=None),
     ],
     ids=lambda data: data[:40].decode(errors="replace"),
 )

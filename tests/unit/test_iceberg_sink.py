@@ -54,7 +54,7 @@ def test_an_epoch_is_one_snapshot(sink, folder):
 def test_the_marker_in_a_table_is_as_it_was_written(sink, folder):
     driver(sink).commit(7, (prepared(sink, 7, 0, ["a"]),), "sha256:ab12")
     found = {name: value for name, value in iceberg_table(folder).metadata.properties.items() if name.startswith("headrace.")}
-    numbers = {"": "8", ".driver": "1", ".recorded-by": "1", ".content": "8637022608588308158"}
+    numbers = {"": "8", ".driver": "1", ".recorded-by": "1", ".content": "8637022608588308158", ".claim": "0", ".owner": "0"}
     assert found == {f"headrace.{JOB}{name}": number for name, number in numbers.items()}
 
 

@@ -8,7 +8,7 @@ import pickle
 import pyarrow as pa
 import pytest
 
-from headrace.connectors.commit import JobCommitter
+from headrace.connectors.commit import JobCommitter, SupersededError
 from headrace.connectors.sink import Attempt, CommitList
 from headrace.enumerator.errors import DeadlineExceededError, FencedError, PeerError
 from headrace.runners.spark import writers
@@ -68,6 +68,96 @@ def test_a_driver_that_was_overtaken_stops_and_takes_nothing_back(monkeypatch, s
     StreamWriter(sink, ["value"]).abort(late, 1)
     JobCommitter(JOB, sink.committer(JOB)).commit(2, tuple(item.handle for item in under_way))
     assert values(log) == ["0", "1", "2"]
+
+
+def of(driver, sink):
+    """A writer of this driver's, in whichever of its processes."""
+    return StreamWriter(sink, ["value"], incarnation=driver)
+
+
+def test_of_two_supervised_drivers_that_live_the_older_is_done_for_and_the_younger_goes_on(monkeypatch, sink, log):
+    """Without whose the job is they fenced each other by turns, for ever: each took the other for a sibling."""
+    processes = {}
+
+    def in_process(driver, number, act):
+        monkeypatch.setattr(writers, "_committer", processes.setdefault((driver, number), new_process(monkeypatch)))
+        act(of(driver, sink))
+
+    in_process("old", 0, lambda writer: writer.commit(messages(sink, 0, ["0"]), 0))
+    in_process("old", 1, lambda writer: writer.commit(messages(sink, 1, ["1"]), 1))
+    in_process("young", 0, lambda writer: writer.claim(JOB, 2))
+    in_process("young", 1, lambda writer: writer.commit(messages(sink, 2, ["2"]), 2))
+    under_way = messages(sink, 3, ["3"])
+    late = [PreparedMessage(JOB, 3, None)]
+    for number in (0, 1, 2):
+        with pytest.raises(SupersededError, match=r"another driver's, young \(claim 2\)"):
+            in_process("old", number, lambda writer: writer.commit(late, 3))
+        in_process("old", number, lambda writer: writer.abort(late, 3))
+    assert len(log.unended(JOB)) == 1
+    in_process("young", 1, lambda writer: writer.commit(under_way, 3))
+    assert values(log) == ["0", "1", "2", "3"]
+
+
+def test_a_driver_that_starts_its_query_again_does_not_take_the_job_back_from_a_younger_one(sink):
+    of("old", sink).claim(JOB, None)
+    of("young", sink).claim(JOB, None)
+    with pytest.raises(SupersededError):
+        of("old", sink).recover(JOB, None)
+    of("young", sink).recover(JOB, None)
+
+
+def test_a_driver_that_is_fenced_while_it_claims_claims_again(monkeypatch, sink, log):
+    """By one of before, which finds out thereby that it is done for."""
+    of("old", sink).claim(JOB, None)
+    store, fences = MemoryTransactionLog.store, []
+
+    def fenced_first(self, job, generation, data):
+        if not fences:
+            fences.append(log.fence(job))
+        store(self, job, generation, data)
+
+    monkeypatch.setattr(MemoryTransactionLog, "store", fenced_first)
+    of("young", sink).claim(JOB, None)
+    assert fences
+    of("young", sink).recover(JOB, None)
+    with pytest.raises(SupersededError):
+        of("old", sink).recover(JOB, None)
+
+
+def test_an_owner_that_is_fenced_without_end_gives_up(monkeypatch, sink, log):
+    of("mine", sink).claim(JOB, None)
+    fenced = []
+
+    def always(self, job, generation, data):
+        fenced.append(generation)
+        raise FencedError("again")
+
+    monkeypatch.setattr(MemoryTransactionLog, "store", always)
+    new_process(monkeypatch)
+    with pytest.raises(FencedError, match="again"):
+        of("mine", sink).commit(messages(sink, 0, ["0"]), 0)
+    assert len(fenced) == writers._MOST_FENCES
+
+
+def test_a_query_without_supervision_is_refused_where_the_job_is_claimed_and_welcome_once_it_is_given_back(
+    monkeypatch, sink, log
+):
+    new_process(monkeypatch)
+    of("mine", sink).commit(messages(sink, 0, ["0"]), 0)
+    with pytest.raises(SupersededError, match="not supervised"):
+        of(None, sink).commit(messages(sink, 1, ["1"]), 1)
+    of("mine", sink).release(JOB)
+    of(None, sink).commit(messages(sink, 1, ["1"]), 1)
+    assert values(log) == ["0", "1"]
+
+
+def test_tasks_end_what_is_left_over_for_their_driver_wherever_they_run(monkeypatch, sink):
+    ended = []
+    monkeypatch.setattr(MemorySink, "end_left_over", lambda sink, *what: ended.append(what))
+    monkeypatch.setattr(MemorySink, "left_over", lambda sink: frozenset({"x"}))
+    recorded = pickle.loads(pickle.dumps(of("mine", sink)._recorded))
+    recorded.recover(JOB)
+    assert ended == [(JOB, frozenset({"x"}), "mine")]
 
 
 def test_seen_here_the_abort_of_an_overtaken_driver_in_a_new_process_leaves_its_successor_alone(monkeypatch, sink, log):

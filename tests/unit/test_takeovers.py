@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from headrace.connectors.commit import JobCommitter, StaleEpochError
+from headrace.connectors.commit import JobCommitter, StaleEpochError, SupersededError
 from headrace.connectors.kafka.write.sink import KafkaSink
 from headrace.enumerator.errors import FencedError
 from headrace.kafka import KafkaSource
@@ -18,10 +19,13 @@ from headrace.run import Pipeline
 from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.supervision.endings import end_by
 from headrace.runners.spark.supervision.families import new_family
+from headrace.runners.spark.supervision.incarnation import INCARNATION
+from headrace.runners.spark.supervision.lock import CheckpointLock
 from headrace.runners.spark.supervision.starts import StartedQuery
 from headrace.runners.spark.supervision.takeover import Takeover
-from headrace.runners.spark.writers import StreamWriter
+from headrace.runners.spark.writers import PreparedMessage, StreamWriter
 from headrace.testing import FakeKafka
+from pyspark_headrace import DefaultSource
 from tests.helpers import run_jobs
 from tests.helpers.sink_rig import prepared
 from tests.helpers.spark_in_process import InProcessSpark
@@ -97,6 +101,51 @@ def test_the_checkpoint_itself_takes_over_whether_its_last_batch_was_recorded_or
         commits(sink, old, [3])
 
 
+@pytest.fixture
+def many_hosts(monkeypatch):
+    """The lock of the checkpoint keeps nobody apart."""
+    monkeypatch.setattr(CheckpointLock, "take", lambda *_: None)
+
+
+@pytest.mark.usefixtures("many_hosts")
+def test_each_supervised_driver_claims_its_job_and_every_process_of_the_query_knows_its_name(kafka, checkpoint):
+    location = checkpoint("own", 1)
+    options = {"kafka.bootstrap.servers": kafka.bootstrap, "topic": "out", "checkpointlocation": f"file:{location}"}
+    drivers = [Takeover(new_family(), 0) for _ in range(2)]
+    marked = []
+    for driver in drivers:
+        query = StartedQuery(SimpleNamespace(schema=SCHEMA), "headrace", "append", options)
+        driver.start(replace(query, mark=lambda *what: marked.append(what)), lambda: None)
+    assert [name for name, _ in marked] == [INCARNATION, INCARNATION]
+    older, younger = (DefaultSource({**options, name.lower(): value}).streamWriter(SCHEMA, False) for name, value in marked)
+    messages = [PreparedMessage(JOB, 0, handle) for handle in prepared(KafkaSink(kafka.bootstrap, topic="out"), JOB, 0, ["0"])]
+    with pytest.raises(SupersededError, match=r"\(claim 2\)") as refused:
+        older.commit(messages, 0)
+    assert end_by(refused.value).ending.name == "FENCED"
+    younger.commit(messages, 0)
+    assert [record.value for record in kafka.records("out")] == [b"0"]
+    with pytest.raises(SupersededError):
+        drivers[0].start(StartedQuery(SimpleNamespace(schema=SCHEMA), "headrace", "append", options), lambda: None)
+
+
+@pytest.mark.usefixtures("many_hosts")
+def test_a_driver_that_ends_in_good_order_gives_its_jobs_back_and_one_that_cannot_has_ended_well_all_the_same(
+    kafka, checkpoint, caplog
+):
+    location = checkpoint("own", 1)
+    options = {"kafka.bootstrap.servers": kafka.bootstrap, "topic": "out", "checkpointlocation": f"file:{location}"}
+    first, second = Takeover(new_family(), 0), Takeover(new_family(), 0)
+    for driver in (first, second):
+        driver.start(StartedQuery(SimpleNamespace(schema=SCHEMA), "headrace", "append", options), lambda: None)
+    first.release()
+    assert "stays this driver's" in caplog.text
+    sink = KafkaSink(kafka.bootstrap, topic="out")
+    with pytest.raises(SupersededError, match="not supervised"):
+        JobCommitter(JOB, sink.committer(JOB)).recover()
+    second.release()
+    JobCommitter(JOB, sink.committer(JOB)).recover()
+
+
 def test_the_last_batch_of_an_offset_log_is_told_by_its_numbers_wherever_it_lies(checkpoint):
     location = checkpoint("own", 12)
     assert OffsetLog(location).last_batch() == OffsetLog(f"file://{location}").last_batch() == 11
@@ -110,7 +159,7 @@ def test_seen_here_a_pipelines_query_is_recovered_before_spark_reads_its_checkpo
     pipeline.start_on_spark(spark, checkpointLocation=str(tmp_path / "its own")).stop()
     (sink,) = [name for name in spark.formats if "_sink_" in name]
     recovered = []
-    with patch.object(StreamWriter, "recover", lambda writer, *what: recovered.append((writer._sink.topic, *what))):
+    with patch.object(StreamWriter, "claim", lambda writer, *what: recovered.append((writer._sink.topic, *what))):
         query = StartedQuery(
             SimpleNamespace(schema=None), sink, "append", {"checkpointlocation": f"file:{checkpoint('own', 2)}"}
         )

@@ -200,6 +200,8 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
             except StateError as error:
                 log.warning("%s; it is left alone", error)
                 continue
+            if commits.epoch is None:
+                continue
             if name.prefix is not None:
                 own[name.job] = RecordedEpoch(commits.epoch, commits.targets, commits.content)
             elif self.takes_over(name.job, commits):
@@ -622,7 +624,8 @@ class KafkaCommitter(Committer[KafkaHandle]):
             return None
         is_untold = commits.destination is None and commits.completed  # by an earlier version
         told = commits.targets if commits.destination is not None else _topics(commits.handles)
-        self._last = RecordedEpoch(commits.epoch, None if is_untold else told)
+        if commits.epoch is not None:
+            self._last = RecordedEpoch(commits.epoch, None if is_untold else told)
         return replace(commits, destination=None, targets=None)  # `record` binds it to the destination again
 
     def _take_over(self) -> CommitList[KafkaHandle] | None:
@@ -683,6 +686,8 @@ class KafkaCommitter(Committer[KafkaHandle]):
 
     def _targets(self, commits: CommitList[KafkaHandle]) -> tuple[str, ...] | None:
         """The topics that the epoch was written to, also of what is committed already and no longer in the list."""
+        if commits.epoch is None:
+            return None
         found: tuple[str, ...] | None = _topics(commits.handles)
         if self._last is not None and self._last.epoch == commits.epoch:
             known = self._last.targets

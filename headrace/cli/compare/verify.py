@@ -64,7 +64,7 @@ def epoch_states(cluster: KafkaCluster, lists: DurableLists, topic: str) -> list
     return [
         EpochState(parse_key(key).job, commits.epoch, Counter(fate_of(cluster, handle) for handle in commits.handles))
         for key, commits in lists.incomplete().items()
-        if any(written.topic == topic for handle in commits.handles for written in handle.ranges)
+        if commits.epoch is not None and any(written.topic == topic for handle in commits.handles for written in handle.ranges)
     ]
 
 

@@ -129,7 +129,7 @@ def is_of(recorded: CommitList[HandleT], content: str) -> bool:
 
 def refuse_other_history(job: str, state: CommitterState[HandleT], recorded: CommitList[HandleT] | None) -> int:
     """The number up to which the table has the handles of this state. Raises StateError for a table with another history."""
-    number = 0 if recorded is None else recorded.epoch
+    number = 0 if recorded is None or recorded.epoch is None else recorded.epoch
     if number < state.committed:
         raise StateError(
             f"job {job!r} has committed {state.committed} transactions, and the table says {number or 'nothing'}: it was made "

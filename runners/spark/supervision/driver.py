@@ -121,6 +121,7 @@ class _Driver:
         self._report(queries=[query.id for query in queries])
         rehearsal.end()
         end = _STOPPED if self._watch(queries) else DriverEnd(Ending.COMPLETED, "all its queries have ended")
+        self._takeover.release()
         session.stop()
         return end
 

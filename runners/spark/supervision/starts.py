@@ -31,7 +31,7 @@ _TABLE, _FOREACH, _FOREACH_BATCH = "table", "foreach", "foreachBatch"
 @dataclass
 class StartedQuery:
     """A query that a job starts. `options` by their names in lower case, with the `path` of `start`. `sink`: its format;
-    `table`, `foreach` or `foreachBatch` where it is one of these.
+    `table`, `foreach` or `foreachBatch` where it is one of these. `mark` sets one more option of it.
     """
 
     frame: DataFrame
@@ -39,6 +39,7 @@ class StartedQuery:
     output_mode: str = DEFAULT_MODE
     options: dict[str, str] = field(default_factory=dict)
     name: str | None = None
+    mark: Callable[[str, str], object] = field(default=lambda name, value: None, compare=False, repr=False)
 
 
 class Starter(Protocol):
@@ -126,7 +127,7 @@ def _reading(method: Callable[..., Any], starter: Starter, name: str) -> Callabl
 def _noted(writer: Any) -> StartedQuery:  # noqa: ANN401 - PySpark's
     found: StartedQuery | None = getattr(writer, "_headrace_started", None)
     if found is None:
-        found = writer._headrace_started = StartedQuery(writer._df)
+        found = writer._headrace_started = StartedQuery(writer._df, mark=writer.option)
     return found
 
 

@@ -1,8 +1,8 @@
 """What a driver does before it starts a query of its job, in a first start, a restart and a takeover alike.
 
-It takes the lock of the checkpoint, so that no other driver of this host is at work with it. It then ends what the driver
-before has left at the sink, before Spark reads the checkpoint: a sweep that came later, beside the first tasks, would abort
-them.
+It takes the lock of the checkpoint, so that no other driver of this host is at work with it. It then claims the job at the
+sink, and ends what the driver before has left there, before Spark reads the checkpoint: a sweep that came later, beside the
+first tasks, would abort them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from pyspark.sql import DataFrame
@@ -20,8 +21,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from headrace.connectors.sink import ImmediateSink
 from headrace.enumerator.errors import UsageError
-from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.session import HOOK, PIPELINES
+from headrace.runners.spark.supervision.checkpoints import checkpoint_at
+from headrace.runners.spark.supervision.incarnation import INCARNATION
 from headrace.runners.spark.supervision.lock import CheckpointLock
 from headrace.runners.spark.supervision.starts import OURS, StartedQuery, hadoop_path
 
@@ -52,6 +54,7 @@ class Takeover:
         self._family = family
         self._standbys = standbys
         self._locks: dict[str, CheckpointLock] = {}
+        self._begun: dict[str, StartedQuery] = {}
 
     def load(self, source: str, mark: Callable[[str, str], object], load: Callable[[], DataFrame]) -> DataFrame:
         """As the job wants it."""
@@ -65,20 +68,46 @@ class Takeover:
         add()
 
     def start(self, started: StartedQuery, start: Callable[[], StreamingQuery]) -> StreamingQuery:
-        """Lock, recover, start. Raises UsageError where a standby could not take over, FencedError as `CheckpointLock.take`."""
+        """Lock, claim, start. Raises UsageError where a standby could not take over, FencedError as `CheckpointLock.take`."""
         location = checkpoint_of(started)
         if self._standbys:
             check_standby(started.sink, location)
             _say_what_is_repeated(started)
         if location is not None:
             self._lock(location)
-            _recover(started, location)
+            if _is_ours(started.sink):
+                self._claim(started, location)
         return start()
+
+    def release(self) -> None:
+        """After the end of all queries, which none has failed: give their jobs back to whoever comes. Never raises."""
+        for location, started in self._begun.items():
+            try:
+                job = checkpoint_at(location, started.frame).query_id()
+                if job is not None:
+                    _writer_of(started).release(job)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the job has ended well
+                log.warning("the job stays this driver's at its sink, and the next supervised driver takes it over: %s", error)
 
     def keep_locks(self) -> None:
         """From time to time, in a thread of its own. Raises as `CheckpointLock.keep`."""
         for lock in tuple(self._locks.values()):
             lock.keep()
+
+    def _claim(self, started: StartedQuery, location: str) -> None:
+        """Claim the job, and end what was left at its sink. Raises as `StreamWriter.claim`, and for an unreadable checkpoint.
+
+        A driver claims once: if a query is started again by it, somebody else may have claimed the job meanwhile.
+        """
+        started.mark(INCARNATION, self._family)
+        claiming = replace(started, options={**started.options, INCARNATION.lower(): self._family})
+        checkpoint = checkpoint_at(location, started.frame)
+        job = checkpoint.query_id()
+        if job is not None:  # else it is the first start
+            writer = _writer_of(claiming)
+            begin = writer.recover if location in self._begun else writer.claim
+            begin(job, checkpoint.last_batch())
+        self._begun[location] = claiming
 
     def _lock(self, location: str) -> None:
         if location not in self._locks:
@@ -154,20 +183,6 @@ def _format_of(sink: str) -> type[DataSource]:
     from headrace.runners.spark.pipelines import started_sink
 
     return started_sink(sink)
-
-
-def _recover(started: StartedQuery, location: str) -> None:
-    """End what the query has left at a sink of ours. Of a checkpoint that cannot be read here, its first batch does so."""
-    if not _is_ours(started.sink):
-        return
-    checkpoint = OffsetLog(location)
-    try:
-        job, last_batch = checkpoint.query_id(), checkpoint.last_batch()
-    except (OSError, ValueError, NotImplementedError) as error:
-        log.warning("what the last driver has left is ended with the first batch, as the checkpoint cannot be read: %s", error)
-        return
-    if job is not None:  # else it is the first start
-        _writer_of(started).recover(job, last_batch)
 
 
 def _writer_of(started: StartedQuery) -> StreamWriter[Any]:

@@ -33,7 +33,7 @@ class CommitWorld(CommitSimulation):
 COMMITS = Adversary(
     "commits",
     CommitWorld,
-    0,
+    1,
     {
         "restart": (CommitWorld.restart, 2),
         "rewind": (CommitWorld.rewind, 2),
@@ -45,6 +45,7 @@ COMMITS = Adversary(
         "store": (CommitWorld.store, 0),
         "again": (CommitWorld.again, 0),
         "recover_again": (CommitWorld.recover_again, 0),
+        "give_back": (CommitWorld.give_back, 0),
         "kill_zombie": (CommitWorld.kill_zombie, 1),
         "expire": (CommitWorld.expire, 1),
         "zombie_task": (CommitWorld.zombie_task, 2),
@@ -54,11 +55,11 @@ COMMITS = Adversary(
     (
         {  # whole epochs, and commits that are under way
             "restart": 5, "rewind": 3, "epoch": 5, "prepared": 12, "step": 24, "interrupt": 6, "finish": 5, "store": 4,
-            "again": 3, "recover_again": 1, "kill_zombie": 1, "expire": 5, "zombie_task": 3,
+            "again": 3, "recover_again": 1, "give_back": 1, "kill_zombie": 1, "expire": 5, "zombie_task": 3,
         },
         {  # step by step
             "restart": 3, "rewind": 4, "write": 12, "request": 12, "step": 30, "interrupt": 5, "finish": 8, "store": 6,
-            "again": 1, "recover_again": 1, "kill_zombie": 1, "expire": 5, "zombie_task": 3,
+            "again": 1, "recover_again": 1, "give_back": 1, "kill_zombie": 1, "expire": 5, "zombie_task": 3,
         },
     ),
 )  # fmt: skip

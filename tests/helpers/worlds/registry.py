@@ -34,7 +34,7 @@ class Searched:
     often: Mapping[str, int]
 
 
-_KILLED = ("FENCING", "RECORDING", "ENDING", "COPYING", "SWEEPING", "CONFIRMING", "COMPLETING")
+_KILLED = ("FENCING", "CLAIMING", "RECORDING", "ENDING", "COPYING", "SWEEPING", "CONFIRMING", "COMPLETING")
 
 WORLDS = (
     Searched(
@@ -60,13 +60,16 @@ WORLDS = (
     ),
     Searched(
         COMMITS,
-        400,
+        500,
         planted_commits.ALL,
         {
             "commit completed": 1050,
             "restart": 700,
             "Copy": 35,
-            "fenced": 35,
+            "fenced": 25,
+            "fenced, and asks again": 60,
+            "superseded": 40,
+            "given back": 35,
             "check failed": 70,
             "stale epoch refused": 17,
             "tasks refused": 14,
@@ -96,7 +99,9 @@ WORLDS = (
             "late task": 80,
             "driver killed in a commit": 50,
             "meanwhile": 100,
+            "claim": 1300,
             "commit: FencedError": 30,
+            "commit: SupersededError": 200,
             "commit: PeerError": 10,
             "abort": 30,
             "abort of a recorded batch": 40,

@@ -6,6 +6,9 @@ log, which refuse a batch that is there already; the batch without a commit, whi
 whose attempt numbers begin anew; tasks that fail, are lost or run twice; drivers that go on though another has taken their
 place; a process for each call that commits or aborts, which may be one that was used before.
 
+In half of the histories drivers are supervised: each has an incarnation, and claims the job before it begins. Then whoever
+writes the list owns the job by it; and who owns it is never ended by having been fenced, though zombies go on to the end.
+
 The oracle: whenever a batch is in the commit log, the records up to its end are visible, each once, as they lie in Kafka.
 """
 
@@ -34,7 +37,14 @@ from headrace.connectors.kafka.read import source as source_module
 from headrace.connectors.kafka.read.source import KafkaSource
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.connectors.sink import Outcome
-from headrace.enumerator.errors import DataLossError, HeadraceError, OutageError, ProtocolViolationError, UsageError
+from headrace.enumerator.errors import (
+    DataLossError,
+    FencedError,
+    HeadraceError,
+    OutageError,
+    ProtocolViolationError,
+    UsageError,
+)
 from headrace.enumerator.source import SourceReader, SplitBatch
 from headrace.runners.spark import writers
 from headrace.runners.spark.log_read import Limits, LogRead
@@ -44,7 +54,7 @@ from headrace.runners.spark.tasks import read_splits
 from headrace.runners.spark.writers import StreamWriter
 from headrace.testing.memory_sink import MemorySink, State
 from pyspark_headrace.kafka_offsets import KafkaOffsets, parse, parse_ours
-from tests.helpers.commit_simulator import FusedLog, KilledError
+from tests.helpers.commit_simulator import LISTS, FusedLog, KilledError
 from tests.helpers.worlds.brokers import Brokers, Cluster, PartitionLog
 from tests.helpers.worlds.search import Adversary
 
@@ -155,13 +165,17 @@ class Attempt:
 
 @dataclass(eq=False)
 class Driver:
-    """One run of a query in a driver. `stale`: from an older copy of the checkpoint, which is its own."""
+    """One run of a query in a driver. `stale`: from an older copy of the checkpoint, which is its own.
+
+    `incarnation`: if it is supervised.
+    """
 
     query: Query
     checkpoint: Checkpoint
     planner: StreamPlanner[KafkaSplit]
     first_task: int
     stale: bool = False
+    incarnation: str | None = None
     batch: int | None = None
     writer: bytes | None = None
     parts: list[SplitsPartition[KafkaSplit]] = field(default_factory=list)
@@ -212,6 +226,8 @@ class SparkWorld:
         self.may_lose = loss % 2 == 0
         self.from_latest = start % 3 == 0
         self.drivers_go_on = queries % 4 >= 2
+        self.is_supervised = queries % 8 >= 4
+        self.incarnations = 0
         self.queries = [Query(job, read) for job in QUERIES[: 1 + queries % 2]]
         for query in self.queries:
             self.restart_query(query, fresh_driver=True)
@@ -242,19 +258,43 @@ class SparkWorld:
         if query.driver is not None and zombie % 3 == 0 and len(query.zombies) < ZOMBIES_AT_MOST:
             query.zombies.append(query.driver)
             self.happened["zombie driver"] += 1
-        self.restart_query(query, fresh_driver=True)
+        self.restart_query(query, fresh_driver=True, meanwhile=zombie // 3)
         self.happened["restart"] += 1
 
-    def restart_query(self, query: Query, *, fresh_driver: bool) -> None:
+    def restart_query(self, query: Query, *, fresh_driver: bool, meanwhile: int = 0) -> None:
         before = query.driver
         if query.is_stopped:
             return
         query.driver = self._started(query, query.checkpoint)
-        if not fresh_driver and before is not None:  # of the same application: task ids go on, and processes live on
+        if self.is_supervised:
+            self._claim(query.driver, meanwhile)
+        elif not fresh_driver and before is not None:  # of the same application: task ids go on, and processes live on
             query.driver.first_task, query.driver.processes = before.first_task, before.processes
 
     def _started(self, query: Query, checkpoint: Checkpoint, *, stale: bool = False) -> Driver:
-        return Driver(query, checkpoint, StreamPlanner(query.read, lambda: self.now), 0, stale)
+        driver = Driver(query, checkpoint, StreamPlanner(query.read, lambda: self.now), 0, stale)
+        if self.is_supervised and not stale:
+            self.incarnations += 1
+            driver.incarnation = f"driver-{self.incarnations}"
+        return driver
+
+    def _claim(self, driver: Driver, meanwhile: int) -> None:
+        """What `Takeover` does: it knows the query once a batch was planned. Others may go on in the middle of it."""
+        checkpoint = driver.checkpoint
+        if not checkpoint.offsets:
+            return
+        self.log.fuse = None  # which was the last one's
+        if meanwhile % 2 and not self.depth:
+            self.log.hook_at, self.log.hook = meanwhile // 2 % 6, lambda: self._meanwhile(3, driver)
+        offsets = CheckpointOffsets(tuple(checkpoint.offsets))
+        writer = StreamWriter(self.sink, ["value"], offsets, driver.incarnation)
+        last_batch = len(checkpoint.offsets) - 1
+        try:
+            self._in_process(CommitProcess(), driver, lambda: writer.claim(driver.query.job, last_batch))
+        finally:
+            if not self.depth:
+                self.log.hook = None
+        self.happened["claim"] += 1
 
     def rewind(self, which: int, back: int) -> None:
         """Somebody starts the query from a copy of its checkpoint that is some batches old."""
@@ -290,7 +330,8 @@ class SparkWorld:
         start, end = driver.start_of(batch), checkpoint.offsets[batch]
         tasks = driver.planner.tasks(start, end)
         driver.parts = [SplitsPartition(splits) for splits in tasks] or [SplitsPartition(())]
-        driver.writer = pickle.dumps(StreamWriter(self.sink, ["value"], CheckpointOffsets(tuple(checkpoint.offsets))))
+        offsets = CheckpointOffsets(tuple(checkpoint.offsets))
+        driver.writer = pickle.dumps(StreamWriter(self.sink, ["value"], offsets, driver.incarnation))
         driver.batch, driver.messages, driver.has_committed = batch, None, False
 
     def _log_offsets(self, driver: Driver, batch: int) -> bool:
@@ -436,7 +477,7 @@ class SparkWorld:
         assert driver.batch is not None
         batch, messages = driver.batch, driver.messages
         try:
-            self._in_process(process, lambda: pickle.loads(driver.writer or b"").commit(messages, batch))
+            self._in_process(process, driver, lambda: pickle.loads(driver.writer or b"").commit(messages, batch))
         except StaleEpochError:
             assert driver.stale or batch < self.sink.recorded_epochs().get(driver.query.job, -1), "refused, and not stale"
             self.happened["stale epoch refused"] += 1
@@ -459,13 +500,14 @@ class SparkWorld:
         job = driver.query.job
         is_recorded = self.sink.recorded_epochs().get(job, -1) >= batch
         fenced, ended = self.log.fenced(job), self.log.listed_and_aborted()
-        self._in_process(CommitProcess(), lambda: pickle.loads(driver.writer or b"").abort(messages, batch))
+        self._in_process(CommitProcess(), driver, lambda: pickle.loads(driver.writer or b"").abort(messages, batch))
         self.happened["abort of a recorded batch" if is_recorded else "abort"] += 1
         assert not is_recorded or fenced == self.log.fenced(job), "an abort has fenced whoever goes on with the query"
         assert ended == self.log.listed_and_aborted(), "an abort has ended what is on the durable list"
 
-    def _in_process(self, process: CommitProcess, call: Callable[[], None]) -> None:
-        with patch_attribute(writers, "_committer", process.committers):
+    def _in_process(self, process: CommitProcess, driver: Driver, call: Callable[[], None]) -> None:
+        acting = driver.incarnation if self.is_supervised else HookedLog.ANYBODY
+        with patch_attribute(writers, "_committer", process.committers), patch_attribute(self.log, "acting", acting):
             call()
 
     def _meanwhile(self, what: int, driver: Driver) -> None:
@@ -582,8 +624,9 @@ class SparkWorld:
         for log in self.brokers.logs():
             self.brokers.append(log, 1)  # what a driver that was replaced has left is ended with the next batch
         for query in self.queries:
-            query.zombies.clear()
-            if not self.drivers_go_on:
+            if not self.is_supervised:
+                query.zombies.clear()
+            if not self.drivers_go_on or self.is_supervised:
                 self.restart_query(query, fresh_driver=True)
         for query in self.queries:
             if not query.is_stopped:
@@ -600,12 +643,14 @@ class SparkWorld:
             driver, before = query.driver, query.checkpoint.committed
             assert driver is not None
             self._calm_batch(driver, number)
+            if self.is_supervised:
+                self._with_zombies(query, number)
             if query.is_stopped:
                 return
             failures += query.driver is not driver
             assert failures <= RESTARTS_IN_PEACE, f"{query.job} fails again and again though nothing is wrong any more"
             idle = idle + 1 if query.checkpoint.committed == before and query.driver is driver else 0
-            if idle == 2:
+            if idle >= 2 and not (self.is_supervised and number <= ZOMBIES_AT_MOST):
                 break
         else:
             raise AssertionError(f"{query.job} has not read everything after {CALM_BATCHES} batches")
@@ -618,6 +663,16 @@ class SparkWorld:
             self._check_range(query, log, seen, query.began[log.split], log.end)
         if len(self.queries) == 1 and not self.drivers_go_on:
             self._check_published(query)
+
+    def _with_zombies(self, query: Query, number: int) -> None:
+        """They go on for a while beside the one whose the job is; what they leave is ended with the batch after that."""
+        if number < ZOMBIES_AT_MOST:
+            for zombie in list(query.zombies):
+                self._batch_of(zombie)
+        elif number == ZOMBIES_AT_MOST:
+            query.zombies.clear()
+            for log in self.brokers.logs():
+                self.brokers.append(log, 1)
 
     def _check_published(self, query: Query) -> None:
         """What nobody else publishes is where the query stands, also after it went back."""
@@ -659,6 +714,9 @@ class SparkWorld:
         except HeadraceError as error:
             self.happened[f"query: {type(error).__name__}"] += 1
             self._note_loss(error)
+            is_owner = self.is_supervised and driver.incarnation == self.log.owner_of(driver.query.job)
+            if is_owner and isinstance(error, FencedError):
+                raise AssertionError(f"whose the job is has given it up: {error}") from error
             self._lose(driver, same_application=True)
 
     def _note_loss(self, error: BaseException) -> None:
@@ -681,10 +739,13 @@ class SparkWorld:
 
 
 class HookedLog(FusedLog):
-    """A log in the middle of whose changes something else happens, once."""
+    """A log in the middle of whose changes something else happens, once. `acting`: the incarnation of who changes it."""
+
+    ANYBODY = "anybody"
 
     def __init__(self) -> None:
         super().__init__()
+        self.acting: str | None = self.ANYBODY
         self.hook: Callable[[], None] | None = None
         self.hook_at = 0
         self.driver: Driver | None = None
@@ -712,6 +773,14 @@ class HookedLog(FusedLog):
     def store(self, job: str, generation: int, data: bytes) -> None:
         self._before()
         super().store(job, generation, data)
+        owner = self.owner_of(job)
+        assert self.acting in (owner, self.ANYBODY), f"{self.acting} has written the list of a job that is {owner}'s"
+
+    def owner_of(self, job: str) -> str | None:
+        """Whose the job is by its list."""
+        data = self.stored().get(job)
+        claim = None if data is None else LISTS.deserialize(data, "the simulation").claim
+        return None if claim is None else claim.incarnation
 
     def fenced(self, job: str) -> int:
         """How often."""
