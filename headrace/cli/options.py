@@ -53,18 +53,24 @@ def client_properties(
 
     Raises UsageError. No message shows a value, as it may be a secret.
     """
-    properties = {} if file is None else _lowered(parse_properties(_read(file)))
-    for number, pair in enumerate(pairs or (), 1):
-        name, equals, value = pair.partition("=")
-        if not equals or not name.strip():
-            raise UsageError(f"--property number {number} is not name=value (it is not shown, as it may be a secret)")
-        properties[name.strip().lower()] = value.strip()
+    properties = given_properties(pairs, file)
     if bootstrap:
         properties["bootstrap.servers"] = bootstrap
     elif environment.get(BOOTSTRAP_VARIABLE):
         properties.setdefault("bootstrap.servers", environment[BOOTSTRAP_VARIABLE])
     if not properties.get("bootstrap.servers"):
         raise UsageError(f"no cluster given: set --bootstrap, {BOOTSTRAP_VARIABLE} or the property bootstrap.servers")
+    return properties
+
+
+def given_properties(pairs: Sequence[str] | None, file: Path | None) -> dict[str, str]:
+    """Those of `--property` and `--properties-file` alone, by lower-case name. Raises as `client_properties`."""
+    properties = {} if file is None else _lowered(parse_properties(_read(file)))
+    for number, pair in enumerate(pairs or (), 1):
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(f"--property number {number} is not name=value (it is not shown, as it may be a secret)")
+        properties[name.strip().lower()] = value.strip()
     return properties
 
 

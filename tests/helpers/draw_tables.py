@@ -13,6 +13,7 @@ from headrace.enumerator.enumerator import DISCOVERY_TRANSITIONS
 from headrace.enumerator.supervision import SUPERVISION_TRANSITIONS
 from headrace.runners.beam.shard import SHARD_TRANSITIONS
 from headrace.runners.local.core import RUN_TRANSITIONS
+from headrace.runners.spark.supervision.lease import LEASE_TRANSITIONS
 from headrace.runners.spark.supervision.standby import DRIVER_TRANSITIONS
 
 DESIGN = Path(__file__).parents[2] / "DESIGN.md"
@@ -27,6 +28,7 @@ TABLES: Mapping[str, Table] = {
     "RUN_TRANSITIONS": RUN_TRANSITIONS,
     "DRIVER_TRANSITIONS": DRIVER_TRANSITIONS,
     "SUPERVISION_TRANSITIONS": SUPERVISION_TRANSITIONS,
+    "LEASE_TRANSITIONS": LEASE_TRANSITIONS,
 }
 
 _MARKED = re.compile(r"(<!-- drawn from (\w+) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)

@@ -137,15 +137,24 @@ class Traffic:
 class SupervisedJob:
     """`headrace supervise` with a standby, and what its status file says."""
 
-    def __init__(self, directory: Path, bootstrap: str, standbys: int = 1) -> None:
-        name = f"standby-{uuid.uuid4().hex[:8]}"
+    def __init__(
+        self,
+        directory: Path,
+        bootstrap: str,
+        standbys: int = 1,
+        checkpoint: str | None = None,
+        like: SupervisedJob | None = None,
+    ) -> None:
+        """`like`: another supervisor of the same job."""
+        name = f"standby-{uuid.uuid4().hex[:8]}" if like is None else like.source.removesuffix("-in")
         self.source, self.target = f"{name}-in", f"{name}-out"
-        for topic in (self.source, self.target):
+        for topic in (self.source, self.target) if like is None else ():
             create_topic(bootstrap, topic, PARTITIONS)
         self.status_file, self.log = directory / "status.json", directory / "job.log"
         self.commits = f"{name}-commits"
         told = {"bootstrap": bootstrap, "source": self.source, "target": self.target, "commits": self.commits}
-        self._told = json.dumps({**told, "checkpoint": str(directory / "checkpoint")})
+        self._told = json.dumps({**told, "checkpoint": checkpoint or str(directory / "checkpoint")})
+        self._variables: dict[str, str] = {}
         conf = [word for setting, value in CONF.items() for word in ("--conf", f"{setting}={value}")]
         options = ["--standby", str(standbys), "--status", str(self.status_file), "--silence-timeout", str(SILENCE_S)]
         strategy = ["--restart", "fixed-delay", "--config", "restart-strategy.fixed-delay.attempts=100000"]
@@ -158,7 +167,13 @@ class SupervisedJob:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", "from headrace.cli import main; main()", *self._command],
-                env={**os.environ, "PYTHONPATH": python_path(), "STANDBY_JOB": self._told, "TMPDIR": str(self._directory)},
+                env={
+                    **os.environ,
+                    **self._variables,
+                    "PYTHONPATH": python_path(),
+                    "STANDBY_JOB": self._told,
+                    "TMPDIR": str(self._directory),
+                },
                 stdout=log,
                 stderr=log,
             )

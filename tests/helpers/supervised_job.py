@@ -171,6 +171,12 @@ def ends_as_told(spark: Session) -> Query | None:
     return None
 
 
+def runs_on_a_host(spark: Session) -> Query:
+    """Says on which, by the folder of its status."""
+    tell(f"runs on {Path(os.environ['STATUS']).parent.name}")
+    return Query()
+
+
 def loses_data(spark: Session) -> Query:
     tell("attempt")
     raise DataLossError("offsets 3 to 7 of t-0 are gone")

@@ -45,6 +45,7 @@ from headrace.runners.spark.supervision.standby import (
     StandbyCore,
     StandbyLimits,
     Stop,
+    WarmUp,
 )
 from tests.helpers import planted_standby
 from tests.helpers.tables import arrows, arrows_followed
@@ -93,6 +94,32 @@ def test_the_first_driver_is_called_at_once_and_standbys_start_when_it_gets_on()
     assert core.wake_at_s <= 14.0
     assert core.handle(TimePassed(14.0)) == [Launch(2), Launch(3)]
     assert phases(core) == {1: "ACTIVE", 2: "WARMING", 3: "WARMING"}
+
+
+def warmed_up():
+    core = StandbyCore(FixedDelay(attempts=5, delay_s=60.0), SupervisionLimits(), StandbyLimits(0))
+    assert core.handle(WarmUp(0.0)) == [Launch(1)]
+    return core
+
+
+def test_before_the_job_is_started_one_driver_is_kept_warm_and_replaced_if_it_dies():
+    core = warmed_up()
+    assert core.handle(DriverReported(1, 5.0, DriverReport.ARMED)) == []
+    assert core.handle(DriverDied(1, 9.0, KILLED, EVEN)) == []
+    assert core.standby_failure == KILLED.reason
+    assert core.wake_at_s is not None
+    assert core.handle(TimePassed(core.wake_at_s)) == [Launch(2)]
+    assert phases(core) == {2: "WARMING"}
+
+
+@pytest.mark.parametrize("is_armed", [True, False])
+def test_the_one_that_was_kept_warm_is_called_when_the_job_is_started(is_armed):
+    core = warmed_up()
+    if is_armed:
+        core.handle(DriverReported(1, 5.0, DriverReport.ARMED))
+    assert core.handle(SupervisionStarted(6.0)) == [CallDriver(1)]
+    assert gets_on(core, 1, 7.0) == []
+    assert phases(core) == {1: "ACTIVE"}
 
 
 def test_a_standby_that_waits_takes_over_at_once_and_the_next_one_warms_when_it_runs():

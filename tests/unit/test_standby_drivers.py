@@ -51,7 +51,7 @@ from headrace.runners.spark.supervision.standby import StandbyCore, StandbyLimit
 from headrace.runners.spark.supervision.starts import StartedQuery, intercepted
 from headrace.runners.spark.supervision.status import StatusFile
 from headrace.runners.spark.supervision.supervisor import supervise
-from headrace.runners.spark.supervision.takeover import Takeover, check_standby, checkpoint_of, resolved
+from headrace.runners.spark.supervision.takeover import Takeover, check_peers, check_standby, checkpoint_of, resolved
 from headrace.runners.spark.writers import StreamWriter
 from headrace.sinks import FunctionSink
 from pyspark_headrace import DefaultSource
@@ -73,7 +73,7 @@ def test_a_standby_takes_over_when_the_active_is_killed_and_the_next_one_warms(t
     order = DriverOrder(job, FunctionName(supervised_job.__file__, "session"), standbys=1)
     core = StandbyCore(FixedDelay(attempts=1, delay_s=3600.0), SupervisionLimits(), StandbyLimits(1, settle_s=0.0))
     status = StatusFile(tmp_path / "status")
-    assert supervise(order, core, status) == DriverEnd(Ending.STOPPED, "it was stopped")
+    assert supervise(order, lambda: core, status) == DriverEnd(Ending.STOPPED, "it was stopped")
     shown = json.loads(status.path.read_text())
     assert (shown["takeovers"], shown["drivers_started"]) == (1, 3)
     assert shown["last_failure"] == "the driver was killed by SIGKILL"
@@ -656,6 +656,21 @@ def started_with_a_standby(tmp_path, sink, **options):
 
 
 KAFKA = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "out"}
+
+
+def test_a_checkpoint_that_another_host_need_not_have_is_refused_where_one_may_take_over(tmp_path):
+    query = StartedQuery(SimpleNamespace(), "parquet", options={"checkpointlocation": f"file:{tmp_path}"})
+    with pytest.raises(UsageError, match="on another host cannot take over a local checkpoint"):
+        Takeover(new_family(), 0, has_peers=True).start(query, lambda: pytest.fail("it has begun"))
+    check_peers("hdfs://there/c")
+
+
+@pytest.mark.parametrize(("sink", "is_told"), [("iceberg", True), ("delta", False), ("foreachBatch", True)])
+def test_what_two_drivers_on_two_hosts_may_write_twice_is_said(monkeypatch, tmp_path, caplog, sink, is_told):
+    monkeypatch.setattr(CheckpointLock, "take", lambda *_: None)
+    query = StartedQuery(SimpleNamespace(), sink, options={"checkpointlocation": "hdfs://there/c"})
+    Takeover(new_family(), 0, has_peers=True).start(query, lambda: None)
+    assert ("is written at least once" in caplog.text) is is_told
 
 
 def test_what_a_takeover_may_repeat_is_said(tmp_path, caplog):

@@ -63,7 +63,7 @@ def ready(descriptor):
 def test_a_job_is_started_again_after_each_failure_and_stopped_after_its_batch(history, tmp_path):
     status = StatusFile(tmp_path / "status.json")
     strategy = FixedDelay(attempts=5, delay_s=0.01)
-    end = supervise(order("fails_twice_and_then_runs"), core(strategy), status)
+    end = supervise(order("fails_twice_and_then_runs"), lambda: core(strategy), status)
     assert end == DriverEnd(Ending.STOPPED, "it was stopped")
     told = [line for line in history.read_text().splitlines() if not line.startswith("child")]
     first = ["attempt 0", "attempt 1", "the child is gone", "attempt 2", "the child is gone"]
@@ -312,7 +312,7 @@ def test_a_status_that_cannot_be_written_is_refused_before_a_driver_starts(tmp_p
 
 
 def test_where_a_supervisor_cannot_be_is_said(monkeypatch):
-    what = order("loses_data"), core(FixedDelay()), None
+    what = order("loses_data"), lambda: core(FixedDelay()), None
     with ThreadPoolExecutor() as threads, pytest.raises(UsageError, match="only the main thread"):
         threads.submit(supervise, *what).result()
 

@@ -8,14 +8,17 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
+from headrace.connectors.lease import Beat, BeatState, LeaseBoard
+from headrace.enumerator.errors import DeadlineExceededError, PeerError
 from headrace.enumerator.restarts import FixedDelay
 from headrace.enumerator.supervision import DriverEnd, Ending, SupervisionLimits
 from headrace.runners.spark import submitted
-from headrace.runners.spark.supervision import supervisor
+from headrace.runners.spark.supervision import lease, supervisor
 from headrace.runners.spark.supervision.driver import DriverOrder
 from headrace.runners.spark.supervision.jobs import FunctionName
 from headrace.runners.spark.supervision.standby import StandbyCore, StandbyLimits
@@ -84,12 +87,13 @@ def play(monkeypatch, tmp_path):
     monkeypatch.setattr(supervisor, "DriverProcess", PlayedDriver)
     monkeypatch.setattr(PlayedDriver, "made", 0)
 
-    def run(when_it_runs, *, refused=range(0), standbys=0, job=None, silence_s=30.0):
+    def run(when_it_runs, *, refused=range(0), standbys=0, job=None, silence_s=30.0, board=None):
+        PlayedDriver.made = 0
         monkeypatch.setattr(PlayedDriver, "when_it_runs", staticmethod(when_it_runs))
         monkeypatch.setattr(PlayedDriver, "refused", refused)
         limits = StandbyLimits(standbys, silence_s=silence_s, settle_s=0.0)
-        core = StandbyCore(FixedDelay(attempts=5, delay_s=0.001), job or SupervisionLimits(), limits)
-        end = supervise(DriverOrder(FunctionName("a", "b")), core, StatusFile(tmp_path / "status"))
+        core = partial(StandbyCore, FixedDelay(attempts=5, delay_s=0.001), job or SupervisionLimits(), limits)
+        end = supervise(DriverOrder(FunctionName("a", "b")), core, StatusFile(tmp_path / "status"), board)
         return end, json.loads((tmp_path / "status").read_text())
 
     return run
@@ -135,6 +139,152 @@ def test_seen_here_a_standby_that_cannot_be_forked_leaves_the_healthy_driver_alo
     assert end == STOPPED
     assert shown["last_failure"] is None
     assert "the driver could not be started" in shown["standby_failure"]
+
+
+# --- a lease -------------------------------------------------------------------------------------------------------------
+
+
+class PlayedBoard(LeaseBoard):
+    """What is written there, and what another supervisor has: `others` gives its beat for each look, or None for no news."""
+
+    timeout_s = 1.5
+    where = "the board"
+
+    def __init__(self, others=()):
+        self.others = iter(others)
+        self.last = None
+        self.written = []
+
+    def look(self):
+        found = next(self.others, None)
+        if isinstance(found, Exception):
+            raise found
+        if callable(found):
+            found()
+        elif found is not None:
+            self.last = found
+        return self.last
+
+    def write(self, beat):
+        self.written.append(beat)
+        self.last = beat
+
+
+def others(first, term=1, count=1, state=BeatState.LEADING, **how):
+    return [Beat(term, "other", number, state, "host-b", **how) for number in range(first, first + count)]
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(lease, "LOOK_S", 0.01)
+
+
+pytestmark_lease = pytest.mark.usefixtures("quick")
+
+
+@pytestmark_lease
+def test_the_first_supervisor_leads_and_says_that_it_has_left_when_it_is_stopped(play):
+    board = PlayedBoard()
+    end, shown = play(stop, board=board)
+    assert end == STOPPED
+    assert board.written[0].state is BeatState.LEADING
+    assert board.written[-1].state is BeatState.LEFT
+    assert shown["lease"]["trouble"] is None
+
+
+@pytestmark_lease
+def test_a_follower_keeps_one_driver_warm_calls_none_and_leaves_the_leader_alone_when_it_is_stopped(play):
+    board = PlayedBoard([*others(0, count=50), lambda: stop(None)])
+    end, shown = play(lambda driver: pytest.fail("it was called"), board=board)
+    assert (end, board.written) == (STOPPED, [])
+    assert PlayedDriver.made == 1
+    assert shown["lease"] == {"state": "OVER", "leader": "host-b", "term": None, "trouble": None}
+
+
+@pytestmark_lease
+def test_a_follower_takes_over_when_nothing_new_comes_from_the_leader(play):
+    board = PlayedBoard(others(0, count=5))
+    assert play(stop, board=board)[0] == STOPPED
+    assert {beat.term for beat in board.written} == {2}
+    assert PlayedDriver.made == 1  # the warm one
+
+
+@pytestmark_lease
+def test_a_leader_that_was_taken_for_dead_kills_its_driver_and_follows(play):
+    killed = []
+
+    def overtaken(driver):
+        board.others = iter([*others(0, term=2, count=20), lambda: (killed.append(driver._end), stop(None))])
+
+    board = PlayedBoard()
+    end, shown = play(overtaken, board=board)
+    assert (end, killed) == (STOPPED, [KILLED])
+    assert PlayedDriver.made == 2
+    assert board.written[-1].term == 1
+    assert shown["lease"]["leader"] == "host-b"
+
+
+@pytestmark_lease
+def test_a_leader_whose_driver_was_fenced_follows_who_has_done_it(play):
+    def fenced(driver):
+        board.others = iter([None, *others(0, term=2, count=20), lambda: stop(None)])
+        driver.over(DriverEnd(Ending.FENCED, "another driver's"))
+
+    board = PlayedBoard()
+    assert play(fenced, board=board)[0] == STOPPED
+    assert PlayedDriver.made == 2
+
+
+@pytestmark_lease
+def test_a_leader_that_is_fenced_twice_by_nobody_that_leads_ends(play):
+    fenced = DriverEnd(Ending.FENCED, "another driver's")
+    board = PlayedBoard()
+    assert play(lambda driver: driver.over(fenced), board=board)[0] == fenced
+    assert {beat.term for beat in board.written} == {1, 2}
+    assert {beat.state for beat in board.written} == {BeatState.LEADING}
+
+
+@pytestmark_lease
+def test_all_supervisors_end_with_the_job(play):
+    done = DriverEnd(Ending.COMPLETED, "all its queries have ended")
+    board = PlayedBoard()
+    assert play(lambda driver: driver.over(done), board=board)[0] == done
+    follower = PlayedBoard([*others(0, count=3), replace(board.written[-1], number=99)])
+    end, _ = play(lambda driver: pytest.fail("it was called"), board=follower)
+    assert end.ending is Ending.COMPLETED
+    assert "all its queries have ended" in end.reason
+
+
+@pytestmark_lease
+def test_while_the_board_is_away_nobody_takes_over_and_the_job_goes_on(play, caplog):
+    away = [DeadlineExceededError("no broker")] * 200
+    follower = PlayedBoard([*others(0, count=3), *away, *others(3, count=3), lambda: stop(None)])
+    assert play(lambda driver: pytest.fail("it was called"), board=follower)[0] == STOPPED
+    assert "the board: no broker; meanwhile nobody takes over" in caplog.text
+
+    def cut_off(driver):
+        board.others = iter([*away, lambda: stop(driver)])
+
+    board = PlayedBoard()
+    assert play(cut_off, board=board)[0] == STOPPED
+    assert len(board.written) <= 3 + 1
+
+
+@pytestmark_lease
+def test_a_board_that_may_not_be_seen_is_an_error_at_once(play):
+    end, _ = play(stop, board=PlayedBoard([PeerError("not authorized")]))
+    assert end == DriverEnd(Ending.WRONG_USE, "the board: not authorized")
+
+
+@pytestmark_lease
+def test_a_leader_that_is_overtaken_while_it_stops_ends_all_the_same(play, monkeypatch):
+    monkeypatch.setattr(PlayedDriver, "stop", lambda driver: None)  # its batch takes long
+
+    def stopped(driver):
+        board.others = iter([lambda: stop(driver), None, *others(0, term=2, count=9)])
+
+    board = PlayedBoard()
+    assert play(stopped, board=board)[0] == STOPPED
 
 
 # --- spark-submit --------------------------------------------------------------------------------------------------------

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace._extras import needs_extra
+from headrace.cli.options import Properties, PropertiesFile, given_properties
 from headrace.cli.serving import named_settings
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.restarts import restart_strategy
+
+if TYPE_CHECKING:
+    from headrace.connectors.kafka.lease import KafkaLease
+    from headrace.runners.spark.supervision.jobs import FunctionName
 
 _TYPE = "restart-strategy.type"
 
@@ -35,6 +41,22 @@ def supervise_command(
     standby: Annotated[
         int, typer.Option(help="So many more drivers (at most 2) that wait, warm, to take over when the one at work fails.")
     ] = 0,
+    lease: Annotated[
+        str | None,
+        typer.Option(
+            help="Brokers (host:port, ...) where supervisors on several hosts agree which of them leads. The others keep a "
+            "driver warm, and take over when the leader's host is dead.",
+            metavar="BOOTSTRAP",
+        ),
+    ] = None,
+    lease_timeout: Annotated[
+        float, typer.Option(help="A leader that has said nothing for so many seconds is taken for dead (at least 1.5).")
+    ] = 5.0,
+    lease_group: Annotated[
+        str | None, typer.Option(help="The consumer group that stands for the job. Default: headrace-lease.FILE.FUNCTION.")
+    ] = None,
+    properties: Properties = None,
+    properties_file: PropertiesFile = None,
     status: Annotated[Path | None, typer.Option(dir_okay=False, help="Keep a JSON here that says what goes on.")] = None,
     progress_timeout: Annotated[
         float | None,
@@ -68,12 +90,31 @@ def supervise_command(
     if session is not None and conf:
         raise UsageError("--conf is for the session that headrace makes: give its settings to the function of --session")
     maker = None if session is None else FunctionName.parse(session)
-    order = DriverOrder(FunctionName.parse(job), maker, named_settings(conf, "--conf"), standby)
+    name = FunctionName.parse(job)
+    board = lease_board(lease, lease_group or default_group(name), lease_timeout, given_properties(properties, properties_file))
+    order = DriverOrder(name, maker, named_settings(conf, "--conf"), standby, board is not None)
     strategy = restart_strategy(strategy_settings(restart, named_settings(config)))
     limits = StandbyLimits(standby, seconds_or_never(silence_timeout, "--silence-timeout"))
-    core = StandbyCore(strategy, SupervisionLimits(progress_timeout, stop_timeout), limits)
-    end = supervise(order, core, None if status is None else StatusFile(status))
+    job_limits = SupervisionLimits(progress_timeout, stop_timeout)
+    new_core = partial(StandbyCore, strategy, job_limits, limits)
+    end = supervise(order, new_core, None if status is None else StatusFile(status), board)
     raise typer.Exit(EXIT_STATUSES[end.ending])
+
+
+def lease_board(bootstrap: str | None, group: str, timeout_s: float, given: Mapping[str, str]) -> KafkaLease | None:
+    """Where the supervisors of the job agree; None without `--lease`. Raises UsageError for properties of no use then."""
+    if bootstrap is None:
+        if given:
+            raise UsageError("--property and --properties-file are for --lease, which is not given")
+        return None
+    from headrace.connectors.kafka.lease import KafkaLease
+
+    return KafkaLease(bootstrap, group, timeout_s=timeout_s, properties=given)
+
+
+def default_group(job: FunctionName) -> str:
+    """The same on every host, wherever the file lies there."""
+    return f"headrace-lease.{Path(job.place).name.removesuffix('.py')}.{job.function}"
 
 
 def strategy_settings(restart: str | None, settings: Mapping[str, str]) -> dict[str, str]:

@@ -58,13 +58,14 @@ MASTER = "spark.master"
 class DriverOrder:
     """What a driver runs. `session`: the function that makes the session; None for headrace's builders with `conf`.
 
-    `standbys`: how many drivers wait beside the one that runs the job.
+    `standbys`: how many drivers wait beside the one that runs the job. `has_peers`: others wait on other hosts.
     """
 
     job: FunctionName
     session: FunctionName | None = None
     conf: Mapping[str, str] = field(default_factory=dict)
     standbys: int = 0
+    has_peers: bool = False
 
     def to_line(self) -> bytes:
         """JSON, ended by a line's end."""
@@ -76,7 +77,11 @@ class DriverOrder:
         given: dict[str, Any] = json.loads(line)
         session = given["session"]
         return cls(
-            FunctionName(**given["job"]), None if session is None else FunctionName(**session), given["conf"], given["standbys"]
+            FunctionName(**given["job"]),
+            None if session is None else FunctionName(**session),
+            given["conf"],
+            given["standbys"],
+            given["has_peers"],
         )
 
 
@@ -91,7 +96,7 @@ class _Driver:
         self._reports = reports
         self._called = called
         self._family = os.environ[FAMILY_VARIABLE]
-        self._takeover = Takeover(self._family, order.standbys)
+        self._takeover = Takeover(self._family, order.standbys, has_peers=order.has_peers)
         self._lock_trouble = ""
         self._is_to_stop = False
         self._reporting = threading.Lock()
@@ -152,13 +157,15 @@ class _Driver:
         return any(one.is_told for one in watched)
 
     def _beat(self) -> None:
-        """In a thread: say that this process lives, and its JVM. One that is stopped does not answer, and nothing is said."""
+        """In a thread: say that this process lives, and its JVM. One that is stopped does not answer, and nothing is said.
+
+        Nor is it where that is dead, though this process lives: whoever counts on the job must not be told that it runs.
+        """
         while True:
             context = SparkContext._active_spark_context
-            with suppress(Exception):  # the session is being made, or ends
+            with suppress(Exception):  # the session ends, or its JVM has ended
                 if context is not None and context._jvm is not None:
                     context._jvm.java.lang.System.nanoTime()
-            with suppress(OSError):
                 self._report()
             self._keep_locks()
             time.sleep(BEAT_S)

@@ -42,7 +42,7 @@ from headrace.enumerator.supervision import (
 )
 from headrace.enumerator.transitions import Transitions, allowed_after
 
-__all__ = ["DRIVER_TRANSITIONS", "LOOKS", "DriverLife", "DriverPhase", "StandbyCore", "StandbyLimits"]
+__all__ = ["DRIVER_TRANSITIONS", "LOOKS", "DriverLife", "DriverPhase", "StandbyCore", "StandbyLimits", "WarmUp"]
 
 LOOKS = 4
 """So many looks in a row that hear nothing of a driver make it silent."""
@@ -219,7 +219,14 @@ class DriverDied:
     chance: float
 
 
-StandbyEvent = SupervisionStarted | JobStopRequested | TimePassed | DriverReported | DriverDied
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """Before `SupervisionStarted`, which may come at any time or never: keep one driver warm."""
+
+    now_s: float
+
+
+StandbyEvent = WarmUp | SupervisionStarted | JobStopRequested | TimePassed | DriverReported | DriverDied
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +289,7 @@ class StandbyCore:
         self._look_at_s: float | None = None
         self._end: DriverEnd | None = None
         self._is_ending = False
+        self._is_warming_up = False
         self._has_settled = False
 
     @property
@@ -299,7 +307,11 @@ class StandbyCore:
 
     def _apply(self, event: StandbyEvent) -> list[StandbyCommand]:
         match event:
+            case WarmUp():
+                self._is_warming_up = True
+                return []  # it is topped up
             case SupervisionStarted():
+                self._is_warming_up = False
                 return self._carry_out(self.job.handle(event))
             case JobStopRequested():
                 self._is_ending = True
@@ -418,12 +430,13 @@ class StandbyCore:
 
     def _top_up(self, now_s: float) -> list[StandbyCommand]:
         """Standbys are started once the job has got on for a while: before, they would only slow it down."""
-        if not self._has_settled:
+        if not (self._has_settled or self._is_warming_up):
             return []
         if self._replace_at_s is not None and now_s < self._replace_at_s:
             return []
         self._replace_at_s = None
-        return [self._launch() for _ in range(self._limits.standbys - len(self.standbys))]
+        wanted = 1 if self._is_warming_up else self._limits.standbys
+        return [self._launch() for _ in range(wanted - len(self.standbys))]
 
     def _dismiss_standbys(self) -> list[StandbyCommand]:
         return [command for number in self.standbys for command in self._dismiss(number)]
@@ -441,7 +454,8 @@ class StandbyCore:
     def _set_times(self, now_s: float) -> None:
         if self._look_at_s is None and self.drivers and self._limits.silence_s is not None:
             self._look_at_s = now_s + self._limits.silence_s / LOOKS
-        replace_at_s = self._replace_at_s if self.called is not None and not self._is_ending else None
+        is_replaced = self.called is not None or self._is_warming_up
+        replace_at_s = self._replace_at_s if is_replaced and not self._is_ending else None
         looked_at = self._look_at_s if self.drivers else None
         due = [at for at in (self.job.wake_at_s, looked_at, replace_at_s) if at is not None]
         self.wake_at_s = min(due, default=None)

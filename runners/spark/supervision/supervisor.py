@@ -1,4 +1,8 @@
-"""The process that supervises a job: carries out what `StandbyCore` decides, and tells it what happens. One thread."""
+"""The process that supervises a job: carries out what `StandbyCore` decides, and tells it what happens. One thread.
+
+With a lease several supervisors on as many hosts know of each other. `LeaseCore` decides which of them leads. Each time one
+begins to follow it gets a new `StandbyCore`.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,14 @@ import socket
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
 
+from headrace.connectors.lease import LeaseBoard
 from headrace.enumerator.errors import UsageError
 from headrace.enumerator.restarts import ExponentialDelay, RestartStrategy
 from headrace.enumerator.supervision import (
@@ -31,9 +37,27 @@ from headrace.enumerator.supervision import (
     TimePassed,
 )
 from headrace.runners.spark.submitted import as_it_was_submitted
+from headrace.runners.spark.supervision.board import BoardThread
 from headrace.runners.spark.supervision.driver import DriverOrder
 from headrace.runners.spark.supervision.families import FAMILY_VARIABLE
 from headrace.runners.spark.supervision.jobs import FunctionName
+from headrace.runners.spark.supervision.lease import (
+    DriverHeard,
+    DriverLost,
+    EndLease,
+    Follow,
+    JobEnded,
+    Lead,
+    LeaseCommand,
+    LeaseCore,
+    LeaseEvent,
+    LeasePhase,
+    LeaseStarted,
+    LeaveRequested,
+    Look,
+    LookDue,
+    Write,
+)
 from headrace.runners.spark.supervision.processes import DriverProcess
 from headrace.runners.spark.supervision.standby import (
     CallDriver,
@@ -48,6 +72,7 @@ from headrace.runners.spark.supervision.standby import (
     StandbyEvent,
     StandbyLimits,
     Stop,
+    WarmUp,
 )
 from headrace.runners.spark.supervision.status import StatusFile, instant_in
 
@@ -71,6 +96,7 @@ def run(
     job: Callable[[SparkSession], object],
     *,
     standby: int = 0,
+    lease: LeaseBoard | None = None,
     restart: RestartStrategy = DEFAULT_RESTART,
     session: Callable[[], SparkSession] | None = None,
     conf: Mapping[str, str] | None = None,
@@ -85,11 +111,13 @@ def run(
     under `if __name__ == "__main__"`: the process imports the file. `session` makes the session (default: headrace's builders,
     with the settings of `conf`). `standby`: so many more drivers (at most 2) make their session, rehearse the job and wait;
     when the one that runs it fails, one of them takes over at once, and not after the delay of a restart. What that asks of a
-    job, and what it costs, is in docs/how-to/supervise-jobs.md. `restart`: `headrace.run.ExponentialDelay` (default) and its
-    like. `status`: a file of JSON that says what goes on. `progress_timeout_s`: the job is killed and started again when for so
-    many seconds no batch has ended while one was under way; None (default) for any time. `silence_timeout_s`: also when its
-    process, or its JVM, has not got round to saying that it lives for so many seconds (at least 4); None for never. SIGTERM and
-    SIGINT end the job after the batch under way, which may take `stop_timeout_s` seconds; a second one ends it at once.
+    job, and what it costs, is in docs/how-to/supervise-jobs.md. `lease`: a `headrace.kafka.KafkaLease`, for the same call on
+    several hosts: one of them leads, the others wait with a warm driver until it is dead. `restart`:
+    `headrace.run.ExponentialDelay` (default) and its like. `status`: a file of JSON that says what goes on.
+    `progress_timeout_s`: the job is killed and started again when for so many seconds no batch has ended while one was under
+    way; None (default) for any time. `silence_timeout_s`: also when its process, or its JVM, has not got round to saying that
+    it lives for so many seconds (at least 4); None for never. SIGTERM and SIGINT end the job after the batch under way, which
+    may take `stop_timeout_s` seconds; a second one ends it at once.
 
     Returns when all queries have ended by themselves. Raises SystemExit with one of `EXIT_STATUSES` otherwise: 143 after a
     stop, 1 where the restart strategy has given up, and at once 2 for wrong options, 65 for lost records, 66 for a checkpoint
@@ -97,22 +125,26 @@ def run(
     """
     if session is not None and conf:
         raise UsageError("settings of a session are given to run(conf=...) or to the function that makes it, not to both")
-    order = DriverOrder(FunctionName.of(job), None if session is None else FunctionName.of(session), dict(conf or {}), standby)
-    core = StandbyCore(
-        restart, SupervisionLimits(progress_timeout_s, stop_timeout_s), StandbyLimits(standby, silence_timeout_s)
-    )
-    end = supervise(order, core, None if status is None else StatusFile(Path(status)))
+    maker = None if session is None else FunctionName.of(session)
+    order = DriverOrder(FunctionName.of(job), maker, dict(conf or {}), standby, lease is not None)
+    limits = SupervisionLimits(progress_timeout_s, stop_timeout_s), StandbyLimits(standby, silence_timeout_s)
+    end = supervise(order, lambda: StandbyCore(restart, *limits), None if status is None else StatusFile(Path(status)), lease)
     if end.ending is not Ending.COMPLETED:
         raise SystemExit(EXIT_STATUSES[end.ending])
 
 
-def supervise(order: DriverOrder, core: StandbyCore, status: StatusFile | None) -> DriverEnd:
-    """Run the job to its end, which is returned and logged. Raises UsageError where a supervisor cannot be."""
+def supervise(
+    order: DriverOrder, new_core: Callable[[], StandbyCore], status: StatusFile | None, board: LeaseBoard | None = None
+) -> DriverEnd:
+    """Run the job to its end, which is returned and logged. Raises UsageError where a supervisor cannot be.
+
+    `board`: where supervisors on other hosts see this one; None where there are no others.
+    """
     _refuse_where_it_cannot_be()
     if status is not None:
         status.check()
     with as_it_was_submitted() as submitter, _signals() as signals:
-        end = _Supervisor(order, core, status, signals, submitter).run()
+        end = _Supervisor(order, new_core, status, signals, submitter, board).run()
     log.log(logging.INFO if end.ending is Ending.COMPLETED else logging.WARNING, "%s: %s", end.ending.name, end.reason)
     return end
 
@@ -121,33 +153,54 @@ class _Supervisor:
     """See the module. `signals` can be read when the job is to stop, `submitter` when spark-submit is gone."""
 
     def __init__(
-        self, order: DriverOrder, core: StandbyCore, status: StatusFile | None, signals: socket.socket, submitter: int | None
+        self,
+        order: DriverOrder,
+        new_core: Callable[[], StandbyCore],
+        status: StatusFile | None,
+        signals: socket.socket,
+        submitter: int | None,
+        board: LeaseBoard | None,
     ) -> None:
         self._order = order
-        self._core = core
+        self._new_core = new_core
+        self._core = new_core()
         self._status = status
         self._drivers: dict[int, DriverProcess] = {}
         self._unstarted: dict[int, OSError] = {}
         self._shown: dict[int, dict[str, Any]] = {}
         self._written: dict[str, Any] = {}
         self._end: DriverEnd | None = None
+        self._ended: DriverEnd | None = None
         self._ready = selectors.DefaultSelector()
         self._ready.register(signals, selectors.EVENT_READ, self._take_signals)
         self._signals = signals
         self._stops = 0
+        self._is_to_stop = False
         self._abandoned_at_s = -math.inf
+        self._lease = None if board is None else LeaseCore(uuid.uuid4().hex, socket.gethostname(), board.timeout_s)
+        self._board = None if board is None else BoardThread(board)
+        self._trouble: str | None = None
+        if self._board is not None:
+            self._ready.register(self._board.ready, selectors.EVENT_READ, self._take_answer)
         if submitter is not None:
             self._ready.register(submitter, selectors.EVENT_READ, partial(self._take_end_of_submitter, submitter))
 
     def run(self) -> DriverEnd:
         """Until the job is over. Whatever this raises, no driver is left."""
         try:
-            self._tell(SupervisionStarted(time.monotonic()))
+            if self._lease is None:
+                self._tell(SupervisionStarted(time.monotonic()))
+            else:
+                self._tell_lease(LeaseStarted(time.monotonic()))
             while self._end is None:
+                stint = self._core
                 for key, _ in self._ready.select(self._time_left_s()):
-                    key.data()
-                if self._end is None and self._time_left_s() == 0:
+                    if self._end is None and self._core is stint:  # else it may be of a driver that is no more
+                        key.data()
+                if self._end is None and _until(self._core.wake_at_s) == 0:
                     self._tell(TimePassed(time.monotonic()))
+                if self._end is None and self._lease is not None and _until(self._lease.wake_at_s) == 0:
+                    self._tell_lease(LookDue(time.monotonic()))
             return self._end
         finally:
             for driver in self._drivers.values():
@@ -155,9 +208,10 @@ class _Supervisor:
             self._ready.close()
 
     def _time_left_s(self) -> float | None:
-        """Until the core is to be told that time has passed, or a part of it; None when it awaits nothing."""
-        left_s = _until(self._core.wake_at_s)
-        return None if left_s is None else min(left_s, LONGEST_WAIT_S)
+        """Until a core is to be told that time has passed, or a part of it; None when they await nothing."""
+        due = (self._core.wake_at_s, None if self._lease is None else self._lease.wake_at_s)
+        left_s = [left for left in map(_until, due) if left is not None]
+        return min(LONGEST_WAIT_S, *left_s) if left_s else None
 
     def _tell(self, event: StandbyEvent) -> None:
         for command in self._core.handle(event):
@@ -166,6 +220,65 @@ class _Supervisor:
         while self._unstarted:
             number, error = self._unstarted.popitem()
             self._tell_end(number, DriverEnd(Ending.FAILED, f"the driver could not be started: {error}"))
+        if self._ended is not None:
+            ended, self._ended = self._ended, None
+            self._tell_lease(JobEnded(time.monotonic(), ended))
+
+    # --- the lease ----------------------------------------------------------------------------------------------------
+
+    def _tell_lease(self, event: LeaseEvent) -> None:
+        assert self._lease is not None
+        for command in self._lease.handle(event):
+            self._perform_for_lease(command)
+        if self._lease.trouble not in (None, self._trouble):
+            log.warning("%s; meanwhile nobody takes over", self._lease.trouble)
+        self._trouble = self._lease.trouble
+        self._show()
+
+    def _perform_for_lease(self, command: LeaseCommand) -> None:
+        assert self._board is not None
+        match command:
+            case Look() | Write():
+                self._board.ask(command)
+            case Follow(reason):
+                log.warning("it follows, and keeps a driver warm: %s", reason)
+                self._begin_anew()
+                if self._is_to_stop:
+                    self._tell_lease(LeaveRequested(time.monotonic()))
+                else:
+                    self._tell(WarmUp(time.monotonic()))
+            case Lead():
+                log.warning("it leads, and runs the job")
+                self._tell(SupervisionStarted(time.monotonic()))
+            case EndLease(end):
+                if self._core.drivers:
+                    self._begin_anew()
+                self._end = end
+            case _:
+                assert_never(command)
+
+    def _take_answer(self) -> None:
+        assert self._board is not None
+        self._tell_lease(self._board.answer())
+
+    def _tell_of_driver(self, number: int, event: DriverHeard | DriverLost) -> None:
+        if self._lease is not None and number == self._core.called and self._lease.phase is LeasePhase.LEADING:
+            self._tell_lease(event)
+
+    def _begin_anew(self) -> None:
+        """Kill all drivers, and forget them, and all that was decided about them. Nobody is told of their end."""
+        for driver in self._drivers.values():
+            with suppress(KeyError):
+                self._ready.unregister(driver.reports)
+            self._ready.unregister(driver.process)
+            driver.kill()
+            driver.end()
+        self._drivers.clear()
+        self._unstarted.clear()
+        self._shown.clear()
+        self._core = self._new_core()
+
+    # --- drivers ------------------------------------------------------------------------------------------------------
 
     def _perform(self, command: StandbyCommand) -> None:
         match command:
@@ -179,6 +292,8 @@ class _Supervisor:
                 self._drivers[number].kill()
             case CallDriver() | Stop() | Kill():
                 pass  # it could not be started
+            case Finish(end) if self._lease is not None:
+                self._ended = end
             case Finish(end):
                 self._end = end
             case _:
@@ -209,8 +324,13 @@ class _Supervisor:
         self._abandoned_at_s = time.monotonic()  # after that, which may have killed a driver and waited for its end
 
     def _stop(self) -> None:
-        if self._end is None:
+        if self._end is not None:
+            return
+        self._is_to_stop = True
+        if self._lease is None or self._lease.phase is LeasePhase.LEADING:
             self._tell(JobStopRequested(time.monotonic()))
+        elif self._lease.phase is not LeasePhase.LEAVING:
+            self._tell_lease(LeaveRequested(time.monotonic()))
 
     def _take_news(self, number: int) -> None:
         driver = self._drivers.get(number)
@@ -220,6 +340,7 @@ class _Supervisor:
             report = _report(said)
             self._shown[number] |= {name: what for name, what in said.items() if name != "armed"}
             self._tell(DriverReported(number, time.monotonic(), report))
+            self._tell_of_driver(number, DriverHeard(time.monotonic()))
         if driver.is_silent:
             self._ready.unregister(driver.reports)
 
@@ -234,6 +355,7 @@ class _Supervisor:
 
     def _tell_end(self, number: int, end: DriverEnd) -> None:
         was_called = number == self._core.called
+        self._tell_of_driver(number, DriverLost(time.monotonic()))
         del self._shown[number]
         self._tell(DriverDied(number, time.monotonic(), end, random.random()))  # noqa: S311 - jitter
         if was_called:
@@ -263,6 +385,7 @@ class _Supervisor:
             "takeovers": core.takeovers,
             "last_failure": core.job.last_failure,
             "standby_failure": core.standby_failure,
+            "lease": None if self._lease is None else _shown_lease(self._lease),
             "restart_at": instant_in(_until(core.job.wake_at_s) or 0) if restarts else None,
             "ended": None if self._end is None else _shown_end(self._end),
         }
@@ -289,6 +412,12 @@ def _report(said: Mapping[str, Any]) -> DriverReport:
 
 def _until(at_s: float | None) -> float | None:
     return None if at_s is None else max(0.0, at_s - time.monotonic())
+
+
+def _shown_lease(lease: LeaseCore) -> dict[str, object]:
+    leads = lease.phase is LeasePhase.LEADING
+    leader = socket.gethostname() if leads else None if lease.leader is None else lease.leader.host
+    return {"state": lease.phase.name, "leader": leader, "term": lease.term if leads else None, "trouble": lease.trouble}
 
 
 def _shown_end(end: DriverEnd) -> dict[str, object]:

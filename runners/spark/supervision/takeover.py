@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-__all__ = ["Takeover", "check_standby", "checkpoint_of", "resolved"]
+__all__ = ["Takeover", "check_peers", "check_standby", "checkpoint_of", "resolved"]
 
 LOCATION = "checkpointlocation"
 _DEFAULT_LOCATION = "spark.sql.streaming.checkpointLocation"
@@ -42,17 +42,22 @@ _ATOMIC_STORES = frozenset({"file", "hdfs", "viewfs"})
 _EXACTLY_ONCE = frozenset({OURS, "delta", "iceberg", "parquet", "orc", "json", "csv", "text"})
 """Sinks that write a batch once, however often Spark runs it: by a log or marker of their own."""
 
+_ONCE_BETWEEN_HOSTS = _EXACTLY_ONCE - {"iceberg"}
+"""Those that write it once also where two drivers run it at the same time. Iceberg's own sink looks whether it is written, and
+commits: two that have looked both commit."""
+
 
 class Takeover:
     """A `Starter` for a driver of this family that runs the job. Called in the thread of the job.
 
-    `standbys`: how many other drivers wait.
+    `standbys`: how many other drivers wait. `has_peers`: others wait on other hosts.
     """
 
-    def __init__(self, family: str, standbys: int) -> None:
+    def __init__(self, family: str, standbys: int, *, has_peers: bool = False) -> None:
         """Takes nothing."""
         self._family = family
         self._standbys = standbys
+        self._has_peers = has_peers
         self._locks: dict[str, CheckpointLock] = {}
         self._begun: dict[str, StartedQuery] = {}
 
@@ -70,9 +75,11 @@ class Takeover:
     def start(self, started: StartedQuery, start: Callable[[], StreamingQuery]) -> StreamingQuery:
         """Lock, claim, start. Raises UsageError where a standby could not take over, FencedError as `CheckpointLock.take`."""
         location = checkpoint_of(started)
-        if self._standbys:
+        if self._standbys or self._has_peers:
             check_standby(started.sink, location)
-            _say_what_is_repeated(started)
+            _say_what_is_repeated(started, _ONCE_BETWEEN_HOSTS if self._has_peers else _EXACTLY_ONCE)
+        if self._has_peers:
+            check_peers(location)
         if location is not None:
             self._lock(location)
             if _is_ours(started.sink):
@@ -160,14 +167,23 @@ def check_standby(sink: str, location: str | None) -> None:
         raise UsageError("a job with a standby cannot write to the sink 'memory': its table ends with the driver that holds it")
 
 
-def _say_what_is_repeated(started: StartedQuery) -> None:
+def check_peers(location: str | None) -> None:
+    """Raise UsageError for a checkpoint that another host need not have."""
+    if location is not None and location.startswith("/"):
+        raise UsageError(
+            f"a supervisor on another host cannot take over a local checkpoint ({location}): it is not known whether that host "
+            "has the same one, and with another one the job would begin anew there. Use hdfs:, or no lease"
+        )
+
+
+def _say_what_is_repeated(started: StartedQuery, exactly_once: frozenset[str]) -> None:
     """A sink of ours may be one whose rows are visible at once. Raises UsageError for options that it does not take."""
     sink = started.sink
     if _is_ours(sink):
         ours = _writer_of(started).sink
         repeated = type(ours).__name__ if isinstance(ours, ImmediateSink) else None
     else:
-        repeated = None if sink.lower() in _EXACTLY_ONCE else sink
+        repeated = None if sink.lower() in exactly_once else sink
     if repeated is not None:
         log.warning("the sink %r is written at least once: a takeover repeats the batch that was under way", repeated)
 

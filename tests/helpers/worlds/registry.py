@@ -6,11 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from tests.helpers import planted, planted_commits, planted_fetches, planted_letters, planted_spark, planted_standby
+from tests.helpers import (
+    planted,
+    planted_commits,
+    planted_fetches,
+    planted_hosts,
+    planted_letters,
+    planted_spark,
+    planted_standby,
+)
 from tests.helpers.worlds import run, shards
 from tests.helpers.worlds.commits import COMMITS
 from tests.helpers.worlds.fetch import FETCH
 from tests.helpers.worlds.heart import HEART
+from tests.helpers.worlds.hosts import HOSTS
 from tests.helpers.worlds.letters import LETTERS
 from tests.helpers.worlds.run import OUTPUTS, RUN
 from tests.helpers.worlds.search import Adversary
@@ -208,6 +217,24 @@ WORLDS = (
             "supervisor stopped": 60,
             "second supervisor": 60,
             "takeover": 250,
+        },
+    ),
+    Searched(
+        HOSTS,
+        100,
+        planted_hosts.PLANTED,
+        {
+            "leads": 150,
+            "paused": 150,
+            "cut off": 90,
+            "board away": 40,
+            "board wiped": 40,
+            "power lost": 40,
+            "driver killed": 50,
+            "driver hangs": 20,
+            "SIGTERM": 25,
+            "superseded": 10,
+            "fenced, and asks again": 15,
         },
     ),
     Searched(

@@ -1,0 +1,420 @@
+"""Which of a job's supervisors, on several hosts, leads: runs the job. The others follow, with a warm driver. No I/O, no clock.
+
+Each supervisor looks at the board (`headrace.connectors.lease`) twice a second. Who leads writes a new beat after each look, as
+long as its driver lives. Who follows, and has seen nothing new in so many looks in a row, takes the leader for dead, and leads
+in its place, with the next *term*. It may be wrong: the leader was paused, or cut off from the board. Nothing comes of that:
+the driver that it calls claims the job at the sink, and what the other one does then is refused there, and by the checkpoint's
+store. Here it matters that exactly one goes on soon:
+
+- Who leads and sees a beat of a higher rank stands down: its driver is killed, and it follows.
+- Who leads and cannot see the board goes on. It may be that nobody sees it, and nobody has taken over.
+- Who leads and whose driver was fenced does not go on. If it sees who leads now, it follows. If nobody does, it leads once
+  more; fenced a second time it ends, since whoever has fenced it knows nothing of the lease.
+
+Time is counted in looks that were answered, not in seconds. A host that was paused has looked once, however long that was; and
+no look is counted while the board is away: then nobody takes over, and when it comes back the leader has the whole time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from types import MappingProxyType
+from typing import assert_never
+
+from headrace.connectors.lease import LEAST_TIMEOUT_S, Beat, BeatState
+from headrace.enumerator.errors import UsageError
+from headrace.enumerator.supervision import DriverEnd, Ending
+from headrace.enumerator.transitions import Transitions, allowed_after
+
+__all__ = ["LEASE_TRANSITIONS", "LOOK_S", "LeaseCore", "LeasePhase"]
+
+LOOK_S = 0.5
+"""Seconds between two looks."""
+
+_UNHEARD_LOOKS = 3
+"""A driver says twice a second that it and its JVM live; after so many looks without a word its supervisor does not beat."""
+
+_FIRST_LOOKS = 60
+"""So many before it has said anything: Python has to start, and import Spark."""
+
+
+class LeasePhase(Enum):
+    """What a supervisor does now. LOOKING: it has not seen the board. CLAIMING: it has said that it leads, and looks whether
+    it is the only one. DOUBTING: its driver was fenced, and it looks by whom. LEAVING: it says its last word.
+    """
+
+    CREATED = auto()
+    LOOKING = auto()
+    FOLLOWING = auto()
+    CLAIMING = auto()
+    LEADING = auto()
+    DOUBTING = auto()
+    LEAVING = auto()
+    OVER = auto()
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseStarted:
+    """Begin."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LookDue:
+    """The time of `LeaseCore.wake_at_s` has come."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """Answer to Look: the last beat; None where there never was one."""
+
+    now_s: float
+    found: Beat | None
+
+
+@dataclass(frozen=True, slots=True)
+class BeatWritten:
+    """Answer to Write."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BoardFailed:
+    """Answer to Look or Write: it has failed, and may succeed the next time."""
+
+    now_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BoardRefused:
+    """Answer to Look or Write: it was refused, and will be the next time unless somebody sees to it."""
+
+    now_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DriverHeard:
+    """The driver that runs the job has said that it lives, and its JVM."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DriverLost:
+    """The driver that ran the job has ended. Whether there is another one, its word will tell."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    """The job of the supervisor that leads is over, as far as its drivers are concerned. None of them lives."""
+
+    now_s: float
+    end: DriverEnd
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveRequested:
+    """End, though the job does not: of a supervisor that does not lead. (One that leads has its job stopped: `JobEnded`.)"""
+
+    now_s: float
+
+
+_Answer = Looked | BeatWritten | BoardFailed | BoardRefused
+LeaseEvent = LeaseStarted | LookDue | _Answer | DriverHeard | DriverLost | JobEnded | LeaveRequested
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Ask the board. One question at a time; answered by `Looked` or a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Write this beat. Answered by `BeatWritten` or a failure."""
+
+    beat: Beat
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Kill all drivers there are, and keep one warm that is not called. `reason`: why, in one line."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """Have the job run."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndLease:
+    """Kill all drivers there are, and end so."""
+
+    end: DriverEnd
+
+
+LeaseCommand = Look | Write | Follow | Lead | EndLease
+
+
+class LeaseCore:
+    """One supervisor. Not thread-safe. `wake_at_s`: when to send LookDue, as of the last event; None for not now.
+
+    `leader`: the last beat that was seen of another one; `term`: of its own last one, 0 if it has never led. `trouble`: what
+    was wrong with the board the last time; None if nothing was.
+    """
+
+    def __init__(self, supervisor: str, host: str, timeout_s: float) -> None:
+        """Knows nothing yet. Raises UsageError for a time that makes no sense."""
+        if not LEAST_TIMEOUT_S <= timeout_s < math.inf:
+            raise UsageError(f"a leader may say nothing for at least {LEAST_TIMEOUT_S:g} s, not {timeout_s}")
+        self.phase: LeasePhase = LeasePhase.CREATED
+        self.wake_at_s: float | None = None
+        self.leader: Beat | None = None
+        self.trouble: str | None = None
+        self._own = Beat(0, supervisor, 0, BeatState.LEADING, host)
+        self._most = math.ceil(timeout_s / LOOK_S)
+        self._missed = 0
+        self._unheard = 0
+        self._awaits = False
+        self._fenced_by_nobody = 0
+        self._end: DriverEnd | None = None
+        self._has_said_its_last = False
+
+    @property
+    def term(self) -> int:
+        """See the class."""
+        return self._own.term
+
+    def handle(self, event: LeaseEvent) -> list[LeaseCommand]:
+        """Take one event, return what is to be done, in this order.
+
+        Raises ProtocolViolationError for an event that LEASE_TRANSITIONS does not allow now.
+        """
+        following = allowed_after(LEASE_TRANSITIONS, self.phase, event, "the lease")
+        if isinstance(event, _Answer):
+            self._awaits = False
+            self.trouble = event.reason if isinstance(event, BoardFailed | BoardRefused) else None
+            if isinstance(event, Looked) and event.found is not None and event.found.supervisor != self._own.supervisor:
+                self._see(event.found)
+        commands = self._apply(event)
+        assert self.phase in following, f"{event} has led to {self.phase.name}, which is not in the table"
+        self._awaits |= any(isinstance(command, Look | Write) for command in commands)
+        is_idle = self._awaits or self.phase in (LeasePhase.LEAVING, LeasePhase.OVER)
+        if is_idle:
+            self.wake_at_s = None
+        elif self.wake_at_s is None:
+            self.wake_at_s = event.now_s + LOOK_S
+        return commands
+
+    def _see(self, found: Beat) -> None:
+        if found != self.leader:
+            self._missed = -1  # it is counted below
+        self.leader = found
+
+    def _apply(self, event: LeaseEvent) -> list[LeaseCommand]:
+        match event:
+            case LeaseStarted():
+                self.phase = LeasePhase.LOOKING
+                return [Follow("it has just started"), Look()]
+            case LookDue():
+                self.wake_at_s = None
+                return [] if self._awaits else [Look()]
+            case DriverHeard():
+                self._unheard = 0
+            case DriverLost():
+                self._unheard = _UNHEARD_LOOKS + 1
+            case JobEnded(_, end):
+                return self._job_ended(end)
+            case LeaveRequested():
+                return self._leave()
+            case Looked() | BeatWritten() | BoardFailed() | BoardRefused():
+                return self._answered(event)
+            case _:
+                assert_never(event)
+        return []
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def _answered(self, event: _Answer) -> list[LeaseCommand]:
+        match self.phase:
+            case LeasePhase.LOOKING:
+                return self._first_look(event)
+            case LeasePhase.FOLLOWING:
+                return self._follower_looked(event)
+            case LeasePhase.CLAIMING:
+                return self._claimed(event)
+            case LeasePhase.LEADING:
+                return self._leader_looked(event)
+            case LeasePhase.DOUBTING:
+                return self._doubter_looked(event)
+            case LeasePhase.LEAVING:
+                return self._say_the_last() if not self._has_said_its_last else self._finish()
+            case _:  # it is over, and an answer comes late
+                return []
+
+    def _first_look(self, event: _Answer) -> list[LeaseCommand]:
+        if isinstance(event, BoardRefused):
+            self._end = DriverEnd(Ending.WRONG_USE, event.reason)
+            return self._finish()
+        if not isinstance(event, Looked):
+            return []
+        if event.found is None or event.found.state is not BeatState.LEADING:
+            return self._claim()
+        self.phase, self._missed = LeasePhase.FOLLOWING, 0
+        return []
+
+    def _follower_looked(self, event: _Answer) -> list[LeaseCommand]:
+        if not isinstance(event, Looked):
+            self._missed = 0  # in a row: who cannot see the board knows nothing
+            return []
+        self._missed += 1
+        if self._missed == 0 and event.found is not None:
+            match event.found.state:
+                case BeatState.OVER:
+                    return self._over_elsewhere(event.found)
+                case BeatState.LEFT:
+                    return self._claim()
+                case BeatState.LEADING:
+                    return []
+        return self._claim() if self._missed >= self._most else []
+
+    def _over_elsewhere(self, found: Beat) -> list[LeaseCommand]:
+        ending = Ending[found.ending] if found.ending in Ending.__members__ else Ending.FAILED
+        self._end = DriverEnd(ending, f"the job has ended on {found.host}: {found.reason}")
+        return self._finish()
+
+    def _claimed(self, event: _Answer) -> list[LeaseCommand]:
+        match event:
+            case BeatWritten():
+                return [Look()]
+            case Looked(_, found) if found == self._own:
+                self.phase, self._unheard = LeasePhase.LEADING, -_FIRST_LOOKS
+                return [Lead()]
+            case Looked(_, found) if found is None or self._is_above(found):
+                return self._beat()  # another one has claimed it as well, and will see this
+            case BoardRefused(_, reason) if self.leader is None:  # from the beginning
+                self._end = DriverEnd(Ending.WRONG_USE, reason)
+                return self._finish()
+            case _:
+                self.phase, self._missed = LeasePhase.FOLLOWING, 0
+                return []
+
+    def _leader_looked(self, event: _Answer) -> list[LeaseCommand]:
+        if isinstance(event, BeatWritten):
+            return []
+        self._unheard += 1
+        if not isinstance(event, Looked):
+            return []
+        if event.found is not None and not self._is_above(event.found):
+            self._follows()
+            return [Follow(f"{event.found.host} leads, in term {event.found.term}")]
+        return self._beat() if self._unheard <= _UNHEARD_LOOKS else []
+
+    def _doubter_looked(self, event: _Answer) -> list[LeaseCommand]:
+        if not isinstance(event, Looked):
+            self._missed = 0
+            return []
+        is_news = self._missed < 0  # whatever its term: the board may have forgotten the higher one
+        if event.found is not None and (is_news or not self._is_above(event.found)):
+            self._follows()  # with the driver that it has kept warm since
+            return []
+        self._missed = max(0, self._missed) + 1
+        if self._missed < self._most:
+            return []
+        return self._finish() if self._fenced_by_nobody > 1 else self._claim()
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def _is_above(self, found: Beat) -> bool:
+        """Whether this one goes on beside who has written that."""
+        return found.rank <= self._own.rank
+
+    def _claim(self) -> list[LeaseCommand]:
+        """The term is above all that were seen, so that who led before stands down when it sees this."""
+        before = 0 if self.leader is None else self.leader.term
+        self.phase = LeasePhase.CLAIMING
+        self._own = replace(self._own, term=max(before, self._own.term) + 1, number=0)
+        return [Write(self._own)]
+
+    def _beat(self) -> list[LeaseCommand]:
+        self._own = replace(self._own, number=self._own.number + 1)
+        return [Write(self._own)]
+
+    def _follows(self) -> None:
+        self.phase, self._missed, self._fenced_by_nobody = LeasePhase.FOLLOWING, 0, 0
+
+    def _job_ended(self, end: DriverEnd) -> list[LeaseCommand]:
+        self._end = end
+        if end.ending is Ending.FENCED:
+            self.phase, self._missed = LeasePhase.DOUBTING, 0
+            self._fenced_by_nobody += 1
+            return [Follow("its driver was fenced")]
+        self.phase = LeasePhase.LEAVING
+        state = BeatState.LEFT if end.ending is Ending.STOPPED else BeatState.OVER
+        self._own = replace(self._own, state=state, ending=end.ending.name, reason=end.reason)
+        return [] if self._awaits else self._say_the_last()
+
+    def _leave(self) -> list[LeaseCommand]:
+        self._end = DriverEnd(Ending.STOPPED, "it was stopped")
+        if self.phase is not LeasePhase.CLAIMING:
+            return self._finish()
+        self.phase = LeasePhase.LEAVING  # it may have said that it leads
+        self._own = replace(self._own, state=BeatState.LEFT)
+        return [] if self._awaits else self._say_the_last()
+
+    def _say_the_last(self) -> list[LeaseCommand]:
+        self._has_said_its_last = True
+        return self._beat()
+
+    def _finish(self) -> list[LeaseCommand]:
+        assert self._end is not None
+        self.phase = LeasePhase.OVER
+        return [EndLease(self._end)]
+
+
+_ANSWERS = (Looked, BeatWritten, BoardFailed, BoardRefused)
+_DRIVERS = (DriverHeard, DriverLost)
+_P = LeasePhase
+_AT_WORK = (_P.LOOKING, _P.FOLLOWING, _P.CLAIMING, _P.LEADING, _P.DOUBTING)
+
+LEASE_TRANSITIONS: Transitions[LeasePhase] = MappingProxyType(
+    {
+        (_P.CREATED, LeaseStarted): (_P.LOOKING,),
+        **{(phase, LookDue): (phase,) for phase in _AT_WORK},
+        (_P.LOOKING, Looked): (_P.FOLLOWING, _P.CLAIMING),
+        (_P.LOOKING, BoardFailed): (_P.LOOKING,),
+        (_P.LOOKING, BoardRefused): (_P.OVER,),
+        (_P.FOLLOWING, Looked): (_P.FOLLOWING, _P.CLAIMING, _P.OVER),
+        **{(_P.FOLLOWING, event): (_P.FOLLOWING,) for event in _ANSWERS[1:]},
+        (_P.CLAIMING, Looked): (_P.LEADING, _P.CLAIMING, _P.FOLLOWING),
+        (_P.CLAIMING, BeatWritten): (_P.CLAIMING,),
+        (_P.CLAIMING, BoardFailed): (_P.FOLLOWING,),
+        (_P.CLAIMING, BoardRefused): (_P.FOLLOWING, _P.OVER),
+        (_P.LEADING, Looked): (_P.LEADING, _P.FOLLOWING),
+        **{(_P.LEADING, event): (_P.LEADING,) for event in (*_ANSWERS[1:], *_DRIVERS)},
+        (_P.LEADING, JobEnded): (_P.DOUBTING, _P.LEAVING),
+        (_P.DOUBTING, Looked): (_P.DOUBTING, _P.FOLLOWING, _P.CLAIMING, _P.OVER),
+        **{(_P.DOUBTING, event): (_P.DOUBTING,) for event in _ANSWERS[1:]},
+        **{(_P.LEAVING, event): (_P.LEAVING, _P.OVER) for event in _ANSWERS},
+        **{(_P.OVER, event): (_P.OVER,) for event in _ANSWERS},
+        **{(phase, LeaveRequested): (_P.OVER,) for phase in (_P.LOOKING, _P.FOLLOWING, _P.DOUBTING)},
+        (_P.CLAIMING, LeaveRequested): (_P.LEAVING,),
+    }
+)
+"""What is legal. To LEADING leads only the arrow of one that has seen its own claim on the board, after it was written."""

@@ -1,0 +1,58 @@
+"""Supervisors of one job as if each were on a host of its own: apart are their lock folders, and all processes of each.
+
+A host is known by its cache folder, which all of its processes have in their environment.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+from headrace.harness.jars import cache_directory
+from headrace.runners.spark.supervision.families import family_of, members
+from tests.helpers.standby_soak import SupervisedJob
+
+
+class Host(SupervisedJob):
+    """One with a supervisor of the job `of`, or of a new job. `arguments`: more of the command line."""
+
+    def __init__(self, directory: Path, bootstrap: str, checkpoint: str, *arguments: str, of: Host | None = None) -> None:
+        directory.mkdir()
+        super().__init__(directory, bootstrap, standbys=0, checkpoint=checkpoint, like=of)
+        self._command += arguments
+        self._cache = directory / "cache"
+        self._variables = {"XDG_CACHE_HOME": str(self._cache)}
+        (self._cache / "headrace").mkdir(parents=True)
+        for entry in cache_directory().iterdir():  # what is downloaded and prepared, but for the locks
+            if entry.name != "locks":
+                (self._cache / "headrace" / entry.name).symlink_to(entry)
+
+    def pids(self) -> list[int]:
+        """Of its supervisor, and of all that this has started."""
+        assert self.process is not None
+        status = self.status()
+        drivers = [driver for driver in (status.get("active"), *status.get("standbys", ())) if driver and driver["pid"]]
+        families = {family for driver in drivers if (family := family_of(driver["pid"])) is not None}
+        return [self.process.pid, *{pid for family in families for pid in members(family)}]
+
+    def signal_all(self, number: int) -> None:
+        """To all of its processes, the supervisor first."""
+        for pid in self.pids():
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def lose_power(self) -> None:
+        """Nothing of it is left, and it has said nothing."""
+        self.signal_all(signal.SIGKILL)
+        assert self.process is not None
+        self.process.wait()
+
+    def state(self) -> str:
+        """Of its lease."""
+        return str((self.status().get("lease") or {}).get("state"))
+
+    def follows(self) -> bool:
+        """With a driver that is warm."""
+        return self.state() == "FOLLOWING" and [one["state"] for one in self.status()["standbys"]] == ["ARMED"]

@@ -1,0 +1,100 @@
+"""Planted bugs in the lease between hosts: each breaks one rule, and must be caught by the world of hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from headrace.connectors import commit as commit_module
+from headrace.runners.spark.supervision.lease import EndLease, Follow, LeaseCore, LeasePhase, Looked
+from headrace.runners.spark.supervision.standby import StandbyCore
+
+Planted = Callable[[], AbstractContextManager[None]]
+
+
+@contextmanager
+def whose_the_job_is_is_ignored() -> Iterator[None]:
+    """A driver that was taken for dead fences the one that has taken over, and commits."""
+    with patch.object(commit_module, "refuse_another", lambda *_: None):
+        yield
+
+
+@contextmanager
+def looks_are_counted_while_the_board_is_away() -> Iterator[None]:
+    """Brokers that are away for all are taken for a dead leader."""
+    follower_looked = LeaseCore._follower_looked
+
+    def planted(self: Any, event: Any) -> list[Any]:
+        if isinstance(event, Looked):
+            return follower_looked(self, event)
+        self._missed += 1
+        return []
+
+    with patch.object(LeaseCore, "_follower_looked", planted):
+        yield
+
+
+@contextmanager
+def who_was_fenced_ends() -> Iterator[None]:
+    """As without a lease: the host that was paused is lost to the job."""
+    job_ended = LeaseCore._job_ended
+
+    def planted(self: Any, end: Any) -> list[Any]:
+        commands = job_ended(self, end)
+        if self.phase is not LeasePhase.DOUBTING:
+            return commands
+        self._end = end
+        return [EndLease(end)]
+
+    with patch.object(LeaseCore, "_job_ended", planted):
+        yield
+
+
+@contextmanager
+def nobody_is_taken_for_dead() -> Iterator[None]:
+    """A follower waits for ever."""
+    made = LeaseCore.__init__
+
+    def patient(self: Any, *arguments: Any) -> None:
+        made(self, *arguments)
+        self._most = 1 << 30
+
+    with patch.object(LeaseCore, "__init__", patient):
+        yield
+
+
+@contextmanager
+def followers_keep_no_driver_warm() -> Iterator[None]:
+    """A follower begins with a cold start."""
+    top_up = StandbyCore._top_up
+
+    def planted(self: Any, now_s: float) -> list[Any]:
+        return [] if self._is_warming_up else top_up(self, now_s)
+
+    with patch.object(StandbyCore, "_top_up", planted):
+        yield
+
+
+@contextmanager
+def who_stands_down_leaves_its_driver_at_work() -> Iterator[None]:
+    """It follows, and its driver goes on."""
+    leader_looked = LeaseCore._leader_looked
+
+    def planted(self: Any, event: Any) -> list[Any]:
+        return [command for command in leader_looked(self, event) if not isinstance(command, Follow)]
+
+    with patch.object(LeaseCore, "_leader_looked", planted):
+        yield
+
+
+PLANTED: tuple[Planted, ...] = (
+    whose_the_job_is_is_ignored,
+    looks_are_counted_while_the_board_is_away,
+    who_was_fenced_ends,
+    nobody_is_taken_for_dead,
+    followers_keep_no_driver_warm,
+    who_stands_down_leaves_its_driver_at_work,
+)
+"""Each breaks a promise in some history."""

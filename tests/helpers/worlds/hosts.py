@@ -1,0 +1,491 @@
+"""The world of a job on two hosts: supervisors with a lease, their drivers, the board, a checkpoint for both, and the sink.
+
+Run for real: `LeaseCore`, `StandbyCore`, commit and recovery (`JobCommitter`, one command at a time) with whose the job is, and
+the beat as it is stored. Played: processes, hosts and their clocks, the board's network, Spark's query on a store that creates
+atomically (HDFS), the sink's transactions (`MemorySink`).
+
+Hosts are paused as a whole, cut off from the board, or lose their power; drivers are killed or hang; a write to the board may
+take effect and its answer be lost; clocks run at other speeds and jump. A paused host goes on where it was, in the middle of
+whatever it did.
+
+What must be true: a row is visible once and none is lost; only whose the job is writes its list; nobody ends for having been
+fenced by the other one. Once nothing is wrong any more exactly one host leads, the other one follows with a warm driver, the
+job gets on, and it stays so, also while the board is away; and when the leader's host is dead the other one leads.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from headrace.connectors.commit import ClaimRequested, CommitRequested, JobCommitter, SupersededError
+from headrace.connectors.lease import Beat, parse_beat
+from headrace.connectors.sink import Attempt
+from headrace.enumerator.errors import FencedError, HeadraceError
+from headrace.enumerator.restarts import FixedDelay
+from headrace.enumerator.supervision import (
+    DriverEnd,
+    Ending,
+    JobStopRequested,
+    SupervisionLimits,
+    SupervisionStarted,
+    TimePassed,
+)
+from headrace.runners.spark.supervision.lease import (
+    BeatWritten,
+    BoardFailed,
+    DriverHeard,
+    DriverLost,
+    EndLease,
+    Follow,
+    JobEnded,
+    Lead,
+    LeaseCore,
+    LeaseEvent,
+    LeasePhase,
+    LeaseStarted,
+    LeaveRequested,
+    Look,
+    LookDue,
+    Looked,
+    Write,
+)
+from headrace.runners.spark.supervision.standby import (
+    CallDriver,
+    DriverDied,
+    DriverPhase,
+    DriverReport,
+    DriverReported,
+    Finish,
+    Kill,
+    Launch,
+    StandbyCore,
+    StandbyEvent,
+    StandbyLimits,
+    Stop,
+    WarmUp,
+)
+from headrace.testing.memory_sink import MemorySink
+from tests.helpers.commit_simulator import JOB, FusedLog, SteppedCommitter
+from tests.helpers.worlds.search import NUMBERS, Adversary
+
+KILLED = DriverEnd(Ending.FAILED, "the driver was killed by SIGKILL")
+TIMEOUT_S = 3.0
+ROWS = 2
+CALM_STEPS, STEADY_STEPS = 6000, 400
+SHADOW_STEPS = 100
+"""Some seconds: who was paused may be suspected just when it goes on."""
+SPEEDS = (0.8, 1.0, 1.25)
+
+
+@dataclass(eq=False)
+class Driver:
+    """One on a host. `program` goes on by a step at a time, unless it hangs, its host is paused, or it is dead."""
+
+    name: str
+    number: int
+    program: Iterator[None] = field(init=False)
+    is_alive: bool = True
+    hangs: bool = False
+    is_called: bool = False
+    is_to_stop: bool = False
+    said: list[DriverReport] = field(default_factory=list)
+    end: DriverEnd = KILLED
+
+
+class Host:
+    """A machine with one supervisor. `now_s`: its own clock."""
+
+    def __init__(self, world: World, name: str, speed: float) -> None:
+        self.world, self.name, self.speed = world, name, speed
+        self.now_s = world.chances.uniform(0, 1000)
+        self.is_paused = self.is_cut_off = False
+        self.started = 0
+        self.start()
+
+    def start(self) -> None:
+        """Its scheduler starts a supervisor."""
+        self.started += 1
+        self.is_on = True
+        self.end: DriverEnd | None = None
+        self.ended: DriverEnd | None = None
+        self.asked: deque[Look | Write] = deque()
+        self.drivers: dict[int, Driver] = {}
+        self.lease = LeaseCore(f"{self.world.chances.randrange(1000):03}-{self.name}-{self.started}", self.name, TIMEOUT_S)
+        self.core = self.new_core()
+        self.tell_lease(LeaseStarted(self.now_s))
+
+    def new_core(self) -> StandbyCore:
+        limits = StandbyLimits(0, silence_s=10.0, settle_s=0.0)
+        return StandbyCore(FixedDelay(attempts=10_000, delay_s=1.0), SupervisionLimits(), limits)
+
+    # --- as `_Supervisor` does it -------------------------------------------------------------------------------------
+
+    def tell(self, event: StandbyEvent) -> None:
+        for command in self.core.handle(event):
+            match command:
+                case Launch(number):
+                    self.drivers[number] = self.world.launch(self, number)
+                case CallDriver(number):
+                    self.drivers[number].is_called = True
+                case Stop(number):
+                    self.drivers[number].is_to_stop = True
+                case Kill(number):
+                    self.drivers[number].is_alive = False
+                case Finish(end):
+                    self.ended = end
+        if self.ended is not None:
+            ended, self.ended = self.ended, None
+            self.tell_lease(JobEnded(self.now_s, ended))
+
+    def tell_lease(self, event: LeaseEvent) -> None:
+        for command in self.lease.handle(event):
+            match command:
+                case Look() | Write():
+                    self.asked.append(command)
+                case Follow():
+                    self.begin_anew()
+                    self.tell(WarmUp(self.now_s))
+                case Lead():
+                    self.world.happened["leads"] += 1
+                    self.tell(SupervisionStarted(self.now_s))
+                case EndLease(end):
+                    assert end.ending is not Ending.FENCED, "a supervisor has ended as the other one has taken over"
+                    self.begin_anew()
+                    self.end, self.is_on = end, False
+                    self.world.happened[f"ended: {end.ending.name}"] += 1
+
+    def begin_anew(self) -> None:
+        for driver in self.drivers.values():
+            driver.is_alive = False
+        self.drivers.clear()
+        self.core = self.new_core()
+
+    def stop(self) -> None:
+        """SIGTERM."""
+        if self.lease.phase is LeasePhase.LEADING:
+            self.tell(JobStopRequested(self.now_s))
+        elif self.lease.phase is not LeasePhase.LEAVING:
+            self.tell_lease(LeaveRequested(self.now_s))
+
+    def step(self) -> None:
+        """One round of its loop."""
+        core = self.core
+        for number, driver in list(self.drivers.items()):
+            while driver.said and self.is_on and self.core is core:
+                self.tell(DriverReported(number, self.now_s, driver.said.pop(0)))
+                self.tell_of(number, DriverHeard(self.now_s))
+            if not driver.is_alive and self.is_on and self.core is core:
+                del self.drivers[number]
+                self.tell_of(number, DriverLost(self.now_s))
+                self.tell(DriverDied(number, self.now_s, driver.end, self.world.chances.random()))
+        if self.is_on and self.core.wake_at_s is not None and self.now_s >= self.core.wake_at_s:
+            self.tell(TimePassed(self.now_s))
+        if self.is_on and self.lease.wake_at_s is not None and self.now_s >= self.lease.wake_at_s:
+            self.tell_lease(LookDue(self.now_s))
+
+    def tell_of(self, number: int, event: DriverHeard | DriverLost) -> None:
+        if number == self.core.called and self.lease.phase is LeasePhase.LEADING:
+            self.tell_lease(event)
+
+    def hear_from_board(self) -> None:
+        """The answer to what was asked; or none, though it may have been done."""
+        question = self.asked.popleft()
+        is_reached = not (self.is_cut_off or self.world.board_is_away)
+        is_heard = is_reached and self.world.chances.random() > self.world.lost_answers
+        if isinstance(question, Write) and is_reached:
+            self.world.board = question.beat.serialize()
+        if not is_heard:
+            self.tell_lease(BoardFailed(self.now_s, "no broker answers"))
+        elif isinstance(question, Write):
+            self.tell_lease(BeatWritten(self.now_s))
+        else:
+            self.tell_lease(Looked(self.now_s, self.world.beat()))
+
+
+class World:
+    """See the module."""
+
+    def __init__(self, seed: int) -> None:
+        self.chances = random.Random(seed)
+        self.happened: Counter[str] = Counter()
+        self.board: str | None = None
+        self.board_is_away = False
+        self.lost_answers = 0.0
+        self.offsets: dict[int, str] = {}
+        self.commits: dict[int, str] = {}
+        self.log = FusedLog()
+        self.sink = MemorySink(self.log)
+        self.checked = -1
+        self.hosts = [Host(self, name, self.chances.choice(SPEEDS)) for name in ("a", "b")]
+
+    def beat(self) -> Beat | None:
+        return None if self.board is None else parse_beat(self.board, "the board")
+
+    # --- a driver -----------------------------------------------------------------------------------------------------
+
+    def launch(self, host: Host, number: int) -> Driver:
+        driver = Driver(f"{host.name}-{host.started}-{number}-{self.happened['launched']}", number)
+        self.happened["launched"] += 1
+        driver.program = self.program(driver)
+        return driver
+
+    def program(self, driver: Driver) -> Iterator[None]:
+        """Warm, wait, claim, run, say."""
+        for _ in range(self.chances.randrange(20)):
+            driver.said.append(DriverReport.ALIVE)
+            yield
+            if driver.is_called:
+                break
+        driver.said.append(DriverReport.ARMED)
+        while not driver.is_called:
+            driver.said.append(DriverReport.ALIVE)
+            yield
+        try:
+            yield from self.query(driver)
+        except FencedError as error:
+            self.happened["superseded" if isinstance(error, SupersededError) else "log taken"] += 1
+            driver.end = DriverEnd(Ending.FENCED, str(error))
+        except HeadraceError as error:
+            self.happened["driver failed"] += 1
+            driver.end = DriverEnd(Ending.FAILED, str(error))
+
+    def query(self, driver: Driver) -> Iterator[None]:
+        """Spark's loop. The job's name is known once a batch was planned, as the checkpoint says it."""
+        if self.offsets:
+            yield from self.asking(driver, ClaimRequested())
+        driver.said.append(DriverReport.BEGAN)
+        while True:
+            if driver.is_to_stop:
+                driver.end = DriverEnd(Ending.STOPPED, "it was stopped")
+                return
+            yield from self.batch(driver, max(self.commits, default=-1) + 1)
+            driver.said.append(DriverReport.BATCHES)
+
+    def batch(self, driver: Driver, batch: int) -> Iterator[None]:
+        if batch not in self.offsets:
+            driver.said.append(DriverReport.ALIVE)
+            yield
+            self.create(self.offsets, batch, driver)
+        handles = yield from self.tasks(driver, batch)
+        yield from self.asking(driver, CommitRequested(batch, handles, self.offsets[batch]))
+        self.create(self.commits, batch, driver)
+
+    def create(self, log: dict[int, str], batch: int, driver: Driver) -> None:
+        """Atomically: CONCURRENT_STREAM_LOG_UPDATE for the second."""
+        if batch in log:
+            raise FencedError(f"batch {batch} is in the log already")
+        log[batch] = driver.name
+
+    def tasks(self, driver: Driver, batch: int) -> Iterator[None]:
+        """What a replay reads is what was planned."""
+        if self.sink.recorded_epochs().get(JOB, -1) >= batch:
+            return ()
+        handles = []
+        for row in range(ROWS):
+            transaction = self.sink.begin(Attempt(JOB, batch, row, self.chances.randrange(1 << 30)))
+            transaction.write(pa.RecordBatch.from_pydict({"value": [f"{batch}:{row}"]}))
+            driver.said.append(DriverReport.ALIVE)
+            yield
+            handles.append(transaction.prepare())
+        return tuple(handles)
+
+    def asking(self, driver: Driver, request: Any) -> Iterator[None]:
+        """As `writers._while_owner` does: one that was fenced fences again, and goes on if the job is its own."""
+        committer = None
+        for _ in range(20):
+            committer = SteppedCommitter(self.sink, driver.name)
+            try:
+                committer.request(request)
+                while committer.commands:
+                    driver.said.append(DriverReport.ALIVE)
+                    yield
+                    self.perform(driver, committer)
+                return
+            except SupersededError:
+                raise
+            except FencedError:
+                self.happened["fenced, and asks again"] += 1
+        raise FencedError("fenced without end")
+
+    def perform(self, driver: Driver, committer: JobCommitter[Any]) -> None:
+        before = self.log.stored().get(JOB)
+        committer.step()  # type: ignore[attr-defined]
+        if self.log.stored().get(JOB) != before:
+            claim = self.log.claim()
+            owner = None if claim is None else claim.incarnation
+            assert owner == driver.name, f"{driver.name} has written the list of a job that is {owner}'s"
+
+    # --- what must be true --------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Nothing is visible twice, nothing of a batch that is done is lost."""
+        if self.log.changes == self.checked:
+            return
+        self.checked = self.log.changes
+        seen = Counter(row["value"] for row in self.log.rows())
+        assert not [value for value, times in seen.items() if times > 1], "rows are visible twice"
+        lost = [f"{batch}:{row}" for batch in self.commits for row in range(ROWS) if f"{batch}:{row}" not in seen]
+        assert not lost, f"rows are lost: {lost}"
+
+    # --- what happens -------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """A moment: each host gets on by some of it, in any order."""
+        passed_s = self.chances.random() * 0.2
+        for host in self.chances.sample(self.hosts, len(self.hosts)):
+            host.now_s += passed_s * host.speed
+            if host.is_paused or not host.is_on:
+                continue
+            for driver in list(host.drivers.values()):
+                if driver.is_alive and not driver.hangs and self.chances.random() < 0.8:
+                    driver.is_alive = next(driver.program, driver) is not driver
+            if host.asked and self.chances.random() < 0.5:
+                host.hear_from_board()
+            if host.is_on and self.chances.random() < 0.7:
+                host.step()
+        self.check()
+
+    def go_on(self, steps: int) -> None:
+        for _ in range(1 + steps):
+            self.step()
+
+    def host(self) -> Host:
+        return self.chances.choice(self.hosts)
+
+    def pause(self) -> None:
+        """And goes on later: see `wake`."""
+        self.host().is_paused = True
+        self.happened["paused"] += 1
+
+    def wake(self) -> None:
+        for host in self.hosts:
+            host.is_paused = False
+
+    def cut_off(self) -> None:
+        self.host().is_cut_off = True
+        self.happened["cut off"] += 1
+
+    def heal(self) -> None:
+        for host in self.hosts:
+            host.is_cut_off = False
+        self.board_is_away, self.lost_answers = False, 0.0
+
+    def take_board_away(self) -> None:
+        self.board_is_away = True
+        self.happened["board away"] += 1
+
+    def lose_answers(self) -> None:
+        self.lost_answers = 0.4
+
+    def wipe_board(self) -> None:
+        """Its topic was deleted, or its offsets have expired."""
+        self.board = None
+        self.happened["board wiped"] += 1
+
+    def power_off(self) -> None:
+        """All that ran there is gone."""
+        host = self.host()
+        if host.is_on:
+            host.is_on = False
+            host.drivers.clear()
+            self.happened["power lost"] += 1
+
+    def power_on(self) -> None:
+        for host in self.hosts:
+            if not host.is_on:
+                host.is_paused = False
+                host.start()
+
+    def hit_driver(self) -> None:
+        """It is killed, or hangs."""
+        found = [driver for host in self.hosts for driver in host.drivers.values() if driver.is_alive]
+        if found:
+            driver = self.chances.choice(found)
+            driver.is_alive = self.chances.random() < 0.3
+            driver.hangs = driver.is_alive
+            self.happened["driver hangs" if driver.hangs else "driver killed"] += 1
+
+    def terminate(self) -> None:
+        host = self.host()
+        if host.is_on and not host.is_paused:
+            host.stop()
+            self.happened["SIGTERM"] += 1
+
+    def jump(self) -> None:
+        """A host's clock goes on by an hour: it was suspended."""
+        self.host().now_s += 3600.0
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Nothing is wrong any more: the job gets on, one host leads and the other follows, and so it stays."""
+        self.wake()
+        self.heal()
+        for number in range(CALM_STEPS):
+            self.step()
+            self.power_on()
+            if number > SHADOW_STEPS and self.is_settled():
+                break
+        assert self.is_settled(), f"they do not settle: {[(h.lease.phase.name, h.lease.term) for h in self.hosts]}"
+        leader, follower = sorted(self.hosts, key=lambda host: host.lease.phase is not LeasePhase.LEADING)
+        for self.board_is_away in (False, True, False):
+            self._gets_on(STEADY_STEPS)
+            assert leader.lease.phase is LeasePhase.LEADING, "a healthy leader does not stay"
+            assert self.is_settled(), "a follower does not stay"
+        leader.is_on = False
+        leader.drivers.clear()
+        self._gets_on(STEADY_STEPS)
+        assert follower.lease.phase is LeasePhase.LEADING, "nobody leads in place of one that is dead"
+
+    def _gets_on(self, steps: int) -> None:
+        before = max(self.commits, default=-1)
+        for _ in range(steps):
+            self.step()
+        assert max(self.commits, default=-1) > before, "the job does not get on"
+
+    def is_settled(self) -> bool:
+        phases = sorted(host.lease.phase.name for host in self.hosts if host.is_on)
+        warm = [driver.phase for host in self.hosts for driver in host.core.standbys.values()]
+        is_sound = not any(driver.hangs for host in self.hosts for driver in host.drivers.values())
+        return phases == ["FOLLOWING", "LEADING"] and warm == [DriverPhase.ARMED] and is_sound
+
+
+class HostsWorld(World):
+    """The same as a history of steps."""
+
+    def __init__(self, high: int, low: int) -> None:
+        super().__init__(high * NUMBERS + low)
+
+
+def _taking(action: Callable[[World], None]) -> tuple[Callable[..., None], int]:
+    def act(world: World, high: int, low: int) -> None:
+        world.chances = random.Random(high * NUMBERS + low)
+        action(world)
+
+    return act, 2
+
+
+_FAULTS = {
+    "pause": 3, "wake": 3, "cut_off": 2, "heal": 3, "take_board_away": 1, "lose_answers": 1, "wipe_board": 1, "power_off": 1,
+    "power_on": 2, "hit_driver": 2, "terminate": 1, "jump": 1,
+}  # fmt: skip
+
+HOSTS = Adversary(
+    "hosts",
+    HostsWorld,
+    2,
+    {
+        "go_on": (partial(World.go_on), 1),
+        "go_on_a_little": (lambda world, steps: world.go_on(steps % 8), 1),
+        **{name: _taking(getattr(World, name)) for name in _FAULTS},
+    },
+    ({"go_on": 14, **_FAULTS}, {"go_on": 6, "go_on_a_little": 12, **_FAULTS}),
+    longest=60,
+)

@@ -1,0 +1,69 @@
+"""A lease's board in Kafka's protocol: what one supervisor writes another one sees, and what cannot be is an error soon."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from headrace.connectors.lease import Beat, BeatState
+from headrace.enumerator.errors import DeadlineExceededError, RetriableError, StateError, UsageError
+from headrace.kafka import KafkaLease
+from headrace.testing import FakeKafka
+
+BEAT = Beat(1, "a", 0, BeatState.LEADING, "host-a")
+
+
+@pytest.fixture
+def kafka():
+    with FakeKafka() as cluster:
+        yield cluster
+
+
+def test_what_one_host_writes_the_other_sees_and_only_the_last(kafka):
+    one, other = (KafkaLease(kafka.bootstrap, "job") for _ in range(2))
+    assert one.look() is other.look() is None
+    for number in range(3):
+        one.write(Beat(1, "a", number, BeatState.LEADING, "host-a"))
+    assert other.look() == Beat(1, "a", 2, BeatState.LEADING, "host-a")
+    other.write(Beat(2, "b", 0, BeatState.LEADING, "host-b"))
+    assert one.look() == Beat(2, "b", 0, BeatState.LEADING, "host-b")
+
+
+def test_jobs_are_apart(kafka):
+    KafkaLease(kafka.bootstrap, "one").write(BEAT)
+    assert KafkaLease(kafka.bootstrap, "another").look() is None
+
+
+def test_a_board_that_is_away_is_said_to_be_long_before_the_timeout(kafka):
+    lease = KafkaLease(kafka.bootstrap, "job", timeout_s=2.0)
+    lease.write(BEAT)
+    kafka.close()
+    for ask in (lease.look, lambda: lease.write(BEAT)):
+        began = time.monotonic()
+        with pytest.raises((RetriableError, DeadlineExceededError)):
+            ask()
+        assert time.monotonic() - began < 2.0
+
+
+def test_a_group_of_somebody_else_is_no_board(kafka):
+    from headrace.connectors.kafka.client.groups import CommittedOffset
+
+    lease = KafkaLease(kafka.bootstrap, "job")
+    lease.write(BEAT)
+    lease._cluster.commit_offsets("job", {("headrace-commits", 0): CommittedOffset(7, metadata="")})
+    with pytest.raises(StateError, match="the lease in group 'job'"):
+        lease.look()
+
+
+@pytest.mark.parametrize(
+    ("group", "how", "says"),
+    [
+        ("", {}, "name of a consumer group"),
+        ("j", {"timeout_s": 1.0}, r"at least 1\.5 s"),
+        ("j", {"properties": {"x.y": "z"}}, "x.y"),
+    ],
+)
+def test_what_cannot_be_is_refused_without_a_contact(group, how, says):
+    with pytest.raises(UsageError, match=says):
+        KafkaLease("127.0.0.1:1", group, **how)

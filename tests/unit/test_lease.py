@@ -1,0 +1,276 @@
+"""Who leads of a job's supervisors: the core, transition by transition; and a beat, byte by byte."""
+# ruff: noqa: E501 - a case is a line
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.connectors.lease import Beat, BeatState, parse_beat
+from headrace.enumerator.errors import ProtocolViolationError, StateError, UsageError
+from headrace.enumerator.supervision import DriverEnd, Ending
+from headrace.runners.spark.supervision.lease import (
+    LEASE_TRANSITIONS,
+    BeatWritten,
+    BoardFailed,
+    BoardRefused,
+    DriverHeard,
+    DriverLost,
+    EndLease,
+    Follow,
+    JobEnded,
+    Lead,
+    LeaseCore,
+    LeasePhase,
+    LeaseStarted,
+    LeaveRequested,
+    Look,
+    LookDue,
+    Looked,
+    Write,
+)
+from tests.helpers.tables import arrows
+
+GOLDEN = Path(__file__).parent / "golden" / "lease_v1.json"
+NOW = 0.0
+ME = "m"
+TIMEOUT_S = 1.5
+LOOKS = 3
+STOPPED, FENCED = DriverEnd(Ending.STOPPED, "it was stopped"), DriverEnd(Ending.FENCED, "by whom?")
+FAILED, DONE = DriverEnd(Ending.FAILED, "too often"), DriverEnd(Ending.COMPLETED, "all read")
+
+
+def beat(term=1, supervisor="other", number=0, state=BeatState.LEADING, ending="", reason=""):
+    return Beat(term, supervisor, number, state, "there" if supervisor != ME else "here", ending, reason)
+
+
+OWN = beat(1, ME)
+FOUND = Looked(NOW, beat(1, "other", 7))
+HIGHER = Looked(NOW, beat(2, "other", 0))
+NOTHING = Looked(NOW, None)
+FAILS, REFUSED = BoardFailed(NOW, "away"), BoardRefused(NOW, "no right")
+WRITTEN, HEARD, LOST, DUE = BeatWritten(NOW), DriverHeard(NOW), DriverLost(NOW), LookDue(NOW)
+LEAVE = LeaveRequested(NOW)
+
+NEW: list[Any] = []
+LOOKING: list[Any] = [LeaseStarted(NOW)]
+FOLLOWING: list[Any] = [*LOOKING, FOUND]
+CLAIMING: list[Any] = [*LOOKING, NOTHING]
+CLAIMED: list[Any] = [*CLAIMING, WRITTEN]
+LEADING: list[Any] = [*CLAIMED, Looked(NOW, OWN)]
+DOUBTING: list[Any] = [*LEADING, JobEnded(NOW, FENCED)]
+LEAVING: list[Any] = [*LEADING, JobEnded(NOW, DONE)]
+OVER: list[Any] = [*LEAVING, WRITTEN]
+PATHS = {
+    LeasePhase.CREATED: NEW,
+    LeasePhase.LOOKING: LOOKING,
+    LeasePhase.FOLLOWING: FOLLOWING,
+    LeasePhase.CLAIMING: CLAIMING,
+    LeasePhase.LEADING: LEADING,
+    LeasePhase.DOUBTING: DOUBTING,
+    LeasePhase.LEAVING: LEAVING,
+    LeasePhase.OVER: OVER,
+}
+EVENTS = [LeaseStarted(NOW), DUE, FOUND, WRITTEN, FAILS, REFUSED, HEARD, LOST, JobEnded(NOW, DONE), LEAVE]
+DOUBTED: list[Any] = [*DOUBTING, *[DUE, Looked(NOW, OWN)] * (LOOKS - 1), DUE]
+AGAIN = beat(2, ME)
+DOUBTED_TWICE: list[Any] = [
+    *(*DOUBTED, Looked(NOW, OWN), WRITTEN, Looked(NOW, AGAIN), JobEnded(NOW, FENCED)),
+    *([DUE, Looked(NOW, AGAIN)] * (LOOKS - 1)),
+    DUE,
+]
+
+
+@dataclass(frozen=True)
+class Case:
+    """After `path`, `event` gives `commands` and leads to `phase`."""
+
+    name: str
+    path: list[Any]
+    event: Any
+    commands: list[Any]
+    phase: LeasePhase
+
+
+_P = LeasePhase
+CASES = [
+    Case("it begins with a warm driver, and a look", NEW, LeaseStarted(NOW), [Follow("it has just started"), Look()], _P.LOOKING),
+    Case("whoever finds nothing leads", LOOKING, NOTHING, [Write(OWN)], _P.CLAIMING),
+    Case("and who finds that the last one has left", LOOKING, Looked(NOW, beat(4, state=BeatState.LEFT)), [Write(beat(5, ME))], _P.CLAIMING),
+    Case("who finds a leader follows", LOOKING, FOUND, [], _P.FOLLOWING),
+    Case("who cannot see the board waits", LOOKING, FAILS, [], _P.LOOKING),
+    Case("and looks again", [*LOOKING, FAILS], DUE, [Look()], _P.LOOKING),
+    Case("who may not see it ends", LOOKING, REFUSED, [EndLease(DriverEnd(Ending.WRONG_USE, "no right"))], _P.OVER),
+    Case("one that is stopped before it sees it ends", LOOKING, LEAVE, [EndLease(STOPPED)], _P.OVER),
+    Case("a follower looks", FOLLOWING, DUE, [Look()], _P.FOLLOWING),
+    Case("what is new is that the leader lives", [*FOLLOWING, DUE], Looked(NOW, beat(1, "other", 8)), [], _P.FOLLOWING),
+    Case("what is not says nothing yet", [*FOLLOWING, DUE], FOUND, [], _P.FOLLOWING),
+    Case("too often, and it leads", [*FOLLOWING, *[DUE, FOUND] * (LOOKS - 1), DUE], FOUND, [Write(AGAIN)], _P.CLAIMING),
+    Case("a follower takes over at once from one that has left", FOLLOWING, Looked(NOW, beat(1, "other", 8, BeatState.LEFT)), [Write(AGAIN)], _P.CLAIMING),
+    Case("a follower ends with the job", FOLLOWING, Looked(NOW, beat(1, "other", 8, BeatState.OVER, "COMPLETED", "all read")), [EndLease(DriverEnd(Ending.COMPLETED, "the job has ended on there: all read"))], _P.OVER),
+    Case("a follower that is stopped leaves the leader alone", FOLLOWING, LEAVE, [EndLease(STOPPED)], _P.OVER),
+    *(Case(f"a follower goes on: {type(event).__name__}", FOLLOWING, event, [], _P.FOLLOWING) for event in (FAILS, REFUSED, WRITTEN)),
+    Case("a claim is looked at after it is written", CLAIMING, WRITTEN, [Look()], _P.CLAIMING),
+    Case("the only one leads", CLAIMED, Looked(NOW, OWN), [Lead()], _P.LEADING),
+    Case("of two that claim the one of the lower rank follows", CLAIMED, Looked(NOW, beat(1, "z")), [], _P.FOLLOWING),
+    Case("and the other says it again", CLAIMED, Looked(NOW, beat(1, "a")), [Write(replace(OWN, number=1))], _P.CLAIMING),
+    Case("a claim that may not have been written is none", CLAIMING, FAILS, [], _P.FOLLOWING),
+    Case("who may never write ends", CLAIMING, REFUSED, [EndLease(DriverEnd(Ending.WRONG_USE, "no right"))], _P.OVER),
+    Case("who could once goes on", [*FOLLOWING, *[DUE, FOUND] * LOOKS], REFUSED, [], _P.FOLLOWING),
+    Case("one that is stopped while it claims says that it has left", CLAIMED, LEAVE, [], _P.LEAVING),
+    Case("a claim in doubt is not looked at twice", CLAIMED, DUE, [], _P.CLAIMING),
+    Case("a leader looks", LEADING, DUE, [Look()], _P.LEADING),
+    Case("and then beats", [*LEADING, DUE], Looked(NOW, OWN), [Write(replace(OWN, number=1))], _P.LEADING),
+    Case("whatever one of a lower rank has written there", [*LEADING, DUE], Looked(NOW, beat(1, "a", 9)), [Write(replace(OWN, number=1))], _P.LEADING),
+    Case("a leader stands down for one of a higher rank", [*LEADING, DUE], HIGHER, [Follow("there leads, in term 2")], _P.FOLLOWING),
+    *(Case(f"a leader goes on: {type(event).__name__}", LEADING, event, [], _P.LEADING) for event in (WRITTEN, FAILS, REFUSED, HEARD, LOST)),
+    Case("a leader whose job is done says so", LEADING, JobEnded(NOW, DONE), [Write(beat(1, ME, 1, BeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
+    Case("one whose driver was fenced keeps another one warm, and looks by whom", LEADING, JobEnded(NOW, FENCED), [Follow("its driver was fenced")], _P.DOUBTING),
+    Case("it looks", DOUBTING, DUE, [Look()], _P.DOUBTING),
+    Case("it follows who leads", DOUBTING, HIGHER, [], _P.FOLLOWING),
+    Case("and who does so with a lower term, if that is news", DOUBTING, Looked(NOW, beat(0, "other", 3)), [], _P.FOLLOWING),
+    Case("its own beat tells nothing", DOUBTING, Looked(NOW, OWN), [], _P.DOUBTING),
+    *(Case(f"it goes on looking: {type(event).__name__}", DOUBTING, event, [], _P.DOUBTING) for event in (WRITTEN, FAILS, REFUSED)),
+    Case("it leads once more where nobody does", DOUBTED, Looked(NOW, OWN), [Write(AGAIN)], _P.CLAIMING),
+    Case("fenced again by nobody it ends", DOUBTED_TWICE, Looked(NOW, AGAIN), [EndLease(FENCED)], _P.OVER),
+    Case("it ends if it is stopped", DOUBTING, LEAVE, [EndLease(STOPPED)], _P.OVER),
+    Case("the last word waits for an answer to the one before", [*LEADING, DUE, JobEnded(NOW, STOPPED)], Looked(NOW, OWN), [Write(beat(1, ME, 1, BeatState.LEFT, "STOPPED", "it was stopped"))], _P.LEAVING),
+    Case("whatever that is: a look that fails", [*LEADING, DUE, JobEnded(NOW, DONE)], FAILS, [Write(beat(1, ME, 1, BeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
+    Case("a beat that was written", [*LEADING, DUE, Looked(NOW, OWN), JobEnded(NOW, DONE)], WRITTEN, [Write(beat(1, ME, 2, BeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
+    Case("one that was refused", [*LEADING, DUE, Looked(NOW, OWN), JobEnded(NOW, DONE)], REFUSED, [Write(beat(1, ME, 2, BeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
+    *(Case(f"it ends after it, whatever became of it: {type(event).__name__}", LEAVING, event, [EndLease(DONE)], _P.OVER) for event in (FOUND, WRITTEN, FAILS, REFUSED)),
+    *(Case(f"an answer that comes late: {type(event).__name__}", OVER, event, [], _P.OVER) for event in (FOUND, WRITTEN, FAILS, REFUSED)),
+]  # fmt: skip
+
+
+def driven(path):
+    core = LeaseCore(ME, "here", TIMEOUT_S)
+    for event in path:
+        core.handle(event)
+    return core
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_transition(case):
+    core = driven(case.path)
+    assert core.handle(case.event) == case.commands
+    assert core.phase is case.phase
+
+
+def test_every_arrow_of_the_table_has_a_case_and_no_case_leads_elsewhere():
+    assert {(driven(case.path).phase, type(case.event), case.phase) for case in CASES} == arrows(LEASE_TRANSITIONS)
+
+
+def test_the_paths_lead_where_they_say_and_miss_no_phase():
+    assert {phase: driven(path).phase for phase, path in PATHS.items()} == {phase: phase for phase in LeasePhase}
+
+
+OUT_OF_PLACE = [(phase, event) for phase in LeasePhase for event in EVENTS if (phase, type(event)) not in LEASE_TRANSITIONS]
+
+
+@pytest.mark.parametrize(("phase", "event"), OUT_OF_PLACE, ids=lambda given: getattr(given, "name", type(given).__name__))
+def test_an_event_that_is_not_in_the_table_is_refused_and_changes_nothing(phase, event):
+    core = driven(PATHS[phase])
+    before = pickle.dumps(vars(core))
+    with pytest.raises(ProtocolViolationError, match=rf"the lease is {phase.name}: {type(event).__name__}"):
+        core.handle(event)
+    assert pickle.dumps(vars(core)) == before
+
+
+def looks(core, *answers):
+    """One look for each answer, at the times that the core asks for; what it commands."""
+    commands = []
+    for answer in answers:
+        assert core.handle(LookDue(core.wake_at_s)) == [Look()]
+        commands += core.handle(answer)
+        if any(isinstance(command, Write) for command in commands):
+            commands += core.handle(WRITTEN)
+    return commands
+
+
+def test_no_look_is_counted_while_the_board_is_away_and_the_leader_has_the_whole_time_after_it():
+    core = driven(FOLLOWING)
+    assert looks(core, FOUND, FOUND, FAILS, FOUND, FOUND, *[FAILS] * 100, FOUND, FOUND) == []
+    assert looks(core, FOUND)[0] == Write(AGAIN)
+
+
+def test_a_host_that_was_paused_has_looked_once():
+    core = driven(FOLLOWING)
+    looks(core, FOUND)
+    assert core.handle(LookDue(3600.0)) == [Look()]
+    assert core.handle(Looked(3600.0, FOUND.found)) == []
+    assert core.phase is LeasePhase.FOLLOWING
+
+
+def test_a_leader_does_not_beat_without_a_word_of_its_driver_and_does_again_with_one():
+    core = driven(LEADING)
+    core.handle(HEARD)
+    own = Looked(NOW, OWN)
+    assert len([command for command in looks(core, *[own] * 10) if isinstance(command, Write)]) == 3
+    core.handle(HEARD)
+    assert any(isinstance(command, Write) for command in looks(core, own))
+    core.handle(LOST)
+    assert looks(core, own, own) == []
+    core.handle(HEARD)
+    assert any(isinstance(command, Write) for command in looks(core, own))
+
+
+def test_a_leader_beats_while_its_first_driver_starts_but_not_for_ever():
+    core = driven(LEADING)
+    written = [command for command in looks(core, *[Looked(NOW, OWN)] * 200) if isinstance(command, Write)]
+    assert 50 <= len(written) <= 70
+
+
+def test_the_board_is_asked_one_question_at_a_time_and_not_too_often():
+    core = driven(FOLLOWING)
+    assert core.wake_at_s == 0.5
+    core.handle(LookDue(0.5))
+    assert core.wake_at_s is None
+    core.handle(Looked(0.7, FOUND.found))
+    assert core.wake_at_s == 1.2
+
+
+def test_what_is_wrong_with_the_board_is_told_until_it_answers():
+    core = driven([*FOLLOWING, DUE, FAILS])
+    assert core.trouble == "away"
+    looks(core, FOUND)
+    assert core.trouble is None
+
+
+@pytest.mark.parametrize("timeout_s", [1.4, 0, -1, float("inf"), float("nan")])
+def test_a_timeout_that_makes_no_sense_is_refused(timeout_s):
+    with pytest.raises(UsageError, match=r"at least 1\.5 s"):
+        LeaseCore(ME, "here", timeout_s)
+
+
+# --- a beat -------------------------------------------------------------------------------------------------------------
+
+STORED = beat(3, "ab12", 41, BeatState.OVER, "COMPLETED", "all its queries have ended")
+
+
+def test_the_golden_beat_is_read_and_written():
+    assert parse_beat(GOLDEN.read_text(), "here") == STORED
+    assert STORED.serialize() == GOLDEN.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "damaged"),
+        ("null", "damaged"),
+        ("[" * 100_000, "damaged"),
+        (json.dumps(json.loads(STORED.serialize()) | {"term": "3"}), "damaged"),
+        (json.dumps(json.loads(STORED.serialize()) | {"state": "asleep"}), "damaged"),
+        (json.dumps(json.loads(STORED.serialize()) | {"format": "x"}), "no lease"),
+        (json.dumps(json.loads(STORED.serialize()) | {"version": 2}), "a newer headrace"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_what_is_no_beat_is_refused_and_the_place_is_named(text, says):
+    with pytest.raises(StateError, match=f"over there: .*{says}"):
+        parse_beat(text, "over there")
