@@ -21,7 +21,7 @@ import pytest
 
 pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
 
-from headrace.connectors.commit import JobCommitter, StaleEpochError
+from headrace.connectors.commit import JobCommitter, StaleEpochError, SupersededError
 from headrace.connectors.sink import Attempt, CommitList, Outcome, one_off_job
 from headrace.connectors.sql import commits, handles
 from headrace.connectors.sql import sink as sql_sink
@@ -571,8 +571,8 @@ def driver_process(monkeypatch) -> Iterator[None]:
     made: list[JobCommitter[SqlHandle]] = []
 
     @functools.cache
-    def committer(sink: SqlSink, job: str) -> JobCommitter[SqlHandle]:
-        made.append(JobCommitter(job, sink.committer(job)))
+    def committer(sink: SqlSink, job: str, incarnation: str | None) -> JobCommitter[SqlHandle]:
+        made.append(JobCommitter(job, sink.committer(job), incarnation))
         return made[-1]
 
     monkeypatch.setattr(writers, "_committer", committer)
@@ -634,6 +634,26 @@ def test_what_an_overlapping_driver_has_recorded_is_committed_by_a_tasks_recover
             old.record(CommitList(1, second))
     assert rig.ids() == [1, 2]
     assert not rig.prepared()
+
+
+def test_a_task_of_a_driver_that_was_taken_for_dead_rolls_back_nothing_of_the_one_in_its_place(rig):
+    rig.create()
+    job, sink = rig.job(), rig.sink()
+    with closing(JobCommitter(job, sink.committer(job), "old")) as old:
+        old.claim()
+    with closing(JobCommitter(job, sink.committer(job), "young")) as young:
+        young.claim()
+        handles = write_epoch(sink, job, 0, [[1]])
+        left_over = sink.left_over()
+        for superseded in ("old", None):
+            with pytest.raises(SupersededError):
+                sink.end_left_over(job, left_over, superseded)
+        assert rig.prepared() == {handle.gid for handle in handles}
+        with pytest.raises(FencedError):
+            young.commit(0, handles)
+    with closing(JobCommitter(job, sink.committer(job), "young")) as again:
+        again.commit(0, handles)
+    assert rig.ids() == [1]
 
 
 def test_a_tasks_recovery_leaves_its_siblings_and_other_jobs_alone(rig):

@@ -89,6 +89,20 @@ def test_seen_here_a_job_that_cannot_be_ended_holds_up_no_other_one_and_is_named
     assert values(kafka) == ["bbb"]
 
 
+def test_the_list_of_a_job_that_a_supervised_driver_has_claimed_is_completed_for_that_one(kafka, sink, run):
+    """Of one that was only claimed there is nothing to complete."""
+    JobCommitter(JOB, sink.committer(JOB), "mine").claim()
+    done = run("commit")
+    assert (done.exit_code, done.stdout) == (0, "")
+    dying = DyingCommitter(sink.committer(JOB), "end", "before")
+    with pytest.raises(Killed):
+        JobCommitter(JOB, dying, "mine").commit(0, prepared(sink, JOB, 0, ["a"]))
+    done = run("commit")
+    assert done.exit_code == 0, done.output
+    assert values(kafka) == ["a"]
+    JobCommitter(JOB, sink.committer(JOB), "mine").recover()
+
+
 CONCURRENT_TRANSACTIONS = 51
 
 

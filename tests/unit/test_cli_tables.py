@@ -10,12 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.cli import app
+from headrace.connectors.commit import JobCommitter, SupersededError
 from headrace.connectors.sink import Attempt, CommitList
 from headrace.connectors.tables.committer import TableCommitter
 from headrace.delta import DeltaSink
 from headrace.enumerator.errors import FencedError, UsageError
 from headrace.iceberg import IcebergSink
-from headrace.testing import FakeKafka
+from headrace.testing import DyingCommitter, FakeKafka, Killed
 from tests.helpers.iceberg_rig import TABLE, catalog_of, iceberg_values
 from tests.helpers.table_rig import JOB, VALUES, batch_of, delta_values, driver, open_marks, prepared
 
@@ -97,6 +98,20 @@ def test_a_recorded_epoch_is_completed(table):
 def test_a_job_that_never_came_here_has_nothing_to_complete(table):
     with pytest.raises(UsageError, match="has recorded nothing here"):
         table.run("transactions", "commit", "--job", "nobody")
+
+
+def test_the_epoch_of_a_job_that_a_supervised_driver_has_claimed_is_completed_for_that_one(table):
+    """A table keeps no more of whose the job is than a number."""
+    JobCommitter(JOB, table.sink.committer(JOB), "mine").claim()
+    assert table.run("transactions", "list")[1] == []
+    dying = DyingCommitter(table.sink.committer(JOB), "end", "before")
+    with pytest.raises(Killed):
+        JobCommitter(JOB, dying, "mine").commit(0, (prepared(table.sink, 0, 0, ["a"]),))
+    status, lines, _ = table.run("transactions", "commit", "--job", JOB)
+    assert (status, len(lines), table.values()) == (0, 1, ["a"])
+    JobCommitter(JOB, table.sink.committer(JOB), "mine").recover()
+    with pytest.raises(SupersededError):
+        JobCommitter(JOB, table.sink.committer(JOB), "his").recover()
 
 
 def test_open_transactions_are_aborted_and_committed_ones_refused(table):

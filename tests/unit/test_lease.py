@@ -226,6 +226,16 @@ def test_a_leader_beats_while_its_first_driver_starts_but_not_for_ever():
     assert 50 <= len(written) <= 70
 
 
+def test_a_leader_knows_by_its_own_looks_that_it_may_be_taken_for_dead():
+    core = driven(LEADING)
+    assert looks(core, FAILS, FAILS) == []
+    assert not core.is_suspect
+    assert looks(core, FAILS) == []
+    assert (core.is_suspect, core.phase) == (True, LeasePhase.LEADING)
+    looks(core, Looked(NOW, OWN))
+    assert not core.is_suspect
+
+
 def test_the_board_is_asked_one_question_at_a_time_and_not_too_often():
     core = driven(FOLLOWING)
     assert core.wake_at_s == 0.5

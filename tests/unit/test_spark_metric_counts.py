@@ -234,7 +234,8 @@ def test_restarts_takeovers_and_standbys_are_those_of_the_status_file(tmp_path):
     served = metrics(Session(), port=0, status=path)
     try:
         assert "headrace_job_drivers_started_total" not in page(served)  # there is none yet
-        status = {"drivers_started": 3, "takeovers": 2, "standbys": [{"pid": 7, "state": "ARMED"}]}
+        lease = {"state": "LEADING", "leader": "host-a", "term": 4, "suspect": True, "trouble": None}
+        status = {"drivers_started": 3, "takeovers": 2, "standbys": [{"pid": 7, "state": "ARMED"}], "lease": lease}
         StatusFile(path).write(status)
         found = page(served)
     finally:
@@ -244,6 +245,8 @@ def test_restarts_takeovers_and_standbys_are_those_of_the_status_file(tmp_path):
         "headrace_job_drivers_started_total": 3,
         "headrace_job_takeovers_total": 2,
         "headrace_job_standbys": 1,
+        "headrace_job_lease_term": 4,
+        "headrace_job_lease_suspect": 1,
     }
 
 

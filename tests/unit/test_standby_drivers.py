@@ -42,7 +42,7 @@ from headrace.runners.spark.supervision import driver as drivers
 from headrace.runners.spark.supervision import families, rehearsing
 from headrace.runners.spark.supervision import lock as locks
 from headrace.runners.spark.supervision import rehearsal as rehearsals
-from headrace.runners.spark.supervision.driver import DriverOrder
+from headrace.runners.spark.supervision.driver import DriverOrder, refuse_connect
 from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, Process, family_of, new_family, supervisor_of
 from headrace.runners.spark.supervision.jobs import FunctionName
 from headrace.runners.spark.supervision.lock import CheckpointLock
@@ -663,6 +663,13 @@ def test_a_checkpoint_that_another_host_need_not_have_is_refused_where_one_may_t
     with pytest.raises(UsageError, match="on another host cannot take over a local checkpoint"):
         Takeover(new_family(), 0, has_peers=True).start(query, lambda: pytest.fail("it has begun"))
     check_peers("hdfs://there/c")
+
+
+def test_a_session_of_connect_is_refused_where_another_host_may_take_over():
+    connect = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})
+    with pytest.raises(UsageError, match="classic PySpark"):
+        refuse_connect(connect())
+    refuse_connect(SimpleNamespace())
 
 
 @pytest.mark.parametrize(("sink", "is_told"), [("iceberg", True), ("delta", False), ("foreachBatch", True)])

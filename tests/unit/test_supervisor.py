@@ -198,7 +198,7 @@ def test_a_follower_keeps_one_driver_warm_calls_none_and_leaves_the_leader_alone
     end, shown = play(lambda driver: pytest.fail("it was called"), board=board)
     assert (end, board.written) == (STOPPED, [])
     assert PlayedDriver.made == 1
-    assert shown["lease"] == {"state": "OVER", "leader": "host-b", "term": None, "trouble": None}
+    assert shown["lease"] == {"state": "OVER", "leader": "host-b", "term": None, "suspect": False, "trouble": None}
 
 
 @pytestmark_lease
@@ -260,7 +260,8 @@ def test_while_the_board_is_away_nobody_takes_over_and_the_job_goes_on(play, cap
     away = [DeadlineExceededError("no broker")] * 200
     follower = PlayedBoard([*others(0, count=3), *away, *others(3, count=3), lambda: stop(None)])
     assert play(lambda driver: pytest.fail("it was called"), board=follower)[0] == STOPPED
-    assert "the board: no broker; meanwhile nobody takes over" in caplog.text
+    assert "the board: no broker; meanwhile this supervisor does not take over" in caplog.text
+    assert "may be taken for dead" not in caplog.text
 
     def cut_off(driver):
         board.others = iter([*away, lambda: stop(driver)])
@@ -268,6 +269,7 @@ def test_while_the_board_is_away_nobody_takes_over_and_the_job_goes_on(play, cap
     board = PlayedBoard()
     assert play(cut_off, board=board)[0] == STOPPED
     assert len(board.written) <= 3 + 1
+    assert "may be taken for dead, as nobody has heard of it; it goes on until it is fenced" in caplog.text
 
 
 @pytestmark_lease

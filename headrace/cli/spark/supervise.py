@@ -53,7 +53,7 @@ def supervise_command(
         float, typer.Option(help="A leader that has said nothing for so many seconds is taken for dead (at least 1.5).")
     ] = 5.0,
     lease_group: Annotated[
-        str | None, typer.Option(help="The consumer group that stands for the job. Default: headrace-lease.FILE.FUNCTION.")
+        str | None, typer.Option(help="The consumer group that stands for the job. Default: headrace-lease-PATH:FUNCTION.")
     ] = None,
     properties: Properties = None,
     properties_file: PropertiesFile = None,
@@ -113,8 +113,8 @@ def lease_board(bootstrap: str | None, group: str, timeout_s: float, given: Mapp
 
 
 def default_group(job: FunctionName) -> str:
-    """The same on every host, wherever the file lies there."""
-    return f"headrace-lease.{Path(job.place).name.removesuffix('.py')}.{job.function}"
+    """With the path: of two jobs with one name the second would only ever follow."""
+    return f"headrace-lease-{job}"
 
 
 def strategy_settings(restart: str | None, settings: Mapping[str, str]) -> dict[str, str]:

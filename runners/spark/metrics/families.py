@@ -124,12 +124,16 @@ _REACHED = MetricKind(
 _DRIVERS = MetricKind("headrace_job_drivers_started", "Drivers that the job's supervisor has started", is_counter=True)
 _TAKEOVERS = MetricKind("headrace_job_takeovers", "Takeovers of the job by a standby", is_counter=True)
 _STANDBYS = MetricKind("headrace_job_standbys", "Standbys of the job, by their state", ("state",))
+_TERM = MetricKind("headrace_job_lease_term", "The lease's term in which the job's supervisor leads")
+_SUSPECT = MetricKind(
+    "headrace_job_lease_suspect", "1 if it may be taken for dead on other hosts, as it cannot reach the brokers"
+)
 
 METRICS: tuple[MetricKind, ...] = (
     *(kind for kind, _ in _OF_QUERY),
     *(_ENDINGS, _PHASES, _POSITION, _END, _LAG, _LAG_S),
     *_COUNTED.values(),
-    *(_THROTTLED, _OPEN, _OLDEST, _REACHED, _DRIVERS, _TAKEOVERS, _STANDBYS),
+    *(_THROTTLED, _OPEN, _OLDEST, _REACHED, _DRIVERS, _TAKEOVERS, _STANDBYS, _TERM, _SUSPECT),
 )
 """All of them."""
 
@@ -191,3 +195,6 @@ def _of_job(job: JobStatus) -> Iterable[MetricSample]:
         yield MetricSample(_TAKEOVERS, (), status.takeovers)
     for state, standbys in status.standbys.items():
         yield MetricSample(_STANDBYS, (state,), standbys)
+    if status.lease_term is not None:
+        yield MetricSample(_TERM, (), status.lease_term)
+        yield MetricSample(_SUSPECT, (), float(bool(status.is_suspect)))

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from headrace.enumerator.errors import FencedError, HeadraceError
+from headrace.enumerator.errors import FencedError, HeadraceError, UsageError
 from headrace.enumerator.supervision import EXIT_STATUSES, DriverEnd, Ending
 from headrace.runners.spark.session import PRELOADED, end_processes, session_builder, warm_session_builder
 from headrace.runners.spark.supervision.endings import end_by
@@ -41,7 +41,7 @@ from headrace.runners.spark.supervision.takeover import Takeover
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["CALL", "DriverOrder"]
+__all__ = ["CALL", "DriverOrder", "refuse_connect"]
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +115,8 @@ class _Driver:
     def _run(self) -> DriverEnd:
         job = load(self._order.job)
         session = load(self._order.session)() if self._order.session is not None else _session(self._order.conf)
+        if self._order.has_peers:
+            refuse_connect(session)
         rehearsal = Rehearsal(rehearsal_folder(self._family), self._called)
         # its own session: what the job registers by name there, such as a view, is not in the way of the job itself
         on_stage = partial(job, session.newSession()) if isinstance(session, SparkSession) else None
@@ -190,6 +192,14 @@ class _Driver:
     def _report(self, **what: object) -> None:
         with self._reporting:  # the pipe keeps only short lines of two threads apart
             os.write(self._reports, json.dumps(what).encode() + b"\n")
+
+
+def refuse_connect(session: object) -> None:
+    """Raise UsageError for a session of Spark Connect: what its queries start with cannot be seen, nor refused."""
+    if type(session).__module__.startswith("pyspark.sql.connect"):
+        raise UsageError(
+            "a job with a lease needs a session of classic PySpark: nobody claims what a query of Connect's writes"
+        )
 
 
 def _session(conf: Mapping[str, str]) -> SparkSession:

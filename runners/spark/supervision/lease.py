@@ -176,7 +176,8 @@ class LeaseCore:
     """One supervisor. Not thread-safe. `wake_at_s`: when to send LookDue, as of the last event; None for not now.
 
     `leader`: the last beat that was seen of another one; `term`: of its own last one, 0 if it has never led. `trouble`: what
-    was wrong with the board the last time; None if nothing was.
+    was wrong with the board the last time; None if nothing was. `is_suspect`: it leads, and has written nothing for so long
+    that it may have been taken for dead.
     """
 
     def __init__(self, supervisor: str, host: str, timeout_s: float) -> None:
@@ -191,6 +192,7 @@ class LeaseCore:
         self._most = math.ceil(timeout_s / LOOK_S)
         self._missed = 0
         self._unheard = 0
+        self._unwritten = 0
         self._awaits = False
         self._fenced_by_nobody = 0
         self._end: DriverEnd | None = None
@@ -200,6 +202,11 @@ class LeaseCore:
     def term(self) -> int:
         """See the class."""
         return self._own.term
+
+    @property
+    def is_suspect(self) -> bool:
+        """See the class."""
+        return self.phase is LeasePhase.LEADING and self._unwritten >= self._most
 
     def handle(self, event: LeaseEvent) -> list[LeaseCommand]:
         """Take one event, return what is to be done, in this order.
@@ -304,7 +311,7 @@ class LeaseCore:
             case BeatWritten():
                 return [Look()]
             case Looked(_, found) if found == self._own:
-                self.phase, self._unheard = LeasePhase.LEADING, -_FIRST_LOOKS
+                self.phase, self._unheard, self._unwritten = LeasePhase.LEADING, -_FIRST_LOOKS, 0
                 return [Lead()]
             case Looked(_, found) if found is None or self._is_above(found):
                 return self._beat()  # another one has claimed it as well, and will see this
@@ -317,8 +324,10 @@ class LeaseCore:
 
     def _leader_looked(self, event: _Answer) -> list[LeaseCommand]:
         if isinstance(event, BeatWritten):
+            self._unwritten = 0
             return []
         self._unheard += 1
+        self._unwritten += 1
         if not isinstance(event, Looked):
             return []
         if event.found is not None and not self._is_above(event.found):

@@ -180,6 +180,7 @@ class _Supervisor:
         self._lease = None if board is None else LeaseCore(uuid.uuid4().hex, socket.gethostname(), board.timeout_s)
         self._board = None if board is None else BoardThread(board)
         self._trouble: str | None = None
+        self._is_suspect = False
         if self._board is not None:
             self._ready.register(self._board.ready, selectors.EVENT_READ, self._take_answer)
         if submitter is not None:
@@ -231,8 +232,13 @@ class _Supervisor:
         for command in self._lease.handle(event):
             self._perform_for_lease(command)
         if self._lease.trouble not in (None, self._trouble):
-            log.warning("%s; meanwhile nobody takes over", self._lease.trouble)
+            log.warning("%s; meanwhile this supervisor does not take over", self._lease.trouble)
         self._trouble = self._lease.trouble
+        if self._lease.is_suspect and not self._is_suspect:
+            log.warning(
+                "this supervisor leads, and may be taken for dead, as nobody has heard of it; it goes on until it is fenced"
+            )
+        self._is_suspect = self._lease.is_suspect
         self._show()
 
     def _perform_for_lease(self, command: LeaseCommand) -> None:
@@ -417,7 +423,13 @@ def _until(at_s: float | None) -> float | None:
 def _shown_lease(lease: LeaseCore) -> dict[str, object]:
     leads = lease.phase is LeasePhase.LEADING
     leader = socket.gethostname() if leads else None if lease.leader is None else lease.leader.host
-    return {"state": lease.phase.name, "leader": leader, "term": lease.term if leads else None, "trouble": lease.trouble}
+    return {
+        "state": lease.phase.name,
+        "leader": leader,
+        "term": lease.term if leads else None,
+        "suspect": lease.is_suspect,
+        "trouble": lease.trouble,
+    }
 
 
 def _shown_end(end: DriverEnd) -> dict[str, object]:

@@ -94,7 +94,7 @@ class Takeover:
                 if job is not None:
                     _writer_of(started).release(job)
             except Exception as error:  # noqa: BLE001 - whatever it is, the job has ended well
-                log.warning("the job stays this driver's at its sink, and the next supervised driver takes it over: %s", error)
+                log.warning("a job could not be given back at its sink, which is for supervised drivers until it is: %s", error)
 
     def keep_locks(self) -> None:
         """From time to time, in a thread of its own. Raises as `CheckpointLock.keep`."""
