@@ -255,8 +255,11 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
     def _refuse_copy(self, job: str, last_batch: int | None) -> None:
         recorded = self._sink.recorded_now().get(job)
         _refuse_older_copy(job, last_batch, recorded)
-        if recorded is not None and recorded.epoch == last_batch and not self._is_committed(last_batch):
-            refuse_other_content(job, last_batch, _content(self._offsets, last_batch), recorded.content)
+        if recorded is None or recorded.epoch != last_batch:
+            return
+        content = _content(self._offsets, last_batch)
+        if content is not None and not self._is_committed(last_batch):  # else it cannot be read here, or is not known
+            refuse_other_content(job, last_batch, content, recorded.content)
 
     def _in_driver(self, job: str, act: Callable[[JobCommitter[HandleT]], None]) -> None:
         """With a committer that nobody has used: what was fenced is of no further use."""
