@@ -202,7 +202,12 @@ def main(
     campaign = Campaign(system, servers, only, faults, session, until, file)
     if worlds == 1:
         sys.exit(bool(campaign.run(seed)))
-    signal.signal(signal.SIGTERM, lambda _number, _frame: [child.terminate() for child in multiprocessing.active_children()])
+
+    def end_all(_number: int, _frame: object) -> None:
+        for child in multiprocessing.active_children():
+            child.terminate()
+
+    signal.signal(signal.SIGTERM, end_all)
     context = multiprocessing.get_context("spawn")  # each has threads and processes of its own
     with ProcessPoolExecutor(worlds, context) as pool:
         sys.exit(bool(sum(pool.map(campaign.run, range(seed, seed + worlds)))))
