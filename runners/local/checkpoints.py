@@ -1,7 +1,8 @@
 """A run's checkpoints: positions and handles together, each file whole, durable and checked by a checksum.
 
     savepoint.json                   the savepoint that the run began with, if any (`headrace.runners.local.savepoints`)
-    run.json                         the run's name at the sink, and the workers whose transactions may still be open
+    run.json                         the run's name at the sink, the workers whose transactions may still be open, and whether
+                                     it has stored a checkpoint
     checkpoint-000000000007.json     {"format": "headrace-run-checkpoint", "version": 1, "crc32": <of the body>, "body": "..."}
                                      body: {"run", "checkpoint_id", "completed", "epochs", "handle_version",
                                             "handles": [[number, ...]], "source": "<what CheckpointSerializer writes>"}
@@ -53,9 +54,9 @@ log = logging.getLogger(__name__)
 FORMAT = "headrace-run-checkpoint"
 VERSION = 2
 RUN_FORMAT = "headrace-run"
-RUN_VERSION = 2
+RUN_VERSION = 3
 _OF_ONE_SINK = 1
-"""The version of both, in which a run with one sink still is."""
+"""The version of a checkpoint of a run with one sink."""
 
 _NAME = re.compile(r"checkpoint-(\d{12})\.json")
 _RUN = "run.json"
@@ -93,12 +94,14 @@ class Roster:
     """`run`: the job's name at the sink, for good. `next_number`: above that of every worker that was ever started.
 
     `unswept`: numbers whose transactions may be open still. `outputs`: their names, sorted; empty for a run with one sink.
+    `checkpointed`: a checkpoint was stored, so there is one for as long as nobody removes it. Before version 3 this was not said.
     """
 
     run: str
     next_number: int = 0
     unswept: tuple[int, ...] = ()
     outputs: tuple[str, ...] = ()
+    checkpointed: bool = False
 
     def run_at(self, output: str) -> str:
         """The run's name at the sink of this output. It begins with a letter, so it is no worker's."""
@@ -209,6 +212,7 @@ class CheckpointStore(Generic[SplitT, HandleT]):
             try:
                 files.claim()
                 self.roster = self._read_roster()
+                self._check_there()
             except BaseException:
                 self._lock.close()
                 raise
@@ -281,12 +285,14 @@ class CheckpointStore(Generic[SplitT, HandleT]):
 
         One that is not completed may have to be taken back, so it takes no other's place yet.
         Raises CheckpointNotStoredError if it is certain not to be there; after any other error it may be. First as `keep_lock`.
+        From the first one on `run.json` says that there is one: written after it, as who dies in between has lost nothing.
         """
         self.keep_lock()
         try:
             self.files.write(_name(checkpoint.positions.checkpoint_id), self._serializer.serialize(self.roster.run, checkpoint))
         except NotWrittenError as error:
             raise CheckpointNotStoredError(error.strerror) from error
+        self._note_checkpointed()
         kept = self._retained if checkpoint.completed else self._retained + 1
         doomed = sorted(_ids(self.files), reverse=True)[kept:]
         if doomed and not checkpoint.completed:
@@ -298,7 +304,8 @@ class CheckpointStore(Generic[SplitT, HandleT]):
 
     def remove(self) -> None:
         """Everything of the run: it is over, and what it has written is committed. Raises as `keep_lock`."""
-        self.keep_lock()
+        with self._roster_lock:  # first: whoever follows, if this process dies before all are gone, may find none
+            self._write_roster(replace(self.roster, checkpointed=False))
         self.files.remove([*map(_name, _ids(self.files)), SAVEPOINT, _RUN])  # in this order: no other run begins with it
 
     # --- the roster ---------------------------------------------------------------------------------------------------
@@ -314,6 +321,19 @@ class CheckpointStore(Generic[SplitT, HandleT]):
         with self._roster_lock:
             self._write_roster(replace(self.roster, unswept=tuple(n for n in self.roster.unswept if n not in gone)))
 
+    def _note_checkpointed(self) -> None:
+        with self._roster_lock:
+            if not self.roster.checkpointed:
+                self._write_roster(replace(self.roster, checkpointed=True))
+
+    def _check_there(self) -> None:
+        """Raises StateError where a checkpoint was stored and none is there, which is not to be taken for a run that begins."""
+        if self.roster.checkpointed and not _ids(self.files):
+            raise StateError(
+                f"{self.location}: the checkpoints of this run, {self.roster.run}, are gone, and {_RUN} is there: to begin anew "
+                "would write all of it again. Put them back; if they are lost, begin in a new folder, with a savepoint if any"
+            )
+
     def _read_roster(self) -> Roster:
         where = self.files.where(_RUN)
         try:
@@ -328,7 +348,10 @@ class CheckpointStore(Generic[SplitT, HandleT]):
         body = opened(RUN_FORMAT, RUN_VERSION, data, where)
         try:
             outputs = tuple(map(stored_text, body.get("outputs", ())))
-            roster = Roster(str(body["run"]), _number(body["next_number"]), tuple(map(_number, body["unswept"])), outputs)
+            unswept, checkpointed = tuple(map(_number, body["unswept"])), body.get("checkpointed", False)
+            if type(checkpointed) is not bool:
+                raise ValueError(f"checkpointed {checkpointed!r}")
+            roster = Roster(str(body["run"]), _number(body["next_number"]), unswept, outputs, checkpointed)
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"{where} is damaged: {type(error).__name__}: {error}") from error
         if outputs != self._serializer.outputs:
@@ -337,10 +360,14 @@ class CheckpointStore(Generic[SplitT, HandleT]):
 
     def _write_roster(self, roster: Roster) -> None:
         self.keep_lock()
-        body: dict[str, Any] = {"run": roster.run, "next_number": roster.next_number, "unswept": list(roster.unswept)}
-        if roster.outputs:
-            body["outputs"] = list(roster.outputs)
-        self.files.write(_RUN, sealed(RUN_FORMAT, RUN_VERSION if roster.outputs else _OF_ONE_SINK, body))
+        body = {
+            "run": roster.run,
+            "next_number": roster.next_number,
+            "unswept": list(roster.unswept),
+            "outputs": list(roster.outputs),
+            "checkpointed": roster.checkpointed,
+        }
+        self.files.write(_RUN, sealed(RUN_FORMAT, RUN_VERSION, body))
         self.roster = roster
 
 

@@ -41,6 +41,7 @@ from headrace.runners.local import coordinator, rescale
 from headrace.runners.local.checkpoints import (
     CheckpointNotStoredError,
     CheckpointStore,
+    Roster,
     RunCheckpoint,
     RunCheckpointSerializer,
     sealed,
@@ -367,6 +368,59 @@ def test_checkpoints_without_their_run_are_refused(tmp_path):
     (tmp_path / "run.json").unlink()
     with pytest.raises(StateError, match="which run they are of is not known"):
         opened(tmp_path)
+
+
+def test_seen_here_a_run_whose_checkpoints_are_gone_does_not_begin_anew_though_its_run_json_is_there(tmp_path):
+    """A sink that is a function has no epoch by which the run could be refused."""
+    store = opened(tmp_path)
+    store.write(checkpoint(1))
+    store.close()
+    [path] = tmp_path.glob("checkpoint-*.json")
+    moved = path.rename(tmp_path / "aside")
+    for _ in range(2):  # who was refused leaves it as it was
+        with pytest.raises(StateError, match="checkpoints of this run, run-.*, are gone.*Put them back"):
+            opened(tmp_path)
+    moved.rename(path)
+    again = opened(tmp_path)
+    assert again.latest() == checkpoint(1)
+    again.close()
+
+
+def test_a_run_that_has_stored_no_checkpoint_yet_begins(tmp_path):
+    store = opened(tmp_path)
+    store.enlist(0)
+    store.close()
+    again = opened(tmp_path)
+    assert (again.latest(), again.roster.next_number) == (None, 1)
+    again.close()
+
+
+def test_a_removal_that_a_crash_cuts_short_leaves_a_folder_that_begins_anew(tmp_path, monkeypatch):
+    store = opened(tmp_path)
+    store.write(checkpoint(1, completed=True))
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(store.files, "remove", dies)
+        store.remove()
+    store.close()
+    [path] = tmp_path.glob("checkpoint-*.json")
+    path.unlink()  # as far as it came
+    again = opened(tmp_path)
+    assert again.latest() is None
+    again.close()
+
+
+def test_the_golden_run_json_of_version_3_is_read_and_older_ones_say_nothing_of_checkpoints(tmp_path):
+    (tmp_path / "run.json").write_bytes((GOLDEN.parent / "run-roster-v3.json").read_bytes())
+    (tmp_path / "checkpoint-000000000001.json").write_bytes(b"whatever")
+    store = opened(tmp_path)
+    assert store.roster == Roster("run-golden", 3, (1, 2), (), checkpointed=True)
+    store.close()
+    (tmp_path / "checkpoint-000000000001.json").unlink()
+    older = sealed("headrace-run", 1, {"run": "run-golden", "next_number": 3, "unswept": [1, 2]})
+    (tmp_path / "run.json").write_bytes(older)
+    store = opened(tmp_path)
+    assert store.roster == Roster("run-golden", 3, (1, 2), (), checkpointed=False)
+    store.close()
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/x", "file://host/x", "file:", "", "hdfs://n/x"])
