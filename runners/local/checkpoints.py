@@ -94,7 +94,7 @@ class Roster:
     """`run`: the job's name at the sink, for good. `next_number`: above that of every worker that was ever started.
 
     `unswept`: numbers whose transactions may be open still. `outputs`: their names, sorted; empty for a run with one sink.
-    `checkpointed`: a checkpoint was stored, so there is one for as long as nobody removes it. Before version 3 this was not said.
+    `checkpointed`: a checkpoint was stored, so there is one as long as nobody removes it. Not said before version 3.
     """
 
     run: str
@@ -330,8 +330,8 @@ class CheckpointStore(Generic[SplitT, HandleT]):
         """Raises StateError where a checkpoint was stored and none is there, which is not to be taken for a run that begins."""
         if self.roster.checkpointed and not _ids(self.files):
             raise StateError(
-                f"{self.location}: the checkpoints of this run, {self.roster.run}, are gone, and {_RUN} is there: to begin anew "
-                "would write all of it again. Put them back; if they are lost, begin in a new folder, with a savepoint if any"
+                f"{self.location}: the checkpoints of this run, {self.roster.run}, are gone, and {_RUN} is there: to begin "
+                "anew would write all of it again. Put them back; if they are lost, begin in a new folder, with a savepoint if any"
             )
 
     def _read_roster(self) -> Roster:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import math
 import multiprocessing
 import os
 import pickle
@@ -105,6 +106,7 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense, and make paths absolute."""
+        self._check_kinds()
         object.__setattr__(self, "checkpoints", whole_name(self.checkpoints))
         for name in ("savepoints", "from_savepoint"):
             if getattr(self, name) is not None:
@@ -128,6 +130,21 @@ class RunSettings:
                 f"heartbeat_timeout_s ({self.heartbeat_timeout_s}) must be more than heartbeat_interval_s "
                 f"({self.heartbeat_interval_s})"
             )
+
+    def _check_kinds(self) -> None:
+        """A bool, a text and a number with a fraction would fail later, in a process that is then started again and again."""
+        for name in _WHOLE:
+            value = getattr(self, name)
+            if type(value) is not int and not (name == "metrics_port" and value is None):
+                raise UsageError(f"{name} must be a whole number, not {value!r}")
+        for name in _DURATIONS.values():
+            value = getattr(self, name)
+            if type(value) not in (int, float) or value in (math.inf, -math.inf):
+                raise UsageError(f"{name} must be a number of seconds, not {value!r}")
+        if not isinstance(self.restart, RestartStrategy):
+            raise UsageError(f"restart must be a restart strategy, such as FixedDelay(3, 1.0), not {self.restart!r}")
+        if not isinstance(self.metrics_address, str):
+            raise UsageError(f"metrics_address must be an address, not {self.metrics_address!r}")
 
     @property
     def folder(self) -> Path:
@@ -168,6 +185,8 @@ _COUNTS: Mapping[str, str] = {
     f"{_CHECKPOINTING}tolerable-failed-checkpoints": "tolerable_failed_checkpoints",
     f"{_CHECKPOINTING}num-retained": "retained",
 }
+
+_WHOLE = ("workers", "metrics_port", *_COUNTS.values())
 
 _TEXTS: Mapping[str, str] = {
     f"{_CHECKPOINTING}savepoint-dir": "savepoints",

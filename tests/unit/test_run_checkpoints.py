@@ -378,7 +378,7 @@ def test_seen_here_a_run_whose_checkpoints_are_gone_does_not_begin_anew_though_i
     [path] = tmp_path.glob("checkpoint-*.json")
     moved = path.rename(tmp_path / "aside")
     for _ in range(2):  # who was refused leaves it as it was
-        with pytest.raises(StateError, match="checkpoints of this run, run-.*, are gone.*Put them back"):
+        with pytest.raises(StateError, match=r"checkpoints of this run, run-.*, are gone.*Put them back"):
             opened(tmp_path)
     moved.rename(path)
     again = opened(tmp_path)
@@ -398,8 +398,8 @@ def test_a_run_that_has_stored_no_checkpoint_yet_begins(tmp_path):
 def test_a_removal_that_a_crash_cuts_short_leaves_a_folder_that_begins_anew(tmp_path, monkeypatch):
     store = opened(tmp_path)
     store.write(checkpoint(1, completed=True))
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(store.files, "remove", dies)
+    monkeypatch.setattr(store.files, "remove", dies)
+    with pytest.raises(Killed):
         store.remove()
     store.close()
     [path] = tmp_path.glob("checkpoint-*.json")
@@ -1100,6 +1100,29 @@ def test_a_setting_that_there_is_not_is_refused(settings, message):
 def test_settings_that_make_no_sense_are_refused(arguments, message):
     with pytest.raises(UsageError, match=message):
         RunSettings(**{"checkpoints": "x", **arguments})
+
+
+@pytest.mark.parametrize("value", [2.5, True, "4", None, float("nan")])
+@pytest.mark.parametrize("name", ["workers", "retained", "tolerable_failed_checkpoints", "metrics_port"])
+def test_seen_here_what_is_no_whole_number_is_refused_by_the_name_of_its_setting(name, value):
+    if (name, value) == ("metrics_port", None):
+        assert RunSettings("x", metrics_port=None).metrics_port is None
+        return
+    with pytest.raises(UsageError, match=f"^{name} must be a whole number, not "):
+        RunSettings("x", **{name: value})
+
+
+@pytest.mark.parametrize("value", [True, "4", None, float("inf")])
+@pytest.mark.parametrize("name", ["interval_s", "min_pause_s", "timeout_s", "heartbeat_interval_s", "heartbeat_timeout_s"])
+def test_seen_here_what_is_no_number_of_seconds_is_refused_by_the_name_of_its_setting(name, value):
+    with pytest.raises(UsageError, match=f"^{name} must be a number of seconds, not "):
+        RunSettings("x", **{name: value})
+
+
+@pytest.mark.parametrize(("name", "value"), [("restart", "fixed-delay"), ("metrics_address", 5)])
+def test_a_setting_of_another_kind_is_refused_by_its_name(name, value):
+    with pytest.raises(UsageError, match=f"^{name} must be "):
+        RunSettings("x", **{name: value})
 
 
 def test_seen_here_paths_are_of_the_folder_in_which_the_run_is_started_though_the_users_file_changes_it(tmp_path, monkeypatch):
