@@ -331,7 +331,8 @@ class CheckpointStore(Generic[SplitT, HandleT]):
         if self.roster.checkpointed and not _ids(self.files):
             raise StateError(
                 f"{self.location}: the checkpoints of this run, {self.roster.run}, are gone, and {_RUN} is there: to begin "
-                "anew would write all of it again. Put them back; if they are lost, begin in a new folder, with a savepoint if any"
+                "anew would write all of it again. Put them back; if they are lost, begin in a new folder, with a savepoint "
+                "if any"
             )
 
     def _read_roster(self) -> Roster:

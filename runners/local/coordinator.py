@@ -16,9 +16,9 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import util
@@ -35,6 +35,7 @@ from headrace.enumerator.errors import (
     DataLossError,
     DeadlineExceededError,
     FencedError,
+    RetriableError,
     RunFailedError,
     StateError,
     UsageError,
@@ -232,6 +233,19 @@ def _gone(checkpoints: str, run: str | None) -> StateError:
     )
 
 
+@contextmanager
+def _bound_before(order: CoordinatorOrder) -> Iterator[None]:
+    """An address that cannot be bound is a mistake of who starts the run. A later coordinator may find its port taken for a
+    while: that is a failure like others, so RetriableError.
+    """
+    try:
+        yield
+    except UsageError as error:
+        if order.run is None:
+            raise
+        raise RetriableError(str(error)) from error
+
+
 @dataclass(frozen=True)
 class _LastWords:
     """Why a worker ends, and whether no other would do better."""
@@ -312,14 +326,15 @@ class _Coordination:
             time.time,
         )
         self._messages: RunMessages[Any, Any] = RunMessages(pipeline.source.split_serializer, pipeline.outputs.handles)
-        self._server: CoordinationServer[Any, Any] = CoordinationServer(
-            order.settings.tcp_address or socket,
-            self._messages,
-            order.version,
-            order.settings.workers,
-            self._events.put,
-            self._hear,
-        )
+        with _bound_before(order):
+            self._server: CoordinationServer[Any, Any] = CoordinationServer(
+                order.settings.tcp_address or socket,
+                self._messages,
+                order.version,
+                order.settings.workers,
+                self._events.put,
+                self._hear,
+            )
         progress_s = last_progress_s(order.beginning.at_s, store.last_written_s, time.time())
         address = self._server.endpoint.address
         self._status = RunStatus(
@@ -429,7 +444,8 @@ class _Coordination:
         with needs_extra("metrics", "prometheus_client"):
             from headrace.runners.local.watching.page import RunPage
         healthy_s = settings.schedule.longest_gap_s
-        RunPage(lambda: self._status.shown, settings.metrics_address, settings.metrics_port, healthy_s)
+        with _bound_before(self._order):
+            RunPage(lambda: self._status.shown, settings.metrics_address, settings.metrics_port, healthy_s)
 
     def _look_for_request(self) -> None:
         """Another number of workers is a stop with a last checkpoint, and a start from it, as every restart is."""

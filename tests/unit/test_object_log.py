@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 
 from headrace.connectors.files.store import open_store
-from headrace.enumerator.errors import FencedError, RetriableError, StateError, UsageError
+from headrace.enumerator.errors import AuthenticationError, FencedError, RetriableError, StateError, UsageError
 from headrace.runners.local.storage import object_log
 from headrace.runners.local.storage.object_log import ObjectLog
 
@@ -278,6 +278,52 @@ def test_who_does_not_know_whether_a_file_was_stored_writes_no_other_in_its_plac
         log.write("a", b"3")
     assert files(objects) == {"a": b"1"}
     assert opened(objects).read("a") == b"1"
+
+
+class NoCredentialsError(Exception):
+    """As botocore's."""
+
+
+class AnswerError(Exception):
+    """As other libraries raise what a store has answered."""
+
+    def __init__(self, status_code):
+        super().__init__(f"status {status_code}")
+        self.status_code = status_code
+
+
+@pytest.mark.parametrize(
+    "refusal", [PermissionError("Forbidden"), NoCredentialsError("none"), AnswerError(401), AnswerError(403)]
+)
+@pytest.mark.parametrize("request_", ["names", "create"])
+def test_seen_here_a_store_that_refuses_the_login_is_no_outage(refusal, request_, monkeypatch):
+    monkeypatch.setattr(object_log, "PATIENCE_S", 600.0)  # it is not asked again
+    asked = []
+
+    def refuse(what, when):
+        if what == request_:
+            asked.append(what)
+            raise refusal
+
+    store = MemoryStore()
+    log = ObjectLog("mem://x", store)
+    log.claim()
+    store.around = refuse
+    with pytest.raises(AuthenticationError, match=r"mem://x: the store refuses the login.*fsspec"):
+        log.write("a.json", b"a") if request_ == "create" else ObjectLog("mem://x", store)
+    assert asked == [request_]
+
+
+@pytest.mark.parametrize("passing", [AnswerError(429), AnswerError(503), ConnectionError("reset"), OSError(16, "SlowDown")])
+def test_what_may_pass_is_an_outage(passing):
+    store = MemoryStore()
+
+    def around(what, when):
+        raise passing
+
+    store.around = around
+    with pytest.raises(RetriableError, match="does not answer as it should"):
+        ObjectLog("mem://x", store)
 
 
 def test_a_store_that_creates_what_is_there_is_refused():

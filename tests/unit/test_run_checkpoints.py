@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import pickle
 import re
+import socket
 import sys
 import traceback
 from dataclasses import replace
@@ -96,6 +97,9 @@ GOLDEN = Path(__file__).with_name("golden") / "run-checkpoint-v1.json"
 SERIALIZER = RunCheckpointSerializer(CheckpointSerializer("memory", MemorySplitSerializer()), MemoryHandleSerializer())
 
 
+PEER_OR_USE = (RetriableError, UsageError)
+
+
 def checkpoint(checkpoint_id=3, handles=(), completed=False, epoch=0, before=0):
     positions = Checkpoint(checkpoint_id, (SplitState(MemorySplit("a", checkpoint_id), False),), False)
     return RunCheckpoint(positions, handles, completed, epoch, before)
@@ -160,6 +164,21 @@ def test_the_coordinator_looks_after_its_lock(tmp_path):
     with pytest.raises(FencedError):
         coordination._take(None)
     assert looks == ["looked"]
+
+
+def test_seen_here_a_port_that_is_taken_ends_a_run_that_begins_and_is_tried_again_by_one_that_goes_on():
+    pytest.importorskip("prometheus_client")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        kinds = []
+        for run in (None, "run-a"):
+            coordination = object.__new__(coordinator._Coordination)
+            settings = RunSettings("x", metrics_port=port)
+            coordination._order = SimpleNamespace(settings=settings, run=run)
+            with pytest.raises(PEER_OR_USE, match=f"cannot be served at 127.0.0.1:{port}") as caught:
+                coordination._serve_metrics()
+            kinds.append((type(caught.value), coordinator._failure(caught.value).is_final))
+    assert kinds == [(UsageError, True), (RetriableError, False)]
 
 
 def test_a_checkpoint_comes_back_as_it_was_written(tmp_path):

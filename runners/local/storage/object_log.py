@@ -39,7 +39,7 @@ from uuid import uuid4
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_after_delay, wait_exponential
 
 from headrace.connectors.files.store import Store
-from headrace.enumerator.errors import FencedError, HeadraceError, RetriableError, StateError
+from headrace.enumerator.errors import AuthenticationError, FencedError, HeadraceError, RetriableError, StateError
 from headrace.runners.local.storage.files import RunFiles
 
 __all__ = ["ObjectLog"]
@@ -60,8 +60,17 @@ _CLAIMS = 50
 """A run at work writes some objects a second; each of them makes a claim begin again."""
 
 
+_REFUSED = (401, 403)
+_NO_LOGIN = frozenset(("NoCredentialsError", "PartialCredentialsError", "ClientAuthenticationError", "DefaultCredentialsError"))
+"""By name, as no store's library need be there: botocore's (twice), Azure's, Google's."""
+
+
 class _StoreError(Exception):
     """Whatever the store's own library raises: it may pass, or has happened all the same."""
+
+
+class _RefusedError(Exception):
+    """The store refuses the login, or what it may do, or there is none."""
 
 
 class _ChangedError(Exception):
@@ -88,7 +97,11 @@ class ObjectLog(RunFiles):
     """What is read is kept in memory: the files are few and small. Methods may be called by any thread."""
 
     def __init__(self, location: str, store: Store, clock: Callable[[], float] = time.time) -> None:
-        """`store`: the folder that `location` names. Reads it. Raises RetriableError, and StateError for a damaged entry."""
+        """`store`: the folder that `location` names. Reads it.
+
+        Raises RetriableError, AuthenticationError for a login or rights that the store refuses, and StateError for a damaged
+        entry. So do the methods that write, but for the last one.
+        """
         self.location = location
         self._store, self._clock = store, clock
         self._life = uuid4().hex
@@ -235,7 +248,7 @@ class ObjectLog(RunFiles):
                 f"{self.location}: these checkpoints were taken over {self._taken_by()}, which goes on from them, and this run "
                 "must end. Give each run a place of its own"
             ) from None
-        except RetriableError as error:
+        except (RetriableError, AuthenticationError) as error:  # an earlier try may have been stored all the same
             self._doubt = str(error)
             raise
 
@@ -303,6 +316,11 @@ class ObjectLog(RunFiles):
             return attempts(_translated, ask, *arguments)
         except _StoreError as error:
             raise RetriableError(f"{self.location}: the store does not answer as it should: {error}") from error.__cause__
+        except _RefusedError as error:
+            raise AuthenticationError(
+                f"{self.location}: the store refuses the login, or its rights, or there is no login: {error}. They are "
+                "set where fsspec's package for this store looks for them"
+            ) from error.__cause__
 
     def _taken_by(self) -> str:
         """Who has claimed the log, for messages."""
@@ -338,7 +356,19 @@ def _translated(ask: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN40
     except (FileNotFoundError, HeadraceError, _TakenError):
         raise
     except Exception as error:
+        if _refuses_login(error):
+            raise _RefusedError(f"{type(error).__name__}: {error}") from error
         raise _StoreError(f"{type(error).__name__}: {error}") from error
+
+
+def _refuses_login(error: Exception) -> bool:
+    """Not what may pass: throttling, a failure of the store's own, a lost connection.
+
+    s3fs makes PermissionErrors of S3's refusals; libraries of other stores have the answer's HTTP status in the error.
+    """
+    is_status = any(getattr(error, name, None) in _REFUSED for name in ("code", "status", "status_code"))
+    is_named = any(kind.__name__ in _NO_LOGIN for kind in type(error).__mro__)
+    return isinstance(error, PermissionError) or is_status or is_named
 
 
 def _path(number: int) -> str:
