@@ -98,7 +98,8 @@ def described(error: BaseException) -> str:
         frames = traceback.StackSummary.from_list([frame for frame in frames if frame.filename == error.file] or frames)
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     what = f"{type(cause).__name__}: {cause}{place}"
-    return f"{error}: {what}" if cause is not error else what
+    text = f"{error}: {what}" if cause is not error else what
+    return text.encode(errors="backslashreplace").decode()  # a message takes no lone surrogates, and file names may have them
 
 
 class _Worker:

@@ -166,6 +166,15 @@ def test_the_coordinator_looks_after_its_lock(tmp_path):
     assert looks == ["looked"]
 
 
+def test_seen_here_a_reason_with_lone_surrogates_reaches_the_coordinator():
+    reason = os.fsdecode(b"no file \xff.csv")
+    with pytest.raises(UnicodeEncodeError):
+        reason.encode()
+    said = pb.FromWorker(failed=pb.Failed(error=described(DataLossError(reason)), final=True))
+    heard = pb.FromWorker.FromString(said.SerializeToString()).failed
+    assert (heard.error, heard.final) == ("DataLossError: no file \\udcff.csv", True)
+
+
 def test_seen_here_a_port_that_is_taken_ends_a_run_that_begins_and_is_tried_again_by_one_that_goes_on():
     pytest.importorskip("prometheus_client")
     with socket.create_server(("127.0.0.1", 0)) as taken:
