@@ -89,7 +89,7 @@ from headrace.runners.local.core import (
     WorkerSilent,
 )
 from headrace.runners.local.pipeline import Pipeline, PipelineFile, Retention, RunSettings
-from headrace.runners.local.processes import Nursery
+from headrace.runners.local.processes import Nursery, leave_signals_to_supervisor
 from headrace.runners.local.rescale import (
     RescaleRequest,
     drop_requests,
@@ -181,8 +181,7 @@ def coordinate(order: CoordinatorOrder, socket: Path, supervisor: Connection, li
     process lives, or one that it has started.
     """
     os.setpgid(0, 0)  # the group that its workers join, and that ends with it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    leave_signals_to_supervisor()
     util.register_after_fork(supervisor, Connection.close)  # its end is to be this process's end
     nursery = Nursery()  # first: what the user's file does may make a fork unsafe
     try:

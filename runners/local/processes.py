@@ -21,12 +21,24 @@ from multiprocessing.context import ForkContext, ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-__all__ = ["CALLED_AGAIN", "CALLED_AGAIN_ERROR", "PROCESS_NAME", "Nursery", "end_group", "forked", "forked_apart", "pipe"]
+__all__ = [
+    "CALLED_AGAIN",
+    "CALLED_AGAIN_ERROR",
+    "PROCESS_NAME",
+    "Nursery",
+    "children_heed_signals",
+    "end_group",
+    "forked",
+    "forked_apart",
+    "leave_signals_to_supervisor",
+    "pipe",
+]
 
 PROCESS_NAME = "headrace run: "
 """What the names of a run's processes begin with."""
 
 _LOOK_S = 0.01
+_SUPERVISORS = (signal.SIGINT, signal.SIGTERM)
 # gRPC may be loaded before a fork, not used.
 _LOADED = tuple(
     f"headrace.runners.local.{name}" for name in ("coordinator", "worker", "wire.client", "wire.server", "wire.messages")
@@ -63,6 +75,37 @@ def pipe() -> tuple[Connection, Connection]:
     ours, its = multiprocessing.Pipe()
     util.register_after_fork(ours, Connection.close)
     return ours, its
+
+
+def leave_signals_to_supervisor() -> None:
+    """Ctrl-C and SIGTERM do nothing in this process; called by its main thread.
+
+    By handlers: what is ignored is so, too, in each program that the process starts, and `Popen.terminate` could not end it.
+    """
+    for number in _SUPERVISORS:
+        signal.signal(number, lambda *_: None)
+
+
+def children_heed_signals() -> None:
+    """What this process forks from now on ends by Ctrl-C and SIGTERM, so that a user's function can end what it has started."""
+
+    def hold() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SUPERVISORS)
+
+    def let_come() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SUPERVISORS)
+
+    def heed() -> None:
+        for number in _SUPERVISORS:
+            signal.signal(number, signal.SIG_DFL)
+        let_come()
+
+    # Held meanwhile: one that comes before the new process heeds it would be lost.
+    os.register_at_fork(
+        before=hold,
+        after_in_parent=let_come,
+        after_in_child=heed,
+    )
 
 
 class Nursery:
@@ -122,8 +165,7 @@ class Nursery:
 
 def _nurse(requests: Connection) -> None:
     """The nursery's process. Ends, with all that it has started, when the other end of `requests` does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    leave_signals_to_supervisor()
     woken, wake = os.pipe()
     os.set_blocking(woken, False)
     os.set_blocking(wake, False)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import signal
 import sys
 import traceback
 from collections import Counter
@@ -26,6 +25,7 @@ from headrace.enumerator.progress import ReaderProgress
 from headrace.enumerator.source import SplitBatch
 from headrace.runners.local.listening import Endpoint
 from headrace.runners.local.pipeline import Pipeline, PipelineFile
+from headrace.runners.local.processes import children_heed_signals, leave_signals_to_supervisor
 
 __all__ = ["WorkerOrder", "described", "transform_error", "work"]
 
@@ -55,9 +55,8 @@ def work(order: WorkerOrder) -> None:
     """The main function of a worker's process, which is in its coordinator's group: that is what ends it, frozen or not."""
     from headrace.runners.local.wire.client import WorkerStream
 
-    # Ctrl-C and SIGTERM are for the supervisor.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    leave_signals_to_supervisor()
+    children_heed_signals()
     stream = WorkerStream(order.endpoint, order.number, order.version, order.heartbeat_s)
     try:
         _Worker(order, stream).run()

@@ -9,7 +9,9 @@ import multiprocessing
 import os
 import pickle
 import re
+import signal
 import socket
+import subprocess
 import sys
 import traceback
 from dataclasses import replace
@@ -52,7 +54,7 @@ from headrace.runners.local.coordinator import RunBeginning, RunOutcome
 from headrace.runners.local.core import WorkerDied, WorkerHandle, WorkerSnapshotted
 from headrace.runners.local.finish import finish
 from headrace.runners.local.pipeline import PipelineFile, flink_settings
-from headrace.runners.local.processes import PROCESS_NAME, forked_apart
+from headrace.runners.local.processes import PROCESS_NAME, children_heed_signals, forked_apart, leave_signals_to_supervisor
 from headrace.runners.local.rescale import (
     drop_requests,
     is_requested,
@@ -173,6 +175,35 @@ def test_seen_here_a_reason_with_lone_surrogates_reaches_the_coordinator():
     said = pb.FromWorker(failed=pb.Failed(error=described(DataLossError(reason)), final=True))
     heard = pb.FromWorker.FromString(said.SerializeToString()).failed
     assert (heard.error, heard.final) == ("DataLossError: no file \\udcff.csv", True)
+
+
+def ends_what_it_has_started(said):
+    leave_signals_to_supervisor()
+    children_heed_signals()
+    os.kill(os.getpid(), signal.SIGTERM)  # which it outlives
+    ends = []
+    with subprocess.Popen(["sleep", "60"]) as program:
+        program.terminate()
+        ends.append(program.wait())
+    process = multiprocessing.get_context("fork").Process(target=signal.pause)
+    process.start()
+    process.terminate()
+    process.join()
+    ends.append(process.exitcode)
+    said.send(ends)
+
+
+def test_seen_here_a_function_can_end_the_processes_that_it_has_started_by_sigterm():
+    """Which a worker itself leaves to its supervisor."""
+    heard, said = multiprocessing.Pipe()
+    worker = multiprocessing.get_context("fork").Process(target=ends_what_it_has_started, args=(said,))
+    worker.start()
+    try:
+        assert heard.poll(20.0)
+        assert heard.recv() == [-signal.SIGTERM, -signal.SIGTERM]
+    finally:
+        worker.kill()
+        worker.join()
 
 
 def test_seen_here_a_port_that_is_taken_ends_a_run_that_begins_and_is_tried_again_by_one_that_goes_on():
