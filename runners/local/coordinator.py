@@ -35,6 +35,7 @@ from headrace.enumerator.errors import (
     DataLossError,
     DeadlineExceededError,
     FencedError,
+    HeadraceError,
     RetriableError,
     RunFailedError,
     StateError,
@@ -206,11 +207,12 @@ def _opened(order: CoordinatorOrder, socket: Path, supervisor: Connection, nurse
     positions = CheckpointSerializer(pipeline.source.name, pipeline.source.split_serializer)
     serializer = RunCheckpointSerializer(positions, pipeline.outputs.handles)
     checkpoints = order.settings.checkpoints
-    files = run_files(checkpoints)
-    if order.run is not None and not has_run(files):
-        raise _gone(checkpoints, order.run)
-    savepoint = given_savepoint(order.settings.savepoint_file, files)  # first: nothing is made for one that is not there
-    store: CheckpointStore[Any, Any] = CheckpointStore(checkpoints, serializer, order.settings.retained)
+    with _good_before(order, AuthenticationError):
+        files = run_files(checkpoints)
+        if order.run is not None and not has_run(files):
+            raise _gone(checkpoints, order.run)
+        savepoint = given_savepoint(order.settings.savepoint_file, files)  # first: nothing is made for one that is not there
+        store: CheckpointStore[Any, Any] = CheckpointStore(checkpoints, serializer, order.settings.retained)
     try:
         if order.run not in (None, store.roster.run):
             raise _gone(checkpoints, order.run)
@@ -233,13 +235,13 @@ def _gone(checkpoints: str, run: str | None) -> StateError:
 
 
 @contextmanager
-def _bound_before(order: CoordinatorOrder) -> Iterator[None]:
-    """An address that cannot be bound is a mistake of who starts the run. A later coordinator may find its port taken for a
-    while: that is a failure like others, so RetriableError.
+def _good_before(order: CoordinatorOrder, mistake: type[HeadraceError]) -> Iterator[None]:
+    """An address that cannot be bound, or a login that is refused, is a mistake of who starts the run. A later coordinator may
+    find its port taken, or get no login, for a while: that is a failure like others, so RetriableError.
     """
     try:
         yield
-    except UsageError as error:
+    except mistake as error:
         if order.run is None:
             raise
         raise RetriableError(str(error)) from error
@@ -325,7 +327,7 @@ class _Coordination:
             time.time,
         )
         self._messages: RunMessages[Any, Any] = RunMessages(pipeline.source.split_serializer, pipeline.outputs.handles)
-        with _bound_before(order):
+        with _good_before(order, UsageError):
             self._server: CoordinationServer[Any, Any] = CoordinationServer(
                 order.settings.tcp_address or socket,
                 self._messages,
@@ -443,7 +445,7 @@ class _Coordination:
         with needs_extra("metrics", "prometheus_client"):
             from headrace.runners.local.watching.page import RunPage
         healthy_s = settings.schedule.longest_gap_s
-        with _bound_before(self._order):
+        with _good_before(self._order, UsageError):
             RunPage(lambda: self._status.shown, settings.metrics_address, settings.metrics_port, healthy_s)
 
     def _look_for_request(self) -> None:

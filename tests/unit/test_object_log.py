@@ -307,11 +307,24 @@ def test_seen_here_a_store_that_refuses_the_login_is_no_outage(refusal, request_
 
     store = MemoryStore()
     log = ObjectLog("mem://x", store)
-    log.claim()
     store.around = refuse
     with pytest.raises(AuthenticationError, match=r"mem://x: the store refuses the login.*fsspec"):
-        log.write("a.json", b"a") if request_ == "create" else ObjectLog("mem://x", store)
+        log.claim() if request_ == "create" else ObjectLog("mem://x", store)
     assert asked == [request_]
+
+
+def test_a_login_that_was_good_and_is_refused_later_is_an_outage():
+    """It may be renewed, as those of a metadata service are: a run at work does not end for it."""
+    store = MemoryStore()
+    log = ObjectLog("mem://x", store)
+    log.claim()
+
+    def refuse(what, when):
+        raise PermissionError("ExpiredToken")
+
+    store.around = refuse
+    with pytest.raises(RetriableError, match="refuses what it let pass before"):
+        log.write("a.json", b"a")
 
 
 @pytest.mark.parametrize("passing", [AnswerError(429), AnswerError(503), ConnectionError("reset"), OSError(16, "SlowDown")])

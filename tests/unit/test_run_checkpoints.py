@@ -28,9 +28,11 @@ from headrace.connectors.kafka.write.transactions import Transactions
 from headrace.connectors.sink import Attempt
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import (
+    AuthenticationError,
     DataLossError,
     DeadlineExceededError,
     FencedError,
+    HeadraceError,
     RetriableError,
     RunFailedError,
     StateError,
@@ -219,6 +221,19 @@ def test_seen_here_a_port_that_is_taken_ends_a_run_that_begins_and_is_tried_agai
                 coordination._serve_metrics()
             kinds.append((type(caught.value), coordinator._failure(caught.value).is_final))
     assert kinds == [(UsageError, True), (RetriableError, False)]
+
+
+def test_a_login_that_a_store_refuses_ends_a_run_that_begins_and_is_tried_again_by_one_that_goes_on(monkeypatch):
+    def refuse(location):
+        raise AuthenticationError(f"{location}: the store refuses the login")
+
+    monkeypatch.setattr(coordinator, "run_files", refuse)
+    pipeline = Pipeline(KafkaSource("127.0.0.1:1", topics=["in"]), KafkaSink("127.0.0.1:1", topic="out"))
+    for run, kind in ((None, AuthenticationError), ("run-a", RetriableError)):
+        order = SimpleNamespace(settings=RunSettings("x"), run=run, pipeline=SimpleNamespace(load=lambda: pipeline))
+        with pytest.raises(HeadraceError, match="refuses the login") as caught:
+            coordinator._opened(order, Path("socket"), None, None)
+        assert type(caught.value) is kind
 
 
 def test_a_checkpoint_comes_back_as_it_was_written(tmp_path):

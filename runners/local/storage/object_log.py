@@ -100,7 +100,8 @@ class ObjectLog(RunFiles):
         """`store`: the folder that `location` names. Reads it.
 
         Raises RetriableError, AuthenticationError for a login or rights that the store refuses, and StateError for a damaged
-        entry. So do the methods that write, but for the last one.
+        entry. So do the methods that write, but for the last one; after `claim` a refusal, too, is a RetriableError: the login
+        was good, and may be renewed.
         """
         self.location = location
         self._store, self._clock = store, clock
@@ -113,6 +114,7 @@ class ObjectLog(RunFiles):
         self._last = 0
         # An object that may come to be there later has the next number, which no other may get from this life.
         self._doubt: str | None = None
+        self._has_claimed = False
         self._load()
 
     # --- reading ------------------------------------------------------------------------------------------------------
@@ -213,6 +215,7 @@ class ObjectLog(RunFiles):
                 except _TakenError:
                     self._load()
                 else:
+                    self._has_claimed = True
                     return
         raise RetriableError(f"{self.location}: another run writes there all the time, and cannot be taken over from")
 
@@ -248,7 +251,7 @@ class ObjectLog(RunFiles):
                 f"{self.location}: these checkpoints were taken over {self._taken_by()}, which goes on from them, and this run "
                 "must end. Give each run a place of its own"
             ) from None
-        except (RetriableError, AuthenticationError) as error:  # an earlier try may have been stored all the same
+        except RetriableError as error:  # an earlier try may have been stored all the same
             self._doubt = str(error)
             raise
 
@@ -317,6 +320,10 @@ class ObjectLog(RunFiles):
         except _StoreError as error:
             raise RetriableError(f"{self.location}: the store does not answer as it should: {error}") from error.__cause__
         except _RefusedError as error:
+            if self._has_claimed:
+                raise RetriableError(
+                    f"{self.location}: the store refuses what it let pass before: {error}"
+                ) from error.__cause__
             raise AuthenticationError(
                 f"{self.location}: the store refuses the login, or its rights, or there is no login: {error}. They are "
                 "set where fsspec's package for this store looks for them"
