@@ -87,9 +87,9 @@ class Family:
         return at, time.monotonic()
 
     def has_standby(self) -> bool:
-        """Whether a standby waits, and another driver is active."""
-        standbys = self._supervised().get("standbys", [])
-        return bool(self._active()) and "ARMED" in [standby["state"] for standby in standbys]
+        """Whether there are standbys, all of them wait, and another driver is active."""
+        states = {standby["state"] for standby in self._supervised().get("standbys", [])}
+        return bool(self._active()) and states == {"ARMED"}
 
     def _active(self) -> list[dict[str, Any]]:
         """One driver, or each process of a Flink cluster that is; none where nothing is active."""

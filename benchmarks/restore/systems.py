@@ -115,6 +115,10 @@ def _spark(connector: str, *, survives: bool = False, warm: bool = False) -> Cal
     return more
 
 
+def _standbys(number: int) -> Callable[[], Mapping[str, Any]]:
+    return lambda: {**_spark("headrace", warm=True)(), "standbys": number}
+
+
 def _loop(*, transactions: bool) -> Callable[[], Mapping[str, Any]]:
     return lambda: {"transactions": transactions}
 
@@ -142,8 +146,12 @@ EXACTLY, AT_LEAST = "exactly once", "at least once"
 SYSTEMS = (
     _headrace("headrace", "headrace on Spark", has_phases=True),
     _headrace(
-        "headrace-standby", "headrace on Spark, with a standby: twice the memory", script="spark_standby.py",
+        "headrace-standby", "headrace on Spark, with a standby: twice the memory", script="spark_standby.py", more=_standbys(1),
         victim=Victim.ACTIVE, has_phases=True, capacity_of="headrace",
+    ),
+    _headrace(
+        "headrace-standbys", "headrace on Spark, with two standbys: three times the memory", script="spark_standby.py",
+        more=_standbys(2), victim=Victim.ACTIVE, has_phases=True, capacity_of="headrace",
     ),
     System("jvm", "Spark's JVM connector", AT_LEAST, "spark_copy.py", more=_spark("kafka")),
     System("flink", "Flink SQL", EXACTLY, "flink_copy.py", flink_python, _flink),

@@ -1,6 +1,6 @@
 """A supervised Spark job with a standby: `spark_copy.py`'s query, whose active driver is to be killed.
 
-    python spark_standby.py <json>, as for spark_copy.py
+    python spark_standby.py <json>, as for spark_copy.py, with "standbys": how many there are
 
 `status.json` beside the job's state says which driver is active, and whether the standby waits.
 """
@@ -35,7 +35,7 @@ def main(told: dict[str, Any]) -> None:
 
     os.environ[TOLD] = json.dumps(told)
     status = Path(told["state"]).parent / "status.json"
-    run(job, standby=1, restart=FixedDelay(attempts=1000), conf=settings(told), status=status)
+    run(job, standby=told["standbys"], restart=FixedDelay(attempts=1000), conf=settings(told), status=status)
 
 
 if __name__ == "__main__":
