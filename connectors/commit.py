@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Generic, assert_never
 
-from headrace.connectors.sink import Claim, CommitList, Committer, HandleT, Outcome, content_number, numbered_content
+from headrace.connectors.sink import CommitList, Committer, HandleT, JobClaim, Outcome, content_number, numbered_content
 from headrace.enumerator.errors import FencedError, PeerError, StateError
 from headrace.enumerator.transitions import Transitions, allowed_after
 
@@ -198,7 +198,7 @@ class CommitPhase(Enum):
     RELEASING = auto()
 
 
-def refuse_another(job: str, incarnation: str | None, claim: Claim | None) -> None:
+def refuse_another(job: str, incarnation: str | None, claim: JobClaim | None) -> None:
     """Raise SupersededError if the job was claimed, and is none of this incarnation's.
 
     Without one (None) only a job will do that was never claimed, or was given back.
@@ -331,7 +331,7 @@ class CommitCore(Generic[HandleT]):
         if self._claim is not None and self._claim.is_of(self.incarnation):
             return self._recover()
         self.phase = CommitPhase.CLAIMING
-        claim = Claim(1 if self._claim is None else self._claim.number + 1, self.incarnation)
+        claim = JobClaim(1 if self._claim is None else self._claim.number + 1, self.incarnation)
         self.commits = replace(self.commits or CommitList(None, (), completed=True), claim=claim)
         return self._recording()
 
@@ -447,7 +447,7 @@ class CommitCore(Generic[HandleT]):
         return -1 if self.commits is None or self.commits.epoch is None else self.commits.epoch
 
     @property
-    def _claim(self) -> Claim | None:
+    def _claim(self) -> JobClaim | None:
         """Whose the job is, by the list; it goes on to every list that is recorded."""
         return None if self.commits is None else self.commits.claim
 

@@ -3,7 +3,7 @@
 A board has one place for each job. It keeps the last *beat* that was written there, and is no lock: a write replaces what is
 there, whosever it was, and two that write at once may both believe that they were the last. So a board is for finding out soon
 that nobody runs the job any more. That no two run it for long, and that nothing comes of it while they do, is seen to by the
-job's sink and checkpoint; `headrace.runners.spark.supervision.lease` decides who follows and who leads.
+job's sink and checkpoint; who follows and who leads is decided by whoever runs the job.
 """
 
 from __future__ import annotations

@@ -32,12 +32,12 @@ from headrace.enumerator.errors import PeerError, StateError, UsageError
 
 __all__ = [
     "Attempt",
-    "Claim",
     "CommitList",
     "CommitListSerializer",
     "Committer",
     "HandleSerializer",
     "ImmediateSink",
+    "JobClaim",
     "Outcome",
     "PreparedGoneError",
     "RecordedEpoch",
@@ -93,7 +93,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class JobClaim:
     """Whose a job is: a driver's incarnation, a name that no other driver has. `number`: one more than the claim's before.
 
     `incarnation` is None once that driver has ended and given the job back. Where only a number can be kept, it is the
@@ -127,7 +127,7 @@ class CommitList(Generic[HandleT]):
     destination: str | None = None
     targets: tuple[str, ...] | None = None
     content: str | None = None
-    claim: Claim | None = None
+    claim: JobClaim | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -492,7 +492,7 @@ def _claimed_list(value: Any, handles: tuple[HandleT, ...], *, completed: bool) 
     if epoch is None and (handles or not completed):
         raise ValueError("no epoch is recorded, and transactions are to be committed")
     found = value["claim"]
-    claim = Claim(stored_number(found["number"]), _text_or_null(found["incarnation"]))
+    claim = JobClaim(stored_number(found["number"]), _text_or_null(found["incarnation"]))
     content, destination = _text_or_null(value["content"]), _text_or_null(value["destination"])
     return CommitList(epoch, handles, completed, destination, _texts(value["targets"]), content, claim)
 

@@ -13,12 +13,12 @@ from headrace.connectors.commit import JobCommitter
 from headrace.connectors.function_sink import FunctionSink
 from headrace.connectors.sink import (
     Attempt,
-    Claim,
     CommitList,
     CommitListSerializer,
     Committer,
     HandleSerializer,
     ImmediateSink,
+    JobClaim,
     Outcome,
     PreparedGoneError,
     RecordedEpoch,
@@ -31,13 +31,13 @@ from headrace.connectors.tables.keyed.changes import Changes
 __all__ = [
     "Attempt",
     "Changes",
-    "Claim",
     "CommitList",
     "CommitListSerializer",
     "Committer",
     "FunctionSink",
     "HandleSerializer",
     "ImmediateSink",
+    "JobClaim",
     "JobCommitter",
     "Outcome",
     "PreparedGoneError",

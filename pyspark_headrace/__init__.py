@@ -84,7 +84,7 @@ class DefaultSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter[Any] | RehearsalWriter:  # noqa: FBT001, N802 - Spark's
         """A streaming write. Raises UsageError for options or columns that cannot be honoured."""
-        from headrace.runners.spark.supervision.incarnation import incarnation_of
+        from headrace.runners.spark.supervision.ownership.incarnation import incarnation_of
         from headrace.runners.spark.supervision.rehearsing import RehearsalWriter, is_rehearsal
         from headrace.runners.spark.writers import StreamWriter
         from pyspark_headrace.connectors import offset_log, planned_stream_write

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from headrace.connectors.sink import TwoPhaseSink, check_job, is_one_off
 from headrace.enumerator.errors import UsageError
-from headrace.runners.spark.supervision.incarnation import INCARNATION
+from headrace.runners.spark.supervision.ownership.incarnation import INCARNATION
 
 __all__ = [
     "REPEATED_WRITE",

@@ -24,9 +24,9 @@ import pyarrow as pa
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from headrace.connectors.sink import (
-    Claim,
     CommitList,
     Committer,
+    JobClaim,
     Outcome,
     PreparedGoneError,
     content_number,
@@ -233,7 +233,7 @@ class TableCommitter(Committer[TableHandle]):
         self._commit(loaded, recorded.with_claim(commits.claim), rows, () if merge is None else merge.removed)
         return merge
 
-    def _record_claim(self, loaded: LoadedTable, marker: JobMarker, claim: Claim | None) -> None:
+    def _record_claim(self, loaded: LoadedTable, marker: JobMarker, claim: JobClaim | None) -> None:
         """In a commit of its own, if it is news."""
         claimed = marker.with_claim(claim)
         if claimed != marker:

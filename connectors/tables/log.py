@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from headrace.connectors.sink import Claim, content_number, numbered_content
+from headrace.connectors.sink import JobClaim, content_number, numbered_content
 from headrace.connectors.tables.handles import DataFile
 from headrace.enumerator.errors import RetriableError
 
@@ -42,11 +42,11 @@ class JobMarker:
     owner: int = 0
 
     @property
-    def claimed(self) -> Claim | None:
+    def claimed(self) -> JobClaim | None:
         """Whose the job is."""
-        return Claim(self.claim, numbered_content(self.owner)) if self.claim else None
+        return JobClaim(self.claim, numbered_content(self.owner)) if self.claim else None
 
-    def with_claim(self, claim: Claim | None) -> JobMarker:
+    def with_claim(self, claim: JobClaim | None) -> JobMarker:
         """The same of a job that is this one's."""
         return self if claim is None else replace(self, claim=claim.number, owner=content_number(claim.incarnation))
 

@@ -26,7 +26,7 @@ from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.readers import StreamReader
 from headrace.runners.spark.session import PIPELINES, told_parallelism_of
-from headrace.runners.spark.supervision.incarnation import incarnation_of
+from headrace.runners.spark.supervision.ownership.incarnation import incarnation_of
 from headrace.runners.spark.writers import StreamWriter
 
 if TYPE_CHECKING:

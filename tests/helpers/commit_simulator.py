@@ -29,7 +29,7 @@ from headrace.connectors.commit import (
     SupersededError,
     refuse_stale,
 )
-from headrace.connectors.sink import Attempt, Claim, CommitListSerializer
+from headrace.connectors.sink import Attempt, CommitListSerializer, JobClaim
 from headrace.enumerator.errors import FencedError, PeerError
 from headrace.testing.memory_sink import MemoryHandle, MemoryHandleSerializer, MemorySink, MemoryTransactionLog, State
 
@@ -75,7 +75,7 @@ class FusedLog(MemoryTransactionLog):
         epoch = LISTS.deserialize(self.stored()[JOB], "the simulation").epoch if JOB in self.stored() else None
         return -1 if epoch is None else epoch
 
-    def claim(self) -> Claim | None:
+    def claim(self) -> JobClaim | None:
         return LISTS.deserialize(self.stored()[JOB], "the simulation").claim if JOB in self.stored() else None
 
 

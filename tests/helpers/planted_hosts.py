@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from headrace.connectors import commit as commit_module
-from headrace.runners.spark.supervision.lease import EndLease, Follow, LeaseCore, LeasePhase, Looked
+from headrace.runners.spark.supervision.ownership.lease import EndLease, Follow, LeaseCore, LeasePhase, Looked
 from headrace.runners.spark.supervision.standby import StandbyCore
 
 Planted = Callable[[], AbstractContextManager[None]]

@@ -165,7 +165,14 @@ def ends_as_told(spark: Session) -> Query | None:
     tell("attempt")
     how = os.environ["ENDS"]
     if how == "is stopped":
-        return Query(lambda: os.kill(os.getppid(), signal.SIGTERM))
+        query = Query()
+
+        def stop() -> None:
+            query.when_awaited = lambda: None  # a second one would kill
+            os.kill(os.getppid(), signal.SIGTERM)
+
+        query.when_awaited = stop
+        return query
     if how in ENDINGS:
         raise ENDINGS[how]
     return None

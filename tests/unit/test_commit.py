@@ -38,9 +38,9 @@ from headrace.connectors.commit import (
 )
 from headrace.connectors.sink import (
     Attempt,
-    Claim,
     CommitList,
     CommitListSerializer,
+    JobClaim,
     Outcome,
     check_job,
     content_number,
@@ -77,7 +77,7 @@ RECOVERED_6: list[Any] = [CommitRequested(6, (C,)), *RECOVERY_OF_5]
 RECOVERED_EMPTY_6: list[Any] = [CommitRequested(6, ()), *RECOVERY_OF_5]
 DONE_6 = CommitList(6, (), completed=True)
 # Of a supervised driver, "mine", and another one.
-MINE, HIS, NOBODYS = Claim(3, "mine"), Claim(2, "his"), Claim(4, None)
+MINE, HIS, NOBODYS = JobClaim(3, "mine"), JobClaim(2, "his"), JobClaim(4, None)
 CLAIMING: list[Any] = [ClaimRequested(), Fenced(replace(DONE, claim=HIS))]
 RELEASING: list[Any] = [ReleaseRequested(), Fenced(replace(DONE, claim=MINE)), Swept()]
 CLAIMED_UNFINISHED: list[Any] = [ClaimRequested(), Fenced(replace(LISTED, claim=HIS))]
@@ -85,7 +85,7 @@ RELEASED_UNFINISHED: list[Any] = [
     *(ReleaseRequested(), Fenced(replace(LISTED, claim=MINE)), Swept()),
     *(Ended(A, Outcome.COMMITTED), Ended(B, Outcome.COMMITTED), Swept()),
 ]
-GIVEN_BACK = replace(DONE, claim=Claim(3, None))
+GIVEN_BACK = replace(DONE, claim=JobClaim(3, None))
 PATHS = {
     CommitPhase.CREATED: NEW,
     CommitPhase.FENCING: FENCING,
@@ -172,7 +172,7 @@ CASES = [
         "it is swept, and then it is nobody's",
         RELEASING[:-1],
         Swept(),
-        [Record(replace(DONE, claim=Claim(3, None)))],
+        [Record(replace(DONE, claim=JobClaim(3, None)))],
         CommitPhase.RELEASING,
     ),
     Case(
@@ -318,7 +318,7 @@ def test_a_replay_of_another_plan_is_refused_with_what_to_do():
 # --- whose the job is -------------------------------------------------------------------------------------------------
 
 
-def fenced(request: Any, incarnation: str | None, claim: Claim | None) -> CommitCore[MemoryHandle]:
+def fenced(request: Any, incarnation: str | None, claim: JobClaim | None) -> CommitCore[MemoryHandle]:
     core: CommitCore[MemoryHandle] = CommitCore("job", incarnation)
     core.handle(request)
     core.handle(Fenced(replace(DONE, claim=claim)))
@@ -330,7 +330,7 @@ AS_ANY = [RecoveryRequested(), CommitRequested(6, (A,))]
 
 
 @pytest.mark.parametrize("request_", AS_OWNER, ids=lambda event: type(event).__name__)
-@pytest.mark.parametrize("claim", [HIS, Claim(9, "his"), NOBODYS, Claim(2, numbered_content(7))])
+@pytest.mark.parametrize("claim", [HIS, JobClaim(9, "his"), NOBODYS, JobClaim(2, numbered_content(7))])
 def test_a_supervised_driver_whose_job_is_anothers_is_done_for_before_it_changes_anything(request_, claim):
     with pytest.raises(SupersededError, match=r"'job' is another driver's.*has changed nothing") as raised:
         fenced(request_, "mine", claim)
@@ -338,7 +338,7 @@ def test_a_supervised_driver_whose_job_is_anothers_is_done_for_before_it_changes
 
 
 @pytest.mark.parametrize("request_", AS_OWNER, ids=lambda event: type(event).__name__)
-@pytest.mark.parametrize("claim", [MINE, Claim(3, numbered_content(content_number("mine")))])
+@pytest.mark.parametrize("claim", [MINE, JobClaim(3, numbered_content(content_number("mine")))])
 def test_whose_job_it_is_goes_on_also_where_only_a_number_is_kept(request_, claim):
     assert fenced(request_, "mine", claim).phase is CommitPhase.SWEEPING
 
@@ -353,10 +353,10 @@ def test_a_query_without_supervision_takes_no_job_that_is_claimed_and_says_the_w
 def test_a_supervised_driver_claims_what_nobody_ever_has_before_it_does_anything_else():
     core: CommitCore[MemoryHandle] = CommitCore("job", "mine")
     core.handle(CommitRequested(0, (A,)))
-    assert core.handle(Fenced(None)) == [Record(CommitList(None, (), completed=True, claim=Claim(1, "mine")))]
+    assert core.handle(Fenced(None)) == [Record(CommitList(None, (), completed=True, claim=JobClaim(1, "mine")))]
     assert core.handle(Recorded()) == [Sweep((A,))]
     core.handle(Swept())
-    assert core.handle(Checked()) == [Record(CommitList(0, (A,), claim=Claim(1, "mine")))]
+    assert core.handle(Checked()) == [Record(CommitList(0, (A,), claim=JobClaim(1, "mine")))]
     for request in (RecoveryRequested(), ReleaseRequested()):
         assert fenced(request, "mine", None).phase is CommitPhase.CLAIMING
 
@@ -419,7 +419,7 @@ def test_a_job_that_was_given_back_is_for_whoever_comes_but_not_for_a_driver_of_
     unsupervised.commit(0, (prepared(sink, 0, 0, "a"),))
     assert unsupervised.is_first
     JobCommitter("job", sink.committer("job"), "youngest").claim()
-    assert LISTS.deserialize(log.stored()["job"], "here") == CommitList(0, (), completed=True, claim=Claim(3, "youngest"))
+    assert LISTS.deserialize(log.stored()["job"], "here") == CommitList(0, (), completed=True, claim=JobClaim(3, "youngest"))
 
 
 def test_a_commit_shows_the_rows_and_leaves_nothing_open():
@@ -539,8 +539,8 @@ GOLDEN_LISTS = {
     "commit_list_v1.json": LISTED,
     "commit_list_completed_v1.json": DONE,
     "commit_list_v3.json": replace(LISTED, content="sha256:ab12"),
-    "commit_list_v4.json": replace(LISTED, content="sha256:ab12", claim=Claim(7, "12-34-56-ab12")),
-    "commit_list_claimed_v4.json": CommitList(None, (), completed=True, claim=Claim(1, None)),
+    "commit_list_v4.json": replace(LISTED, content="sha256:ab12", claim=JobClaim(7, "12-34-56-ab12")),
+    "commit_list_claimed_v4.json": CommitList(None, (), completed=True, claim=JobClaim(1, None)),
 }
 
 

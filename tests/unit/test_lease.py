@@ -14,7 +14,7 @@ import pytest
 from headrace.connectors.lease import Beat, BeatState, parse_beat
 from headrace.enumerator.errors import ProtocolViolationError, StateError, UsageError
 from headrace.enumerator.supervision import DriverEnd, Ending
-from headrace.runners.spark.supervision.lease import (
+from headrace.runners.spark.supervision.ownership.lease import (
     LEASE_TRANSITIONS,
     BeatWritten,
     BoardFailed,
@@ -29,10 +29,10 @@ from headrace.runners.spark.supervision.lease import (
     LeasePhase,
     LeaseStarted,
     LeaveRequested,
-    Look,
+    LookAtBoard,
     LookDue,
     Looked,
-    Write,
+    WriteBeat,
 )
 from tests.helpers.tables import arrows
 
@@ -99,50 +99,50 @@ class Case:
 
 _P = LeasePhase
 CASES = [
-    Case("it begins with a warm driver, and a look", NEW, LeaseStarted(NOW), [Follow("it has just started"), Look()], _P.LOOKING),
-    Case("whoever finds nothing leads", LOOKING, NOTHING, [Write(OWN)], _P.CLAIMING),
-    Case("and who finds that the last one has left", LOOKING, Looked(NOW, beat(4, state=BeatState.LEFT)), [Write(beat(5, ME))], _P.CLAIMING),
+    Case("it begins with a warm driver, and a look", NEW, LeaseStarted(NOW), [Follow("it has just started"), LookAtBoard()], _P.LOOKING),
+    Case("whoever finds nothing leads", LOOKING, NOTHING, [WriteBeat(OWN)], _P.CLAIMING),
+    Case("and who finds that the last one has left", LOOKING, Looked(NOW, beat(4, state=BeatState.LEFT)), [WriteBeat(beat(5, ME))], _P.CLAIMING),
     Case("who finds a leader follows", LOOKING, FOUND, [], _P.FOLLOWING),
     Case("who cannot see the board waits", LOOKING, FAILS, [], _P.LOOKING),
-    Case("and looks again", [*LOOKING, FAILS], DUE, [Look()], _P.LOOKING),
+    Case("and looks again", [*LOOKING, FAILS], DUE, [LookAtBoard()], _P.LOOKING),
     Case("who may not see it ends", LOOKING, REFUSED, [EndLease(DriverEnd(Ending.WRONG_USE, "no right"))], _P.OVER),
     Case("one that is stopped before it sees it ends", LOOKING, LEAVE, [EndLease(STOPPED)], _P.OVER),
-    Case("a follower looks", FOLLOWING, DUE, [Look()], _P.FOLLOWING),
+    Case("a follower looks", FOLLOWING, DUE, [LookAtBoard()], _P.FOLLOWING),
     Case("what is new is that the leader lives", [*FOLLOWING, DUE], Looked(NOW, beat(1, "other", 8)), [], _P.FOLLOWING),
     Case("what is not says nothing yet", [*FOLLOWING, DUE], FOUND, [], _P.FOLLOWING),
-    Case("too often, and it leads", [*FOLLOWING, *[DUE, FOUND] * (LOOKS - 1), DUE], FOUND, [Write(AGAIN)], _P.CLAIMING),
-    Case("a follower takes over at once from one that has left", FOLLOWING, Looked(NOW, beat(1, "other", 8, BeatState.LEFT)), [Write(AGAIN)], _P.CLAIMING),
+    Case("too often, and it leads", [*FOLLOWING, *[DUE, FOUND] * (LOOKS - 1), DUE], FOUND, [WriteBeat(AGAIN)], _P.CLAIMING),
+    Case("a follower takes over at once from one that has left", FOLLOWING, Looked(NOW, beat(1, "other", 8, BeatState.LEFT)), [WriteBeat(AGAIN)], _P.CLAIMING),
     Case("a follower ends with the job", FOLLOWING, Looked(NOW, beat(1, "other", 8, BeatState.OVER, "COMPLETED", "all read")), [EndLease(DriverEnd(Ending.COMPLETED, "the job has ended on there: all read"))], _P.OVER),
     Case("a follower that is stopped leaves the leader alone", FOLLOWING, LEAVE, [EndLease(STOPPED)], _P.OVER),
     *(Case(f"a follower goes on: {type(event).__name__}", FOLLOWING, event, [], _P.FOLLOWING) for event in (FAILS, REFUSED, WRITTEN)),
-    Case("a claim is looked at after it is written", CLAIMING, WRITTEN, [Look()], _P.CLAIMING),
+    Case("a claim is looked at after it is written", CLAIMING, WRITTEN, [LookAtBoard()], _P.CLAIMING),
     Case("the only one leads", CLAIMED, Looked(NOW, OWN), [Lead()], _P.LEADING),
     Case("of two that claim the one of the lower rank follows", CLAIMED, Looked(NOW, beat(1, "z")), [], _P.FOLLOWING),
-    Case("and the other says it again", CLAIMED, Looked(NOW, beat(1, "a")), [Write(replace(OWN, number=1))], _P.CLAIMING),
+    Case("and the other says it again", CLAIMED, Looked(NOW, beat(1, "a")), [WriteBeat(replace(OWN, number=1))], _P.CLAIMING),
     Case("a claim that may not have been written is none", CLAIMING, FAILS, [], _P.FOLLOWING),
     Case("who may never write ends", CLAIMING, REFUSED, [EndLease(DriverEnd(Ending.WRONG_USE, "no right"))], _P.OVER),
     Case("who could once goes on", [*FOLLOWING, *[DUE, FOUND] * LOOKS], REFUSED, [], _P.FOLLOWING),
     Case("one that is stopped while it claims says that it has left", CLAIMED, LEAVE, [], _P.LEAVING),
     Case("a claim in doubt is not looked at twice", CLAIMED, DUE, [], _P.CLAIMING),
-    Case("a leader looks", LEADING, DUE, [Look()], _P.LEADING),
-    Case("and then beats", [*LEADING, DUE], Looked(NOW, OWN), [Write(replace(OWN, number=1))], _P.LEADING),
-    Case("whatever one of a lower rank has written there", [*LEADING, DUE], Looked(NOW, beat(1, "a", 9)), [Write(replace(OWN, number=1))], _P.LEADING),
+    Case("a leader looks", LEADING, DUE, [LookAtBoard()], _P.LEADING),
+    Case("and then beats", [*LEADING, DUE], Looked(NOW, OWN), [WriteBeat(replace(OWN, number=1))], _P.LEADING),
+    Case("whatever one of a lower rank has written there", [*LEADING, DUE], Looked(NOW, beat(1, "a", 9)), [WriteBeat(replace(OWN, number=1))], _P.LEADING),
     Case("a leader stands down for one of a higher rank", [*LEADING, DUE], HIGHER, [Follow("there leads, in term 2")], _P.FOLLOWING),
     *(Case(f"a leader goes on: {type(event).__name__}", LEADING, event, [], _P.LEADING) for event in (WRITTEN, FAILS, REFUSED, HEARD, LOST)),
-    Case("a leader whose job is done says so", LEADING, JobEnded(NOW, DONE), [Write(beat(1, ME, 1, BeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
+    Case("a leader whose job is done says so", LEADING, JobEnded(NOW, DONE), [WriteBeat(beat(1, ME, 1, BeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
     Case("one whose driver was fenced keeps another one warm, and looks by whom", LEADING, JobEnded(NOW, FENCED), [Follow("its driver was fenced")], _P.DOUBTING),
-    Case("it looks", DOUBTING, DUE, [Look()], _P.DOUBTING),
+    Case("it looks", DOUBTING, DUE, [LookAtBoard()], _P.DOUBTING),
     Case("it follows who leads", DOUBTING, HIGHER, [], _P.FOLLOWING),
     Case("and who does so with a lower term, if that is news", DOUBTING, Looked(NOW, beat(0, "other", 3)), [], _P.FOLLOWING),
     Case("its own beat tells nothing", DOUBTING, Looked(NOW, OWN), [], _P.DOUBTING),
     *(Case(f"it goes on looking: {type(event).__name__}", DOUBTING, event, [], _P.DOUBTING) for event in (WRITTEN, FAILS, REFUSED)),
-    Case("it leads once more where nobody does", DOUBTED, Looked(NOW, OWN), [Write(AGAIN)], _P.CLAIMING),
+    Case("it leads once more where nobody does", DOUBTED, Looked(NOW, OWN), [WriteBeat(AGAIN)], _P.CLAIMING),
     Case("fenced again by nobody it ends", DOUBTED_TWICE, Looked(NOW, AGAIN), [EndLease(FENCED)], _P.OVER),
     Case("it ends if it is stopped", DOUBTING, LEAVE, [EndLease(STOPPED)], _P.OVER),
-    Case("the last word waits for an answer to the one before", [*LEADING, DUE, JobEnded(NOW, STOPPED)], Looked(NOW, OWN), [Write(beat(1, ME, 1, BeatState.LEFT, "STOPPED", "it was stopped"))], _P.LEAVING),
-    Case("whatever that is: a look that fails", [*LEADING, DUE, JobEnded(NOW, DONE)], FAILS, [Write(beat(1, ME, 1, BeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
-    Case("a beat that was written", [*LEADING, DUE, Looked(NOW, OWN), JobEnded(NOW, DONE)], WRITTEN, [Write(beat(1, ME, 2, BeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
-    Case("one that was refused", [*LEADING, DUE, Looked(NOW, OWN), JobEnded(NOW, DONE)], REFUSED, [Write(beat(1, ME, 2, BeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
+    Case("the last word waits for an answer to the one before", [*LEADING, DUE, JobEnded(NOW, STOPPED)], Looked(NOW, OWN), [WriteBeat(beat(1, ME, 1, BeatState.LEFT, "STOPPED", "it was stopped"))], _P.LEAVING),
+    Case("whatever that is: a look that fails", [*LEADING, DUE, JobEnded(NOW, DONE)], FAILS, [WriteBeat(beat(1, ME, 1, BeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
+    Case("a beat that was written", [*LEADING, DUE, Looked(NOW, OWN), JobEnded(NOW, DONE)], WRITTEN, [WriteBeat(beat(1, ME, 2, BeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
+    Case("one that was refused", [*LEADING, DUE, Looked(NOW, OWN), JobEnded(NOW, DONE)], REFUSED, [WriteBeat(beat(1, ME, 2, BeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
     *(Case(f"it ends after it, whatever became of it: {type(event).__name__}", LEAVING, event, [EndLease(DONE)], _P.OVER) for event in (FOUND, WRITTEN, FAILS, REFUSED)),
     *(Case(f"an answer that comes late: {type(event).__name__}", OVER, event, [], _P.OVER) for event in (FOUND, WRITTEN, FAILS, REFUSED)),
 ]  # fmt: skip
@@ -186,9 +186,9 @@ def looks(core, *answers):
     """One look for each answer, at the times that the core asks for; what it commands."""
     commands = []
     for answer in answers:
-        assert core.handle(LookDue(core.wake_at_s)) == [Look()]
+        assert core.handle(LookDue(core.wake_at_s)) == [LookAtBoard()]
         commands += core.handle(answer)
-        if any(isinstance(command, Write) for command in commands):
+        if any(isinstance(command, WriteBeat) for command in commands):
             commands += core.handle(WRITTEN)
     return commands
 
@@ -196,13 +196,13 @@ def looks(core, *answers):
 def test_no_look_is_counted_while_the_board_is_away_and_the_leader_has_the_whole_time_after_it():
     core = driven(FOLLOWING)
     assert looks(core, FOUND, FOUND, FAILS, FOUND, FOUND, *[FAILS] * 100, FOUND, FOUND) == []
-    assert looks(core, FOUND)[0] == Write(AGAIN)
+    assert looks(core, FOUND)[0] == WriteBeat(AGAIN)
 
 
 def test_a_host_that_was_paused_has_looked_once():
     core = driven(FOLLOWING)
     looks(core, FOUND)
-    assert core.handle(LookDue(3600.0)) == [Look()]
+    assert core.handle(LookDue(3600.0)) == [LookAtBoard()]
     assert core.handle(Looked(3600.0, FOUND.found)) == []
     assert core.phase is LeasePhase.FOLLOWING
 
@@ -211,18 +211,18 @@ def test_a_leader_does_not_beat_without_a_word_of_its_driver_and_does_again_with
     core = driven(LEADING)
     core.handle(HEARD)
     own = Looked(NOW, OWN)
-    assert len([command for command in looks(core, *[own] * 10) if isinstance(command, Write)]) == 3
+    assert len([command for command in looks(core, *[own] * 10) if isinstance(command, WriteBeat)]) == 3
     core.handle(HEARD)
-    assert any(isinstance(command, Write) for command in looks(core, own))
+    assert any(isinstance(command, WriteBeat) for command in looks(core, own))
     core.handle(LOST)
     assert looks(core, own, own) == []
     core.handle(HEARD)
-    assert any(isinstance(command, Write) for command in looks(core, own))
+    assert any(isinstance(command, WriteBeat) for command in looks(core, own))
 
 
 def test_a_leader_beats_while_its_first_driver_starts_but_not_for_ever():
     core = driven(LEADING)
-    written = [command for command in looks(core, *[Looked(NOW, OWN)] * 200) if isinstance(command, Write)]
+    written = [command for command in looks(core, *[Looked(NOW, OWN)] * 200) if isinstance(command, WriteBeat)]
     assert 50 <= len(written) <= 70
 
 

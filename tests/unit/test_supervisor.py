@@ -18,9 +18,10 @@ from headrace.enumerator.errors import DeadlineExceededError, PeerError
 from headrace.enumerator.restarts import FixedDelay
 from headrace.enumerator.supervision import DriverEnd, Ending, SupervisionLimits
 from headrace.runners.spark import submitted
-from headrace.runners.spark.supervision import lease, supervisor
+from headrace.runners.spark.supervision import supervisor
 from headrace.runners.spark.supervision.driver import DriverOrder
 from headrace.runners.spark.supervision.jobs import FunctionName
+from headrace.runners.spark.supervision.ownership import lease
 from headrace.runners.spark.supervision.standby import StandbyCore, StandbyLimits
 from headrace.runners.spark.supervision.status import StatusFile
 from headrace.runners.spark.supervision.supervisor import supervise

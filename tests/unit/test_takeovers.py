@@ -19,8 +19,8 @@ from headrace.run import Pipeline
 from headrace.runners.spark.offset_log import OffsetLog
 from headrace.runners.spark.supervision.endings import end_by
 from headrace.runners.spark.supervision.families import new_family
-from headrace.runners.spark.supervision.incarnation import INCARNATION
 from headrace.runners.spark.supervision.lock import CheckpointLock
+from headrace.runners.spark.supervision.ownership.incarnation import INCARNATION
 from headrace.runners.spark.supervision.starts import StartedQuery
 from headrace.runners.spark.supervision.takeover import Takeover
 from headrace.runners.spark.writers import PreparedMessage, StreamWriter

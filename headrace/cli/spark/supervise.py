@@ -22,6 +22,21 @@ if TYPE_CHECKING:
 
 _TYPE = "restart-strategy.type"
 
+Lease = Annotated[
+    str | None,
+    typer.Option(
+        help="Brokers (host:port, ...) where supervisors on several hosts agree which of them leads. The others keep a "
+        "driver warm, and take over when the leader's host is dead.",
+        metavar="BOOTSTRAP",
+    ),
+]
+LeaseTimeout = Annotated[
+    float, typer.Option(help="A leader that has said nothing for so many seconds is taken for dead (at least 1.5).")
+]
+LeaseGroup = Annotated[
+    str | None, typer.Option(help="The consumer group that stands for the job. Default: headrace-lease-PATH:FUNCTION.")
+]
+
 
 def supervise_command(
     job: Annotated[str, typer.Argument(help="The job's function: path/to/job.py:function or package.module:function.")],
@@ -41,20 +56,9 @@ def supervise_command(
     standby: Annotated[
         int, typer.Option(help="So many more drivers (at most 2) that wait, warm, to take over when the one at work fails.")
     ] = 0,
-    lease: Annotated[
-        str | None,
-        typer.Option(
-            help="Brokers (host:port, ...) where supervisors on several hosts agree which of them leads. The others keep a "
-            "driver warm, and take over when the leader's host is dead.",
-            metavar="BOOTSTRAP",
-        ),
-    ] = None,
-    lease_timeout: Annotated[
-        float, typer.Option(help="A leader that has said nothing for so many seconds is taken for dead (at least 1.5).")
-    ] = 5.0,
-    lease_group: Annotated[
-        str | None, typer.Option(help="The consumer group that stands for the job. Default: headrace-lease-PATH:FUNCTION.")
-    ] = None,
+    lease: Lease = None,
+    lease_timeout: LeaseTimeout = 5.0,
+    lease_group: LeaseGroup = None,
     properties: Properties = None,
     properties_file: PropertiesFile = None,
     status: Annotated[Path | None, typer.Option(dir_okay=False, help="Keep a JSON here that says what goes on.")] = None,

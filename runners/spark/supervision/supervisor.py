@@ -37,11 +37,11 @@ from headrace.enumerator.supervision import (
     TimePassed,
 )
 from headrace.runners.spark.submitted import as_it_was_submitted
-from headrace.runners.spark.supervision.board import BoardThread
 from headrace.runners.spark.supervision.driver import DriverOrder
 from headrace.runners.spark.supervision.families import FAMILY_VARIABLE
 from headrace.runners.spark.supervision.jobs import FunctionName
-from headrace.runners.spark.supervision.lease import (
+from headrace.runners.spark.supervision.ownership.board import BoardThread
+from headrace.runners.spark.supervision.ownership.lease import (
     DriverHeard,
     DriverLost,
     EndLease,
@@ -54,9 +54,9 @@ from headrace.runners.spark.supervision.lease import (
     LeasePhase,
     LeaseStarted,
     LeaveRequested,
-    Look,
+    LookAtBoard,
     LookDue,
-    Write,
+    WriteBeat,
 )
 from headrace.runners.spark.supervision.processes import DriverProcess
 from headrace.runners.spark.supervision.standby import (
@@ -244,7 +244,7 @@ class _Supervisor:
     def _perform_for_lease(self, command: LeaseCommand) -> None:
         assert self._board is not None
         match command:
-            case Look() | Write():
+            case LookAtBoard() | WriteBeat():
                 self._board.ask(command)
             case Follow(reason):
                 log.warning("it follows, and keeps a driver warm: %s", reason)

@@ -22,9 +22,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from headrace.connectors.sink import ImmediateSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.session import HOOK, PIPELINES
-from headrace.runners.spark.supervision.checkpoints import checkpoint_at
-from headrace.runners.spark.supervision.incarnation import INCARNATION
 from headrace.runners.spark.supervision.lock import CheckpointLock
+from headrace.runners.spark.supervision.ownership.checkpoints import checkpoint_at
+from headrace.runners.spark.supervision.ownership.incarnation import INCARNATION
 from headrace.runners.spark.supervision.starts import OURS, StartedQuery, hadoop_path
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from headrace.enumerator.supervision import (
     SupervisionStarted,
     TimePassed,
 )
-from headrace.runners.spark.supervision.lease import (
+from headrace.runners.spark.supervision.ownership.lease import (
     BeatWritten,
     BoardFailed,
     DriverHeard,
@@ -51,10 +51,10 @@ from headrace.runners.spark.supervision.lease import (
     LeasePhase,
     LeaseStarted,
     LeaveRequested,
-    Look,
+    LookAtBoard,
     LookDue,
     Looked,
-    Write,
+    WriteBeat,
 )
 from headrace.runners.spark.supervision.standby import (
     CallDriver,
@@ -115,7 +115,7 @@ class Host:
         self.is_on = True
         self.end: DriverEnd | None = None
         self.ended: DriverEnd | None = None
-        self.asked: deque[Look | Write] = deque()
+        self.asked: deque[LookAtBoard | WriteBeat] = deque()
         self.drivers: dict[int, Driver] = {}
         self.lease = LeaseCore(f"{self.world.chances.randrange(1000):03}-{self.name}-{self.started}", self.name, TIMEOUT_S)
         self.core = self.new_core()
@@ -147,7 +147,7 @@ class Host:
     def tell_lease(self, event: LeaseEvent) -> None:
         for command in self.lease.handle(event):
             match command:
-                case Look() | Write():
+                case LookAtBoard() | WriteBeat():
                     self.asked.append(command)
                 case Follow():
                     self.begin_anew()
@@ -199,11 +199,11 @@ class Host:
         question = self.asked.popleft()
         is_reached = not (self.is_cut_off or self.world.board_is_away)
         is_heard = is_reached and self.world.chances.random() > self.world.lost_answers
-        if isinstance(question, Write) and is_reached:
+        if isinstance(question, WriteBeat) and is_reached:
             self.world.board = question.beat.serialize()
         if not is_heard:
             self.tell_lease(BoardFailed(self.now_s, "no broker answers"))
-        elif isinstance(question, Write):
+        elif isinstance(question, WriteBeat):
             self.tell_lease(BeatWritten(self.now_s))
         else:
             self.tell_lease(Looked(self.now_s, self.world.beat()))

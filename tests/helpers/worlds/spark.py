@@ -138,12 +138,16 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class CheckpointOffsets:
-    """The checkpoint's offset log, as a writer finds it."""
+    """The checkpoint's logs, as a writer finds them. `committed`: so many batches are in the commit log."""
 
     offsets: tuple[str, ...]
+    committed: int
 
     def digest(self, batch: int) -> str | None:
         return self.offsets[batch] if batch < len(self.offsets) else None
+
+    def is_committed(self, batch: int) -> bool:
+        return batch < self.committed
 
 
 @dataclass
@@ -286,7 +290,7 @@ class SparkWorld:
         self.log.fuse = None  # which was the last one's
         if meanwhile % 2 and not self.depth:
             self.log.hook_at, self.log.hook = meanwhile // 2 % 6, lambda: self._meanwhile(3, driver)
-        offsets = CheckpointOffsets(tuple(checkpoint.offsets))
+        offsets = CheckpointOffsets(tuple(checkpoint.offsets), checkpoint.committed)
         writer = StreamWriter(self.sink, ["value"], offsets, driver.incarnation)
         last_batch = len(checkpoint.offsets) - 1
         try:
@@ -330,7 +334,7 @@ class SparkWorld:
         start, end = driver.start_of(batch), checkpoint.offsets[batch]
         tasks = driver.planner.tasks(start, end)
         driver.parts = [SplitsPartition(splits) for splits in tasks] or [SplitsPartition(())]
-        offsets = CheckpointOffsets(tuple(checkpoint.offsets))
+        offsets = CheckpointOffsets(tuple(checkpoint.offsets), checkpoint.committed)
         driver.writer = pickle.dumps(StreamWriter(self.sink, ["value"], offsets, driver.incarnation))
         driver.batch, driver.messages, driver.has_committed = batch, None, False
 

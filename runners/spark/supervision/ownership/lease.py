@@ -74,7 +74,7 @@ class LookDue:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """Answer to Look: the last beat; None where there never was one."""
+    """Answer to LookAtBoard: the last beat; None where there never was one."""
 
     now_s: float
     found: Beat | None
@@ -82,14 +82,14 @@ class Looked:
 
 @dataclass(frozen=True, slots=True)
 class BeatWritten:
-    """Answer to Write."""
+    """Answer to WriteBeat."""
 
     now_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class BoardFailed:
-    """Answer to Look or Write: it has failed, and may succeed the next time."""
+    """Answer to LookAtBoard or WriteBeat: it has failed, and may succeed the next time."""
 
     now_s: float
     reason: str
@@ -97,7 +97,7 @@ class BoardFailed:
 
 @dataclass(frozen=True, slots=True)
 class BoardRefused:
-    """Answer to Look or Write: it was refused, and will be the next time unless somebody sees to it."""
+    """Answer to LookAtBoard or WriteBeat: it was refused, and will be the next time unless somebody sees to it."""
 
     now_s: float
     reason: str
@@ -139,12 +139,12 @@ LeaseEvent = LeaseStarted | LookDue | _Answer | DriverHeard | DriverLost | JobEn
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class LookAtBoard:
     """Ask the board. One question at a time; answered by `Looked` or a failure."""
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class WriteBeat:
     """Write this beat. Answered by `BeatWritten` or a failure."""
 
     beat: Beat
@@ -169,7 +169,7 @@ class EndLease:
     end: DriverEnd
 
 
-LeaseCommand = Look | Write | Follow | Lead | EndLease
+LeaseCommand = LookAtBoard | WriteBeat | Follow | Lead | EndLease
 
 
 class LeaseCore:
@@ -221,7 +221,7 @@ class LeaseCore:
                 self._see(event.found)
         commands = self._apply(event)
         assert self.phase in following, f"{event} has led to {self.phase.name}, which is not in the table"
-        self._awaits |= any(isinstance(command, Look | Write) for command in commands)
+        self._awaits |= any(isinstance(command, LookAtBoard | WriteBeat) for command in commands)
         is_idle = self._awaits or self.phase in (LeasePhase.LEAVING, LeasePhase.OVER)
         if is_idle:
             self.wake_at_s = None
@@ -238,10 +238,10 @@ class LeaseCore:
         match event:
             case LeaseStarted():
                 self.phase = LeasePhase.LOOKING
-                return [Follow("it has just started"), Look()]
+                return [Follow("it has just started"), LookAtBoard()]
             case LookDue():
                 self.wake_at_s = None
-                return [] if self._awaits else [Look()]
+                return [] if self._awaits else [LookAtBoard()]
             case DriverHeard():
                 self._unheard = 0
             case DriverLost():
@@ -309,7 +309,7 @@ class LeaseCore:
     def _claimed(self, event: _Answer) -> list[LeaseCommand]:
         match event:
             case BeatWritten():
-                return [Look()]
+                return [LookAtBoard()]
             case Looked(_, found) if found == self._own:
                 self.phase, self._unheard, self._unwritten = LeasePhase.LEADING, -_FIRST_LOOKS, 0
                 return [Lead()]
@@ -359,11 +359,11 @@ class LeaseCore:
         before = 0 if self.leader is None else self.leader.term
         self.phase = LeasePhase.CLAIMING
         self._own = replace(self._own, term=max(before, self._own.term) + 1, number=0)
-        return [Write(self._own)]
+        return [WriteBeat(self._own)]
 
     def _beat(self) -> list[LeaseCommand]:
         self._own = replace(self._own, number=self._own.number + 1)
-        return [Write(self._own)]
+        return [WriteBeat(self._own)]
 
     def _follows(self) -> None:
         self.phase, self._missed, self._fenced_by_nobody = LeasePhase.FOLLOWING, 0, 0

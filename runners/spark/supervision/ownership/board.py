@@ -9,7 +9,14 @@ import time
 
 from headrace.connectors.lease import LeaseBoard
 from headrace.enumerator.errors import DeadlineExceededError, is_retriable
-from headrace.runners.spark.supervision.lease import BeatWritten, BoardFailed, BoardRefused, Look, Looked, Write
+from headrace.runners.spark.supervision.ownership.lease import (
+    BeatWritten,
+    BoardFailed,
+    BoardRefused,
+    LookAtBoard,
+    Looked,
+    WriteBeat,
+)
 
 __all__ = ["BoardThread"]
 
@@ -23,11 +30,11 @@ class BoardThread:
         """Starts the thread, which ends with the process."""
         self._board = board
         self.ready, self._told = socket.socketpair()
-        self._asked: queue.SimpleQueue[Look | Write] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[LookAtBoard | WriteBeat] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         threading.Thread(target=self._serve, daemon=True, name="lease").start()
 
-    def ask(self, question: Look | Write) -> None:
+    def ask(self, question: LookAtBoard | WriteBeat) -> None:
         """Returns at once."""
         self._asked.put(question)
 
@@ -41,10 +48,10 @@ class BoardThread:
             self._answers.put(self._answered(self._asked.get()))
             self._told.send(b"x")
 
-    def _answered(self, question: Look | Write) -> Answer:
+    def _answered(self, question: LookAtBoard | WriteBeat) -> Answer:
         """Whatever goes wrong is an answer: a thread that ended would be a leader that says nothing more."""
         try:
-            if isinstance(question, Look):
+            if isinstance(question, LookAtBoard):
                 found = self._board.look()
                 return Looked(time.monotonic(), found)
             self._board.write(question.beat)

@@ -1,0 +1,1 @@
+"""Whose a job is: on one host and between hosts, at the sink and at the checkpoint."""
