@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -41,12 +42,24 @@ def who_was_fenced_ends() -> Iterator[None]:
     """As without a lease: the host that was paused is lost to the job."""
     job_ended = LeaseCore._job_ended
 
-    def planted(self: Any, end: Any) -> list[Any]:
-        commands = job_ended(self, end)
+    def planted(self: Any, event: Any) -> list[Any]:
+        commands = job_ended(self, event)
         if self.phase is not LeasePhase.DOUBTING:
             return commands
-        self._end = end
-        return [EndLease(end)]
+        self._end = event.end
+        return [EndLease(event.end)]
+
+    with patch.object(LeaseCore, "_job_ended", planted):
+        yield
+
+
+@contextmanager
+def a_stop_that_fails_ends_the_job() -> Iterator[None]:
+    """A driver that dies while its supervisor is stopped is told to all as the end of the job."""
+    job_ended = LeaseCore._job_ended
+
+    def planted(self: Any, event: Any) -> list[Any]:
+        return job_ended(self, replace(event, was_to_stop=False))
 
     with patch.object(LeaseCore, "_job_ended", planted):
         yield
@@ -93,6 +106,7 @@ PLANTED: tuple[Planted, ...] = (
     whose_the_job_is_is_ignored,
     looks_are_counted_while_the_board_is_away,
     who_was_fenced_ends,
+    a_stop_that_fails_ends_the_job,
     nobody_is_taken_for_dead,
     followers_keep_no_driver_warm,
     who_stands_down_leaves_its_driver_at_work,

@@ -84,6 +84,9 @@ DOUBTED_TWICE: list[Any] = [
     *([DUE, Looked(NOW, AGAIN)] * (LOOKS - 1)),
     DUE,
 ]
+TAKEN_OVER: list[Any] = [*FOLLOWING, *[DUE, FOUND] * LOOKS]
+LAST = beat(1, "other", 8, BeatState.OVER, "COMPLETED", "all read")
+OVER_IN_2 = replace(LAST, term=2)
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,8 @@ CASES = [
     Case("the only one leads", CLAIMED, Looked(NOW, OWN), [Lead()], _P.LEADING),
     Case("of two that claim the one of the lower rank follows", CLAIMED, Looked(NOW, beat(1, "z")), [], _P.FOLLOWING),
     Case("and the other says it again", CLAIMED, Looked(NOW, beat(1, "a")), [WriteBeat(replace(OWN, number=1))], _P.CLAIMING),
+    Case("one that claims ends with the job of the one that led", [*TAKEN_OVER, WRITTEN], Looked(NOW, LAST), [EndLease(DriverEnd(Ending.COMPLETED, "the job has ended on there: all read"))], _P.OVER),
+    Case("but not with one that had ended before it came", [*LOOKING, Looked(NOW, LAST), WRITTEN], Looked(NOW, LAST), [WriteBeat(replace(AGAIN, number=1))], _P.CLAIMING),
     Case("a claim that may not have been written is none", CLAIMING, FAILS, [], _P.FOLLOWING),
     Case("who may never write ends", CLAIMING, REFUSED, [EndLease(DriverEnd(Ending.WRONG_USE, "no right"))], _P.OVER),
     Case("who could once goes on", [*FOLLOWING, *[DUE, FOUND] * LOOKS], REFUSED, [], _P.FOLLOWING),
@@ -128,12 +133,19 @@ CASES = [
     Case("and then beats", [*LEADING, DUE], Looked(NOW, OWN), [WriteBeat(replace(OWN, number=1))], _P.LEADING),
     Case("whatever one of a lower rank has written there", [*LEADING, DUE], Looked(NOW, beat(1, "a", 9)), [WriteBeat(replace(OWN, number=1))], _P.LEADING),
     Case("a leader stands down for one of a higher rank", [*LEADING, DUE], HIGHER, [Follow("there leads, in term 2")], _P.FOLLOWING),
+    Case("and for one that has left, whose place it takes", [*LEADING, DUE], Looked(NOW, beat(2, state=BeatState.LEFT)), [Follow("there leads, in term 2"), WriteBeat(beat(3, ME))], _P.CLAIMING),
+    Case("and it ends with the job of one of a higher rank", [*LEADING, DUE], Looked(NOW, OVER_IN_2), [EndLease(DriverEnd(Ending.COMPLETED, "the job has ended on there: all read"))], _P.OVER),
     *(Case(f"a leader goes on: {type(event).__name__}", LEADING, event, [], _P.LEADING) for event in (WRITTEN, FAILS, REFUSED, HEARD, LOST)),
     Case("a leader whose job is done says so", LEADING, JobEnded(NOW, DONE), [WriteBeat(beat(1, ME, 1, BeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
+    Case("a driver that fails while its supervisor is stopped is no end of the job: that is handed over", LEADING, JobEnded(NOW, FAILED, was_to_stop=True), [WriteBeat(beat(1, ME, 1, BeatState.LEFT, "FAILED", "too often"))], _P.LEAVING),
+    Case("as against one that fails too often", LEADING, JobEnded(NOW, FAILED), [WriteBeat(beat(1, ME, 1, BeatState.OVER, "FAILED", "too often"))], _P.LEAVING),
+    Case("nor does a stop hide that the job is done", LEADING, JobEnded(NOW, DONE, was_to_stop=True), [WriteBeat(beat(1, ME, 1, BeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
     Case("one whose driver was fenced keeps another one warm, and looks by whom", LEADING, JobEnded(NOW, FENCED), [Follow("its driver was fenced")], _P.DOUBTING),
     Case("it looks", DOUBTING, DUE, [LookAtBoard()], _P.DOUBTING),
     Case("it follows who leads", DOUBTING, HIGHER, [], _P.FOLLOWING),
     Case("and who does so with a lower term, if that is news", DOUBTING, Looked(NOW, beat(0, "other", 3)), [], _P.FOLLOWING),
+    Case("it ends with the job of whoever has fenced it", DOUBTING, Looked(NOW, OVER_IN_2), [EndLease(DriverEnd(Ending.COMPLETED, "the job has ended on there: all read"))], _P.OVER),
+    Case("it takes the place of one that has left", DOUBTING, Looked(NOW, beat(2, state=BeatState.LEFT)), [WriteBeat(beat(3, ME))], _P.CLAIMING),
     Case("its own beat tells nothing", DOUBTING, Looked(NOW, OWN), [], _P.DOUBTING),
     *(Case(f"it goes on looking: {type(event).__name__}", DOUBTING, event, [], _P.DOUBTING) for event in (WRITTEN, FAILS, REFUSED)),
     Case("it leads once more where nobody does", DOUBTED, Looked(NOW, OWN), [WriteBeat(AGAIN)], _P.CLAIMING),
@@ -197,6 +209,31 @@ def test_no_look_is_counted_while_the_board_is_away_and_the_leader_has_the_whole
     core = driven(FOLLOWING)
     assert looks(core, FOUND, FOUND, FAILS, FOUND, FOUND, *[FAILS] * 100, FOUND, FOUND) == []
     assert looks(core, FOUND)[0] == WriteBeat(AGAIN)
+
+
+@pytest.mark.parametrize("path", [LEADING, DOUBTING], ids=["leading", "doubting"])
+def test_seen_here_a_job_that_has_ended_elsewhere_is_not_begun_again(path):
+    """By one that was paused meanwhile, or whose driver was fenced: it followed who had ended, and led when nothing more came."""
+    core = driven(path)
+    assert looks(core, Looked(NOW, OVER_IN_2)) == [
+        EndLease(DriverEnd(Ending.COMPLETED, "the job has ended on there: all read"))
+    ]
+    assert core.phase is LeasePhase.OVER
+
+
+@pytest.mark.parametrize("state", [BeatState.OVER, BeatState.LEFT])
+def test_seen_here_the_last_word_of_one_that_was_paused_is_not_taken_for_that_of_who_leads_now(state):
+    core = driven([*LOOKING, Looked(NOW, beat(5, "young", 3))])
+    late = Looked(NOW, beat(4, "old", 9, state, "FAILED", "too often"))
+    assert looks(core, late, Looked(NOW, beat(5, "young", 4)), late) == []
+    assert core.phase is LeasePhase.FOLLOWING
+
+
+def test_seen_here_a_claim_is_above_all_terms_that_were_seen_and_not_only_the_last():
+    core = driven([*LOOKING, Looked(NOW, beat(5, "young", 3))])
+    late = Looked(NOW, beat(1, "old", 9))
+    assert looks(core, *[late] * LOOKS) == []
+    assert looks(core, late)[0] == WriteBeat(beat(6, ME))
 
 
 def test_a_host_that_was_paused_has_looked_once():

@@ -250,10 +250,20 @@ def test_all_supervisors_end_with_the_job(play):
     done = DriverEnd(Ending.COMPLETED, "all its queries have ended")
     board = PlayedBoard()
     assert play(lambda driver: driver.over(done), board=board)[0] == done
-    follower = PlayedBoard([*others(0, count=3), replace(board.written[-1], number=99)])
+    follower = PlayedBoard([*others(0, count=3), replace(board.written[-1], supervisor="other", number=99)])
     end, _ = play(lambda driver: pytest.fail("it was called"), board=follower)
     assert end.ending is Ending.COMPLETED
     assert "all its queries have ended" in end.reason
+
+
+@pytestmark_lease
+def test_seen_here_a_leader_whose_driver_is_killed_in_a_stop_hands_over_and_does_not_end_the_job_for_all(play, monkeypatch):
+    """A batch that takes longer than a stop may, or a second SIGTERM: each follower ended with status 1, too."""
+    monkeypatch.setattr(PlayedDriver, "stop", lambda driver: driver.over(KILLED))
+    board = PlayedBoard()
+    end, _ = play(stop, board=board)
+    assert end.ending is Ending.FAILED
+    assert (board.written[-1].state, board.written[-1].ending) == (BeatState.LEFT, "FAILED")
 
 
 @pytestmark_lease

@@ -223,7 +223,7 @@ class _Supervisor:
             self._tell_end(number, DriverEnd(Ending.FAILED, f"the driver could not be started: {error}"))
         if self._ended is not None:
             ended, self._ended = self._ended, None
-            self._tell_lease(JobEnded(time.monotonic(), ended))
+            self._tell_lease(JobEnded(time.monotonic(), ended, self._is_to_stop))
 
     # --- the lease ----------------------------------------------------------------------------------------------------
 

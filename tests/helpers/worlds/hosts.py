@@ -9,8 +9,9 @@ take effect and its answer be lost; clocks run at other speeds and jump. A pause
 whatever it did.
 
 What must be true: a row is visible once and none is lost; only whose the job is writes its list; nobody ends for having been
-fenced by the other one. Once nothing is wrong any more exactly one host leads, the other one follows with a warm driver, the
-job gets on, and it stays so, also while the board is away; and when the leader's host is dead the other one leads.
+fenced by the other one, nor before it is told to, as this job has no end. Once nothing is wrong any more exactly one host
+leads, the other one follows with a warm driver, the job gets on, and it stays so, also while the board is away; and when the
+leader's host is dead the other one leads.
 """
 
 from __future__ import annotations
@@ -113,6 +114,7 @@ class Host:
         """Its scheduler starts a supervisor."""
         self.started += 1
         self.is_on = True
+        self.is_to_stop = False
         self.end: DriverEnd | None = None
         self.ended: DriverEnd | None = None
         self.asked: deque[LookAtBoard | WriteBeat] = deque()
@@ -142,7 +144,7 @@ class Host:
                     self.ended = end
         if self.ended is not None:
             ended, self.ended = self.ended, None
-            self.tell_lease(JobEnded(self.now_s, ended))
+            self.tell_lease(JobEnded(self.now_s, ended, self.is_to_stop))
 
     def tell_lease(self, event: LeaseEvent) -> None:
         for command in self.lease.handle(event):
@@ -157,6 +159,7 @@ class Host:
                     self.tell(SupervisionStarted(self.now_s))
                 case EndLease(end):
                     assert end.ending is not Ending.FENCED, "a supervisor has ended as the other one has taken over"
+                    assert self.is_to_stop, "a supervisor has ended that was not told to"
                     self.begin_anew()
                     self.end, self.is_on = end, False
                     self.world.happened[f"ended: {end.ending.name}"] += 1
@@ -169,6 +172,7 @@ class Host:
 
     def stop(self) -> None:
         """SIGTERM."""
+        self.is_to_stop = True
         if self.lease.phase is LeasePhase.LEADING:
             self.tell(JobStopRequested(self.now_s))
         elif self.lease.phase is not LeasePhase.LEAVING:

@@ -119,10 +119,14 @@ class DriverLost:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """The job of the supervisor that leads is over, as far as its drivers are concerned. None of them lives."""
+    """The job of the supervisor that leads is over, as far as its drivers are concerned. None of them lives.
+
+    `was_to_stop`: the supervisor had been told to end. Its driver may have failed then, or was killed as it did not end.
+    """
 
     now_s: float
     end: DriverEnd
+    was_to_stop: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +199,7 @@ class LeaseCore:
         self._unwritten = 0
         self._awaits = False
         self._fenced_by_nobody = 0
+        self._highest = (0, "")  # rank that was seen of another one
         self._end: DriverEnd | None = None
         self._has_said_its_last = False
 
@@ -233,6 +238,7 @@ class LeaseCore:
         if found != self.leader:
             self._missed = -1  # it is counted below
         self.leader = found
+        self._highest = max(self._highest, found.rank)
 
     def _apply(self, event: LeaseEvent) -> list[LeaseCommand]:
         match event:
@@ -246,8 +252,8 @@ class LeaseCore:
                 self._unheard = 0
             case DriverLost():
                 self._unheard = _UNHEARD_LOOKS + 1
-            case JobEnded(_, end):
-                return self._job_ended(end)
+            case JobEnded():
+                return self._job_ended(event)
             case LeaveRequested():
                 return self._leave()
             case Looked() | BeatWritten() | BoardFailed() | BoardRefused():
@@ -290,16 +296,18 @@ class LeaseCore:
         if not isinstance(event, Looked):
             self._missed = 0  # in a row: who cannot see the board knows nothing
             return []
+        if self._missed < 0 and event.found is not None:
+            return self._follow(event.found)
         self._missed += 1
-        if self._missed == 0 and event.found is not None:
-            match event.found.state:
-                case BeatState.OVER:
-                    return self._over_elsewhere(event.found)
-                case BeatState.LEFT:
-                    return self._claim()
-                case BeatState.LEADING:
-                    return []
         return self._claim() if self._missed >= self._most else []
+
+    def _follow(self, found: Beat) -> list[LeaseCommand]:
+        """Whoever has written this, which is new. If that is its last word there is nobody to be followed."""
+        is_late = found.rank < self._highest  # of one that was paused: somebody has led after it, and may still
+        self.phase, self._missed, self._fenced_by_nobody = LeasePhase.FOLLOWING, 0, 0
+        if is_late or found.state is BeatState.LEADING:
+            return []
+        return self._over_elsewhere(found) if found.state is BeatState.OVER else self._claim()
 
     def _over_elsewhere(self, found: Beat) -> list[LeaseCommand]:
         ending = Ending[found.ending] if found.ending in Ending.__members__ else Ending.FAILED
@@ -313,7 +321,9 @@ class LeaseCore:
             case Looked(_, found) if found == self._own:
                 self.phase, self._unheard, self._unwritten = LeasePhase.LEADING, -_FIRST_LOOKS, 0
                 return [Lead()]
-            case Looked(_, found) if found is None or self._is_above(found):
+            case Looked(_, Beat() as found) if not self._is_above(found) or self._is_over(found):
+                return self._follow(found)
+            case Looked():
                 return self._beat()  # another one has claimed it as well, and will see this
             case BoardRefused(_, reason) if self.leader is None:  # from the beginning
                 self._end = DriverEnd(Ending.WRONG_USE, reason)
@@ -330,10 +340,12 @@ class LeaseCore:
         self._unwritten += 1
         if not isinstance(event, Looked):
             return []
-        if event.found is not None and not self._is_above(event.found):
-            self._follows()
-            return [Follow(f"{event.found.host} leads, in term {event.found.term}")]
-        return self._beat() if self._unheard <= _UNHEARD_LOOKS else []
+        if event.found is None or self._is_above(event.found):
+            return self._beat() if self._unheard <= _UNHEARD_LOOKS else []
+        ended_or_claimed = self._follow(event.found)
+        if self.phase is LeasePhase.OVER:
+            return ended_or_claimed
+        return [Follow(f"{event.found.host} leads, in term {event.found.term}"), *ended_or_claimed]
 
     def _doubter_looked(self, event: _Answer) -> list[LeaseCommand]:
         if not isinstance(event, Looked):
@@ -341,8 +353,7 @@ class LeaseCore:
             return []
         is_news = self._missed < 0  # whatever its term: the board may have forgotten the higher one
         if event.found is not None and (is_news or not self._is_above(event.found)):
-            self._follows()  # with the driver that it has kept warm since
-            return []
+            return self._follow(event.found)  # with the driver that it has kept warm since
         self._missed = max(0, self._missed) + 1
         if self._missed < self._most:
             return []
@@ -354,28 +365,29 @@ class LeaseCore:
         """Whether this one goes on beside who has written that."""
         return found.rank <= self._own.rank
 
+    def _is_over(self, found: Beat) -> bool:
+        """Whether that is news from the last one that led, and the job's end."""
+        return self._missed < 0 and found.state is BeatState.OVER and found.rank == self._highest
+
     def _claim(self) -> list[LeaseCommand]:
         """The term is above all that were seen, so that who led before stands down when it sees this."""
-        before = 0 if self.leader is None else self.leader.term
-        self.phase = LeasePhase.CLAIMING
-        self._own = replace(self._own, term=max(before, self._own.term) + 1, number=0)
+        self.phase, self._missed = LeasePhase.CLAIMING, 0
+        self._own = replace(self._own, term=max(self._highest[0], self._own.term) + 1, number=0)
         return [WriteBeat(self._own)]
 
     def _beat(self) -> list[LeaseCommand]:
         self._own = replace(self._own, number=self._own.number + 1)
         return [WriteBeat(self._own)]
 
-    def _follows(self) -> None:
-        self.phase, self._missed, self._fenced_by_nobody = LeasePhase.FOLLOWING, 0, 0
-
-    def _job_ended(self, end: DriverEnd) -> list[LeaseCommand]:
-        self._end = end
+    def _job_ended(self, event: JobEnded) -> list[LeaseCommand]:
+        self._end = end = event.end
         if end.ending is Ending.FENCED:
             self.phase, self._missed = LeasePhase.DOUBTING, 0
             self._fenced_by_nobody += 1
             return [Follow("its driver was fenced")]
         self.phase = LeasePhase.LEAVING
-        state = BeatState.LEFT if end.ending is Ending.STOPPED else BeatState.OVER
+        is_left = end.ending is Ending.STOPPED or (event.was_to_stop and end.ending is Ending.FAILED)
+        state = BeatState.LEFT if is_left else BeatState.OVER
         self._own = replace(self._own, state=state, ending=end.ending.name, reason=end.reason)
         return [] if self._awaits else self._say_the_last()
 
@@ -411,11 +423,11 @@ LEASE_TRANSITIONS: Transitions[LeasePhase] = MappingProxyType(
         (_P.LOOKING, BoardRefused): (_P.OVER,),
         (_P.FOLLOWING, Looked): (_P.FOLLOWING, _P.CLAIMING, _P.OVER),
         **{(_P.FOLLOWING, event): (_P.FOLLOWING,) for event in _ANSWERS[1:]},
-        (_P.CLAIMING, Looked): (_P.LEADING, _P.CLAIMING, _P.FOLLOWING),
+        (_P.CLAIMING, Looked): (_P.LEADING, _P.CLAIMING, _P.FOLLOWING, _P.OVER),
         (_P.CLAIMING, BeatWritten): (_P.CLAIMING,),
         (_P.CLAIMING, BoardFailed): (_P.FOLLOWING,),
         (_P.CLAIMING, BoardRefused): (_P.FOLLOWING, _P.OVER),
-        (_P.LEADING, Looked): (_P.LEADING, _P.FOLLOWING),
+        (_P.LEADING, Looked): (_P.LEADING, _P.FOLLOWING, _P.CLAIMING, _P.OVER),
         **{(_P.LEADING, event): (_P.LEADING,) for event in (*_ANSWERS[1:], *_DRIVERS)},
         (_P.LEADING, JobEnded): (_P.DOUBTING, _P.LEAVING),
         (_P.DOUBTING, Looked): (_P.DOUBTING, _P.FOLLOWING, _P.CLAIMING, _P.OVER),
