@@ -132,11 +132,12 @@ class CommitList(Generic[HandleT]):
 
 @dataclass(frozen=True, slots=True)
 class RecordedEpoch:
-    """A job's last recorded epoch, its targets, and its content, as in `CommitList`."""
+    """A job's last recorded epoch, its targets, its content, and whose the job is, as in `CommitList`."""
 
     epoch: int
     targets: tuple[str, ...] | None = None
     content: str | None = None
+    claim: JobClaim | None = None
 
 
 class HandleSerializer(ABC, Generic[HandleT]):
@@ -311,7 +312,8 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
         """Job to its last recorded epoch at this destination, of all jobs that share the place of the lists."""
 
     def recorded(self) -> Mapping[str, RecordedEpoch]:
-        """`recorded_epochs`, with what each was written to where rows name it themselves, and made from where that is kept.
+        """`recorded_epochs`, with what each was written to where rows name it themselves, and what it was made from and whose
+        the job is where that is kept.
 
         A job whose list cannot be read is left out, since it may be another's: `Committer.fence` of its own driver raises.
         """

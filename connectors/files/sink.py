@@ -133,7 +133,7 @@ class FileSink(TwoPhaseSink[FileHandle]):
                 log.warning("%s: the list of job %r is left alone: %s", self.path, job, error)
                 continue
             if commits is not None and commits.epoch is not None:
-                epochs[job] = RecordedEpoch(commits.epoch, content=commits.content)
+                epochs[job] = RecordedEpoch(commits.epoch, content=commits.content, claim=commits.claim)
         return epochs
 
 

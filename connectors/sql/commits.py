@@ -29,7 +29,7 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
-from headrace.connectors.sink import CommitList, CommitListSerializer, is_one_off
+from headrace.connectors.sink import CommitList, CommitListSerializer, RecordedEpoch, is_one_off
 from headrace.connectors.sql.errors import translated
 from headrace.connectors.sql.handles import JobPrefixes, SqlHandle, SqlHandleSerializer, job_of_key, list_key
 from headrace.connectors.sql.table import destination_of
@@ -192,15 +192,25 @@ class CommitStore:
         with translated(self.engine, f"looking what became of {gid}"), self.engine.begin() as connection:
             return connection.execute(asked).first() is not None
 
-    def epochs(self) -> Mapping[str, int]:
-        """Job to the last epoch on its list; a list of an earlier version counts until it is taken over."""
+    def recorded(self) -> Mapping[str, RecordedEpoch]:
+        """Job to the last epoch on its list; a list of an earlier version counts until it is taken over.
+
+        Of a list that cannot be read the epoch alone is known.
+        """
         key = COMMITS.c.job
         is_own = sa.or_(key.endswith(list_key("", self.destination), autoescape=True), key.not_like("%.%"))
-        asked = sa.select(key, COMMITS.c.epoch).where(COMMITS.c.epoch.is_not(None), is_own)
+        asked = sa.select(key, COMMITS.c.epoch, COMMITS.c.commit_list).where(COMMITS.c.epoch.is_not(None), is_own)
         with translated(self.engine, "reading which epochs are recorded"), self.engine.begin() as connection:
-            found = {row.job: row.epoch for row in connection.execute(asked)}
+            found = {row.job: self._recorded(row.job, row.epoch, row.commit_list) for row in connection.execute(asked)}
         # The longer keys last: a job's own list counts before one of an earlier version.
         return {job_of_key(key): found[key] for key in sorted(found, key=len)}
+
+    def _recorded(self, key: str, epoch: int, text: str) -> RecordedEpoch:
+        try:
+            commits = self._lists.deserialize(text.encode(), f"{COMMITS.name}, job {key!r}")
+        except StateError:  # whoever takes it over is told
+            return RecordedEpoch(epoch)
+        return RecordedEpoch(epoch, content=commits.content, claim=commits.claim)
 
     def ours(self, job: str, gids: Collection[str], prefixes: JobPrefixes) -> set[str]:
         """Those of these transactions that are for this table, and those of earlier versions that no other table's list has."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pyarrow as pa
 from sqlalchemy.engine import Connection, Engine
 
-from headrace.connectors.sink import CommitList, Committer, HandleSerializer, TwoPhaseSink
+from headrace.connectors.sink import CommitList, Committer, HandleSerializer, RecordedEpoch, TwoPhaseSink
 from headrace.connectors.sql.commits import CommitStore
 from headrace.connectors.sql.errors import translated
 from headrace.connectors.sql.handles import JobPrefixes, SqlHandle, SqlHandleSerializer
@@ -64,10 +64,14 @@ class TableSink(TwoPhaseSink[SqlHandle]):
         return SqlHandleSerializer()
 
     def recorded_epochs(self) -> Mapping[str, int]:
+        """See `recorded`."""
+        return {job: found.epoch for job, found in self.recorded().items()}
+
+    def recorded(self) -> Mapping[str, RecordedEpoch]:
         """Of all jobs that write to this table. Raises UsageError when there is none."""
         with closing(self._store()) as store:
             store.create()
-            return store.epochs()
+            return store.recorded()
 
     def _store(self) -> CommitStore:
         """The lists for this table; connects when it is first used. Close it."""

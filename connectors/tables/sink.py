@@ -59,9 +59,9 @@ class OpenTableSink(TwoPhaseSink[TableHandle]):
         return {job: found.epoch for job, found in self.recorded().items()}
 
     def recorded(self) -> dict[str, RecordedEpoch]:
-        """The same, with the number of what each epoch was made from."""
+        """The same, with the numbers of what each epoch was made from and of whose the job is."""
         return {
-            job: RecordedEpoch(marker.following - 1, content=numbered_content(marker.content))
+            job: RecordedEpoch(marker.following - 1, content=numbered_content(marker.content), claim=marker.claimed)
             for job, marker in self._markers().items()
             if marker is not None and marker.following
         }

@@ -311,11 +311,11 @@ class MemorySink(TwoPhaseSink[MemoryHandle]):
         return {job: found.epoch for job, found in self.recorded().items()}
 
     def recorded(self) -> dict[str, RecordedEpoch]:
-        """The same, with what each epoch was made from."""
+        """The same, with what each epoch was made from, and whose the job is."""
         lists = CommitListSerializer(self.handles)
         found = {job: lists.deserialize(data, f"the list of job {job!r}") for job, data in self.log.stored().items()}
         return {
-            job: RecordedEpoch(commits.epoch, content=commits.content)
+            job: RecordedEpoch(commits.epoch, content=commits.content, claim=commits.claim)
             for job, commits in found.items()
             if commits.epoch is not None
         }

@@ -24,6 +24,7 @@ from headrace.connectors.commit import (
     JobCommitter,
     StaleEpochError,
     SupersededError,
+    refuse_another,
     refuse_other_content,
     refuse_stale,
 )
@@ -114,12 +115,21 @@ class _Recorded:
         return None if self._epochs is None else self._epochs.get(job)
 
     def refuse(self, job: str, epoch: int, content: str | None) -> None:
-        """Raise StaleEpochError if that was an epoch of another plan already, before anything of whoever wrote it is fenced."""
+        """Raise StaleEpochError if that was an epoch of another plan already, before anything of whoever wrote it is fenced.
+
+        SupersededError where another driver has claimed the job from this one since: its checkpoint is no older copy.
+        """
         last = self.of(job)
-        if last is not None:
+        if last is None:
+            return
+        try:
             refuse_stale(job, epoch, last.epoch)
             if last.epoch == epoch:
                 refuse_other_content(job, epoch, content, last.content)
+        except StaleEpochError:
+            if self._incarnation is not None:
+                refuse_another(job, self._incarnation, last.claim)
+            raise
 
     def recover(self, job: str) -> None:
         """End what an earlier run of the job left over. In a task, since the driver's side of Spark does not know the query."""
@@ -131,9 +141,8 @@ def _prepare(
 ) -> PreparedMessage[HandleT]:
     """One task's part of an epoch."""
     sink.reached()  # where `recorded` was made
+    recorded.refuse(attempt.job, attempt.epoch, None)  # the driver knows the content
     last = recorded.of(attempt.job)
-    if last is not None:
-        refuse_stale(attempt.job, attempt.epoch, last.epoch)
     if last is not None and last.epoch == attempt.epoch:
         _refuse_of_another_write(sink, attempt, last, rows)
         return PreparedMessage(attempt.job, attempt.epoch, None, skipped=True)
@@ -183,7 +192,9 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         return self._sink
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PreparedMessage[HandleT]:
-        """In a task. Raises StaleEpochError for a batch below the last one recorded, and what the sink raises."""
+        """In a task. Raises StaleEpochError for a batch below the last one recorded, SupersededError where that is another
+        driver's, and what the sink raises.
+        """
         context = _context()
         job, epoch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(_BATCH_ID)
         if job is None or epoch is None:

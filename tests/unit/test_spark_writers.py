@@ -8,7 +8,7 @@ import pickle
 import pyarrow as pa
 import pytest
 
-from headrace.connectors.commit import JobCommitter, SupersededError
+from headrace.connectors.commit import JobCommitter, StaleEpochError, SupersededError
 from headrace.connectors.sink import Attempt, CommitList
 from headrace.enumerator.errors import DeadlineExceededError, FencedError, PeerError
 from headrace.runners.spark import writers
@@ -289,6 +289,19 @@ class TaskOfABatch:
 
     partitionId = attemptNumber = taskAttemptId = staticmethod(lambda: 0)  # noqa: N815 - as is the next
     getLocalProperty = staticmethod({"sql.streaming.queryId": JOB, "streaming.sql.batchId": "4"}.get)  # noqa: N815
+
+
+def test_seen_here_a_task_of_a_driver_that_a_younger_one_has_left_behind_says_so(monkeypatch, sink):
+    """It took the checkpoint for an older copy: `test_stale_checkpoints.py`."""
+    new_process(monkeypatch)
+    monkeypatch.setattr(writers.TaskContext, "get", TaskOfABatch)
+    of("old", sink).claim(JOB, None)
+    of("young", sink).claim(JOB, None)
+    of("young", sink).commit(messages(sink, 5, ["5"]), 5)
+    with pytest.raises(SupersededError, match="another driver's, young"):
+        pickle.loads(pickle.dumps(of("old", sink))).write(iter([]))
+    with pytest.raises(StaleEpochError):
+        pickle.loads(pickle.dumps(of("young", sink))).write(iter([]))
 
 
 @pytest.mark.parametrize("stream", [True, False])

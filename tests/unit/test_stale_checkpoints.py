@@ -5,23 +5,28 @@ from __future__ import annotations
 import functools
 import json
 import pickle
+import traceback
 
 import pyarrow as pa
 import pytest
 
-from headrace.connectors.commit import JobCommitter, StaleEpochError
+from headrace.connectors.commit import JobCommitter, StaleEpochError, SupersededError
 from headrace.connectors.sink import Attempt
 from headrace.delta import DeltaSink
+from headrace.enumerator.supervision import Ending
 from headrace.files import FileSink
 from headrace.iceberg import IcebergSink
 from headrace.kafka import KafkaSink
 from headrace.runners.spark import offset_log, writers
 from headrace.runners.spark.offset_log import OffsetLog
+from headrace.runners.spark.supervision.endings import end_by
 from headrace.runners.spark.writers import BatchWriter, PreparedMessage, StreamWriter
+from headrace.sql import UpsertSink
 from headrace.testing import FakeKafka
 from headrace.testing.memory_sink import MemorySink, MemoryTransactionLog
 from pyspark_headrace.connectors import offset_log as offset_log_of
 from tests.helpers.iceberg_rig import TABLE, catalog_of
+from tests.helpers.sql_rig import SqlRig
 from tests.helpers.table_rig import VALUES
 
 JOB = "query"
@@ -86,40 +91,71 @@ def of_spark(writer):
     return pickle.loads(pickle.dumps(writer))
 
 
-@pytest.mark.parametrize("kind", ["kafka", "files", "delta", "iceberg"])
-def test_seen_here_a_copy_that_has_planned_the_last_batch_anew_is_refused_before_the_healthy_query_is_fenced(
-    checkpoint, monkeypatch, tmp_path, kind
-):
+@pytest.fixture(params=["kafka", "files", "sql", "delta", "iceberg"])
+def any_sink(request, tmp_path):
     with FakeKafka() as kafka:
         kafka.create_topic("out")
         sink = {
             "kafka": lambda: KafkaSink(kafka.bootstrap, topic="out"),
             "files": lambda: FileSink(str(tmp_path / "files")),
+            "sql": lambda: table_in(f"sqlite:///{tmp_path / 'some.db'}"),
             "delta": lambda: DeltaSink(str(tmp_path / "table")),
             "iceberg": lambda: IcebergSink(TABLE, catalog_of(str(tmp_path))),
-        }[kind]()
-        if kind in ("delta", "iceberg"):
+        }[request.param]()
+        if request.param in ("delta", "iceberg"):
             sink.create_table(VALUES)
-        own, copy = checkpoint("own", 0, 5), checkpoint("copy", 0, 9)
-        checkpoint("own", 1, 7)
-        live = JobCommitter(JOB, sink.committer(JOB))
-        live.commit(0, (prepared(sink, 0),), own.digest(0))
-        new_run(monkeypatch)
-        with pytest.raises(StaleEpochError, match="committed already, from another plan"):
-            of_spark(StreamWriter(sink, ["value"], copy)).commit(skipped(0), 0)
-        with pytest.raises(StaleEpochError, match="committed already, from another plan"):
-            of_spark(BatchWriter(sink, ["value"], JOB, 0, copy)).commit(skipped(0))
-        with pytest.raises(StaleEpochError, match="committed already, from another plan"):
-            StreamWriter(sink, ["value"], copy).recover(JOB, 0)
-        live.commit(1, (prepared(sink, 1),), own.digest(1))
-        assert sink.recorded_epochs() == {JOB: 1}
+        yield sink
+
+
+def test_seen_here_a_copy_that_has_planned_the_last_batch_anew_is_refused_before_the_healthy_query_is_fenced(
+    checkpoint, monkeypatch, any_sink
+):
+    own, copy = checkpoint("own", 0, 5), checkpoint("copy", 0, 9)
+    checkpoint("own", 1, 7)
+    live = JobCommitter(JOB, any_sink.committer(JOB))
+    live.commit(0, prepared(any_sink, 0), own.digest(0))
+    new_run(monkeypatch)
+    with pytest.raises(StaleEpochError, match="committed already, from another plan"):
+        of_spark(StreamWriter(any_sink, ["value"], copy)).commit(skipped(0), 0)
+    with pytest.raises(StaleEpochError, match="committed already, from another plan"):
+        of_spark(BatchWriter(any_sink, ["value"], JOB, 0, copy)).commit(skipped(0))
+    with pytest.raises(StaleEpochError, match="committed already, from another plan"):
+        StreamWriter(any_sink, ["value"], copy).recover(JOB, 0)
+    live.commit(1, prepared(any_sink, 1), own.digest(1))
+    assert any_sink.recorded_epochs() == {JOB: 1}
+
+
+def test_seen_here_a_driver_that_a_younger_one_has_left_behind_is_superseded_and_its_checkpoint_no_older_copy(
+    monkeypatch, any_sink
+):
+    """It was paused before it asked what is recorded. Status 66 is final, and a lease tells it to all hosts."""
+    JobCommitter(JOB, any_sink.committer(JOB), "old").commit(0, prepared(any_sink, 0))
+    young = JobCommitter(JOB, any_sink.committer(JOB), "young")
+    young.claim()
+    for epoch in (1, 2):
+        young.commit(epoch, prepared(any_sink, epoch))
+    new_run(monkeypatch)
+    with pytest.raises(SupersededError, match=r"\(claim 2\): this one has stopped") as refused:
+        of_spark(StreamWriter(any_sink, ["value"], incarnation="old")).commit(skipped(1), 1)
+    assert end_by(RuntimeError("".join(traceback.format_exception(refused.value)))).ending is Ending.FENCED
+    for driver in ("young", None):
+        with pytest.raises(StaleEpochError):
+            of_spark(StreamWriter(any_sink, ["value"], incarnation=driver)).commit(skipped(1), 1)
+    young.commit(3, prepared(any_sink, 3))
+
+
+def table_in(address):
+    rig = SqlRig(address)
+    rig.create("value VARCHAR(100) PRIMARY KEY")
+    return UpsertSink(rig.url, rig.table, ("value",))
 
 
 def prepared(sink, epoch):
     with sink.begin(Attempt(JOB, epoch, 0, 0)) as transaction:
         value = f"{epoch}".encode() if isinstance(sink, KafkaSink) else f"{epoch}"
         transaction.write(pa.RecordBatch.from_pydict({"value": [value]}))
-        return transaction.prepare()
+        handle = transaction.prepare()
+        return () if handle is None else (handle,)
 
 
 def test_a_replay_of_the_same_offsets_is_completed_whatever_rows_and_tasks_it_has(log, checkpoint, monkeypatch):

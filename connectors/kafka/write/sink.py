@@ -203,7 +203,7 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
             if commits.epoch is None:
                 continue
             if name.prefix is not None:
-                own[name.job] = RecordedEpoch(commits.epoch, commits.targets, commits.content)
+                own[name.job] = RecordedEpoch(commits.epoch, commits.targets, commits.content, commits.claim)
             elif self.takes_over(name.job, commits):
                 older[name.job] = RecordedEpoch(commits.epoch, content=commits.content)
         return {**older, **own}
