@@ -246,7 +246,7 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         own, and recover as the first `commit` does. Raises as `recover`.
         """
         self._refuse_copy(job, last_batch)
-        self._in_driver(job, JobCommitter.claim)
+        self._in_driver(self._sink, job, JobCommitter.claim)
 
     def recover(self, job: str, last_batch: int | None) -> None:
         """Before the query starts, in a process of its driver: as the first `commit` does. Raises what the sink raises.
@@ -257,11 +257,13 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         (`headrace checkpoint set-offsets`). SupersededError where another driver has claimed the job since this one has.
         """
         self._refuse_copy(job, last_batch)
-        self._in_driver(job, JobCommitter.recover)
+        self._in_driver(self._sink, job, JobCommitter.recover)
 
     def release(self, job: str) -> None:
-        """After the query has ended in good order, in a process of its driver: the job is nobody's. Raises as `recover`."""
-        self._in_driver(job, JobCommitter.release)
+        """After the query has ended in good order, in a process of its driver: the job is nobody's. Raises as `recover`, and
+        soon where the sink is away.
+        """
+        self._in_driver(self._sink.bounded(), job, JobCommitter.release)
 
     def _refuse_copy(self, job: str, last_batch: int | None) -> None:
         recorded = self._sink.recorded_now().get(job)
@@ -272,11 +274,11 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         if content is not None and not self._is_committed(last_batch):  # else it cannot be read here, or is not known
             refuse_other_content(job, last_batch, content, recorded.content)
 
-    def _in_driver(self, job: str, act: Callable[[JobCommitter[HandleT]], None]) -> None:
+    def _in_driver(self, sink: TwoPhaseSink[HandleT], job: str, act: Callable[[JobCommitter[HandleT]], None]) -> None:
         """With a committer that nobody has used: what was fenced is of no further use."""
 
         def attempt() -> None:
-            committer = JobCommitter(job, self._sink.committer(job), self._incarnation)
+            committer = JobCommitter(job, sink.committer(job), self._incarnation)
             try:
                 act(committer)
             finally:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 from headrace.connectors.commit import StaleEpochError
 from headrace.enumerator.errors import DataLossError, FencedError, UsageError
+from headrace.runners.spark.supervision.takeover import Takeover
 from headrace.spark import run
 
 HISTORY = Path(os.environ.get("HISTORY", "/dev/null"))
@@ -176,6 +177,21 @@ def ends_as_told(spark: Session) -> Query | None:
     if how in ENDINGS:
         raise ENDINGS[how]
     return None
+
+
+def cannot_be_given_back(spark: Session) -> Query:
+    """Is stopped; then its sink is away, for ever."""
+    Takeover.release = lambda _: (tell("gives back"), signal.pause())
+    return ends_as_told(spark)
+
+
+def has_a_session_that_cannot_be_stopped(spark: Session) -> Query:
+    def stop() -> None:
+        tell("stops its session")
+        raise ConnectionError("the JVM is gone")
+
+    spark.stop = stop
+    return ends_as_told(spark)
 
 
 def runs_on_a_host(spark: Session) -> Query:

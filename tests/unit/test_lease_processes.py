@@ -111,7 +111,7 @@ def test_a_host_that_was_paused_finds_another_one_in_its_place_kills_its_driver_
         one.wait_for("FOLLOWING")
         assert family_of(driver) is None
         assert other.status()["lease"]["state"] == "LEADING"
-    assert ran_on(tmp_path) == ["one", "other"]
+        assert ran_on(tmp_path) == ["one", "other"]  # before they are ended, one after the other
 
 
 def test_a_leader_that_is_stopped_hands_over_at_once_and_the_last_one_ends_the_job(tmp_path, kafka):

@@ -151,6 +151,21 @@ def test_a_query_without_supervision_is_refused_where_the_job_is_claimed_and_wel
     assert values(log) == ["0", "1"]
 
 
+def test_seen_here_who_has_ended_well_does_not_wait_for_a_sink_that_is_away(sink, log):
+    """Calls ride out an outage, however long: a job of which all was committed did not end."""
+
+    class Riding(MemorySink):
+        def committer(self, job):
+            pytest.fail("it would wait until the outage is over")
+
+        def bounded(self):
+            return sink
+
+    of("mine", sink).claim(JOB, None)
+    of("mine", Riding(log)).release(JOB)
+    of(None, sink).commit(messages(sink, 0, ["0"]), 0)
+
+
 def test_tasks_end_what_is_left_over_for_their_driver_wherever_they_run(monkeypatch, sink):
     ended = []
     monkeypatch.setattr(MemorySink, "end_left_over", lambda sink, *what: ended.append(what))

@@ -75,6 +75,23 @@ def test_a_job_is_started_again_after_each_failure_and_stopped_after_its_batch(h
     assert [path.name for path in tmp_path.glob(".status*")] == []
 
 
+def test_seen_here_a_job_that_has_ended_well_and_cannot_be_given_back_has_ended_well(history, monkeypatch):
+    """Its sink was away: the driver waited for it until `--stop-timeout`, was killed, and the job had failed."""
+    monkeypatch.setenv("ENDS", "is stopped")
+    limits = SupervisionLimits(stop_s=3.0), StandbyLimits(0)
+    end = supervise(order("cannot_be_given_back"), lambda: StandbyCore(FixedDelay(attempts=1, delay_s=1.0), *limits), None)
+    assert end == DriverEnd(Ending.STOPPED, "it was stopped")
+    assert history.read_text().splitlines()[-2:] == ["stopped", "gives back"]
+
+
+def test_seen_here_a_job_that_is_done_and_whose_session_cannot_be_stopped_is_done(history, monkeypatch):
+    """Its JVM had died meanwhile, or did so then: a job that was done was begun again."""
+    monkeypatch.setenv("ENDS", "completes")
+    end = supervise(order("has_a_session_that_cannot_be_stopped"), lambda: core(FixedDelay(attempts=1, delay_s=0.01)), None)
+    assert end == DriverEnd(Ending.COMPLETED, "all its queries have ended")
+    assert history.read_text().splitlines() == ["attempt", "stops its session"]
+
+
 def test_a_driver_that_is_frozen_is_killed(history):
     driver = DriverProcess(order("runs_and_freezes"))
     driver.call()

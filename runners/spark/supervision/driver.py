@@ -109,7 +109,7 @@ class _Driver:
             end = self._run()
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is reported
             end = end_by(error)
-        self._report(end=end.ending.name, reason=end.reason)
+            self._report_end(end)
         return end
 
     def _run(self) -> DriverEnd:
@@ -122,14 +122,19 @@ class _Driver:
         on_stage = partial(job, session.newSession()) if isinstance(session, SparkSession) else None
         self._wait_for_call(rehearsal, on_stage)
         if self._is_to_stop:
+            self._report_end(_STOPPED)
             return _STOPPED
         with intercepted(self._takeover):
             queries = queries_of(job(session))
         self._report(queries=[query.id for query in queries])
         rehearsal.end()
         end = _STOPPED if self._watch(queries) else DriverEnd(Ending.COMPLETED, "all its queries have ended")
+        self._report_end(end)  # first: so it has ended, whatever becomes of what follows
         self._takeover.release()
-        session.stop()
+        try:
+            session.stop()
+        except Exception as error:  # noqa: BLE001 - py4j's errors are many
+            log.warning("the session could not be stopped: %s", error)
         return end
 
     def _wait_for_call(self, rehearsal: Rehearsal, job: Callable[[], object] | None) -> None:
@@ -178,7 +183,7 @@ class _Driver:
             self._takeover.keep_locks()
         except FencedError as error:
             end = end_by(error)
-            self._report(end=end.ending.name, reason=end.reason)
+            self._report_end(end)
             kill_family(self._family)
             os._exit(EXIT_STATUSES[end.ending])
         except (HeadraceError, OSError) as error:
@@ -188,6 +193,9 @@ class _Driver:
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         self._is_to_stop = True
+
+    def _report_end(self, end: DriverEnd) -> None:
+        self._report(end=end.ending.name, reason=end.reason)
 
     def _report(self, **what: object) -> None:
         with self._reporting:  # the pipe keeps only short lines of two threads apart
