@@ -38,6 +38,7 @@ from headrace.enumerator.supervision import (
     SupervisionStarted,
     TimePassed,
 )
+from headrace.runners.spark.supervision.endings import end_by
 from headrace.runners.spark.supervision.ownership.lease import (
     BeatWritten,
     BoardFailed,
@@ -255,10 +256,10 @@ class World:
             yield from self.query(driver)
         except FencedError as error:
             self.happened["superseded" if isinstance(error, SupersededError) else "log taken"] += 1
-            driver.end = DriverEnd(Ending.FENCED, str(error))
+            driver.end = end_by(error)
         except HeadraceError as error:
             self.happened["driver failed"] += 1
-            driver.end = DriverEnd(Ending.FAILED, str(error))
+            driver.end = end_by(error)
 
     def query(self, driver: Driver) -> Iterator[None]:
         """Spark's loop. The job's name is known once a batch was planned, as the checkpoint says it."""
