@@ -74,7 +74,7 @@ def parse_state(text: str) -> str:
 # --- list and describe -------------------------------------------------------------------------------------------------
 
 TRANSACTION_COLUMNS = ("id", "job", "slot", "task", "attempt", "state", "producer id", "producer epoch", "age s", "timeout s")
-LIST_COLUMNS = ("job", "epoch", "state", "to commit", "prefix", "destination")
+LIST_COLUMNS = ("job", "epoch", "state", "to commit", "prefix", "destination", "driver")
 
 
 def transaction_row(transactional_id: str, found: TransactionDescription | None, now_ms: int) -> Sequence[object]:
@@ -106,11 +106,12 @@ def list_rows(lists: DurableLists) -> list[Sequence[object]]:
             len(commits.handles),
             parse_key(key).prefix,
             commits.destination,
+            None if commits.claim is None else commits.claim.incarnation or "given back",
         )
         for key, commits in lists.lists.items()
     ]
     for key, reason in lists.unreadable.items():
-        rows.append((parse_key(key).job, None, f"unreadable: {reason}", None, parse_key(key).prefix, None))
+        rows.append((parse_key(key).job, None, f"unreadable: {reason}", None, parse_key(key).prefix, None, None))
     return rows
 
 
@@ -133,7 +134,8 @@ def list_command(
     """List transactional ids and the stored lists of committables. `--prefix ""` lists every id of the cluster.
 
     Plain lines are `transaction` (id, job, slot, task, attempt, state, producer id, producer epoch, age in s, timeout in s) and
-    `list` (job, epoch, completed or recorded, number of transactions to commit, prefix, destination).
+    `list` (job, epoch, completed or recorded, number of transactions to commit, prefix, destination, the supervised driver that
+    has claimed the job).
     With `--delta` or `--iceberg`: `transaction` (id, job, epoch, task, attempt, state, files, bytes, age in s) and `list` (job,
     epoch, completed or recorded, number of transactions to complete, number of drivers so far).
     """

@@ -124,7 +124,7 @@ def test_transactions_are_listed_whatever_became_of_them(run, sink, where):
     assert (job, slot, task, attempt, state, timeout) == ("open", "0", "0", "0", "Ongoing", "900.0")
     assert (int(producer_id), int(epoch)) == (still.producer.producer_id, still.producer.epoch)
     assert 0 <= float(age) < 60
-    assert listed.of("list") == [["done", "0", "completed", "0", sink.transactional_id_prefix, sink.destination]]
+    assert listed.of("list") == [["done", "0", "completed", "0", sink.transactional_id_prefix, sink.destination, "-"]]
 
     only = run("transactions", "list", *where, "--state", "ongoing")
     assert [row[0] for row in only.of("transaction")] == [still.transactional_id]
@@ -198,7 +198,7 @@ def test_what_a_durable_list_names_is_not_aborted_but_completed(run, sink, where
         assert command in refused.out
     assert {state_of(sink, handle.transactional_id) for handle in handles} == {"Ongoing"}
     assert run("transactions", "list", *where).of("list") == [
-        ["job", "0", "recorded", "2", sink.transactional_id_prefix, sink.destination]
+        ["job", "0", "recorded", "2", sink.transactional_id_prefix, sink.destination, "-"]
     ]
 
     completed = run("transactions", "commit", "--job", "job", *where)
@@ -206,7 +206,7 @@ def test_what_a_durable_list_names_is_not_aborted_but_completed(run, sink, where
     assert "fenced" in completed.err
     eventually(lambda: read_all(broker.bootstrap, out), ["a", "b"])
     assert run("transactions", "list", *where).of("list") == [
-        ["job", "0", "completed", "0", sink.transactional_id_prefix, sink.destination]
+        ["job", "0", "completed", "0", sink.transactional_id_prefix, sink.destination, "-"]
     ]
     nothing = run("transactions", "commit", "--job", "job", *where)
     assert (nothing.status, nothing.out) == (0, "")

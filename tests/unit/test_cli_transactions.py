@@ -21,7 +21,7 @@ from headrace.cli.transactions import (
 from headrace.connectors.kafka.write.handles import KafkaHandle, KafkaHandleSerializer, WrittenRange
 from headrace.connectors.kafka.write.names import EACH_ROWS_TOPIC
 from headrace.connectors.kafka.write.transactions import Answer, Producer, TransactionDescription, TransactionProtocol
-from headrace.connectors.sink import CommitList, CommitListSerializer, one_off_job
+from headrace.connectors.sink import CommitList, CommitListSerializer, JobClaim, one_off_job
 from headrace.enumerator.errors import StateError, UsageError
 
 NOW = 1_700_000_100_000
@@ -44,6 +44,7 @@ RECORDED = CommitList(4, (handle("headrace.q.0.0.0"), handle("headrace.q.0.1.0")
 
 
 NEW_KEY, OF_ORDERS = "p.q.0a1b2c3d", CommitList(1, (), completed=True, destination="orders")
+CLAIMED = CommitList(None, (), completed=True, claim=JobClaim(3, "host-7"))
 
 
 def test_states_are_kafkas_in_any_case():
@@ -67,13 +68,14 @@ def test_rows_of_a_listing():
 
 def test_rows_of_durable_lists():
     found = DurableLists(
-        "t", {"q": RECORDED, "done": CommitList(9, (), completed=True), NEW_KEY: OF_ORDERS}, {"bad": "damaged"}
+        "t", {"q": RECORDED, "done": CommitList(9, (), completed=True), NEW_KEY: OF_ORDERS, "new": CLAIMED}, {"bad": "damaged"}
     )
     assert list_rows(found) == [
-        ("q", 4, "recorded", 2, None, None),
-        ("done", 9, "completed", 0, None, None),
-        ("q", 1, "completed", 0, "p", "orders"),
-        ("bad", None, "unreadable: damaged", None, None, None),
+        ("q", 4, "recorded", 2, None, None, None),
+        ("done", 9, "completed", 0, None, None, None),
+        ("q", 1, "completed", 0, "p", "orders", None),
+        ("new", None, "completed", 0, None, None, "host-7"),
+        ("bad", None, "unreadable: damaged", None, None, None, None),
     ]
 
 

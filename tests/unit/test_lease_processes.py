@@ -133,11 +133,13 @@ def test_a_follower_that_is_stopped_leaves_the_leader_alone(tmp_path, kafka):
     assert ran_on(tmp_path) == ["one"]
 
 
-def test_properties_without_a_lease_are_refused(tmp_path):
+@pytest.mark.parametrize("option", [("--property", "a=b"), ("--lease-group", "g"), ("--lease-timeout", "3")])
+def test_options_of_a_lease_without_one_are_refused(option):
     job = f"{supervised_job.__file__}:runs_on_a_host"
-    command = [sys.executable, "-c", "from headrace.cli import main; main()", "supervise", job, "--property", "a=b"]
+    command = [sys.executable, "-c", "from headrace.cli import main; main()", "supervise", job, *option]
     ended = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": python_path()}, capture_output=True, text=True, check=False
     )
     assert ended.returncode == 2
-    assert "--property and --properties-file are for --lease" in ended.stderr
+    assert f"{option[0]}" in ended.stderr
+    assert "for --lease, which is not given" in ended.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,7 +32,8 @@ Lease = Annotated[
     ),
 ]
 LeaseTimeout = Annotated[
-    float, typer.Option(help="A leader that has said nothing for so many seconds is taken for dead (at least 1.5).")
+    float | None,
+    typer.Option(help="A leader that has said nothing for so many seconds is taken for dead (at least 1.5). Default: 5."),
 ]
 LeaseGroup = Annotated[
     str | None, typer.Option(help="The consumer group that stands for the job. Default: headrace-lease-PATH:FUNCTION.")
@@ -57,7 +59,7 @@ def supervise_command(
         int, typer.Option(help="So many more drivers (at most 2) that wait, warm, to take over when the one at work fails.")
     ] = 0,
     lease: Lease = None,
-    lease_timeout: LeaseTimeout = 5.0,
+    lease_timeout: LeaseTimeout = None,
     lease_group: LeaseGroup = None,
     properties: Properties = None,
     properties_file: PropertiesFile = None,
@@ -95,7 +97,7 @@ def supervise_command(
         raise UsageError("--conf is for the session that headrace makes: give its settings to the function of --session")
     maker = None if session is None else FunctionName.parse(session)
     name = FunctionName.parse(job)
-    board = lease_board(lease, lease_group or default_group(name), lease_timeout, given_properties(properties, properties_file))
+    board = lease_board(lease, name, lease_group, lease_timeout, given_properties(properties, properties_file))
     order = DriverOrder(name, maker, named_settings(conf, "--conf"), standby, board is not None)
     strategy = restart_strategy(strategy_settings(restart, named_settings(config)))
     limits = StandbyLimits(standby, seconds_or_never(silence_timeout, "--silence-timeout"))
@@ -105,15 +107,20 @@ def supervise_command(
     raise typer.Exit(EXIT_STATUSES[end.ending])
 
 
-def lease_board(bootstrap: str | None, group: str, timeout_s: float, given: Mapping[str, str]) -> KafkaLease | None:
-    """Where the supervisors of the job agree; None without `--lease`. Raises UsageError for properties of no use then."""
+def lease_board(
+    bootstrap: str | None, job: FunctionName, group: str | None, timeout_s: float | None, given: Mapping[str, str]
+) -> KafkaLease | None:
+    """Where the supervisors of the job agree; None without `--lease`. Raises UsageError for options of no use then."""
     if bootstrap is None:
-        if given:
-            raise UsageError("--property and --properties-file are for --lease, which is not given")
+        if given or group is not None or timeout_s is not None:
+            raise UsageError(
+                "--lease-group, --lease-timeout, --property and --properties-file are for --lease, which is not given"
+            )
         return None
     from headrace.connectors.kafka.lease import KafkaLease
 
-    return KafkaLease(bootstrap, group, timeout_s=timeout_s, properties=given)
+    lease = KafkaLease(bootstrap, default_group(job) if group is None else group, properties=given)
+    return lease if timeout_s is None else replace(lease, timeout_s=timeout_s)
 
 
 def default_group(job: FunctionName) -> str:
