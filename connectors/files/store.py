@@ -27,6 +27,8 @@ from headrace.enumerator.errors import UsageError
 __all__ = ["FsspecStore", "LocalStore", "Store", "is_local", "normal_path", "open_store"]
 
 _LOCAL = ("file:", "local:")
+_WITH_BUCKETS = frozenset(("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"))
+"""Stores that need no folders, and in which making one makes its bucket (its container) if there is none."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # RFC 3986
 
 
@@ -220,8 +222,17 @@ class FsspecStore(Store):
         self._url = url
 
     def make_folder(self, name: str) -> None:
-        """Make it, where the store has folders at all."""
-        self._filesystem.makedirs(self._path(name), exist_ok=True)
+        """Make it, where the store has folders at all. Raises UsageError where the URL's bucket is not there."""
+        if _WITH_BUCKETS.isdisjoint(self._url.partition("://")[0].split("::")):
+            self._filesystem.makedirs(self._path(name), exist_ok=True)
+            return
+        bucket = self._root.partition("/")[0]
+        try:
+            self._filesystem.info(bucket)
+        except FileNotFoundError as error:
+            raise UsageError(f"{self._url}: there is no bucket {bucket!r}: create it, or correct the URL") from error
+        except PermissionError:
+            pass  # who may write to it need not be allowed to look at it
 
     def check_exclusive(self, folder: str) -> None:
         """Try to create a file twice."""

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import os
 import re
 import threading
 import uuid
@@ -23,6 +25,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Generic
 
 from headrace.connectors.outputs import SOLE, OutputHandleSerializer
@@ -95,6 +98,8 @@ class Roster:
 
     `unswept`: numbers whose transactions may be open still. `outputs`: their names, sorted; empty for a run with one sink.
     `checkpointed`: a checkpoint was stored, so there is one as long as nobody removes it. Not said before version 3.
+    `swept_s`: when some of the unswept were swept first, in seconds of this boot's monotonic clock. Who does not know it, as an
+    older headrace or another machine, begins with them again.
     """
 
     run: str
@@ -102,6 +107,7 @@ class Roster:
     unswept: tuple[int, ...] = ()
     outputs: tuple[str, ...] = ()
     checkpointed: bool = False
+    swept_s: Mapping[int, float] = field(default_factory=dict)
 
     def run_at(self, output: str) -> str:
         """The run's name at the sink of this output. It begins with a letter, so it is no worker's."""
@@ -191,7 +197,7 @@ def newest_positions(files: RunFiles) -> NewestPositions:
 
 
 class CheckpointStore(Generic[SplitT, HandleT]):
-    """The files, claimed by the one coordinator there is. `enlist` and `strike` may be called by any thread, the rest by one.
+    """The files, claimed by the one coordinator there is. What changes the roster may be called by any thread, the rest by one.
 
     Raises OSError for what the filesystem refuses, but for what `write` says, and FencedError once another run has the files.
     """
@@ -206,6 +212,7 @@ class CheckpointStore(Generic[SplitT, HandleT]):
         self._serializer = serializer
         self._retained = retained
         self._roster_lock = threading.Lock()
+        self._clock = _clock_of_boot()
         self.files = files = run_files(checkpoints)
         with usable(files.location):
             self._lock = FolderLock(make_machine_folder(checkpoints), files.location)
@@ -315,11 +322,20 @@ class CheckpointStore(Generic[SplitT, HandleT]):
         with self._roster_lock:
             self._write_roster(replace(self.roster, next_number=number + 1, unswept=(*self.roster.unswept, number)))
 
+    def note_swept(self, numbers: Iterable[int], at_s: float) -> None:
+        """They were swept for the first time at `at_s`, by `time.monotonic`: durably, as a life may be shorter than it takes
+        until they may be struck, and the next one is not to begin with them anew.
+        """
+        with self._roster_lock:
+            self._write_roster(replace(self.roster, swept_s={**self.roster.swept_s, **dict.fromkeys(numbers, at_s)}))
+
     def strike(self, numbers: Iterable[int]) -> None:
         """Nothing of these numbers is open any more, and they are dead."""
         gone = set(numbers)
         with self._roster_lock:
-            self._write_roster(replace(self.roster, unswept=tuple(n for n in self.roster.unswept if n not in gone)))
+            unswept = tuple(n for n in self.roster.unswept if n not in gone)
+            swept_s = {n: at_s for n, at_s in self.roster.swept_s.items() if n not in gone}
+            self._write_roster(replace(self.roster, unswept=unswept, swept_s=swept_s))
 
     def _note_checkpointed(self) -> None:
         with self._roster_lock:
@@ -352,7 +368,9 @@ class CheckpointStore(Generic[SplitT, HandleT]):
             unswept, checkpointed = tuple(map(_number, body["unswept"])), body.get("checkpointed", False)
             if type(checkpointed) is not bool:
                 raise ValueError(f"checkpointed {checkpointed!r}")
-            roster = Roster(str(body["run"]), _number(body["next_number"]), unswept, outputs, checkpointed)
+            same_clock = self._clock is not None and body.get("clock") == self._clock
+            swept_s = dict(map(_swept, body["swept"])) if same_clock else {}
+            roster = Roster(str(body["run"]), _number(body["next_number"]), unswept, outputs, checkpointed, swept_s)
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"{where} is damaged: {type(error).__name__}: {error}") from error
         if outputs != self._serializer.outputs:
@@ -367,6 +385,8 @@ class CheckpointStore(Generic[SplitT, HandleT]):
             "unswept": list(roster.unswept),
             "outputs": list(roster.outputs),
             "checkpointed": roster.checkpointed,
+            "clock": self._clock,
+            "swept": [[number, at_s] for number, at_s in sorted(roster.swept_s.items())],
         }
         self.files.write(_RUN, sealed(RUN_FORMAT, RUN_VERSION, body))
         self.roster = roster
@@ -404,6 +424,21 @@ def _number(value: object) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} is no number from 0")
     return value
+
+
+def _swept(entry: object) -> tuple[int, float]:
+    match entry:
+        case [number, int() | float() as at_s] if math.isfinite(at_s):
+            return _number(number), float(at_s)
+    raise ValueError(f"{entry!r} is no number and when it was swept")
+
+
+def _clock_of_boot() -> str | None:
+    """The name of the monotonic clock that all processes of this boot read alike; None where that is not known (macOS)."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.readlink('/proc/self/ns/time')}"  # a namespace of time has an offset of its own
+    return None
 
 
 def sealed(format_name: str, version: int, body: Mapping[str, Any]) -> bytes:

@@ -315,7 +315,12 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
         self._fenced = False
         self._proposed: Checkpoint[SplitT] | None = None
         # Number of a dead worker -> when it is to be swept again, None at once. What an earlier life has left is dead, too.
-        self._due_s: dict[int, tuple[float, ...] | None] = {n: None for n in store.roster.unswept if n != number}
+        self._due_s: dict[int, tuple[float, ...] | None] = {n: self._left_s(n) for n in store.roster.unswept if n != number}
+
+    def _left_s(self, number: int) -> tuple[float, ...] | None:
+        """A life shorter than SETTLE_S goes on where the one before was, so that a loop of such lives does not pile them up."""
+        first_s = self._store.roster.swept_s.get(number)
+        return None if first_s is None or first_s > self._clock() else _settling(first_s)
 
     def retire(self, number: int) -> None:
         """The worker's process is dead: abort what it has left open. What cannot be reached now is left to the next sweep.
@@ -553,20 +558,22 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
 
     def sweep(self, keep: Collection[WorkerHandle[Any]]) -> None:
         """Abort what dead workers have left open. Those that live write on: what they have open is the next checkpoint's."""
-        now_s, settled = self._clock(), []
+        now_s, first, settled = self._clock(), [], []
         for number, due_s in list(self._due_s.items()):
             if due_s is not None and now_s < due_s[0]:
                 continue
             kept = [listed for listed in keep if listed.number == number]
             for output in self._outputs:
                 output.ends.sweep(number, [listed.handle for listed in self._own(output, kept)])
-            left_s = (
-                tuple(now_s + later_s for later_s in SETTLE_S) if due_s is None else tuple(at for at in due_s if at > now_s)
-            )
+            if due_s is None:
+                first.append(number)
+            left_s = tuple(at_s for at_s in due_s or _settling(now_s) if at_s > now_s)
             if left_s or kept:
                 self._due_s[number] = left_s or (now_s,)
             else:
                 settled.append(number)
+        if first:
+            self._store.note_swept(first, now_s)
         if settled:
             self._store.strike(settled)
             for number in settled:
@@ -596,3 +603,7 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
 
 def _has_ended(output: _Output, recorded: CommitList[Any] | None) -> bool:
     return recorded is not None and output.ends.has_ended(recorded)
+
+
+def _settling(first_s: float) -> tuple[float, ...]:
+    return tuple(first_s + later_s for later_s in SETTLE_S)

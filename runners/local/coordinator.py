@@ -257,10 +257,10 @@ class _LastWords:
 
 @dataclass(frozen=True)
 class _ProcessEnded:
-    """A worker's process is gone."""
+    """A worker's process is gone, or never was: `how` says it."""
 
     number: int
-    status: int
+    how: str
 
 
 @dataclass(frozen=True)
@@ -374,7 +374,7 @@ class _Coordination:
 
     def _ran(self) -> RunOutcome:
         self._nursery.watch(
-            lambda number, status: self._events.put(_ProcessEnded(number, status)),
+            lambda number, how: self._events.put(_ProcessEnded(number, how)),
             lambda error: self._events.put(_Broken(error)),
         )
         try:
@@ -422,8 +422,8 @@ class _Coordination:
         match event:
             case None:
                 pass
-            case _ProcessEnded(number, status):
-                self._handle(self._ended(number, status))
+            case _ProcessEnded(number, how):
+                self._handle(self._ended(number, how))
                 with suppress(OSError):  # it is gone, and so is this process soon
                     self._tell_supervisor(self._order.restarts)
             case _Broken(error):
@@ -501,10 +501,10 @@ class _Coordination:
     def _hear(self, number: int, failed: Any) -> None:  # noqa: ANN401 - a message of run.proto
         self._last_words[number] = _LastWords(failed.error, is_final=failed.final)
 
-    def _ended(self, number: int, status: int) -> WorkerDied:
+    def _ended(self, number: int, how: str) -> WorkerDied:
         """The worker's process is gone: what it has said last comes first."""
         self._server.forget(number, _LAST_WORDS_S)
-        last = self._last_words.pop(number, _LastWords(f"its process ended with status {status}"))
+        last = self._last_words.pop(number, _LastWords(how))
         chance = random.random()  # noqa: S311 - jitter
         return WorkerDied(number, f"worker {number}: {last.reason}", time.monotonic(), chance, last.is_final)
 

@@ -124,12 +124,17 @@ class Nursery:
         self._closing = threading.Event()
         self._changed = threading.Condition()
 
-    def watch(self, ended: Callable[[int, int], None], broken: Callable[[Exception], None]) -> None:
-        """Tell from now on, in a thread, the number and exit status of each that has ended; or that the nursery is gone."""
+    def watch(self, ended: Callable[[int, str], None], broken: Callable[[Exception], None]) -> None:
+        """Tell from now on, in a thread, the number of each that has ended or could not be started, and how; or that this is
+        gone.
+        """
         threading.Thread(target=self._listen, args=(ended, broken), daemon=True).start()
 
     def start(self, number: int, target: Callable[[Any], None], argument: object) -> None:
-        """Call `target` with the argument, which is pickled, in a new process. Raises OSError if the nursery is gone."""
+        """Call `target` with the argument, which is pickled, in a new process. Raises OSError if the nursery is gone.
+
+        Where the machine refuses a process (no memory, too many), it is told as one that has ended.
+        """
         with self._changed:
             self._living.add(number)
         # As bytes: what unpickling imports is for the new process alone.
@@ -150,14 +155,14 @@ class Nursery:
             self._connection.send(None)
         self._process.join()
 
-    def _listen(self, ended: Callable[[int, int], None], broken: Callable[[Exception], None]) -> None:
+    def _listen(self, ended: Callable[[int, str], None], broken: Callable[[Exception], None]) -> None:
         try:
             while True:
-                number, status = self._connection.recv()
+                number, how = self._connection.recv()
                 with self._changed:
                     self._living.discard(number)
                     self._changed.notify_all()
-                ended(number, status)
+                ended(number, how)
         except (EOFError, OSError) as error:
             if not self._closing.is_set():
                 broken(RuntimeError(f"the process that workers are forked from is gone: {type(error).__name__}"))
@@ -192,7 +197,7 @@ def _nurse(requests: Connection) -> None:
 
 def _report(requests: Connection, children: dict[int, BaseProcess]) -> None:
     for number in [number for number, child in children.items() if child.exitcode is not None]:
-        requests.send((number, children.pop(number).exitcode))
+        requests.send((number, f"its process ended with status {children.pop(number).exitcode}"))
 
 
 def _obey(requests: Connection, children: dict[int, BaseProcess], files: tuple[int, int]) -> bool:
@@ -204,10 +209,38 @@ def _obey(requests: Connection, children: dict[int, BaseProcess], files: tuple[i
     if target is not None:
         born = multiprocessing.get_context("fork").Process(target=_begin, args=(requests, files, target, argument))
         born.name = f"{PROCESS_NAME}worker {number}"
-        children[number] = born
-        born.start()
+        try:
+            _start(born)
+        except OSError as error:
+            requests.send((number, f"its process could not be started: {error}"))
+        else:
+            children[number] = born
     elif number in children:
         children[number].kill()
+    return True
+
+
+def _start(born: BaseProcess) -> None:
+    """Raises OSError, and then leaves nothing open, as the same may be refused many times."""
+    before = _open_files()
+    try:
+        born.start()
+    except OSError:
+        for file in _open_files() - before:  # pipes to a process that there is not
+            with suppress(OSError):
+                os.close(file)
+        raise
+
+
+def _open_files() -> set[int]:
+    return {file for file in map(int, os.listdir("/dev/fd")) if _is_open(file)}  # not the one that listing them took
+
+
+def _is_open(file: int) -> bool:
+    try:
+        os.fstat(file)
+    except OSError:
+        return False
     return True
 
 

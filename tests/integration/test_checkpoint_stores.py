@@ -9,6 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from headrace.cli import app
+from headrace.errors import UsageError
+from headrace.files import FileSink
+from headrace.runners.local.storage.places import run_files
 from pyspark_headrace.checkpoints.findings import findings_of
 from pyspark_headrace.checkpoints.logs import read_checkpoint
 from tests.helpers.object_store import object_store
@@ -101,3 +104,12 @@ def test_seen_here_a_folder_that_somebody_has_made_beforehand_is_a_new_one(bucke
     assert done.exit_code == 0, done.exception
     refused = command("fork", address(checkpoint), address("made"), "--stopped")
     assert "is there already" in str(refused.exception)
+
+
+@pytest.mark.parametrize("use", [lambda url: run_files(url).claim(), lambda url: FileSink(url).committer("job").fence()])
+def test_a_bucket_that_is_not_there_is_not_made(bucket, use):
+    """Its name may be mistyped, and a new one would be the user's to pay for."""
+    url = "s3://chekpoints/of-a-run"
+    with pytest.raises(UsageError, match=rf"{url}: there is no bucket 'chekpoints': create it, or correct the URL"):
+        use(url)
+    assert [found["Name"] for found in bucket.list_buckets()["Buckets"]] == [BUCKET]

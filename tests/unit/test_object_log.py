@@ -10,6 +10,8 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
+from botocore.exceptions import ClientError
+from s3fs.errors import translate_boto_error
 
 from headrace.connectors.files.store import open_store
 from headrace.enumerator.errors import AuthenticationError, FencedError, RetriableError, StateError, UsageError
@@ -292,8 +294,22 @@ class AnswerError(Exception):
         self.status_code = status_code
 
 
+def of_s3(code):
+    """As s3fs raises an answer with the status 400."""
+    return translate_boto_error(ClientError({"Error": {"Code": code, "Message": "no"}}, "PutObject"))
+
+
 @pytest.mark.parametrize(
-    "refusal", [PermissionError("Forbidden"), NoCredentialsError("none"), AnswerError(401), AnswerError(403)]
+    "refusal",
+    [
+        PermissionError("Forbidden"),
+        NoCredentialsError("none"),
+        AnswerError(401),
+        AnswerError(403),
+        of_s3("InvalidToken"),
+        of_s3("AuthorizationHeaderMalformed"),
+        of_s3("InvalidAccessKeyId"),
+    ],
 )
 @pytest.mark.parametrize("request_", ["names", "create"])
 def test_seen_here_a_store_that_refuses_the_login_is_no_outage(refusal, request_, monkeypatch):
@@ -327,7 +343,17 @@ def test_a_login_that_was_good_and_is_refused_later_is_an_outage():
         log.write("a.json", b"a")
 
 
-@pytest.mark.parametrize("passing", [AnswerError(429), AnswerError(503), ConnectionError("reset"), OSError(16, "SlowDown")])
+@pytest.mark.parametrize(
+    "passing",
+    [
+        AnswerError(429),
+        AnswerError(503),
+        of_s3("SlowDown"),
+        of_s3("InternalError"),
+        ConnectionError("reset"),
+        OSError(16, "SlowDown"),
+    ],
+)
 def test_what_may_pass_is_an_outage(passing):
     store = MemoryStore()
 

@@ -42,7 +42,7 @@ from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.restarts import GiveUp, Restarts
 from headrace.kafka import At, Committed, KafkaSink, KafkaSource, Latest
 from headrace.run import ExponentialDelay, FixedDelay, Pipeline, Retention, RunSettings
-from headrace.runners.local import coordinator, rescale
+from headrace.runners.local import checkpoints, coordinator, rescale
 from headrace.runners.local.checkpoints import (
     CheckpointNotStoredError,
     CheckpointStore,
@@ -51,7 +51,7 @@ from headrace.runners.local.checkpoints import (
     RunCheckpointSerializer,
     sealed,
 )
-from headrace.runners.local.commits import RunCommitter
+from headrace.runners.local.commits import SETTLE_S, RunCommitter
 from headrace.runners.local.coordinator import RunBeginning, RunOutcome
 from headrace.runners.local.core import WorkerDied, WorkerHandle, WorkerSnapshotted
 from headrace.runners.local.finish import finish
@@ -511,10 +511,8 @@ def test_a_folder_is_a_path_or_a_file_url(tmp_path):
 # --- commits ----------------------------------------------------------------------------------------------------------
 
 
-def committer(store, log, number=0, draw=lambda: 1):
-    return RunCommitter(
-        store, MemorySink(log), store.latest(), number, lambda: 0.0, draw, lambda checkpoint_id: None, lambda _: None
-    )
+def committer(store, log, number=0, draw=lambda: 1, clock=lambda: 0.0):
+    return RunCommitter(store, MemorySink(log), store.latest(), number, clock, draw, lambda checkpoint_id: None, lambda _: None)
 
 
 def prepared(log, store, number, row):
@@ -588,6 +586,58 @@ def test_a_living_workers_transaction_outlives_the_commits_of_the_others(tmp_pat
     job.commit(2, ())
     assert log.unended(store.roster.job(others.number)) == []
     store.close()
+
+
+def lives(folder, count, each_s, start_s=0.0):
+    """A loop of crashes, each life with a coordinator's number and a worker's. Gives the roster that is left."""
+    log = MemoryTransactionLog()
+    for life in range(count):
+        now_s = start_s + life * each_s
+        store = opened(folder)
+        number = store.roster.next_number
+        for taken in (number, number + 1):
+            store.enlist(taken)
+        JobCommitter("x", committer(store, log, number, clock=lambda now_s=now_s: now_s)).recover()
+        store.close()
+    return store.roster
+
+
+def test_a_loop_of_short_lives_does_not_pile_up_what_is_to_be_swept(tmp_path):
+    """Each began with all of them anew, and none lived for the minute that it takes until they are struck."""
+    settles_s, each_s = SETTLE_S[-1], 5.0
+    assert len(lives(tmp_path, 100, each_s).unswept) <= 2 * (settles_s / each_s + 2)
+
+
+def test_what_was_swept_is_struck_a_minute_after_the_first_time_and_not_before(tmp_path):
+    first = lives(tmp_path, 1, 5.0)
+    assert first.unswept == (0, 1)
+    assert first.swept_s == {1: 0.0}
+    assert lives(tmp_path, 1, 5.0, SETTLE_S[-1] - 1).unswept == (0, 1, 2, 3)
+    assert lives(tmp_path, 1, 5.0, SETTLE_S[-1] + 1).unswept == (0, 2, 3, 4, 5)
+
+
+@pytest.mark.parametrize("elsewhere", ["another boot", None])
+def test_when_something_was_swept_by_another_machines_clock_says_nothing(tmp_path, monkeypatch, elsewhere):
+    lives(tmp_path, 1, 5.0)
+    monkeypatch.setattr(checkpoints, "_clock_of_boot", lambda: elsewhere)
+    found = lives(tmp_path, 1, 5.0, 1000.0)
+    assert 1 in found.unswept
+    assert found.swept_s[1] == 1000.0
+
+
+def test_a_time_that_is_still_to_come_says_nothing(tmp_path):
+    lives(tmp_path, 1, 5.0, 1000.0)
+    assert lives(tmp_path, 1, 5.0, 10.0).swept_s[1] == 10.0
+
+
+@pytest.mark.parametrize("swept", [[[1]], [[1, "x"]], [["1", 2.0]], [[1, 1e999]], 7, None])
+def test_a_damaged_note_of_what_was_swept_is_named(tmp_path, swept):
+    lives(tmp_path, 1, 5.0)
+    written = json.loads((tmp_path / "run.json").read_bytes())
+    body = json.loads(written["body"]) | {"swept": swept}
+    (tmp_path / "run.json").write_bytes(sealed("headrace-run", written["version"], body))
+    with pytest.raises(StateError, match=r"run.json is damaged"):
+        opened(tmp_path)
 
 
 def test_seen_here_nothing_of_a_dead_worker_is_swept_before_the_run_is_taken_over(tmp_path):

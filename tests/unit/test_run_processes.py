@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import queue
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -26,6 +29,7 @@ from headrace.files import FileSink
 from headrace.harness.waiting import wait_until
 from headrace.kafka import KafkaSink, KafkaSource, Latest
 from headrace.run import FixedDelay, Pipeline
+from headrace.runners.local.processes import Nursery
 from headrace.runners.local.rescale import is_requested, request_rescale
 from headrace.runners.local.savepoints import read_savepoint, take_savepoint
 from headrace.runners.local.storage.places import run_files
@@ -525,3 +529,50 @@ def test_files_take_every_row_once(kafka, tmp_path):
     bounded(kafka, FileSink(str(tmp_path / "out"))).run(checkpoints=str(tmp_path / "checkpoints"), workers=2, interval_s=0.2)
     values = parquet.read_table(tmp_path / "out").column("value").to_pylist()
     assert Counter(map(int, values)) == Counter(range(300))
+
+
+def child_of_nursery(_):
+    """A worker's whole life."""
+
+
+def open_files(pid):
+    return sorted(int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir())
+
+
+@pytest.fixture
+def nursery():
+    made = Nursery()
+    yield made
+    made.close(0.0)
+
+
+def test_seen_here_a_process_that_cannot_be_started_is_one_worker_that_failed_and_takes_no_other_along(nursery):
+    """It ended the process that all are forked from, and with it every worker, without a reason."""
+    told, gone = queue.SimpleQueue(), queue.SimpleQueue()
+    nursery.watch(lambda number, how: told.put((number, how)), gone.put)
+    pid = nursery._process.pid
+    nursery.start(0, time.sleep, 3600)
+    wait_until(lambda: check_has_child(pid), "the first worker", PATIENCE_S)
+    worker, files = children_of(pid), open_files(pid)
+    _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    free = (number for number in itertools.count() if number not in files)
+    limit = next(itertools.islice(free, 3, None))  # three are left: the first of two pipes is made
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, hard))
+    for number in range(1, 30):
+        nursery.start(number, child_of_nursery, None)
+        assert told.get(timeout=PATIENCE_S) == (number, "its process could not be started: [Errno 24] Too many open files")
+    assert open_files(pid) == files
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (hard, hard))
+    nursery.start(30, child_of_nursery, None)
+    assert told.get(timeout=PATIENCE_S) == (30, "its process ended with status 0")
+    assert children_of(pid) == worker
+    assert gone.empty()
+
+
+def children_of(parent):
+    return [pid for pid, (above, _) in living().items() if above == parent]
+
+
+def check_has_child(parent):
+    if not children_of(parent):
+        raise RetriableError("none yet")

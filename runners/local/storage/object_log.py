@@ -61,6 +61,17 @@ _CLAIMS = 50
 
 
 _REFUSED = (401, 403)
+_REFUSED_CODES = frozenset(
+    (
+        "AuthorizationHeaderMalformed",
+        "CredentialsNotSupported",
+        "InvalidToken",
+        "MissingSecurityElement",
+        "MissingSecurityHeader",
+        "TokenRefreshRequired",
+    )
+)
+"""S3's codes that refuse a login with the status 400: https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html."""
 _NO_LOGIN = frozenset(("NoCredentialsError", "PartialCredentialsError", "ClientAuthenticationError", "DefaultCredentialsError"))
 """By name, as no store's library need be there: botocore's (twice), Azure's, Google's."""
 
@@ -371,11 +382,13 @@ def _translated(ask: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN40
 def _refuses_login(error: Exception) -> bool:
     """Not what may pass: throttling, a failure of the store's own, a lost connection.
 
-    s3fs makes PermissionErrors of S3's refusals; libraries of other stores have the answer's HTTP status in the error.
+    s3fs makes PermissionErrors of most of S3's refusals, and of others an OSError whose cause is botocore's; libraries of other
+    stores have the answer's HTTP status in the error.
     """
     is_status = any(getattr(error, name, None) in _REFUSED for name in ("code", "status", "status_code"))
     is_named = any(kind.__name__ in _NO_LOGIN for kind in type(error).__mro__)
-    return isinstance(error, PermissionError) or is_status or is_named
+    code = getattr(error.__cause__, "response", {}).get("Error", {}).get("Code")
+    return isinstance(error, PermissionError) or is_status or is_named or code in _REFUSED_CODES
 
 
 def _path(number: int) -> str:

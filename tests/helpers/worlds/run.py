@@ -160,10 +160,15 @@ class DiskStore:
         self.keep_claim()
         self.disk.roster = replace(self.roster, next_number=number + 1, unswept=(*self.roster.unswept, number))
 
+    def note_swept(self, numbers: list[int], at_s: float) -> None:
+        self.keep_claim()
+        self.disk.roster = replace(self.roster, swept_s={**self.roster.swept_s, **dict.fromkeys(numbers, at_s)})
+
     def strike(self, numbers: list[int]) -> None:
         self.keep_claim()
         left = tuple(number for number in self.roster.unswept if number not in numbers)
-        self.disk.roster = replace(self.roster, unswept=left)
+        swept_s = {number: at_s for number, at_s in self.roster.swept_s.items() if number in left}
+        self.disk.roster = replace(self.roster, unswept=left, swept_s=swept_s)
 
 
 class Worker:
