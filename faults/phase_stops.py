@@ -47,7 +47,7 @@ def stop_in(sink, phase):
         if phase["when"] != when or not os.path.exists(phase["armed"]):
             return
         try:
-            partial = f"{phase['reached']}.{os.getpid()}"
+            partial = f"{phase['reached']}.{os.getpid()}.{threading.get_ident()}"  # a thread's own: a link shares what is in it
             with open(partial, "w") as file:
                 file.write(str(os.getpid()))
             os.link(partial, phase["reached"])
