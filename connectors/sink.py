@@ -327,6 +327,11 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
         """
         return self.recorded()
 
+    @property
+    def rows_name_targets(self) -> bool:
+        """Whether rows say themselves where they are written to, so that `targets_of` may find something. By default not."""
+        return False
+
     def targets_of(self, rows: pa.RecordBatch) -> frozenset[str]:
         """What these rows are to be written to, where they name it themselves. Called in tasks of a recorded epoch.
 
@@ -345,6 +350,12 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
         """Called in a process of a run that has reached the destination, as this is given, from another one.
 
         By default nothing: a sink that tells a wrong address from an outage by its first contact goes by this.
+        """
+
+    def warm(self) -> None:
+        """Called in a process that may have to write here soon, as those of a standby: connect, look up, and change nothing.
+
+        By default nothing. Soon over, also where the destination is away, for which it raises what other calls do.
         """
 
     def left_over(self) -> frozenset[str]:

@@ -89,7 +89,7 @@ class DefaultSource(DataSource):
         from headrace.runners.spark.writers import StreamWriter
         from pyspark_headrace.connectors import offset_log, planned_stream_write
 
-        if is_rehearsal(self.options):
-            return RehearsalWriter()
         write, columns = planned_stream_write(self.options, schema, complete=overwrite)
+        if is_rehearsal(self.options):
+            return RehearsalWriter(write.sink)
         return StreamWriter(write.sink, columns, offset_log(self.options), incarnation_of(self.options))

@@ -118,8 +118,11 @@ _LEFT_OUT_OF_REHEARSALS = re.compile(
 def _rehearsed(options: Mapping[str, str]) -> dict[str, str]:
     """The options of a read that takes a few of the first records, and tells no group of it."""
     left = {name: value for name, value in options.items() if not _LEFT_OUT_OF_REHEARSALS.fullmatch(name.lower())}
-    read = {name: value for name, value in left.items() if name.lower() != REHEARSAL.lower()}
-    return read | {"startingoffsets": "earliest", "maxoffsetspertrigger": str(ROWS)}
+    return _without_rehearsal(left) | {"startingoffsets": "earliest", "maxoffsetspertrigger": str(ROWS)}
+
+
+def _without_rehearsal(options: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in options.items() if name.lower() != REHEARSAL.lower()}
 
 
 def planned_batch_write(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> Planned:
@@ -139,7 +142,7 @@ def planned_stream_write(options: Mapping[str, str], schema: StructType, *, comp
     name, others = _chosen(options)
     if complete and name != KAFKA:
         raise UsageError(f"output mode complete not allowed for connector '{name}': nothing that was written is ever removed")
-    return _WRITES[name](others, schema)
+    return _WRITES[name](_without_rehearsal(others), schema)
 
 
 def offset_log(options: Mapping[str, str]) -> OffsetLog | None:

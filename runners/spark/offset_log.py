@@ -16,6 +16,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -76,8 +77,36 @@ class OffsetLog:
         """Whether the batch is in the commit log: then no start runs it again. Driver process. Raises as `query_id`."""
         return str(batch) in _names(f"{self.location.rstrip('/')}/commits")
 
+    def complete(self, batch: int) -> None:
+        """Put a batch whose rows are all committed into the commit log, so that no start runs it again. Driver process.
+
+        Where its entry can be known: of a query without state or watermark it says that the batch has ended, and no more. And
+        only in a folder of this machine. Else nothing is done: Spark runs the batch again, and the sink skips it. Before the
+        query starts, by whoever has the checkpoint's lock. Raises OSError.
+        """
+        root = Path(self.location)
+        commits = root / "commits"
+        if _is_uri(self.location) or (root / "state").exists() or not _says_no_more_than_ended(commits / str(batch - 1)):
+            return
+        if any(name.lstrip(".").partition(".")[0] == str(batch) and not name.endswith(".tmp") for name in _names(str(commits))):
+            return  # it is there; or what is left of one, such as a checksum, would make this one a damaged one
+        partial = commits / f".{batch}.{uuid4().hex}.tmp"
+        with partial.open("xb") as file:
+            file.write(_ENDED)
+            os.fsync(file.fileno())
+        partial.rename(commits / str(batch))
+
 
 _unreadable: set[str] = set()
+_ENDED = b'v1\n{"nextBatchWatermarkMs":0}'
+"""An entry of Spark's commit log (`CommitMetadata`) of a query without a watermark, and without state."""
+
+
+def _says_no_more_than_ended(entry: Path) -> bool:
+    try:
+        return entry.read_bytes() == _ENDED
+    except FileNotFoundError:
+        return False
 
 
 def _read(name: str) -> bytes:

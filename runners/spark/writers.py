@@ -241,23 +241,24 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
                 raise
             _commit(self._sink, job, asked, None)
 
-    def claim(self, job: str, last_batch: int | None) -> None:
+    def claim(self, job: str, last_batch: int | None) -> bool:
         """Before a driver with an incarnation starts the query for the first time, in a process of its own: make the job its
-        own, and recover as the first `commit` does. Raises as `recover`.
+        own, and recover as the first `commit` does. Raises and tells as `recover`.
         """
-        self._refuse_copy(job, last_batch)
-        self._in_driver(self._sink, job, JobCommitter.claim)
+        return self._started(job, last_batch, JobCommitter.claim)
 
-    def recover(self, job: str, last_batch: int | None) -> None:
+    def recover(self, job: str, last_batch: int | None) -> bool:
         """Before the query starts, in a process of its driver: as the first `commit` does. Raises what the sink raises.
+
+        Tells whether all rows of the last batch are committed for sure, so that nothing is lost if it is not run again: it is
+        recorded, of the same plan, and no row of it may name another target than what it was written to.
 
         `last_batch`: the last one of the checkpoint's offset log. Where the sink has a later one, or this one from another
         plan and it is to be run again, the checkpoint is an older copy, whose query may be at work: StaleEpochError then,
         before anything of that one is fenced or aborted. Of a batch that is committed there may be other offsets by now
         (`headrace checkpoint set-offsets`). SupersededError where another driver has claimed the job since this one has.
         """
-        self._refuse_copy(job, last_batch)
-        self._in_driver(self._sink, job, JobCommitter.recover)
+        return self._started(job, last_batch, JobCommitter.recover)
 
     def release(self, job: str) -> None:
         """After the query has ended in good order, in a process of its driver: the job is nobody's. Raises as `recover`, and
@@ -265,14 +266,22 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         """
         self._in_driver(self._sink.bounded(), job, JobCommitter.release)
 
-    def _refuse_copy(self, job: str, last_batch: int | None) -> None:
+    def _started(self, job: str, last_batch: int | None, begin: Callable[[JobCommitter[HandleT]], None]) -> bool:
+        is_recorded = self._refuse_copy(job, last_batch)
+        self._in_driver(self._sink, job, begin)
+        return is_recorded and not self._sink.rows_name_targets
+
+    def _refuse_copy(self, job: str, last_batch: int | None) -> bool:
+        """Whether the sink has the last batch, of the same plan, and the commit log has not."""
         recorded = self._sink.recorded_now().get(job)
         _refuse_older_copy(job, last_batch, recorded)
         if recorded is None or recorded.epoch != last_batch:
-            return
+            return False
         content = _content(self._offsets, last_batch)
-        if content is not None and not self._is_committed(last_batch):  # else it cannot be read here, or is not known
-            refuse_other_content(job, last_batch, content, recorded.content)
+        if content is None or self._is_committed(last_batch):  # it cannot be read here, or is not run again
+            return False
+        refuse_other_content(job, last_batch, content, recorded.content)
+        return recorded.content is not None
 
     def _in_driver(self, sink: TwoPhaseSink[HandleT], job: str, act: Callable[[JobCommitter[HandleT]], None]) -> None:
         """With a committer that nobody has used: what was fenced is of no further use."""

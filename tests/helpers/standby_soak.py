@@ -28,7 +28,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -225,12 +225,24 @@ class SupervisedJob:
 
 
 def send_signal(number: int, pids: list[int]) -> None:
+    sent = 0
     for pid in pids:
-        os.kill(pid, number)
+        with suppress(ProcessLookupError):  # one that Spark has forked for a moment, and that has ended since
+            os.kill(pid, number)
+            sent += 1
+    if not sent:
+        raise RuntimeError(f"none of the processes {pids} is there to get signal {number}")
 
 
 def jvm_of(family: str) -> list[int]:
-    return [pid for pid in members(family) if Path(f"/proc/{pid}/comm").read_text().strip() == "java"]
+    return [pid for pid in members(family) if _program(pid) == "java"]
+
+
+def _program(pid: int) -> str | None:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
 
 
 @contextmanager

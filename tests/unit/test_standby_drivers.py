@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -13,11 +14,13 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 from unittest.mock import MagicMock, patch
 
 import pyarrow as pa
@@ -29,11 +32,12 @@ from pyspark.sql.classic.dataframe import DataFrame
 from pyspark.sql.merge import MergeIntoWriter
 from pyspark.sql.streaming.query import StreamingQueryManager
 from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from headrace.enumerator.errors import FencedError, RetriableError, UsageError
 from headrace.enumerator.restarts import FixedDelay
 from headrace.enumerator.supervision import DriverEnd, Ending, SupervisionLimits
+from headrace.kafka import KafkaSink
 from headrace.runners.spark import pipelines
 from headrace.runners.spark.metrics.exporter import metrics
 from headrace.runners.spark.offset_log import OffsetLog
@@ -47,6 +51,7 @@ from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, Process
 from headrace.runners.spark.supervision.jobs import FunctionName
 from headrace.runners.spark.supervision.lock import CheckpointLock
 from headrace.runners.spark.supervision.rehearsal import Rehearsal
+from headrace.runners.spark.supervision.rehearsing import RehearsalWriter
 from headrace.runners.spark.supervision.standby import StandbyCore, StandbyLimits
 from headrace.runners.spark.supervision.starts import StartedQuery, intercepted
 from headrace.runners.spark.supervision.status import StatusFile
@@ -54,6 +59,7 @@ from headrace.runners.spark.supervision.supervisor import supervise
 from headrace.runners.spark.supervision.takeover import Takeover, check_peers, check_standby, checkpoint_of, resolved
 from headrace.runners.spark.writers import StreamWriter
 from headrace.sinks import FunctionSink
+from headrace.testing import FakeKafka
 from pyspark_headrace import DefaultSource
 from pyspark_headrace.connectors import kafka_options
 from pyspark_headrace.kafka_read import Mode, kafka_read
@@ -985,13 +991,45 @@ def test_seen_here_a_query_that_begins_with_a_savepoint_is_rehearsed_from_the_fi
     assert read["startingoffsets"] == "earliest"
 
 
-def test_a_rehearsal_writes_nothing_and_contacts_nobody():
-    writer = DefaultSource({"headraceRehearsal": "true", "connector": "delta"}).streamWriter(None, overwrite=False)
+class WatchedSink:
+    """That of a job, whose calls are noted; nothing but a look is allowed."""
+
+    looks: ClassVar[list[str]] = []
+
+    def warm(self):
+        self.looks.append(sys._getframe(2).f_code.co_name)
+        raise ConnectionError("no broker answers")
+
+
+def test_a_rehearsal_writes_nothing_and_each_of_its_processes_looks_at_the_destination_once():
+    WatchedSink.looks.clear()
+    writer = pickle.loads(pickle.dumps(RehearsalWriter(WatchedSink())))
     rows = iter(["a batch", "another"])
     writer.write(rows)
     assert list(rows) == []
     writer.commit([], 0)
     writer.abort([], 0)
+    assert WatchedSink.looks == ["__getstate__", "write", "commit"]
+
+
+def test_the_writer_of_a_rehearsal_has_the_sink_of_the_job(tmp_path):
+    options = {"headraceRehearsal": "true", "connector": "files", "path": str(tmp_path / "out")}
+    writer = DefaultSource(options).streamWriter(StructType([StructField("a", LongType())]), overwrite=False)
+    assert isinstance(writer, RehearsalWriter)
+    assert writer._sink.path == str(tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_kafkas_look_changes_nothing_and_does_not_wait_for_brokers_that_are_away():
+    with FakeKafka() as kafka:
+        kafka.create_topic("out")
+        sink = KafkaSink(kafka.bootstrap, topic="out")
+        sink.warm()
+        assert sink.cluster().find_topics([sink.commit_topic, "out"])[sink.commit_topic] is None
+    began_s = time.monotonic()
+    with pytest.raises(RetriableError):
+        KafkaSink(kafka.bootstrap, topic="out", properties={"client.id": "another"}).warm()
+    assert time.monotonic() - began_s < 30
 
 
 # --- before a query starts ----------------------------------------------------------------------------------------------

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from headrace.connectors.commit import JobCommitter, StaleEpochError, SupersededError
 from headrace.connectors.kafka.write.sink import KafkaSink
+from headrace.connectors.sink import Attempt
 from headrace.enumerator.errors import FencedError
 from headrace.kafka import KafkaSource
 from headrace.run import Pipeline
@@ -150,6 +153,118 @@ def test_the_last_batch_of_an_offset_log_is_told_by_its_numbers_wherever_it_lies
     location = checkpoint("own", 12)
     assert OffsetLog(location).last_batch() == OffsetLog(f"file://{location}").last_batch() == 11
     assert OffsetLog(f"{location}/nowhere").last_batch() is OffsetLog(f"file://{location}/nowhere").last_batch() is None
+
+
+ENDED = 'v1\n{"nextBatchWatermarkMs":0}'
+
+
+def commit_all(kafka, location, batches, **options):
+    """The sink has all batches, and the commit log all but the last: the driver was killed in between. Gives that log."""
+    sink = KafkaSink(kafka.bootstrap, **options)
+    for batch in range(batches):
+        said = [PreparedMessage(JOB, batch, handle) for handle in prepared(sink, JOB, batch, [str(batch)])]
+        StreamWriter(sink, ["value"], OffsetLog(location)).commit(said, batch)
+    commits = Path(location, "commits")
+    commits.mkdir()
+    for batch in range(batches - 1):
+        (commits / str(batch)).write_text(ENDED)
+    return commits
+
+
+def start(kafka, location, **options):
+    given = {"kafka.bootstrap.servers": kafka.bootstrap, "checkpointlocation": f"file:{location}", **options}
+    Takeover(new_family(), 1).start(StartedQuery(SimpleNamespace(schema=SCHEMA), "headrace", "append", given), lambda: None)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.usefixtures("many_hosts")
+def test_a_last_batch_that_the_sink_has_is_not_run_again_to_find_that_out(kafka, checkpoint):
+    """Spark runs each planned batch that is not in its commit log: a third of a second of a takeover, for nothing."""
+    location = checkpoint("own", 3)
+    commits = commit_all(kafka, location, 3, topic="out")
+    start(kafka, location, topic="out")
+    assert names(commits) == ["0", "1", "2"]
+    assert (commits / "2").read_text() == ENDED
+    start(kafka, location, topic="out")  # once more, with nothing to complete
+    assert names(commits) == ["0", "1", "2"]
+
+
+@pytest.mark.usefixtures("many_hosts")
+def test_a_last_batch_that_the_sink_has_not_is_run_again(kafka, checkpoint):
+    commits = commit_all(kafka, checkpoint("own", 3), 3, topic="out")
+    (commits.parent / "offsets" / "3").write_text('v1\n{"batchTimestampMs":1}\n{}')
+    (commits / "2").write_text(ENDED)
+    start(kafka, str(commits.parent), topic="out")
+    assert names(commits) == ["0", "1", "2"]
+
+
+@pytest.mark.usefixtures("many_hosts")
+def test_a_last_batch_whose_rows_name_their_topics_is_run_again_as_they_may_name_others_now(kafka, checkpoint):
+    location = checkpoint("own", 3)
+    sink = KafkaSink(kafka.bootstrap)
+    rows = pa.record_batch({"topic": pa.array(["out"]), "value": pa.array([b"x"])})
+    for batch in range(3):
+        with sink.begin(Attempt(JOB, batch, 0, 0)) as transaction:
+            transaction.write(rows)
+            said = [PreparedMessage(JOB, batch, transaction.prepare())]
+        StreamWriter(sink, ["topic", "value"], OffsetLog(location)).commit(said, batch)
+    commits = Path(location, "commits")
+    commits.mkdir()
+    (commits / "1").write_text(ENDED)
+    assert not StreamWriter(sink, ["topic", "value"], OffsetLog(location)).recover(JOB, 2)
+
+
+def a_watermark(commits):
+    (commits / "1").write_text('v1\n{"nextBatchWatermarkMs":7}')
+
+
+def state_with_ids_in_the_log(commits):
+    (commits / "1").write_text('v2\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{}}')
+
+
+def state(commits):
+    (commits.parent / "state").mkdir()
+
+
+def no_batch_before(commits):
+    (commits / "1").unlink()
+
+
+def a_checksum_is_left(commits):
+    (commits / ".2.crc").write_bytes(b"crc")
+
+
+def it_is_there(commits):
+    (commits / "2").write_text("v1")
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [a_watermark, state_with_ids_in_the_log, state, no_batch_before, a_checksum_is_left, it_is_there],
+    ids=lambda spoil: spoil.__name__,
+)
+def test_nothing_is_put_into_a_commit_log_of_which_it_is_not_known_what_spark_would_write(checkpoint, spoil):
+    commits = Path(checkpoint("own", 3), "commits")
+    commits.mkdir()
+    (commits / "1").write_text(ENDED)
+    spoil(commits)
+    before = {path.name: path.read_bytes() for path in commits.iterdir()}
+    OffsetLog(str(commits.parent)).complete(2)
+    assert {path.name: path.read_bytes() for path in commits.iterdir()} == before
+
+
+def test_nothing_is_put_into_a_commit_log_elsewhere(checkpoint):
+    commits = Path(checkpoint("own", 3), "commits")
+    commits.mkdir()
+    (commits / "1").write_text(ENDED)
+    OffsetLog(commits.parent.as_uri()).complete(2)
+    assert names(commits) == ["1"]
+    (commits / ".2.whatever.tmp").touch()  # of a driver that was killed as it wrote
+    OffsetLog(str(commits.parent)).complete(2)
+    assert names(commits) == [".2.whatever.tmp", "1", "2"]
 
 
 def test_seen_here_a_pipelines_query_is_recovered_before_spark_reads_its_checkpoint(kafka, checkpoint, tmp_path, caplog):

@@ -244,9 +244,14 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
         topics = {written.topic for handle in commits.handles for written in handle.ranges}
         return self.topic is None or topics <= {self.topic}
 
+    @property
+    def rows_name_targets(self) -> bool:
+        """Where the sink has no topic for all."""
+        return self.topic is None
+
     def targets_of(self, rows: pa.RecordBatch) -> frozenset[str]:
         """The topics that rows name; nothing where the sink has a topic for all."""
-        if self.topic is not None:
+        if not self.rows_name_targets:
             return frozenset()
         named = [part for part in parted(rows) if part is not None and _TOPIC_COLUMN in part.schema.names]
         return frozenset(str(name) for part in named for name in part.column(_TOPIC_COLUMN).unique().to_pylist())
@@ -277,6 +282,12 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
     def reached(self) -> None:
         """Calls of this process wait from the first one on: a minute is no limit to them."""
         enduring_cluster(self.config).vouch()
+
+    def warm(self) -> None:
+        """One look at the commit topic, by the connections that tasks and committers use."""
+        topics = {self.commit_topic} if self.topic is None else {self.commit_topic, self.topic}
+        self.cluster().warm(topics)  # in one try: while no broker answers, the next call would wait for one
+        self.recorded_now()
 
     def commit_log(self) -> CommitLog:
         """Where the durable lists are."""

@@ -24,8 +24,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from headrace.runners.spark.supervision.endings import one_line
-from headrace.runners.spark.supervision.rehearsing import REHEARSAL, under_way
+from headrace.runners.spark.supervision.rehearsing import REHEARSAL, under_way, warm
 from headrace.runners.spark.supervision.starts import OURS, StartedQuery, hadoop_path, intercepted
+from headrace.runners.spark.supervision.takeover import LOCATION, writer_of
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +134,12 @@ class Rehearsal:
     def _started(self, started: StartedQuery) -> StreamingQuery:
         self._runs += 1
         writer = started.frame.writeStream
-        writer = writer.format(OURS).option(REHEARSAL, "true") if started.sink.lower() == OURS else writer.format("noop")
+        if started.sink.lower() == OURS:
+            # With its options, as its processes look at where they would write.
+            writer = writer.format(OURS).options(**_without_checkpoint(started)).option(REHEARSAL, "true")
+            threading.Thread(target=_look, args=[started], daemon=True).start()
+        else:
+            writer = writer.format("noop")
         checkpoint = self._checkpoint(started.frame.sparkSession)
         jvm_writer = writer.outputMode(started.output_mode).option("checkpointLocation", checkpoint)._jwrite
         query = StreamingQuery(jvm_writer.start())  # not `start()`, which is the job's and may be watched
@@ -158,6 +164,16 @@ class Rehearsal:
             with suppress(Exception):  # as above
                 path, configuration = hadoop_path(self._elsewhere, str(self._folder))
                 path.getFileSystem(configuration).delete(path, True)  # noqa: FBT003 - Hadoop's: all below it, too
+
+
+def _without_checkpoint(started: StartedQuery) -> dict[str, str]:
+    return {name: value for name, value in started.options.items() if name.lower() != LOCATION}
+
+
+def _look(started: StartedQuery) -> None:
+    """In a thread of its own: a call must not wait for brokers that are away."""
+    with suppress(Exception):  # options that the job fails with, too
+        warm(writer_of(started).sink)
 
 
 @contextmanager

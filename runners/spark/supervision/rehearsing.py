@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-__all__ = ["REHEARSAL", "ROWS", "RehearsalWriter", "is_rehearsal", "is_under_way", "under_way"]
+from headrace.connectors.sink import TwoPhaseSink
+
+log = logging.getLogger(__name__)
+
+__all__ = ["REHEARSAL", "ROWS", "RehearsalWriter", "is_rehearsal", "is_under_way", "under_way", "warm"]
 
 REHEARSAL = "headraceRehearsal"
 """The option that a standby sets on what its job reads and writes."""
@@ -41,17 +47,36 @@ def is_under_way() -> bool:
 _under_way = False
 
 
+def warm(sink: TwoPhaseSink[Any]) -> None:
+    """Have a sink look at its destination in this process. What it fails with is for the job that writes to meet."""
+    try:
+        sink.warm()
+    except Exception as error:  # noqa: BLE001 - whatever a sink raises
+        log.debug("a rehearsal goes on without a look at where it would write: %s", error)
+
+
 class RehearsalWriter(DataSourceStreamArrowWriter):
-    """Takes rows and drops them. Contacts nobody, in no process."""
+    """Takes rows and drops them. Each process that it comes to, as a real one would, only looks at the destination."""
+
+    def __init__(self, sink: TwoPhaseSink[Any]) -> None:
+        """`sink`: the job's."""
+        self._sink = sink
+
+    def __getstate__(self) -> dict[str, Any]:
+        """In the process that plans."""
+        warm(self._sink)
+        return {"_sink": self._sink}
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a task."""
+        warm(self._sink)
         for _ in iterator:
             pass
         return WriterCommitMessage()
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """On the driver. There is nothing to commit."""
+        warm(self._sink)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """On the driver. There is nothing to abort."""

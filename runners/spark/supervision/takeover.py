@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-__all__ = ["Takeover", "check_peers", "check_standby", "checkpoint_of", "resolved"]
+__all__ = ["Takeover", "check_peers", "check_standby", "checkpoint_of", "is_ours", "resolved", "writer_of"]
 
 LOCATION = "checkpointlocation"
 _DEFAULT_LOCATION = "spark.sql.streaming.checkpointLocation"
@@ -82,7 +82,7 @@ class Takeover:
             check_peers(location)
         if location is not None:
             self._lock(location)
-            if _is_ours(started.sink):
+            if is_ours(started.sink):
                 self._claim(started, location)
         return start()
 
@@ -92,7 +92,7 @@ class Takeover:
             try:
                 job = checkpoint_at(location, started.frame).query_id()
                 if job is not None:
-                    _writer_of(started).release(job)
+                    writer_of(started).release(job)
             except Exception as error:  # noqa: BLE001 - whatever it is, the job has ended well
                 log.warning("a job could not be given back at its sink, which is for supervised drivers until it is: %s", error)
 
@@ -111,9 +111,11 @@ class Takeover:
         checkpoint = checkpoint_at(location, started.frame)
         job = checkpoint.query_id()
         if job is not None:  # else it is the first start
-            writer = _writer_of(claiming)
+            writer = writer_of(claiming)
             begin = writer.recover if location in self._begun else writer.claim
-            begin(job, checkpoint.last_batch())
+            last_batch = checkpoint.last_batch()
+            if begin(job, last_batch) and last_batch is not None:
+                checkpoint.complete(last_batch)
         self._begun[location] = claiming
 
     def _lock(self, location: str) -> None:
@@ -179,8 +181,8 @@ def check_peers(location: str | None) -> None:
 def _say_what_is_repeated(started: StartedQuery, exactly_once: frozenset[str]) -> None:
     """A sink of ours may be one whose rows are visible at once. Raises UsageError for options that it does not take."""
     sink = started.sink
-    if _is_ours(sink):
-        ours = _writer_of(started).sink
+    if is_ours(sink):
+        ours = writer_of(started).sink
         repeated = type(ours).__name__ if isinstance(ours, ImmediateSink) else None
     else:
         repeated = None if sink.lower() in exactly_once else sink
@@ -188,7 +190,8 @@ def _say_what_is_repeated(started: StartedQuery, exactly_once: frozenset[str]) -
         log.warning("the sink %r is written at least once: a takeover repeats the batch that was under way", repeated)
 
 
-def _is_ours(sink: str) -> bool:
+def is_ours(sink: str) -> bool:
+    """Whether a format is headrace's, or a pipeline's."""
     return sink.lower() == OURS or sink.startswith(PIPELINES)
 
 
@@ -201,7 +204,7 @@ def _format_of(sink: str) -> type[DataSource]:
     return started_sink(sink)
 
 
-def _writer_of(started: StartedQuery) -> StreamWriter[Any]:
+def writer_of(started: StartedQuery) -> StreamWriter[Any]:
     """Of a sink of ours. Contacts nobody but a schema registry, if the options name one."""
     sink = _format_of(started.sink)(dict(started.options))
     return cast("StreamWriter[Any]", sink.streamWriter(started.frame.schema, started.output_mode == "complete"))

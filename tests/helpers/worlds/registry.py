@@ -109,6 +109,7 @@ WORLDS = (
             "driver killed in a commit": 50,
             "meanwhile": 100,
             "claim": 1300,
+            "completed, and not run again": 100,
             "commit: FencedError": 30,
             "commit: SupersededError": 200,
             "commit: PeerError": 10,

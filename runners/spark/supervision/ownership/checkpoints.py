@@ -18,13 +18,16 @@ __all__ = ["QueryCheckpoint", "checkpoint_at"]
 
 
 class QueryCheckpoint(Protocol):
-    """A checkpoint. Both raise what the file system raises, or ValueError for a damaged one."""
+    """A checkpoint. All raise what the file system raises, or ValueError for a damaged one."""
 
     def query_id(self) -> str | None:
         """The id of the query that it is of; None where no query has begun there."""
 
     def last_batch(self) -> int | None:
         """The last batch that was planned; None where none was."""
+
+    def complete(self, batch: int) -> None:
+        """All rows of this batch are committed, so it need not be run again: see to that where it can be seen to."""
 
 
 def checkpoint_at(location: str, frame: DataFrame) -> QueryCheckpoint:
@@ -56,6 +59,9 @@ class _HadoopCheckpoint:
             return None
         names = [str(status.getPath().getName()) for status in filesystem.listStatus(path)]
         return max((int(name) for name in names if name.isascii() and name.isdigit()), default=None)
+
+    def complete(self, batch: int) -> None:
+        """Nothing: Spark runs it again, and the sink skips it."""
 
     def _found(self, name: str) -> tuple[Any, Any]:
         path, configuration = hadoop_path(self._spark, f"{self._location}/{name}")
