@@ -263,6 +263,16 @@ def test_a_leader_beats_while_its_first_driver_starts_but_not_for_ever():
     assert 50 <= len(written) <= 70
 
 
+def test_seen_here_who_was_fenced_long_ago_and_led_since_leads_once_more():
+    """Two fences months apart ended the only supervisor with status 67."""
+    core = driven([*DOUBTED, Looked(NOW, OWN), WRITTEN, Looked(NOW, AGAIN)])
+    core.handle(HEARD)
+    looks(core, *[Looked(NOW, AGAIN)] * (2 * 3600))
+    core.handle(JobEnded(NOW, FENCED))
+    assert looks(core, *[Looked(NOW, AGAIN)] * LOOKS)[0] == WriteBeat(beat(3, ME))
+    assert core.phase is LeasePhase.CLAIMING
+
+
 def test_a_leader_knows_by_its_own_looks_that_it_may_be_taken_for_dead():
     core = driven(LEADING)
     assert looks(core, FAILS, FAILS) == []

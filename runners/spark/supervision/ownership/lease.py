@@ -9,7 +9,7 @@ store. Here it matters that exactly one goes on soon:
 - Who leads and sees a beat of a higher rank stands down: its driver is killed, and it follows.
 - Who leads and cannot see the board goes on. It may be that nobody sees it, and nobody has taken over.
 - Who leads and whose driver was fenced does not go on. If it sees who leads now, it follows. If nobody does, it leads once
-  more; fenced a second time it ends, since whoever has fenced it knows nothing of the lease.
+  more; fenced a second time within an hour it ends, since whoever has fenced it knows nothing of the lease.
 
 Time is counted in looks that were answered, not in seconds. A host that was paused has looked once, however long that was; and
 no look is counted while the board is away: then nobody takes over, and when it comes back the leader has the whole time.
@@ -38,6 +38,9 @@ _UNHEARD_LOOKS = 3
 
 _FIRST_LOOKS = 60
 """So many before it has said anything: Python has to start, and import Spark."""
+
+_QUIET_LOOKS = 7_200
+"""An hour: who has led for so many looks is fenced for the first time again. As long as restarts take to forget a failure."""
 
 
 class LeasePhase(Enum):
@@ -197,6 +200,7 @@ class LeaseCore:
         self._missed = 0
         self._unheard = 0
         self._unwritten = 0
+        self._led = 0
         self._awaits = False
         self._fenced_by_nobody = 0
         self._highest = (0, "")  # rank that was seen of another one
@@ -319,7 +323,7 @@ class LeaseCore:
             case BeatWritten():
                 return [LookAtBoard()]
             case Looked(_, found) if found == self._own:
-                self.phase, self._unheard, self._unwritten = LeasePhase.LEADING, -_FIRST_LOOKS, 0
+                self.phase, self._unheard, self._unwritten, self._led = LeasePhase.LEADING, -_FIRST_LOOKS, 0, 0
                 return [Lead()]
             case Looked(_, Beat() as found) if not self._is_above(found) or self._is_over(found):
                 return self._follow(found)
@@ -338,6 +342,7 @@ class LeaseCore:
             return []
         self._unheard += 1
         self._unwritten += 1
+        self._led += 1
         if not isinstance(event, Looked):
             return []
         if event.found is None or self._is_above(event.found):
@@ -383,7 +388,7 @@ class LeaseCore:
         self._end = end = event.end
         if end.ending is Ending.FENCED:
             self.phase, self._missed = LeasePhase.DOUBTING, 0
-            self._fenced_by_nobody += 1
+            self._fenced_by_nobody = 1 if self._led >= _QUIET_LOOKS else self._fenced_by_nobody + 1
             return [Follow("its driver was fenced")]
         self.phase = LeasePhase.LEAVING
         is_left = end.ending is Ending.STOPPED or (event.was_to_stop and end.ending is Ending.FAILED)
