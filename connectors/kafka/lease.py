@@ -2,7 +2,8 @@
 
 The group has no members. Its coordinator keeps the last commit alone, in a topic that no job reads; so twice a second costs
 next to nothing, and what a beat replaces is gone. Brokers take offsets of topics only that are there: the commit topic is, and
-nobody else commits offsets of it.
+no program reads it by a group. Kafka's own tools may still reset the group's offsets. They leave no metadata, which is as if
+nothing was written yet: the leader writes its next beat over it, and a follower takes it for a sign of nobody.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
 from headrace.connectors.kafka.write.commit_log import CommitLog
 from headrace.connectors.kafka.write.names import DEFAULT_COMMIT_TOPIC
 from headrace.connectors.lease import LEAST_TIMEOUT_S, Beat, LeaseBoard, parse_beat
-from headrace.enumerator.errors import UsageError
+from headrace.enumerator.errors import StateError, UsageError
 
 __all__ = ["DEFAULT_LEASE_TIMEOUT_S", "KafkaLease"]
 
@@ -80,10 +81,24 @@ class KafkaLease(LeaseBoard):
         return KafkaCluster(self.config)
 
     def look(self) -> Beat | None:
-        """Ask the group's coordinator."""
+        """Ask the group's coordinator. None also for an offset that was reset. Raises StateError for what is no beat."""
         key = (self.commit_topic, _PARTITION)
         found = self._cluster.committed_offsets(self.group, [key])[key]
-        return None if found is None else parse_beat(found.metadata, self.where)
+        if found is None or not found.metadata:
+            return None
+        try:
+            return parse_beat(found.metadata, self.where)
+        except StateError as error:
+            raise StateError(f"{error}. {self._advice}") from error
+
+    @property
+    def _advice(self) -> str:
+        """What to do about metadata that is no beat of this version: no leader writes over it."""
+        return (
+            "Supervisors of one job run the same headrace. If another program commits offsets of this group, give the job a "
+            "group of its own (--lease-group); if none does any more, delete what it has left: kafka-consumer-groups.sh "
+            f"--delete-offsets --group {self.group} --topic {self.commit_topic}"
+        )
 
     def write(self, beat: Beat) -> None:
         """Commit it at the group's coordinator. The offset counts beats, for who looks with other tools."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
+from headrace.connectors.kafka.client.groups import CommittedOffset
 from headrace.connectors.lease import Beat, BeatState
 from headrace.enumerator.errors import DeadlineExceededError, RetriableError, StateError, UsageError
 from headrace.kafka import KafkaLease
@@ -46,13 +48,27 @@ def test_a_board_that_is_away_is_said_to_be_long_before_the_timeout(kafka):
         assert time.monotonic() - began < 2.0
 
 
-def test_a_group_of_somebody_else_is_no_board(kafka):
-    from headrace.connectors.kafka.client.groups import CommittedOffset
-
+def committed_by_another(kafka, metadata):
+    """The board after it was written to by a supervisor, and then by a program that knows nothing of leases."""
     lease = KafkaLease(kafka.bootstrap, "job")
     lease.write(BEAT)
-    lease._cluster.commit_offsets("job", {("headrace-commits", 0): CommittedOffset(7, metadata="")})
-    with pytest.raises(StateError, match="the lease in group 'job'"):
+    lease._cluster.commit_offsets("job", {("headrace-commits", 0): CommittedOffset(7, metadata=metadata)})
+    return lease
+
+
+def test_seen_here_offsets_that_somebody_has_reset_are_as_none_and_the_next_beat_replaces_them(kafka):
+    """As by `kafka-consumer-groups.sh --reset-offsets`. It was an error for ever: the leader wrote no beat, and nobody could
+    take over from it.
+    """
+    lease = committed_by_another(kafka, metadata="")
+    assert lease.look() is None
+    lease.write(replace(BEAT, number=1))
+    assert lease.look() == replace(BEAT, number=1)
+
+
+def test_a_group_of_another_program_is_no_board_and_the_error_says_what_to_do(kafka):
+    lease = committed_by_another(kafka, metadata="its own")
+    with pytest.raises(StateError, match=r"the lease in group 'job'.*--lease-group.*--delete-offsets --group job --topic headrace"):
         lease.look()
 
 
