@@ -183,8 +183,8 @@ class LeaseCore:
     """One supervisor. Not thread-safe. `wake_at_s`: when to send LookDue, as of the last event; None for not now.
 
     `leader`: the last beat that was seen of another one; `term`: of its own last one, 0 if it has never led. `trouble`: what
-    was wrong with the board the last time; None if nothing was. `is_suspect`: it leads, and has written nothing for so long
-    that it may have been taken for dead.
+    was wrong with the board the last time; None if nothing was. `is_suspect`: it leads, and has written nothing for the whole
+    timeout, so that it may have been taken for dead. That is by its own clock, whatever became of its looks.
     """
 
     def __init__(self, supervisor: str, host: str, timeout_s: float) -> None:
@@ -196,10 +196,11 @@ class LeaseCore:
         self.leader: Beat | None = None
         self.trouble: str | None = None
         self._own = Beat(0, supervisor, 0, BeatState.LEADING, host)
+        self._timeout_s = timeout_s
         self._most = math.ceil(timeout_s / LOOK_S)
+        self._now_s = self._written_at_s = -math.inf
         self._missed = 0
         self._unheard = 0
-        self._unwritten = 0
         self._led = 0
         self._awaits = False
         self._fenced_by_nobody = 0
@@ -215,7 +216,7 @@ class LeaseCore:
     @property
     def is_suspect(self) -> bool:
         """See the class."""
-        return self.phase is LeasePhase.LEADING and self._unwritten >= self._most
+        return self.phase is LeasePhase.LEADING and self._now_s - self._written_at_s >= self._timeout_s
 
     def handle(self, event: LeaseEvent) -> list[LeaseCommand]:
         """Take one event, return what is to be done, in this order.
@@ -223,11 +224,9 @@ class LeaseCore:
         Raises ProtocolViolationError for an event that LEASE_TRANSITIONS does not allow now.
         """
         following = allowed_after(LEASE_TRANSITIONS, self.phase, event, "the lease")
+        self._now_s = event.now_s
         if isinstance(event, _Answer):
-            self._awaits = False
-            self.trouble = event.reason if isinstance(event, BoardFailed | BoardRefused) else None
-            if isinstance(event, Looked) and event.found is not None and event.found.supervisor != self._own.supervisor:
-                self._see(event.found)
+            self._take_answer(event)
         commands = self._apply(event)
         assert self.phase in following, f"{event} has led to {self.phase.name}, which is not in the table"
         self._awaits |= any(isinstance(command, LookAtBoard | WriteBeat) for command in commands)
@@ -237,6 +236,14 @@ class LeaseCore:
         elif self.wake_at_s is None:
             self.wake_at_s = event.now_s + LOOK_S
         return commands
+
+    def _take_answer(self, event: _Answer) -> None:
+        self._awaits = False
+        self.trouble = event.reason if isinstance(event, BoardFailed | BoardRefused) else None
+        if isinstance(event, BeatWritten):
+            self._written_at_s = event.now_s
+        if isinstance(event, Looked) and event.found is not None and event.found.supervisor != self._own.supervisor:
+            self._see(event.found)
 
     def _see(self, found: Beat) -> None:
         if found != self.leader:
@@ -323,7 +330,7 @@ class LeaseCore:
             case BeatWritten():
                 return [LookAtBoard()]
             case Looked(_, found) if found == self._own:
-                self.phase, self._unheard, self._unwritten, self._led = LeasePhase.LEADING, -_FIRST_LOOKS, 0, 0
+                self.phase, self._unheard, self._led = LeasePhase.LEADING, -_FIRST_LOOKS, 0
                 return [Lead()]
             case Looked(_, Beat() as found) if not self._is_above(found) or self._is_over(found):
                 return self._follow(found)
@@ -338,10 +345,8 @@ class LeaseCore:
 
     def _leader_looked(self, event: _Answer) -> list[LeaseCommand]:
         if isinstance(event, BeatWritten):
-            self._unwritten = 0
             return []
         self._unheard += 1
-        self._unwritten += 1
         self._led += 1
         if not isinstance(event, Looked):
             return []
