@@ -86,6 +86,7 @@ DOUBTED_TWICE: list[Any] = [
 ]
 TAKEN_OVER: list[Any] = [*FOLLOWING, *[DUE, FOUND] * LOOKS]
 LAST = beat(1, "other", 8, BeatState.OVER, "COMPLETED", "all read")
+SAID = beat(1, ME, 1, BeatState.OVER, "COMPLETED", "all read")
 OVER_IN_2 = replace(LAST, term=2)
 
 
@@ -155,7 +156,16 @@ CASES = [
     Case("whatever that is: a look that fails", [*LEADING, DUE, JobEnded(NOW, DONE)], FAILS, [WriteBeat(beat(1, ME, 1, BeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
     Case("a beat that was written", [*LEADING, DUE, Looked(NOW, OWN), JobEnded(NOW, DONE)], WRITTEN, [WriteBeat(beat(1, ME, 2, BeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
     Case("one that was refused", [*LEADING, DUE, Looked(NOW, OWN), JobEnded(NOW, DONE)], REFUSED, [WriteBeat(beat(1, ME, 2, BeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
-    *(Case(f"it ends after it, whatever became of it: {type(event).__name__}", LEAVING, event, [EndLease(DONE)], _P.OVER) for event in (FOUND, WRITTEN, FAILS, REFUSED)),
+    *(Case(f"it ends after it: {type(event).__name__}", LEAVING, event, [EndLease(DONE)], _P.OVER) for event in (WRITTEN, REFUSED)),
+    Case("and where another one leads", LEAVING, FOUND, [EndLease(DONE)], _P.OVER),
+    Case("a last word that may not have been written is tried again", LEAVING, FAILS, [], _P.LEAVING),
+    Case("it looks first", [*LEAVING, FAILS], DUE, [LookAtBoard()], _P.LEAVING),
+    Case("and says it once more", [*LEAVING, FAILS, DUE], Looked(NOW, OWN), [WriteBeat(replace(SAID, number=2))], _P.LEAVING),
+    Case("unless it stands there", [*LEAVING, FAILS, DUE], Looked(NOW, SAID), [EndLease(DONE)], _P.OVER),
+    Case("or another one leads", [*LEAVING, FAILS, DUE], HIGHER, [EndLease(DONE)], _P.OVER),
+    Case("or nobody waits for it any more", [*LEAVING, FAILS, DUE], BoardFailed(NOW + TIMEOUT_S, "away"), [EndLease(DONE)], _P.OVER),
+    Case("or it is told to end without", [*LEAVING, FAILS], LEAVE, [EndLease(DONE)], _P.OVER),
+    Case("the last word of one that was overtaken is not said", [*LEADING, DUE, JobEnded(NOW, DONE)], HIGHER, [EndLease(DONE)], _P.OVER),
     *(Case(f"an answer that comes late: {type(event).__name__}", OVER, event, [], _P.OVER) for event in (FOUND, WRITTEN, FAILS, REFUSED)),
 ]  # fmt: skip
 

@@ -266,6 +266,38 @@ def test_seen_here_a_leader_whose_driver_is_killed_in_a_stop_hands_over_and_does
     assert (board.written[-1].state, board.written[-1].ending) == (BeatState.LEFT, "FAILED")
 
 
+class DeafToTheLastWord(PlayedBoard):
+    """`times`: so often a last word is not written. `then`: is called each time."""
+
+    def __init__(self, times, then=lambda: None):
+        super().__init__()
+        self.times, self.failed, self.then = times, 0, then
+
+    def write(self, beat):
+        if beat.state is not BeatState.LEADING and self.failed < self.times:
+            self.failed += 1
+            self.then()
+            raise DeadlineExceededError("no broker")
+        super().write(beat)
+
+
+@pytestmark_lease
+def test_seen_here_a_last_word_whose_write_has_failed_is_said_again(play):
+    """It was said once: the others took a job that is done for one whose leader is dead, and began it again."""
+    done = DriverEnd(Ending.COMPLETED, "all its queries have ended")
+    board = DeafToTheLastWord(3)
+    assert play(lambda driver: driver.over(done), board=board)[0] == done
+    assert (board.failed, board.written[-1].state) == (3, BeatState.OVER)
+
+
+@pytestmark_lease
+def test_a_second_signal_ends_a_supervisor_that_cannot_say_its_last_word(play, monkeypatch):
+    monkeypatch.setattr(PlayedBoard, "timeout_s", 3600.0)
+    board = DeafToTheLastWord(1000, then=lambda: stop(None))
+    assert play(stop, board=board)[0] == STOPPED
+    assert 1 <= board.failed < 1000
+
+
 @pytestmark_lease
 def test_while_the_board_is_away_nobody_takes_over_and_the_job_goes_on(play, caplog):
     away = [DeadlineExceededError("no broker")] * 200

@@ -335,7 +335,7 @@ class _Supervisor:
         self._is_to_stop = True
         if self._lease is None or self._lease.phase is LeasePhase.LEADING:
             self._tell(JobStopRequested(time.monotonic()))
-        elif self._lease.phase is not LeasePhase.LEAVING:
+        elif self._lease.phase is not LeasePhase.LEAVING or self._stops > 1:
             self._tell_lease(LeaveRequested(time.monotonic()))
 
     def _take_news(self, number: int) -> None:

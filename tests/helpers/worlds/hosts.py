@@ -115,7 +115,7 @@ class Host:
         """Its scheduler starts a supervisor."""
         self.started += 1
         self.is_on = True
-        self.is_to_stop = False
+        self.stops = 0
         self.end: DriverEnd | None = None
         self.ended: DriverEnd | None = None
         self.asked: deque[LookAtBoard | WriteBeat] = deque()
@@ -145,7 +145,7 @@ class Host:
                     self.ended = end
         if self.ended is not None:
             ended, self.ended = self.ended, None
-            self.tell_lease(JobEnded(self.now_s, ended, self.is_to_stop))
+            self.tell_lease(JobEnded(self.now_s, ended, was_to_stop=self.stops > 0))
 
     def tell_lease(self, event: LeaseEvent) -> None:
         for command in self.lease.handle(event):
@@ -160,7 +160,7 @@ class Host:
                     self.tell(SupervisionStarted(self.now_s))
                 case EndLease(end):
                     assert end.ending is not Ending.FENCED, "a supervisor has ended as the other one has taken over"
-                    assert self.is_to_stop, "a supervisor has ended that was not told to"
+                    assert self.stops, "a supervisor has ended that was not told to"
                     self.begin_anew()
                     self.end, self.is_on = end, False
                     self.world.happened[f"ended: {end.ending.name}"] += 1
@@ -173,10 +173,10 @@ class Host:
 
     def stop(self) -> None:
         """SIGTERM."""
-        self.is_to_stop = True
+        self.stops += 1
         if self.lease.phase is LeasePhase.LEADING:
             self.tell(JobStopRequested(self.now_s))
-        elif self.lease.phase is not LeasePhase.LEAVING:
+        elif self.lease.phase is not LeasePhase.LEAVING or self.stops > 1:
             self.tell_lease(LeaveRequested(self.now_s))
 
     def step(self) -> None:

@@ -134,7 +134,10 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class LeaveRequested:
-    """End, though the job does not: of a supervisor that does not lead. (One that leads has its job stopped: `JobEnded`.)"""
+    """End, though the job does not: of a supervisor that does not lead. (One that leads has its job stopped: `JobEnded`.)
+
+    Of one that says its last word: end without it.
+    """
 
     now_s: float
 
@@ -206,6 +209,7 @@ class LeaseCore:
         self._fenced_by_nobody = 0
         self._highest = (0, "")  # rank that was seen of another one
         self._end: DriverEnd | None = None
+        self._leave_by_s = math.inf
         self._has_said_its_last = False
 
     @property
@@ -230,8 +234,7 @@ class LeaseCore:
         commands = self._apply(event)
         assert self.phase in following, f"{event} has led to {self.phase.name}, which is not in the table"
         self._awaits |= any(isinstance(command, LookAtBoard | WriteBeat) for command in commands)
-        is_idle = self._awaits or self.phase in (LeasePhase.LEAVING, LeasePhase.OVER)
-        if is_idle:
+        if self._awaits or self.phase is LeasePhase.OVER:
             self.wake_at_s = None
         elif self.wake_at_s is None:
             self.wake_at_s = event.now_s + LOOK_S
@@ -266,7 +269,7 @@ class LeaseCore:
             case JobEnded():
                 return self._job_ended(event)
             case LeaveRequested():
-                return self._leave()
+                return self._leave(event)
             case Looked() | BeatWritten() | BoardFailed() | BoardRefused():
                 return self._answered(event)
             case _:
@@ -288,7 +291,7 @@ class LeaseCore:
             case LeasePhase.DOUBTING:
                 return self._doubter_looked(event)
             case LeasePhase.LEAVING:
-                return self._say_the_last() if not self._has_said_its_last else self._finish()
+                return self._leaver_answered(event)
             case _:  # it is over, and an answer comes late
                 return []
 
@@ -369,6 +372,18 @@ class LeaseCore:
             return []
         return self._finish() if self._fenced_by_nobody > 1 else self._claim()
 
+    def _leaver_answered(self, event: _Answer) -> list[LeaseCommand]:
+        """The last word is said until it stands, or does not matter: another one leads, or soon will, as its time is over."""
+        match event:
+            case Looked(_, Beat() as found) if found == self._own or not self._is_above(found):
+                return self._finish()
+            case BoardFailed(now_s) if self._has_said_its_last and now_s < self._leave_by_s:
+                return []  # it may have been written: that is looked at first
+            case BeatWritten() | BoardFailed() | BoardRefused() if self._has_said_its_last:
+                return self._finish()
+            case _:
+                return self._say_the_last()
+
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def _is_above(self, found: Beat) -> bool:
@@ -395,17 +410,19 @@ class LeaseCore:
             self.phase, self._missed = LeasePhase.DOUBTING, 0
             self._fenced_by_nobody = 1 if self._led >= _QUIET_LOOKS else self._fenced_by_nobody + 1
             return [Follow("its driver was fenced")]
-        self.phase = LeasePhase.LEAVING
+        self.phase, self._leave_by_s = LeasePhase.LEAVING, event.now_s + self._timeout_s
         is_left = end.ending is Ending.STOPPED or (event.was_to_stop and end.ending is Ending.FAILED)
         state = BeatState.LEFT if is_left else BeatState.OVER
         self._own = replace(self._own, state=state, ending=end.ending.name, reason=end.reason)
         return [] if self._awaits else self._say_the_last()
 
-    def _leave(self) -> list[LeaseCommand]:
+    def _leave(self, event: LeaveRequested) -> list[LeaseCommand]:
+        if self.phase is LeasePhase.LEAVING:
+            return self._finish()
         self._end = DriverEnd(Ending.STOPPED, "it was stopped")
         if self.phase is not LeasePhase.CLAIMING:
             return self._finish()
-        self.phase = LeasePhase.LEAVING  # it may have said that it leads
+        self.phase, self._leave_by_s = LeasePhase.LEAVING, event.now_s + self._timeout_s  # it may have said that it leads
         self._own = replace(self._own, state=BeatState.LEFT)
         return [] if self._awaits else self._say_the_last()
 
@@ -422,7 +439,7 @@ class LeaseCore:
 _ANSWERS = (Looked, BeatWritten, BoardFailed, BoardRefused)
 _DRIVERS = (DriverHeard, DriverLost)
 _P = LeasePhase
-_AT_WORK = (_P.LOOKING, _P.FOLLOWING, _P.CLAIMING, _P.LEADING, _P.DOUBTING)
+_AT_WORK = (_P.LOOKING, _P.FOLLOWING, _P.CLAIMING, _P.LEADING, _P.DOUBTING, _P.LEAVING)
 
 LEASE_TRANSITIONS: Transitions[LeasePhase] = MappingProxyType(
     {
@@ -444,7 +461,7 @@ LEASE_TRANSITIONS: Transitions[LeasePhase] = MappingProxyType(
         **{(_P.DOUBTING, event): (_P.DOUBTING,) for event in _ANSWERS[1:]},
         **{(_P.LEAVING, event): (_P.LEAVING, _P.OVER) for event in _ANSWERS},
         **{(_P.OVER, event): (_P.OVER,) for event in _ANSWERS},
-        **{(phase, LeaveRequested): (_P.OVER,) for phase in (_P.LOOKING, _P.FOLLOWING, _P.DOUBTING)},
+        **{(phase, LeaveRequested): (_P.OVER,) for phase in (_P.LOOKING, _P.FOLLOWING, _P.DOUBTING, _P.LEAVING)},
         (_P.CLAIMING, LeaveRequested): (_P.LEAVING,),
     }
 )
