@@ -23,7 +23,9 @@ VERSION = 1
 
 
 class BeatState(StrEnum):
-    """What its writer does. `LEADING`: it runs the job. `LEFT`: it was stopped. `OVER`: the job has ended, for all."""
+    """What its writer does. `LEADING`: it runs the job. `LEFT`: it was stopped, or the job cannot run on its host. `OVER`: the
+    job has ended, for all.
+    """
 
     LEADING = "leading"
     LEFT = "left"

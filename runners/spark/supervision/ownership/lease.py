@@ -411,8 +411,7 @@ class LeaseCore:
             self._fenced_by_nobody = 1 if self._led >= _QUIET_LOOKS else self._fenced_by_nobody + 1
             return [Follow("its driver was fenced")]
         self.phase, self._leave_by_s = LeasePhase.LEAVING, event.now_s + self._timeout_s
-        is_left = end.ending is Ending.STOPPED or (event.was_to_stop and end.ending is Ending.FAILED)
-        state = BeatState.LEFT if is_left else BeatState.OVER
+        state = BeatState.LEFT if _is_of_this_host(event) else BeatState.OVER
         self._own = replace(self._own, state=state, ending=end.ending.name, reason=end.reason)
         return [] if self._awaits else self._say_the_last()
 
@@ -434,6 +433,13 @@ class LeaseCore:
         assert self._end is not None
         self.phase = LeasePhase.OVER
         return [EndLease(self._end)]
+
+
+def _is_of_this_host(event: JobEnded) -> bool:
+    """Whether others may go on with the job. What cannot be (a module that is missing) may be so here alone: each finds out."""
+    if event.end.ending is Ending.FAILED:
+        return event.was_to_stop
+    return event.end.ending in (Ending.STOPPED, Ending.WRONG_USE)
 
 
 _ANSWERS = (Looked, BeatWritten, BoardFailed, BoardRefused)
