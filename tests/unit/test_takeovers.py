@@ -149,6 +149,33 @@ def test_a_driver_that_ends_in_good_order_gives_its_jobs_back_and_one_that_canno
     JobCommitter(JOB, sink.committer(JOB)).recover()
 
 
+@pytest.mark.usefixtures("many_hosts")
+def test_seen_here_a_driver_claims_its_job_at_each_sink_that_it_starts_the_query_with_and_gives_all_of_them_back(
+    kafka, checkpoint
+):
+    """With a second destination it only recovered: where a killed driver had claimed the job there, it ended as superseded."""
+    location = checkpoint("own", 1)
+    begun = []
+
+    def start(driver, cluster):
+        options = {"kafka.bootstrap.servers": cluster.bootstrap, "topic": "out", "checkpointlocation": f"file:{location}"}
+        query = StartedQuery(SimpleNamespace(schema=SCHEMA), "headrace", "append", options)
+        driver.start(query, lambda: begun.append((driver, cluster)))
+
+    with FakeKafka() as another:
+        another.create_topic("out")
+        killed, driver = Takeover(new_family(), 0), Takeover(new_family(), 0)
+        start(killed, another)
+        start(driver, kafka)
+        start(driver, another)
+        assert begun == [(killed, another), (driver, kafka), (driver, another)]
+        with pytest.raises(SupersededError):
+            start(killed, another)
+        driver.release()
+        for cluster in (kafka, another):
+            JobCommitter(JOB, KafkaSink(cluster.bootstrap, topic="out").committer(JOB)).recover()
+
+
 def test_the_last_batch_of_an_offset_log_is_told_by_its_numbers_wherever_it_lies(checkpoint):
     location = checkpoint("own", 12)
     assert OffsetLog(location).last_batch() == OffsetLog(f"file://{location}").last_batch() == 11

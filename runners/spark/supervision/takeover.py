@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.streaming.query import StreamingQuery
 
-from headrace.connectors.sink import ImmediateSink
+from headrace.connectors.sink import ImmediateSink, TwoPhaseSink
 from headrace.enumerator.errors import UsageError
 from headrace.runners.spark.session import HOOK, PIPELINES
 from headrace.runners.spark.supervision.lock import CheckpointLock
@@ -59,7 +59,7 @@ class Takeover:
         self._standbys = standbys
         self._has_peers = has_peers
         self._locks: dict[str, CheckpointLock] = {}
-        self._begun: dict[str, StartedQuery] = {}
+        self._begun: dict[tuple[str, TwoPhaseSink[Any]], StartedQuery] = {}
 
     def load(self, source: str, mark: Callable[[str, str], object], load: Callable[[], DataFrame]) -> DataFrame:
         """As the job wants it."""
@@ -88,7 +88,7 @@ class Takeover:
 
     def release(self) -> None:
         """After the end of all queries, which none has failed: give their jobs back to whoever comes. Never raises."""
-        for location, started in self._begun.items():
+        for (location, _), started in self._begun.items():
             try:
                 job = checkpoint_at(location, started.frame).query_id()
                 if job is not None:
@@ -104,19 +104,19 @@ class Takeover:
     def _claim(self, started: StartedQuery, location: str) -> None:
         """Claim the job, and end what was left at its sink. Raises as `StreamWriter.claim`, and for an unreadable checkpoint.
 
-        A driver claims once: if a query is started again by it, somebody else may have claimed the job meanwhile.
+        A driver claims once at each sink: if a query is started again by it, somebody else may have claimed the job meanwhile.
         """
         started.mark(INCARNATION, self._family)
         claiming = replace(started, options={**started.options, INCARNATION.lower(): self._family})
-        checkpoint = checkpoint_at(location, started.frame)
+        writer, checkpoint = writer_of(claiming), checkpoint_at(location, started.frame)
+        begun = (location, writer.sink)
         job = checkpoint.query_id()
         if job is not None:  # else it is the first start
-            writer = writer_of(claiming)
-            begin = writer.recover if location in self._begun else writer.claim
+            begin = writer.recover if begun in self._begun else writer.claim
             last_batch = checkpoint.last_batch()
             if begin(job, last_batch) and last_batch is not None:
                 checkpoint.complete(last_batch)
-        self._begun[location] = claiming
+        self._begun[begun] = claiming
 
     def _lock(self, location: str) -> None:
         if location not in self._locks:
