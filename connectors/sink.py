@@ -464,7 +464,10 @@ class CommitListSerializer(Generic[HandleT]):
             newest = (VERSION, self._handles.version)
             found = (stored_number(value["version"]), stored_number(value["handle_version"]))
             if found[0] > VERSION or found[1] > self._handles.version:
-                raise StateError(f"{where}: a newer headrace wrote this (version {found}; this one reads up to {newest})")
+                raise StateError(
+                    f"{where}: a newer headrace wrote this (version {found}; this one reads up to {newest}): "
+                    "go on with that one"
+                )
             if found[0] < 1:
                 raise ValueError(f"no list was ever written in version {found[0]}")
             return self._read(value, *found)

@@ -561,7 +561,7 @@ def test_the_current_version_writes_its_golden_file(name):
 
 @pytest.mark.parametrize("newer", [{"version": 5}, {"handle_version": 2}])
 def test_a_newer_list_is_refused_and_says_what_it_is(newer):
-    with pytest.raises(StateError, match=r"over there: a newer headrace wrote this .*reads up to \(4, 1\)"):
+    with pytest.raises(StateError, match=r"over there: a newer headrace wrote this .*up to \(4, 1\)\): go on with that one"):
         LISTS.deserialize(changed(**newer), "over there")
 
 

@@ -68,7 +68,7 @@ def test_seen_here_offsets_that_somebody_has_reset_are_as_none_and_the_next_beat
 
 def test_a_group_of_another_program_is_no_board_and_the_error_says_what_to_do(kafka):
     lease = committed_by_another(kafka, metadata="its own")
-    with pytest.raises(StateError, match=r"the lease in group 'job'.*--lease-group.*--delete-offsets --group job --topic headrace"):
+    with pytest.raises(StateError, match=r"the lease in group 'job'.*--lease-group.*--delete-offsets --group job --topic head"):
         lease.look()
 
 
