@@ -73,13 +73,13 @@ class Family:
     def kill_active(self) -> tuple[float, float]:
         """SIGKILL to what the job's supervisor calls active, and all its processes. As `kill`.
 
-        Raises RuntimeError where nothing is: then nothing was killed.
+        Raises RuntimeError where nothing is, or one of them has ended by itself: then nothing was killed.
         """
-        roots = [psutil.Process(each["pid"]) for each in self._active()]
-        if not roots:
+        active = self._active()
+        if not active:
             raise RuntimeError("there is no active driver to kill")
         at = time.monotonic()
-        killed = [process for root in roots for process in (root, *root.children(recursive=True))]
+        killed = [process for each in active for process in _tree(each["pid"])]
         for process in killed:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -146,6 +146,16 @@ class Family:
         """Its parents are the nursery, the coordinator, and the supervisor, which is `headrace run`."""
         above = process.parents()[:3]
         return len(above) == 3 and above[2].pid == self._process.pid and _COMMAND_LINE in above[2].cmdline()
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    """A process and all that it has started. Raises RuntimeError for one that has ended: its end is not the one to measure."""
+    with suppress(psutil.NoSuchProcess):
+        root = psutil.Process(pid)
+        started = root.children(recursive=True)
+        if _runs(root):
+            return [root, *started]
+    raise RuntimeError(f"process {pid}, which is to be killed as active, had ended by itself")
 
 
 def _wait_until_dead(processes: Iterable[psutil.Process]) -> None:

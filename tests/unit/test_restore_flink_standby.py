@@ -298,6 +298,16 @@ class TestTheKill:
         assert all(alive(process) for process in waiting)
         family.check()
 
+    @pytest.mark.parametrize("which", [0, 1], ids=["that was waited for", "that nobody has waited for yet"])
+    def test_seen_here_of_an_active_process_that_has_ended_by_itself_is_an_error_and_hits_none(self, family, tmp_path, which):
+        until(family.has_standby)
+        active = [psutil.Process(each["pid"]) for each in json.loads((tmp_path / "status.json").read_text())["active"]]
+        active[which].kill()
+        until(lambda: psutil.pid_exists(active[which].pid) == bool(which) and not alive(active[which]))
+        with pytest.raises(RuntimeError, match=f"process {active[which].pid}.* had ended by itself"):
+            family.kill_active()
+        assert alive(active[1 - which])
+
     def test_of_nothing_active_is_an_error(self, family, tmp_path):
         until(family.has_standby)
         (tmp_path / "status.json").write_text(json.dumps({"active": [], "standbys": []}))
