@@ -241,22 +241,24 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
                 raise
             _commit(self._sink, job, asked, None)
 
-    def claim(self, job: str, last_batch: int | None) -> bool:
+    def claim(self, job: str, last_batch: Callable[[], int | None]) -> int | None:
         """Before a driver with an incarnation starts the query for the first time, in a process of its own: make the job its
         own, and recover as the first `commit` does. Raises and tells as `recover`.
         """
         return self._started(job, last_batch, JobCommitter.claim)
 
-    def recover(self, job: str, last_batch: int | None) -> bool:
+    def recover(self, job: str, last_batch: Callable[[], int | None]) -> int | None:
         """Before the query starts, in a process of its driver: as the first `commit` does. Raises what the sink raises.
 
-        Tells whether all rows of the last batch are committed for sure, so that nothing is lost if it is not run again: it is
+        Gives the last batch if all its rows are committed for sure, so that nothing is lost if it is not run again: it is
         recorded, of the same plan, and no row of it may name another target than what it was written to.
 
-        `last_batch`: the last one of the checkpoint's offset log. Where the sink has a later one, or this one from another
-        plan and it is to be run again, the checkpoint is an older copy, whose query may be at work: StaleEpochError then,
-        before anything of that one is fenced or aborted. Of a batch that is committed there may be other offsets by now
-        (`headrace checkpoint set-offsets`). SupersededError where another driver has claimed the job since this one has.
+        `last_batch` gives the last one of the checkpoint's offset log; None for none. It is asked after the sink: a driver
+        that is to be superseded may still be at work, and plan and record one more. Where the sink has a later one, or this
+        one from another plan and it is to be run again, the checkpoint is an older copy, whose query may be at work:
+        StaleEpochError then, before anything of that one is fenced or aborted. Of a batch that is committed there may be
+        other offsets by now (`headrace checkpoint set-offsets`). SupersededError where another driver has claimed the job
+        since this one has.
         """
         return self._started(job, last_batch, JobCommitter.recover)
 
@@ -266,22 +268,27 @@ class StreamWriter(DataSourceStreamArrowWriter, Generic[HandleT]):
         """
         self._in_driver(self._sink.bounded(), job, JobCommitter.release)
 
-    def _started(self, job: str, last_batch: int | None, begin: Callable[[JobCommitter[HandleT]], None]) -> bool:
-        is_recorded = self._refuse_copy(job, last_batch)
+    def _started(
+        self, job: str, last_batch: Callable[[], int | None], begin: Callable[[JobCommitter[HandleT]], None]
+    ) -> int | None:
+        recorded = self._refuse_copy(job, last_batch)
         self._in_driver(self._sink, job, begin)
-        return is_recorded and not self._sink.rows_name_targets
+        return None if self._sink.rows_name_targets else recorded
 
-    def _refuse_copy(self, job: str, last_batch: int | None) -> bool:
-        """Whether the sink has the last batch, of the same plan, and the commit log has not."""
+    def _refuse_copy(self, job: str, last_batch: Callable[[], int | None]) -> int | None:
+        """The last batch, if the sink has it, of the same plan, and the commit log has not."""
         recorded = self._sink.recorded_now().get(job)
-        _refuse_older_copy(job, last_batch, recorded)
-        if recorded is None or recorded.epoch != last_batch:
-            return False
-        content = _content(self._offsets, last_batch)
-        if content is None or self._is_committed(last_batch):  # it cannot be read here, or is not run again
-            return False
-        refuse_other_content(job, last_batch, content, recorded.content)
-        return recorded.content is not None
+        if recorded is None:
+            return None
+        planned = last_batch()
+        _refuse_older_copy(job, planned, recorded)
+        if planned is None or recorded.epoch != planned:
+            return None
+        content = _content(self._offsets, planned)
+        if content is None or self._is_committed(planned):  # it cannot be read here, or is not run again
+            return None
+        refuse_other_content(job, planned, content, recorded.content)
+        return None if recorded.content is None else planned
 
     def _in_driver(self, sink: TwoPhaseSink[HandleT], job: str, act: Callable[[JobCommitter[HandleT]], None]) -> None:
         """With a committer that nobody has used: what was fenced is of no further use."""
@@ -419,9 +426,9 @@ def _commit(sink: TwoPhaseSink[HandleT], job: str, asked: CommitRequested[Handle
         log.warning(_BEGINS_LATE, job, asked.epoch)
 
 
-def _refuse_older_copy(job: str, last_batch: int | None, recorded: RecordedEpoch | None) -> None:
+def _refuse_older_copy(job: str, last_batch: int | None, recorded: RecordedEpoch) -> None:
     """A batch is in the offset log before any of it is written, so what is recorded and not there is of another checkpoint."""
-    if recorded is not None and (last_batch is None or last_batch < recorded.epoch):
+    if last_batch is None or last_batch < recorded.epoch:
         there = "knows no batch" if last_batch is None else f"ends with batch {last_batch}"
         raise StaleEpochError(
             f"the checkpoint of job {job!r} {there}, and the sink has committed up to epoch {recorded.epoch} of it: the "

@@ -483,9 +483,9 @@ def planned_batches_are_taken_for_recorded() -> Iterator[None]:
     """What is in the offset log was begun, and need not have come to the sink."""
     started = writers.StreamWriter._started
 
-    def always(self: Any, job: str, last_batch: int | None, begin: Any) -> bool:
+    def always(self: Any, job: str, last_batch: Callable[[], int | None], begin: Any) -> int | None:
         started(self, job, last_batch, begin)
-        return True
+        return last_batch()
 
     with patch.object(writers.StreamWriter, "_started", always):
         yield

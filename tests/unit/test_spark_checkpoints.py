@@ -429,7 +429,7 @@ def test_seen_here_a_supervised_query_goes_on_from_a_copy_whose_last_offsets_wer
     sink, job = MemorySink(log := MemoryTransactionLog()), read_checkpoint(str(checkpoint)).query_id
     write_epoch(sink, checkpoint, 5)
     copy = copied(checkpoint, tmp_path, CHANGES[name])
-    StreamWriter(sink, ["value"], OffsetLog(str(copy))).recover(job, 5)
+    StreamWriter(sink, ["value"], OffsetLog(str(copy))).recover(job, lambda: 5)
     write_epoch(sink, copy, 6)
     assert [row["value"] for row in log.rows()] == [5, 6]
 
@@ -441,7 +441,7 @@ def test_a_last_batch_that_is_to_be_run_again_from_other_offsets_is_refused(chec
     copy = copied(checkpoint, tmp_path, CHANGES[name])
     (copy / "commits" / "5").unlink()
     with pytest.raises(StaleEpochError, match="from another plan"):
-        StreamWriter(sink, ["value"], OffsetLog(str(copy))).recover(job, 5)
+        StreamWriter(sink, ["value"], OffsetLog(str(copy))).recover(job, lambda: 5)
 
 
 # --- to headrace run --------------------------------------------------------------------------------------------------

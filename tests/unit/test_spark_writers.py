@@ -75,6 +75,10 @@ def of(driver, sink):
     return StreamWriter(sink, ["value"], incarnation=driver)
 
 
+def no_batch():
+    """What the offset log ends with, of a query that has planned nothing."""
+
+
 def test_of_two_supervised_drivers_that_live_the_older_is_done_for_and_the_younger_goes_on(monkeypatch, sink, log):
     """Without whose the job is they fenced each other by turns, for ever: each took the other for a sibling."""
     processes = {}
@@ -85,7 +89,7 @@ def test_of_two_supervised_drivers_that_live_the_older_is_done_for_and_the_young
 
     in_process("old", 0, lambda writer: writer.commit(messages(sink, 0, ["0"]), 0))
     in_process("old", 1, lambda writer: writer.commit(messages(sink, 1, ["1"]), 1))
-    in_process("young", 0, lambda writer: writer.claim(JOB, 2))
+    in_process("young", 0, lambda writer: writer.claim(JOB, lambda: 2))
     in_process("young", 1, lambda writer: writer.commit(messages(sink, 2, ["2"]), 2))
     under_way = messages(sink, 3, ["3"])
     late = [PreparedMessage(JOB, 3, None)]
@@ -99,16 +103,16 @@ def test_of_two_supervised_drivers_that_live_the_older_is_done_for_and_the_young
 
 
 def test_a_driver_that_starts_its_query_again_does_not_take_the_job_back_from_a_younger_one(sink):
-    of("old", sink).claim(JOB, None)
-    of("young", sink).claim(JOB, None)
+    of("old", sink).claim(JOB, no_batch)
+    of("young", sink).claim(JOB, no_batch)
     with pytest.raises(SupersededError):
-        of("old", sink).recover(JOB, None)
-    of("young", sink).recover(JOB, None)
+        of("old", sink).recover(JOB, no_batch)
+    of("young", sink).recover(JOB, no_batch)
 
 
 def test_a_driver_that_is_fenced_while_it_claims_claims_again(monkeypatch, sink, log):
     """By one of before, which finds out thereby that it is done for."""
-    of("old", sink).claim(JOB, None)
+    of("old", sink).claim(JOB, no_batch)
     store, fences = MemoryTransactionLog.store, []
 
     def fenced_first(self, job, generation, data):
@@ -117,15 +121,15 @@ def test_a_driver_that_is_fenced_while_it_claims_claims_again(monkeypatch, sink,
         store(self, job, generation, data)
 
     monkeypatch.setattr(MemoryTransactionLog, "store", fenced_first)
-    of("young", sink).claim(JOB, None)
+    of("young", sink).claim(JOB, no_batch)
     assert fences
-    of("young", sink).recover(JOB, None)
+    of("young", sink).recover(JOB, no_batch)
     with pytest.raises(SupersededError):
-        of("old", sink).recover(JOB, None)
+        of("old", sink).recover(JOB, no_batch)
 
 
 def test_an_owner_that_is_fenced_without_end_gives_up(monkeypatch, sink, log):
-    of("mine", sink).claim(JOB, None)
+    of("mine", sink).claim(JOB, no_batch)
     fenced = []
 
     def always(self, job, generation, data):
@@ -161,7 +165,7 @@ def test_seen_here_who_has_ended_well_does_not_wait_for_a_sink_that_is_away(sink
         def bounded(self):
             return sink
 
-    of("mine", sink).claim(JOB, None)
+    of("mine", sink).claim(JOB, no_batch)
     of("mine", Riding(log)).release(JOB)
     of(None, sink).commit(messages(sink, 0, ["0"]), 0)
 
@@ -310,8 +314,8 @@ def test_seen_here_a_task_of_a_driver_that_a_younger_one_has_left_behind_says_so
     """It took the checkpoint for an older copy: `test_stale_checkpoints.py`."""
     new_process(monkeypatch)
     monkeypatch.setattr(writers.TaskContext, "get", TaskOfABatch)
-    of("old", sink).claim(JOB, None)
-    of("young", sink).claim(JOB, None)
+    of("old", sink).claim(JOB, no_batch)
+    of("young", sink).claim(JOB, no_batch)
     of("young", sink).commit(messages(sink, 5, ["5"]), 5)
     with pytest.raises(SupersededError, match="another driver's, young"):
         pickle.loads(pickle.dumps(of("old", sink))).write(iter([]))

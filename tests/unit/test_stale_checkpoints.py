@@ -120,7 +120,7 @@ def test_seen_here_a_copy_that_has_planned_the_last_batch_anew_is_refused_before
     with pytest.raises(StaleEpochError, match="committed already, from another plan"):
         of_spark(BatchWriter(any_sink, ["value"], JOB, 0, copy)).commit(skipped(0))
     with pytest.raises(StaleEpochError, match="committed already, from another plan"):
-        StreamWriter(any_sink, ["value"], copy).recover(JOB, 0)
+        StreamWriter(any_sink, ["value"], copy).recover(JOB, lambda: 0)
     live.commit(1, prepared(any_sink, 1), own.digest(1))
     assert any_sink.recorded_epochs() == {JOB: 1}
 

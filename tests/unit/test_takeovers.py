@@ -104,6 +104,36 @@ def test_the_checkpoint_itself_takes_over_whether_its_last_batch_was_recorded_or
         commits(sink, old, [3])
 
 
+def test_seen_here_a_driver_that_goes_on_while_it_is_superseded_makes_no_older_copy_of_its_checkpoint(
+    kafka, checkpoint, monkeypatch
+):
+    """The checkpoint was asked first, and then the sink: it had a batch that was planned and recorded in between. Status 66 is
+    final, and a lease tells it to all hosts.
+    """
+    sink, location = KafkaSink(kafka.bootstrap, topic="out"), checkpoint("own", 1)
+    live = JobCommitter(JOB, sink.committer(JOB))
+    commits(sink, live, [0])
+    looks = []
+
+    def goes_on_after(look):
+        def looked(*what):
+            found = look(*what)
+            looks.append(found)
+            if len(looks) == 1:
+                (Path(location) / "offsets" / "1").write_text('v1\n{"batchTimestampMs":2}\n{}')
+                commits(sink, live, [1])
+            return found
+
+        return looked
+
+    monkeypatch.setattr(KafkaSink, "recorded_now", goes_on_after(KafkaSink.recorded_now))
+    monkeypatch.setattr(OffsetLog, "last_batch", goes_on_after(OffsetLog.last_batch))
+    assert started(kafka, location) == [location]
+    assert len(looks) == 2
+    with pytest.raises(FencedError):
+        commits(sink, live, [2])
+
+
 @pytest.fixture
 def many_hosts(monkeypatch):
     """The lock of the checkpoint keeps nobody apart."""
@@ -241,7 +271,7 @@ def test_a_last_batch_whose_rows_name_their_topics_is_run_again_as_they_may_name
     commits = Path(location, "commits")
     commits.mkdir()
     (commits / "1").write_text(ENDED)
-    assert not StreamWriter(sink, ["topic", "value"], OffsetLog(location)).recover(JOB, 2)
+    assert StreamWriter(sink, ["topic", "value"], OffsetLog(location)).recover(JOB, lambda: 2) is None
 
 
 def a_watermark(commits):
@@ -301,7 +331,7 @@ def test_seen_here_a_pipelines_query_is_recovered_before_spark_reads_its_checkpo
     pipeline.start_on_spark(spark, checkpointLocation=str(tmp_path / "its own")).stop()
     (sink,) = [name for name in spark.formats if "_sink_" in name]
     recovered = []
-    with patch.object(StreamWriter, "claim", lambda writer, *what: recovered.append((writer._sink.topic, *what))):
+    with patch.object(StreamWriter, "claim", lambda writer, job, last: recovered.append((writer._sink.topic, job, last()))):
         query = StartedQuery(
             SimpleNamespace(schema=None), sink, "append", {"checkpointlocation": f"file:{checkpoint('own', 2)}"}
         )

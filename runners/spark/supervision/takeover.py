@@ -113,9 +113,9 @@ class Takeover:
         job = checkpoint.query_id()
         if job is not None:  # else it is the first start
             begin = writer.recover if begun in self._begun else writer.claim
-            last_batch = checkpoint.last_batch()
-            if begin(job, last_batch) and last_batch is not None:
-                checkpoint.complete(last_batch)
+            ended = begin(job, checkpoint.last_batch)
+            if ended is not None:
+                checkpoint.complete(ended)
         self._begun[begun] = claiming
 
     def _lock(self, location: str) -> None:

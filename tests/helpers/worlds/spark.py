@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -292,15 +292,15 @@ class SparkWorld:
             self.log.hook_at, self.log.hook = meanwhile // 2 % 6, lambda: self._meanwhile(3, driver)
         offsets = CheckpointOffsets(tuple(checkpoint.offsets), checkpoint.committed)
         writer = StreamWriter(self.sink, ["value"], offsets, driver.incarnation)
-        last_batch = len(checkpoint.offsets) - 1
-        ended: list[bool] = []
+        ended: list[int | None] = []
         try:
-            self._in_process(CommitProcess(), driver, lambda: ended.append(writer.claim(driver.query.job, last_batch)))
+            claim = partial(writer.claim, driver.query.job, lambda: len(checkpoint.offsets) - 1)
+            self._in_process(CommitProcess(), driver, lambda: ended.append(claim()))
         finally:
             if not self.depth:
                 self.log.hook = None
         self.happened["claim"] += 1
-        if ended == [True] and checkpoint.committed == last_batch:
+        if ended == [checkpoint.committed]:
             checkpoint.committed += 1
             self._check_batch(driver)
             self.happened["completed, and not run again"] += 1
