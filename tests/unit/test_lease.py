@@ -43,7 +43,7 @@ TIMEOUT_S = 1.5
 LOOKS = 3
 STOPPED, FENCED = DriverEnd(Ending.STOPPED, "it was stopped"), DriverEnd(Ending.FENCED, "by whom?")
 FAILED, DONE = DriverEnd(Ending.FAILED, "too often"), DriverEnd(Ending.COMPLETED, "all read")
-NO_MODULE = DriverEnd(Ending.WRONG_USE, "no such module")
+LOST_RECORDS = DriverEnd(Ending.DATA_LOSS, "gone")
 
 
 def beat(term=1, supervisor="other", number=0, state=BeatState.LEADING, ending="", reason=""):
@@ -142,8 +142,8 @@ CASES = [
     Case("a driver that fails while its supervisor is stopped is no end of the job: that is handed over", LEADING, JobEnded(NOW, FAILED, was_to_stop=True), [WriteBeat(beat(1, ME, 1, BeatState.LEFT, "FAILED", "too often"))], _P.LEAVING),
     Case("as against one that fails too often", LEADING, JobEnded(NOW, FAILED), [WriteBeat(beat(1, ME, 1, BeatState.OVER, "FAILED", "too often"))], _P.LEAVING),
     Case("nor does a stop hide that the job is done", LEADING, JobEnded(NOW, DONE, was_to_stop=True), [WriteBeat(beat(1, ME, 1, BeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
-    Case("what cannot be may be so on this host alone, and is handed over", LEADING, JobEnded(NOW, NO_MODULE), [WriteBeat(beat(1, ME, 1, BeatState.LEFT, "WRONG_USE", "no such module"))], _P.LEAVING),
-    *(Case(f"an end that is of the job is told to all: {ending.name}", LEADING, JobEnded(NOW, DriverEnd(ending, "it is so"), was_to_stop=was_to_stop), [WriteBeat(beat(1, ME, 1, BeatState.OVER, ending.name, "it is so"))], _P.LEAVING) for ending in (Ending.DATA_LOSS, Ending.BAD_CHECKPOINT) for was_to_stop in (False, True)),
+    *(Case(f"what is refused may be so on this host alone, and is handed over: {ending.name}", LEADING, JobEnded(NOW, DriverEnd(ending, "it is so")), [WriteBeat(beat(1, ME, 1, BeatState.LEFT, ending.name, "it is so"))], _P.LEAVING) for ending in (Ending.WRONG_USE, Ending.BAD_CHECKPOINT)),
+    *(Case(f"records that are lost are so for all: {was_to_stop=}", LEADING, JobEnded(NOW, LOST_RECORDS, was_to_stop), [WriteBeat(beat(1, ME, 1, BeatState.OVER, "DATA_LOSS", "gone"))], _P.LEAVING) for was_to_stop in (False, True)),
     Case("one whose driver was fenced keeps another one warm, and looks by whom", LEADING, JobEnded(NOW, FENCED), [Follow("its driver was fenced")], _P.DOUBTING),
     Case("it looks", DOUBTING, DUE, [LookAtBoard()], _P.DOUBTING),
     Case("it follows who leads", DOUBTING, HIGHER, [], _P.FOLLOWING),

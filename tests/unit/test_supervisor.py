@@ -267,11 +267,18 @@ def test_seen_here_a_leader_whose_driver_is_killed_in_a_stop_hands_over_and_does
 
 
 @pytestmark_lease
-def test_seen_here_a_job_that_cannot_run_on_one_host_goes_on_on_another(play):
+@pytest.mark.parametrize(
+    "refused",
+    [
+        DriverEnd(Ending.WRONG_USE, "UsageError: the job's file cannot be loaded: ModuleNotFoundError"),
+        DriverEnd(Ending.BAD_CHECKPOINT, "StateError: a newer headrace wrote this"),
+    ],
+    ids=lambda end: end.ending.name,
+)
+def test_seen_here_a_job_that_cannot_run_on_one_host_goes_on_on_another(play, refused):
     """A module that is missing there, after a takeover: the end was told to all, and a third host that could run it ended."""
-    missing = DriverEnd(Ending.WRONG_USE, "UsageError: the job's file cannot be loaded: ModuleNotFoundError")
     board = PlayedBoard()
-    assert play(lambda driver: driver.over(missing), board=board)[0] == missing
+    assert play(lambda driver: driver.over(refused), board=board)[0] == refused
     third = PlayedBoard([*others(0, count=3), replace(board.written[-1], supervisor="other", number=99)])
     assert play(stop, board=third)[0] == STOPPED
     assert {beat.term for beat in third.written} == {2}

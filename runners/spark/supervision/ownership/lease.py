@@ -411,7 +411,7 @@ class LeaseCore:
             self._fenced_by_nobody = 1 if self._led >= _QUIET_LOOKS else self._fenced_by_nobody + 1
             return [Follow("its driver was fenced")]
         self.phase, self._leave_by_s = LeasePhase.LEAVING, event.now_s + self._timeout_s
-        state = BeatState.LEFT if _is_of_this_host(event) else BeatState.OVER
+        state = BeatState.LEFT if _may_go_on_elsewhere(event) else BeatState.OVER
         self._own = replace(self._own, state=state, ending=end.ending.name, reason=end.reason)
         return [] if self._awaits else self._say_the_last()
 
@@ -435,11 +435,14 @@ class LeaseCore:
         return [EndLease(self._end)]
 
 
-def _is_of_this_host(event: JobEnded) -> bool:
-    """Whether others may go on with the job. What cannot be (a module that is missing) may be so here alone: each finds out."""
+def _may_go_on_elsewhere(event: JobEnded) -> bool:
+    """What is refused before anything is done may be so on this host alone (a module is missing, headrace is an older one).
+
+    Others find out by themselves. Not so where records are lost: the next driver need not see that they were ever there.
+    """
     if event.end.ending is Ending.FAILED:
         return event.was_to_stop
-    return event.end.ending in (Ending.STOPPED, Ending.WRONG_USE)
+    return event.end.ending in (Ending.STOPPED, Ending.WRONG_USE, Ending.BAD_CHECKPOINT)
 
 
 _ANSWERS = (Looked, BeatWritten, BoardFailed, BoardRefused)
