@@ -1042,7 +1042,7 @@ def test_what_the_last_driver_left_is_recovered_under_the_lock_and_before_spark_
     (checkpoint / "offsets").mkdir()
     (checkpoint / "offsets" / "7").write_text("")
     order = []
-    write = SimpleNamespace(claim=lambda job, last_batch: order.append(f"claimed {job} at {last_batch}"), sink=None)
+    write = SimpleNamespace(claim=lambda job, last_batch: order.append(f"claimed {job} at {last_batch()}"), sink=None)
     with (
         patch.object(CheckpointLock, "take", lambda *_: order.append("locked")),
         patch.object(DefaultSource, "streamWriter", lambda *_: write),
@@ -1059,7 +1059,7 @@ def test_seen_here_a_query_whose_path_is_an_argument_of_start_is_recovered_there
     frame, recovered = Frame(), []
     frame.schema = StructType([StructField("a", StringType())])
     with (
-        patch.object(StreamWriter, "claim", lambda writer, *what: recovered.append((writer._sink.path, *what))),
+        patch.object(StreamWriter, "claim", lambda writer, job, last: recovered.append((writer._sink.path, job, last()))),
         intercepted(Takeover(new_family(), 0)),
     ):
         writer = writer_of(frame).format("headrace").option("connector", "files").option("checkpointLocation", str(tmp_path))
