@@ -196,6 +196,10 @@ class AnalysisException(Exception):  # noqa: N818 - PySpark's name
     pass
 
 
+class IllegalArgumentException(Exception):  # noqa: N818 - PySpark's name
+    pass
+
+
 @pytest.mark.parametrize(
     ("error", "ending"),
     [
@@ -217,6 +221,27 @@ class AnalysisException(Exception):  # noqa: N818 - PySpark's name
     ],
 )
 def test_errors_say_whether_another_try_can_help_whichever_way_they_come(error, ending):
+    assert end_by(error).ending is ending
+
+
+@pytest.mark.parametrize(
+    ("error", "ending"),
+    [
+        (IllegalArgumentException("java.net.UnknownHostException: namenode"), Ending.FAILED),
+        (
+            AnalysisException(
+                "org.apache.hadoop.hive.ql.metadata.HiveException: java.lang.RuntimeException: Unable to instantiate "
+                "org.apache.hadoop.hive.ql.metadata.SessionHiveMetaStoreClient"
+            ),
+            Ending.FAILED,
+        ),
+        (AnalysisException("org.apache.thrift.transport.TTransportException: Connection refused"), Ending.FAILED),
+        (IllegalArgumentException("java.net.URISyntaxException: Relative path in absolute URI: a:b"), Ending.WRONG_USE),
+        (IllegalArgumentException("Wrong FS: hdfs://n/c, expected: file:///"), Ending.WRONG_USE),
+        (AnalysisException("[PATH_NOT_FOUND] Path does not exist: file:/java.io/in"), Ending.WRONG_USE),
+    ],
+)
+def test_seen_here_names_and_metastores_that_are_away_are_outages_though_spark_refuses_a_plan_or_setting(error, ending):
     assert end_by(error).ending is ending
 
 

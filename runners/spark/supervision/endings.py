@@ -28,6 +28,12 @@ _ANOTHER_DRIVER = "CONCURRENT_STREAM_LOG_UPDATE"
 _REFUSED_BY_SPARK = frozenset({"AnalysisException", "ParseException", "IllegalArgumentException"})
 """Names of PySpark's errors for a plan or a setting that cannot be. Raised to the job itself, not to a running query."""
 
+_AROUND_SPARK = re.compile(
+    r"\b(?:java\.(?:io|nio)|java\.net(?!\.(?:URISyntax|MalformedURL))|org\.apache\.(?:hadoop|thrift))\.[\w.$]*Exception\b"
+)
+"""An error of networks, files, Hadoop or Hive's metastore, which Spark hands on in one of those: a name that DNS does not know
+just now is an IllegalArgumentException, a metastore that is away an AnalysisException."""
+
 
 def end_by(error: BaseException) -> DriverEnd:
     """How a driver has ended that has ended with this error. What is not known to be final is FAILED: it is tried again."""
@@ -40,7 +46,8 @@ def end_by(error: BaseException) -> DriverEnd:
     reason = _named(type(error).__name__, str(error))
     if _ANOTHER_DRIVER in str(error):
         return DriverEnd(Ending.FENCED, reason)
-    refused = any(base.__name__ in _REFUSED_BY_SPARK for base in type(error).__mro__)
+    is_refusal = any(base.__name__ in _REFUSED_BY_SPARK for base in type(error).__mro__)
+    refused = is_refusal and _AROUND_SPARK.search(str(error)) is None
     return DriverEnd(Ending.WRONG_USE if refused else Ending.FAILED, reason)
 
 
