@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -119,6 +120,21 @@ def fails_twice_and_then_runs(spark: Session) -> Query:
 
 def zombie(pid: str) -> bool:
     return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def leaves_a_child(spark: Session) -> None:
+    """Says how many dead processes its supervisor has not let go of, and is killed."""
+    tell("attempt")
+    pids = [path.name for path in Path("/proc").iterdir() if path.name.isdigit()]
+    tell(f"zombies: {sum(parent(pid) == os.getppid() and zombie(pid) for pid in pids)}")
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def parent(pid: str) -> int | None:
+    with suppress(OSError):
+        return int(Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[1])
+    return None
 
 
 def runs_and_freezes(spark: Session) -> Query:

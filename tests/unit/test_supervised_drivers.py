@@ -152,6 +152,17 @@ def test_each_way_to_end_has_its_exit_status(history, ends, status):
     assert supervised_status(history, ends, "--restart", "none") == (status, 1)
 
 
+def test_seen_here_a_supervisor_that_is_a_containers_first_process_lets_go_of_what_its_drivers_leave(history):
+    """Each restart left the numbers of the dead JVM and of workers taken, until the container had none."""
+    first = "import ctypes; assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0"  # PR_SET_CHILD_SUBREAPER: it gets the orphans
+    settings = ("attempts=2", "delay=10 ms")
+    named = [word for setting in settings for word in ("--config", f"restart-strategy.fixed-delay.{setting}")]
+    arguments = ["supervise", f"{JOB}:leaves_a_child", "--session", f"{JOB}:session", "--restart", "fixed-delay", *named]
+    command = [sys.executable, "-c", f"{first}; from headrace.cli import main; main()", *arguments]
+    assert subprocess.run(command, capture_output=True, timeout=LONG_S, check=False).returncode == 1
+    assert history.read_text().splitlines() == ["attempt", "zombies: 0"] * 3
+
+
 @pytest.mark.parametrize(
     ("strategy", "settings", "tries"),
     [

@@ -33,6 +33,7 @@ __all__ = [
     "kill_family",
     "members",
     "new_family",
+    "reap_orphans",
     "supervisor_of",
 ]
 
@@ -188,6 +189,22 @@ def kill_family(family: str, *known: Process) -> int:
             if killed[process] > 1 and killed[process].bit_count() == 1:  # after 2 s, 4, 8, ...
                 log.warning(_DOES_NOT_END, process.pid, _states(process), killed[process] * _WAIT_S)
     return len(killed)
+
+
+def reap_orphans(*children: int) -> None:
+    """Let go of the dead processes that were left to this one when their parent ended. Called by the supervisor.
+
+    The kernel leaves them to the first process of a container, which a supervisor may be. Each has its number until it is
+    waited for, and a container has so many of them. `children`: pids of its own whose end is still to be asked for. Others of
+    its own are those in its session, in which none of a driver's processes is.
+    """
+    session = os.getsid(0)
+    for pid in _pids():
+        with suppress(OSError):  # it is gone, or nobody's that could be waited for
+            fields = _after_name(f"/proc/{pid}/stat")
+            is_left_to_us = (fields[0], int(fields[1])) == ("Z", os.getpid()) and int(fields[3]) != session
+            if is_left_to_us and pid not in children:
+                os.waitpid(pid, os.WNOHANG)
 
 
 _DOES_NOT_END = (

@@ -38,7 +38,7 @@ from headrace.enumerator.supervision import (
 )
 from headrace.runners.spark.submitted import as_it_was_submitted
 from headrace.runners.spark.supervision.driver import DriverOrder
-from headrace.runners.spark.supervision.families import FAMILY_VARIABLE
+from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, reap_orphans
 from headrace.runners.spark.supervision.jobs import FunctionName
 from headrace.runners.spark.supervision.ownership.board import BoardThread
 from headrace.runners.spark.supervision.ownership.lease import (
@@ -280,6 +280,7 @@ class _Supervisor:
             driver.kill()
             driver.end()
         self._drivers.clear()
+        reap_orphans()
         self._unstarted.clear()
         self._shown.clear()
         self._core = self._new_core()
@@ -357,6 +358,7 @@ class _Supervisor:
         self._ready.unregister(driver.process)
         end = driver.end()
         del self._drivers[number]
+        reap_orphans(*(other.pid for other in self._drivers.values()))
         self._tell_end(number, end)
 
     def _tell_end(self, number: int, end: DriverEnd) -> None:
