@@ -10,6 +10,9 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from headrace.connectors.commit import StaleEpochError
 from headrace.enumerator.errors import DataLossError, FencedError, UsageError
@@ -208,6 +211,16 @@ def has_a_session_that_cannot_be_stopped(spark: Session) -> Query:
 
     spark.stop = stop
     return ends_as_told(spark)
+
+
+def forgets_to_return_its_query(spark: Session) -> None:
+    """It is started as Spark's are, with nothing behind it."""
+    tell("attempt")
+    query = MagicMock(**{"isActive.return_value": True, "name.return_value": "flights"})
+    writer = DataStreamWriter.__new__(DataStreamWriter)
+    writer._df = SimpleNamespace(sparkSession=SimpleNamespace(conf={}))
+    writer._jwrite = MagicMock(**{"start.return_value": query})
+    writer.start()
 
 
 def runs_on_a_host(spark: Session) -> Query:

@@ -30,7 +30,7 @@ from pyspark.sql import DataFrameWriter, SparkSession
 from pyspark.sql.catalog import Catalog
 from pyspark.sql.classic.dataframe import DataFrame
 from pyspark.sql.merge import MergeIntoWriter
-from pyspark.sql.streaming.query import StreamingQueryManager
+from pyspark.sql.streaming.query import StreamingQuery, StreamingQueryManager
 from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
@@ -781,6 +781,9 @@ class Noting:
     def write(self, what):
         self.asked.append(what)
 
+    def wait(self, what):
+        self.asked.append(what)
+
     def listen(self, add):
         self.asked.append("a listener")
         add()
@@ -908,6 +911,12 @@ def test_a_listener_hears_of_the_job_and_not_of_its_rehearsal(rehearsal):
         ),
         (lambda: SparkSession.sql(None, "CREATE OR REPLACE GLOBAL TEMPORARY VIEW v AS SELECT 1"), "the SQL statement CREATE"),
         (lambda: MergeIntoWriter.merge(None), r"it calls MergeIntoWriter.merge\(\)"),
+        (lambda: SparkSession.stop(None), r"it calls SparkSession.stop\(\)"),  # with which its warm driver would be cold
+        # a query of a rehearsal never ends: the driver would wait for it still when it is called
+        (lambda: StreamingQuery(JAVA).awaitTermination(), r"it calls StreamingQuery.awaitTermination\(\): it is to return"),
+        (lambda: StreamingQuery(JAVA).awaitTermination(10), r"it calls StreamingQuery.awaitTermination\(\)"),
+        (lambda: StreamingQuery(JAVA).processAllAvailable(), r"it calls StreamingQuery.processAllAvailable\(\)"),
+        (lambda: StreamingQueryManager(JAVA).awaitAnyTermination(), r"StreamingQueryManager.awaitAnyTermination\(\)"),
     ],
 )
 def test_a_job_that_writes_or_reads_what_nobody_knows_is_not_rehearsed_and_nothing_is_done(rehearsal, does, reason):
@@ -1084,6 +1093,22 @@ def test_a_query_that_a_standby_could_not_take_over_is_refused_before_it_starts(
     with intercepted(Takeover(new_family(), 0)):
         writer_of(Frame()).format("headrace").start()
     assert java.start.called
+
+
+def test_a_job_that_waits_for_its_queries_itself_is_told_what_that_means_and_waits(java, caplog):
+    with intercepted(Takeover(new_family(), 0)):
+        for _ in range(2):
+            writer_of(Frame()).format("noop").start().awaitTermination()
+    assert java.awaitTermination.call_count == 2
+    assert caplog.text.count("the job calls StreamingQuery.awaitTermination(): until its function returns, SIGTERM") == 1
+
+
+def test_queries_that_have_ended_need_not_be_returned(java):
+    takeover = Takeover(new_family(), 0)
+    java.isActive.return_value = False
+    with intercepted(takeover):
+        writer_of(Frame()).format("noop").start()
+    takeover.refuse_unreturned([])
 
 
 def test_a_query_that_has_never_begun_has_no_id(tmp_path):

@@ -92,6 +92,14 @@ def test_seen_here_a_job_that_is_done_and_whose_session_cannot_be_stopped_is_don
     assert history.read_text().splitlines() == ["attempt", "stops its session"]
 
 
+def test_seen_here_a_job_that_forgets_to_return_its_query_is_refused_and_has_not_completed(history):
+    """It ended at once, with status 0, and the query with it."""
+    end = supervise(order("forgets_to_return_its_query"), lambda: core(FixedDelay(attempts=1, delay_s=0.01)), None)
+    assert end.ending is Ending.WRONG_USE
+    assert "the job has started a query (flights) that runs, and has not returned it" in end.reason
+    assert history.read_text().splitlines() == ["attempt"]
+
+
 def test_a_driver_that_is_frozen_is_killed(history):
     driver = DriverProcess(order("runs_and_freezes"))
     driver.call()

@@ -126,6 +126,7 @@ class _Driver:
             return _STOPPED
         with intercepted(self._takeover):
             queries = queries_of(job(session))
+        self._takeover.refuse_unreturned(queries)
         self._report(queries=[query.id for query in queries])
         rehearsal.end()
         end = _STOPPED if self._watch(queries) else DriverEnd(Ending.COMPLETED, "all its queries have ended")

@@ -113,6 +113,10 @@ class Rehearsal:
         """As `Starter`: nothing may be written."""
         raise _NotRehearsed(f"besides its queries it calls {what}, which a standby must not")
 
+    def wait(self, what: str) -> None:
+        """As `Starter`: a query of a rehearsal has no end, and nobody could call the driver meanwhile."""
+        raise _NotRehearsed(f"it calls {what}: it is to return its queries, and not to wait for them")
+
     def listen(self, add: Callable[[], None]) -> None:
         """As `Starter`: nobody is told of a rehearsal."""
 

@@ -54,6 +54,9 @@ class Starter(Protocol):
     def write(self, what: str) -> None:
         """The job is about to write something itself, named in words."""
 
+    def wait(self, what: str) -> None:
+        """The job is about to wait for its queries itself, by what is named in words."""
+
     def listen(self, add: Callable[[], None]) -> None:
         """The job adds a listener of queries; `add` is what it has called."""
 
@@ -79,10 +82,11 @@ def _replacements(starter: Starter) -> Iterator[tuple[type, str, Callable[..., A
         yield DataStreamWriter, name, _noting(getattr(DataStreamWriter, name), note)
     yield DataStreamWriter, "start", _start(DataStreamWriter.start, starter)
     yield DataStreamWriter, "toTable", _to_table(DataStreamWriter.toTable, starter)
-    for owner, names in _WRITES.items():
-        for name in names:
-            if (method := getattr(owner, name, None)) is not None:
-                yield owner, name, _telling(method, starter, f"{owner.__name__}.{name}()")
+    for calls, tell in ((_WRITES, starter.write), (_WAITS, starter.wait)):
+        for owner, names in calls.items():
+            for name in names:
+                if (method := getattr(owner, name, None)) is not None:
+                    yield owner, name, _telling(method, tell, f"{owner.__name__}.{name}()")
     yield SparkSession, "sql", _sql(SparkSession.sql, starter)
     add_listener = StreamingQueryManager.addListener
     listening = lambda manager, listener: starter.listen(lambda: add_listener(manager, listener))  # noqa: E731
@@ -198,7 +202,7 @@ def _to_table(to_table: Callable[..., StreamingQuery], starter: Starter) -> Call
     return started
 
 
-# --- writes that are none of a query's ----------------------------------------------------------------------------------
+# --- writes that are none of a query's, and waits -----------------------------------------------------------------------
 
 _WRITES: dict[type, tuple[str, ...]] = {
     DataFrameWriter: ("save", "insertInto", "saveAsTable", "json", "parquet", "text", "csv", "xml", "orc", "jdbc"),
@@ -209,8 +213,14 @@ _WRITES: dict[type, tuple[str, ...]] = {
         *("createDatabase", "createTable", "createExternalTable", "dropDatabase", "dropTable", "dropView"),
         *("truncateTable", "recoverPartitions", "analyzeTable"),
     ),
+    SparkSession: ("stop",),  # which ends with it whatever else is at work in it
 }
 """Some of them are not in every PySpark."""
+
+_WAITS: dict[type, tuple[str, ...]] = {
+    StreamingQuery: ("awaitTermination", "processAllAvailable"),
+    StreamingQueryManager: ("awaitAnyTermination",),
+}
 
 _READS = re.compile(
     r"\s*(?:(?:select|with|from|values|table|show|describe|desc|explain|use|set|declare)\b|\(|create\s+(?:or\s+replace\s+)?"
@@ -225,9 +235,9 @@ _INSERTS = re.compile(
 )
 
 
-def _telling(method: Callable[..., Any], starter: Starter, what: str) -> Callable[..., Any]:
+def _telling(method: Callable[..., Any], tell: Callable[[str], None], what: str) -> Callable[..., Any]:
     def told(self: Any, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - PySpark's
-        starter.write(what)
+        tell(what)
         return method(self, *arguments, **named)
 
     return told

@@ -11,7 +11,7 @@ import importlib
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,6 +25,7 @@ from headrace.runners.spark.session import HOOK, PIPELINES
 from headrace.runners.spark.supervision.lock import CheckpointLock
 from headrace.runners.spark.supervision.ownership.checkpoints import checkpoint_at
 from headrace.runners.spark.supervision.ownership.incarnation import INCARNATION
+from headrace.runners.spark.supervision.queries import RunningQuery
 from headrace.runners.spark.supervision.starts import OURS, StartedQuery, hadoop_path
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class Takeover:
         self._has_peers = has_peers
         self._locks: dict[str, CheckpointLock] = {}
         self._begun: dict[tuple[str, TwoPhaseSink[Any]], StartedQuery] = {}
+        self._running: list[StreamingQuery] = []
+        self._has_waited = False
 
     def load(self, source: str, mark: Callable[[str, str], object], load: Callable[[], DataFrame]) -> DataFrame:
         """As the job wants it."""
@@ -67,6 +70,16 @@ class Takeover:
 
     def write(self, what: str) -> None:
         """As the job wants it."""
+
+    def wait(self, what: str) -> None:
+        """As the job wants it. Once, what that means is logged."""
+        if not self._has_waited:
+            log.warning(
+                "the job calls %s: until its function returns, SIGTERM ends it only after --stop-timeout, --progress-timeout "
+                "sees none of its batches, and no standby is started. Have it return its queries, and not wait for them",
+                what,
+            )
+        self._has_waited = True
 
     def listen(self, add: Callable[[], None]) -> None:
         """As the job wants it."""
@@ -84,7 +97,23 @@ class Takeover:
             self._lock(location)
             if is_ours(started.sink):
                 self._claim(started, location)
-        return start()
+        query = start()
+        self._running.append(query)
+        return query
+
+    def refuse_unreturned(self, returned: Sequence[RunningQuery]) -> None:
+        """Raise UsageError for a query that the job has started and has not returned, and that runs.
+
+        Nobody would see it fail, and the driver would end, and the query with it, once those that it has returned have ended.
+        """
+        known = {query.id for query in returned}
+        for query in self._running:
+            if query.id not in known and query.isActive:
+                raise UsageError(
+                    f"the job has started a query ({query.name or query.id}) that runs, and has not returned it: return all of "
+                    "its queries, since a query that nobody watches may fail unseen, and ends with the others"
+                )
+        self._running.clear()
 
     def release(self) -> None:
         """After the end of all queries, which none has failed: give their jobs back to whoever comes. Never raises."""
