@@ -56,12 +56,14 @@ class StandbyLimits:
     """How many standbys a job has, and how long a driver may say nothing. Raises UsageError for what makes no sense.
 
     `silence_s`: a driver that is stopped or hangs as a whole, or whose JVM does, is killed after so many seconds; None: never.
-    `settle_s`: standbys are started so long after the first batch of a driver that was called, as it has to catch up.
+    `settle_s`: standbys are started so long after the first batch of a driver that was called, as it has to catch up; `idle_s`:
+    or so long after it began, when it is seen with nothing to read.
     """
 
     standbys: int = 0
     silence_s: float | None = 30.0
     settle_s: float = 5.0
+    idle_s: float = 30.0
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
@@ -291,6 +293,7 @@ class StandbyCore:
         self._is_ending = False
         self._is_warming_up = False
         self._has_settled = False
+        self._began_at_s: float | None = None
 
     @property
     def standbys(self) -> Mapping[int, DriverLife]:
@@ -338,19 +341,27 @@ class StandbyCore:
                 return self._hand_over(now_s)
             case DriverReport.BEGAN:
                 driver.handle(Began())
+                if number == self.called:
+                    self._began_at_s = now_s
             case DriverReport.BATCHES if number == self.called and not self._has_settled:
                 self._has_settled = True
                 self._replace_at_s = now_s + self._limits.settle_s
+            case DriverReport.PROGRESSED if number == self.called and self._is_idle(now_s):
+                self._has_settled = True
             case DriverReport.PROGRESSED | DriverReport.BATCHES:
                 pass
             case _:
                 assert_never(report)
         return self._carry_out(self.job.handle(DriverProgressed(now_s))) if number == self.called else []
 
+    def _is_idle(self, now_s: float) -> bool:
+        """Whether a driver that is seen with nothing to read has run the job for so long that this may be believed."""
+        return self._began_at_s is not None and now_s - self._began_at_s >= self._limits.idle_s
+
     def _died(self, event: DriverDied) -> list[StandbyCommand]:
         self.drivers.pop(event.number).handle(Died())
         if event.number == self.called:
-            self.called, self._has_settled = None, False
+            self.called, self._has_settled, self._began_at_s = None, False, None
             ended = self.job.handle(DriverEnded(event.now_s, event.end, event.chance))
             return [*self._carry_out(ended), *self._hand_over(event.now_s)]
         if self._end is not None:
