@@ -128,7 +128,7 @@ class WarmBuilder(HeadraceBuilder):
         return self._started
 
     def _check(self, master: str) -> None:
-        if _local_cores(master) is None:
+        if not is_local(master):
             raise UsageError(
                 f"warm_session_builder() is for sessions on one machine (local[...]), and the master is {master}: its "
                 "Python processes would be looked for on machines that do not have them. Use session_builder()"
@@ -263,6 +263,11 @@ def told_parallelism_of(session: SparkSession) -> int | None:
     return int(told) if told and told.isdecimal() else None
 
 
+def is_local(master: str) -> bool:
+    """Whether a session with this master is in one process of this machine, so that it may be a warm one."""
+    return _local_cores(master) is not None
+
+
 def _local_cores(master: str) -> int | None:
     """The tasks that a `local` master runs at once; None for any other."""
     match = re.fullmatch(r"local(?:\[\s*([0-9]+|\*)\s*(?:,\s*[0-9]+\s*)?\])?", master)
@@ -282,8 +287,8 @@ def _may_fork(master: str | None) -> bool:
     """Whether all of the session is known to be on this machine, and of one Python."""
     if sys.platform != "linux" or GATEWAY in os.environ or "--master" in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
         return False
-    is_local = master is not None and _local_cores(master) is not None
-    return is_local and shutil.which(os.environ[WORKERS]) == shutil.which(os.environ.get(DRIVER, os.environ[WORKERS]))
+    is_here = master is not None and is_local(master)
+    return is_here and shutil.which(os.environ[WORKERS]) == shutil.which(os.environ.get(DRIVER, os.environ[WORKERS]))
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from headrace.enumerator.errors import UsageError
 from headrace.runners.spark import session
 from headrace.runners.spark.planning import PARALLELISM_VARIABLE
 from headrace.runners.spark.session import session_builder, warm_session_builder
+from headrace.runners.spark.supervision import driver
 
 WORKERS, DRIVER, GATEWAY = "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYSPARK_GATEWAY_PORT"
 SPARK_HOME, LAUNCHER_OPTIONS, SUBMIT_ARGUMENTS = "SPARK_HOME", "SPARK_LAUNCHER_OPTS", "PYSPARK_SUBMIT_ARGS"
@@ -220,6 +221,15 @@ class TestWarm:
             warm_session_builder().master(master).getOrCreate()
         assert sparks.started == []
         assert {**before, WORKERS: sys.executable} == dict(os.environ)
+
+    @pytest.mark.parametrize(
+        ("master", "is_warm"), [("local[2]", True), ("local-cluster[2,1,1024]", False), ("spark://host:7077", False)]
+    )
+    def test_seen_here_a_supervised_drivers_session_is_a_warm_one_where_it_may_be(self, master, is_warm, sparks):
+        """That of a `local-cluster` was refused."""
+        driver._session({"spark.master": master})
+        ((python, _),) = sparks.started
+        assert (python != sys.executable) == is_warm
 
     def test_sparks_python_is_a_launcher_that_nothing_takes_away(self, cache, sparks):
         warm_session_builder().master("local[2]").getOrCreate()

@@ -29,7 +29,7 @@ from pyspark.sql import SparkSession
 
 from headrace.enumerator.errors import FencedError, HeadraceError, UsageError
 from headrace.enumerator.supervision import EXIT_STATUSES, DriverEnd, Ending
-from headrace.runners.spark.session import PRELOADED, end_processes, session_builder, warm_session_builder
+from headrace.runners.spark.session import PRELOADED, end_processes, is_local, session_builder, warm_session_builder
 from headrace.runners.spark.supervision.endings import end_by
 from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, kill_family
 from headrace.runners.spark.supervision.jobs import FunctionName, load
@@ -213,7 +213,7 @@ def refuse_connect(session: object) -> None:
 
 def _session(conf: Mapping[str, str]) -> SparkSession:
     """A session of headrace's builders: a warm one where the settings say that all is on this machine."""
-    builder = warm_session_builder() if conf.get(MASTER, "").startswith("local") else session_builder()
+    builder = warm_session_builder() if is_local(conf.get(MASTER, "")) else session_builder()
     return builder.config(map=dict(conf)).getOrCreate()
 
 
