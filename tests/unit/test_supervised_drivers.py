@@ -135,6 +135,23 @@ def test_a_program_that_supervises_itself_ends_with_the_status_of_its_job(histor
     assert ("offsets 3 to 7 of t-0 are gone" if status == 65 else "WRONG_USE") in done.stderr
 
 
+def test_seen_here_a_program_that_is_a_module_of_a_package_imports_its_neighbours_in_its_driver_too(history, tmp_path):
+    (tmp_path / "flights").mkdir()
+    (tmp_path / "flights" / "__init__.py").touch()
+    (tmp_path / "flights" / "names.py").write_text('NAME = "attempt"')
+    (tmp_path / "flights" / "logging.py").write_text("raise ImportError('this is flights.logging, and not logging')")
+    (tmp_path / "flights" / "job.py").write_text(
+        "from headrace.spark import run\n"
+        "from tests.helpers.supervised_job import session, tell\n"
+        "from .names import NAME\n\n\n"
+        "def job(spark):\n    tell(NAME)\n\n\n"
+        'if __name__ == "__main__":\n    run(job, session=session)\n'
+    )
+    command = [sys.executable, "-m", "flights.job"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LONG_S, check=False)
+    assert (done.returncode, history.read_text().splitlines()) == (0, ["attempt", "session stopped"]), done.stderr
+
+
 def supervised_status(history, ends, *options):
     """Of `headrace supervise`, and how often the job was tried."""
     arguments = ["supervise", f"{JOB}:ends_as_told", "--session", f"{JOB}:session", *options]

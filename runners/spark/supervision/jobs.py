@@ -21,10 +21,14 @@ _LOADED_AS = "__headrace_job__"
 
 @dataclass(frozen=True, slots=True)
 class FunctionName:
-    """A function at the top of a file (absolute path, ends in `.py`) or of a module that can be imported."""
+    """A function at the top of a file (absolute path, ends in `.py`) or of a module that can be imported.
+
+    `package`: the one that the file's relative imports are from, as those of `python -m package.module`; empty for none.
+    """
 
     place: str
     function: str
+    package: str = ""
 
     @classmethod
     def parse(cls, text: str) -> FunctionName:
@@ -48,15 +52,16 @@ class FunctionName:
             )
         if module != "__main__":
             return cls(module, name)
-        file = getattr(sys.modules["__main__"], "__file__", None)
+        program = sys.modules["__main__"]
+        file = getattr(program, "__file__", None)
         if file is None:
             raise UsageError(f"{name} is not in a file: a driver is another process, and cannot find it")
-        return cls(str(Path(file).absolute()), name)
+        return cls(str(Path(file).absolute()), name, getattr(program, "__package__", None) or "")
 
     @property
     def folder(self) -> str | None:
-        """What a program in that file imports its neighbours from; None for a module."""
-        return str(Path(self.place).parent) if self.place.endswith(".py") else None
+        """What a program in that file imports its neighbours from; None for a module, also one that was run as one."""
+        return str(Path(self.place).parent) if self.place.endswith(".py") and not self.package else None
 
     def __str__(self) -> str:
         return f"{self.place}:{self.function}"
@@ -64,22 +69,22 @@ class FunctionName:
 
 def load(name: FunctionName) -> Callable[..., Any]:
     """The function, in this process. Raises UsageError where there is none, and what the file itself raises."""
-    found = getattr(_module(name.place), name.function, None)
+    found = getattr(_module(name), name.function, None)
     if not callable(found):
         raise UsageError(f"there is no function {name.function!r} in {name.place}")
     return found  # type: ignore[no-any-return]  # callable
 
 
-def _module(place: str) -> ModuleType:
+def _module(name: FunctionName) -> ModuleType:
     try:
-        return _load_job(place) if place.endswith(".py") else importlib.import_module(place)
+        return _load_job(name) if name.place.endswith(".py") else importlib.import_module(name.place)
     except (ImportError, SyntaxError) as error:
-        raise UsageError(f"the job's file {place} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise UsageError(f"the job's file {name.place} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
-def _load_job(place: str) -> ModuleType:
+def _load_job(name: FunctionName) -> ModuleType:
     from pyspark.cloudpickle import register_pickle_by_value
 
-    module = load_file(Path(place), _LOADED_AS)
+    module = load_file(Path(name.place), f"{name.package}.{_LOADED_AS}".removeprefix("."))
     register_pickle_by_value(module)  # type: ignore[no-untyped-call]  # as a program's own functions: no worker can import it
     return module
