@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from operator import attrgetter
 from uuid import UUID
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import StateError
-from pyspark_headrace.checkpoints.logs import COMMITS, METADATA, OFFSETS, SparkCheckpoint
+from pyspark_headrace.checkpoints.logs import COMMITS, METADATA, OFFSETS, SourceOffsets, SparkCheckpoint
 from pyspark_headrace.checkpoints.positions import OffsetForm, StoredPositions, stored_positions
 
 __all__ = ["CheckpointFinding", "FindingKind", "PartitionState", "findings_in_cluster", "findings_of", "partition_states"]
@@ -121,27 +122,52 @@ def partition_states(cluster: KafkaCluster, positions: StoredPositions) -> list[
 
 
 def findings_in_cluster(cluster: KafkaCluster, checkpoint: SparkCheckpoint) -> list[CheckpointFinding]:
-    """Whether what the last batch has stored can still be read on from. Asks the cluster."""
+    """Whether what is read next is still there: the last batch, if it is to be run again, and what comes after it.
+
+    Asks the cluster.
+    """
     if checkpoint.last_planned is None:
         return []
     found = []
     for source in checkpoint.batch(None).sources:
         positions = stored_positions(source.text)
         if positions.form is not OffsetForm.OTHER:
-            found += [finding for state in partition_states(cluster, positions) if (finding := _of_partition(state))]
+            begins = _begins_of_next_run(checkpoint, source)
+            states = partition_states(cluster, positions)
+            found += [one for state in states if (one := _of_partition(state, begins.get(state.split.split_id)))]
     return found
 
 
-def _of_partition(state: PartitionState) -> CheckpointFinding | None:
+def _begins_of_next_run(checkpoint: SparkCheckpoint, source: SourceOffsets) -> Mapping[str, int]:
+    """Where the last batch begins, by split, if it is not committed; nothing where it is, or where that is not stored.
+
+    A batch begins where the one before has ended; in a partition that is not in that one, where headrace has first found it.
+    """
+    number = checkpoint.last_planned
+    if number is None or number in checkpoint.committed:
+        return {}
+    positions = stored_positions(source.text)
+    earlier = checkpoint.planned[number - 1].sources if number - 1 in checkpoint.planned else ()
+    before = stored_positions(next((one.text for one in earlier if one.name == source.name), None))
+    # the JVM connector's batches have no topic ids
+    place: Callable[[KafkaSplit], str] = attrgetter("split_id") if before.form is positions.form else str
+    ended = {place(split): split.next_offset for split in before}
+    begins = {split.split_id: ended.get(place(split), positions.offsets.began.get(split.split_id)) for split in positions}
+    return {split_id: at for split_id, at in begins.items() if at is not None}
+
+
+def _of_partition(state: PartitionState, begin: int | None) -> CheckpointFinding | None:
+    """`begin`: where the partition is to be read again from; None for where it stands."""
     split = state.split
+    first_read = split.next_offset if begin is None else min(begin, split.next_offset)
     where = f"{split.topic}-{split.partition}"
     if not state.is_there:
         return CheckpointFinding(FindingKind.REFUSED, where, "it is gone, which is data loss")
     if state.is_of_another_topic:
         what = f"the topic was deleted and created again: {split.topic_id} is stored, and {state.topic_id} is there"
         return CheckpointFinding(FindingKind.REFUSED, where, what)
-    if state.first is not None and split.next_offset < state.first:
-        what = f"offset {split.next_offset} is next, and the log begins at {state.first}: what is between is lost"
+    if state.first is not None and first_read < state.first:
+        what = f"offset {first_read} is next, and the log begins at {state.first}: what is between is lost"
         return CheckpointFinding(FindingKind.REFUSED, where, what)
     if state.end is not None and split.next_offset > state.end:
         what = f"offset {split.next_offset} is next, and the log ends at {state.end}: it was truncated, or made anew"

@@ -238,9 +238,9 @@ def test_topics_and_offsets_are_looked_at_in_the_cluster(kafka, checkpoint):
     ]
 
 
-def forget_ids(checkpoint):
-    text = (checkpoint / "offsets" / "5").read_text()
-    damage(checkpoint, "offsets/5", text.replace(f'\\"{TOPIC}\\":\\"{TOPIC_ID}\\"', "").encode())
+def forget_ids(checkpoint, number=5):
+    text = (checkpoint / "offsets" / str(number)).read_text()
+    damage(checkpoint, f"offsets/{number}", text.replace(f'\\"{TOPIC}\\":\\"{TOPIC_ID}\\"', "").encode())
 
 
 def test_the_cluster_may_be_named_by_the_environment_and_by_properties(kafka, checkpoint, monkeypatch):
@@ -256,6 +256,40 @@ def test_an_offset_behind_the_end_of_the_log_is_refused(kafka, checkpoint):
     (finding,) = json.loads(done.stdout)["finding"]
     assert (done.exit_code, finding["where"]) == (1, f"{TOPIC}-0")
     assert "the log ends at 15" in finding["what"]
+
+
+def begins_of(kafka, checkpoint, *firsts):
+    """What keeps the query from going on where the partitions' logs begin at these offsets."""
+    for partition, first in enumerate(firsts):
+        kafka.delete_records(TOPIC, partition, before=first)
+    done = command("verify", checkpoint, "--bootstrap", kafka.bootstrap, "--json")
+    found = [finding["what"] for finding in json.loads(done.stdout)["finding"] if finding["kind"] == "refused"]
+    assert done.exit_code == bool(found)
+    return found
+
+
+def test_seen_here_what_is_gone_of_a_batch_that_is_to_be_run_again_keeps_the_query_from_going_on(kafka, checkpoint):
+    for number in (4, 5):
+        forget_ids(checkpoint, number)
+    assert against(kafka, checkpoint, 16, 10, 6).exit_code == 0
+    assert begins_of(kafka, checkpoint, 13, 10, 3) == []
+    (checkpoint / "commits" / "5").unlink()
+    assert begins_of(kafka, checkpoint, 13, 10, 3) == []
+    lost = "what is between is lost"
+    assert begins_of(kafka, checkpoint, 14, 10, 4) == [
+        f"offset 13 is next, and the log begins at 14: {lost}",
+        f"offset 3 is next, and the log begins at 4: {lost}",
+    ]
+
+
+def test_a_batch_after_one_of_the_jvm_connectors_begins_where_that_has_ended_and_new_partitions_where_they_were_found(
+    kafka, checkpoint
+):
+    for name in ("offsets/5", "commits/5", "commits/4"):
+        (checkpoint / name).unlink()
+    forget_ids(checkpoint, 4)
+    assert against(kafka, checkpoint, 16, 10, 6).exit_code == 0
+    assert [what.partition(" is next")[0] for what in begins_of(kafka, checkpoint, 11, 10, 1)] == ["offset 10", "offset 0"]
 
 
 def test_a_topic_that_was_created_again_is_refused(kafka, checkpoint):
