@@ -338,6 +338,14 @@ def test_diff_shows_what_differs_and_nothing_else(checkpoint, tmp_path):
     assert (done.exit_code, done.stdout) == (1, f"offset\t0\t{TOPIC}\t{TOPIC_ID}\t1\t10\t3\t-7\n")
 
 
+def test_seen_here_a_source_that_is_not_kafkas_and_has_read_on_is_a_difference(tmp_path):
+    text = 'v1\n{"batchTimestampMs":7,"batchWatermarkMs":0}\n{"logOffset":%d}'
+    first, second = (planned_at_memory(f"other-{at}", text % at) for at in (3, 9))
+    assert command("diff", first, first).exit_code == 0
+    done = command("diff", first, second)
+    assert (done.exit_code, done.stdout) == (1, 'other\t0\t{"logOffset":3}\t{"logOffset":9}\n')
+
+
 # --- copies -----------------------------------------------------------------------------------------------------------
 
 

@@ -78,8 +78,8 @@ def diff_command(
 ) -> None:
     """Compare two checkpoints: their queries, batches, and the offsets of one batch. Exit status 1 if they differ.
 
-    Plain lines are `query` and `batch` (name, first, second) and `offset` (source, topic, topic id, partition, first,
-    second, difference), of what differs only.
+    Plain lines are `query` (name, first, second), `offset` (source, topic, topic id, partition, first, second, difference) and,
+    for sources that are not Kafka's, `other` (source, first, second), of what differs only.
     """
     listings = _differences(opened(first), opened(second), batch)
     _print(listings, is_json=as_json)
@@ -329,9 +329,12 @@ def _differences(first: SparkCheckpoint, second: SparkCheckpoint, number: int | 
         for place in places
         if (one := before.get(place)) != (other := after.get(place))
     ]
+    texts, others = (_other_texts(checkpoint, number) for checkpoint in (first, second))
+    told = [(source, texts.get(source), others.get(source)) for source in sorted({*texts, *others})]
     return [
         Listing("query", "Queries", ("what", "first", "second"), [fact for fact in facts if fact[1] != fact[2]]),
         Listing("offset", "Offsets", DIFF_COLUMNS, rows),
+        Listing("other", "Other sources", ("source", "first", "second"), [row for row in told if row[1] != row[2]]),
     ]
 
 
@@ -341,6 +344,16 @@ StoredPlace = tuple[str, str, str | None, int]
 
 def _by_name(positions: dict[StoredPlace, int]) -> dict[StoredPlace, int]:
     return {(source, topic, None, partition): at for (source, topic, _, partition), at in positions.items()}
+
+
+def _other_texts(checkpoint: SparkCheckpoint, number: int | None) -> dict[str, str | None]:
+    """Of sources that are not Kafka's, by source."""
+    from pyspark_headrace.checkpoints.positions import OffsetForm, stored_positions
+
+    if number is None and checkpoint.last_planned is None:
+        return {}
+    sources = checkpoint.batch(number).sources
+    return {source.name: source.text for source in sources if stored_positions(source.text).form is OffsetForm.OTHER}
 
 
 def _positions(checkpoint: SparkCheckpoint, number: int | None) -> dict[StoredPlace, int]:
