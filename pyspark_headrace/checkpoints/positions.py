@@ -73,10 +73,17 @@ def stored_positions(text: str | None) -> StoredPositions:
     ours = parse_ours(document)
     if ours is not None:
         return StoredPositions(OffsetForm.HEADRACE, ours, pinned_formats(document))
-    if not all(isinstance(partitions, dict) for partitions in document.values()):
-        return _NOT_KAFKAS  # as of Spark's files: {"logOffset": 3}
+    if not all(map(_is_by_partition, document.values())):
+        return _NOT_KAFKAS
     splits = [KafkaSplit(topic, None, partition, at) for (topic, partition), at in parse_jvm(document).items()]
     return StoredPositions(OffsetForm.JVM, LogOffsets({split.split_id: split for split in splits}, {}))
+
+
+def _is_by_partition(offsets: object) -> bool:
+    """Whether these may be one topic's. Spark's files have `{"logOffset": 3}`, Kinesis `{"shard": {"iteratorType": "x"}}`."""
+    return isinstance(offsets, dict) and all(
+        partition.isascii() and partition.isdigit() and type(at) is int for partition, at in offsets.items()
+    )
 
 
 def moved(split: KafkaSplit, to: int) -> KafkaSplit:

@@ -169,6 +169,13 @@ def test_a_source_that_is_not_kafkas_has_no_positions():
         stored_positions('{"t":{"0":-3}}')
 
 
+def test_seen_here_offsets_of_another_source_that_are_objects_in_an_object_are_no_damage(checkpoint):
+    kinesis = '{"metadata":{"streamName":"s"},"shardId-0":{"iteratorType":"AFTER_SEQUENCE_NUMBER","iteratorPosition":"49"}}'
+    damage(checkpoint, "offsets/5", f"v1\n{{}}\n{kinesis}".encode())
+    assert kinds(checkpoint) == {}
+    assert f"other\t0\t{kinesis}" in command("show", checkpoint).stdout.splitlines()
+
+
 # --- verify -----------------------------------------------------------------------------------------------------------
 
 
