@@ -17,12 +17,13 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.connectors.counters import Counted
-from headrace.enumerator.errors import UsageError
+from headrace.enumerator.errors import RetriableError, UsageError
 from headrace.enumerator.supervision import Ending
 from headrace.runners.spark.metrics.exporter import QueryListener, metrics
 from headrace.runners.spark.metrics.families import METRICS, MetricSource
 from headrace.runners.spark.metrics.prometheus import SessionCollector
 from headrace.runners.spark.metrics.queries import MOST_ENDED, KnownQueries
+from headrace.runners.spark.supervision.endings import end_by
 
 MONITORING = Path(__file__).parents[2] / "docs" / "monitoring"
 QUERY = {"query_id": "q", "query_name": "flights"}
@@ -259,8 +260,11 @@ def test_the_page_shows_what_the_listener_was_told_until_it_is_closed():
         with urllib.request.urlopen(f"http://127.0.0.1:{served.port}/metrics", timeout=30) as answer:
             body = answer.read().decode()
         assert 'headrace_query_endings_total{ending="data_loss",query_id="q",query_name="flights"} 1.0' in body
-        with pytest.raises(UsageError, match=f"metrics cannot be served at 127.0.0.1:{served.port}"):
+        with pytest.raises(RetriableError, match=f"metrics cannot be served at 127.0.0.1:{served.port}") as taken:
             metrics(session, port=served.port)
+        assert end_by(taken.value).ending is Ending.FAILED  # a supervised job is started again
+        with pytest.raises(UsageError, match="metrics cannot be served at 192.0.2.1:"):
+            metrics(session, port=0, address="192.0.2.1")
     finally:
         served.close()
     assert session.listeners == []

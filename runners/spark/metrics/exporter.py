@@ -63,7 +63,8 @@ def metrics(
 
     Called in the driver's process, before the queries start: what ended before is not counted. While a standby rehearses its
     job nothing is shown: the job calls this anew when it takes over. Needs the extra `metrics`, or
-    `opentelemetry`: MissingExtraError says so. Raises UsageError where the port is taken, and without port and meter provider.
+    `opentelemetry`: MissingExtraError says so. Raises UsageError for an address that cannot be, and without port and meter
+    provider; RetriableError where the port is taken: a supervised job is started again then.
     """
     if port is None and meter_provider is None:
         raise UsageError("metrics are shown on a port, or by a meter provider: give port=..., meter_provider=..., or both")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,20 +10,23 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from headrace.enumerator.errors import UsageError
+from headrace.enumerator.errors import RetriableError, UsageError
 from headrace.runners.spark.metrics.families import METRICS, MetricKind, MetricSource
 
 __all__ = ["SessionCollector", "serve"]
 
 
 def serve(source: MetricSource, address: str, port: int) -> Any:  # noqa: ANN401 - prometheus-client's server, and its thread
-    """Serve the page. Raises UsageError where the port is taken."""
+    """Serve the page. Raises RetriableError where the port is taken, which passes: a job that is started again must not end by
+    that. UsageError for an address or port that cannot be.
+    """
     registry = CollectorRegistry()
     registry.register(SessionCollector(source))
     try:
         return start_http_server(port, addr=address, registry=registry)
     except OSError as error:
-        raise UsageError(f"metrics cannot be served at {address}:{port}: {error}") from error
+        kind = RetriableError if error.errno == errno.EADDRINUSE else UsageError
+        raise kind(f"metrics cannot be served at {address}:{port}: {error}") from error
 
 
 class SessionCollector(Collector):
