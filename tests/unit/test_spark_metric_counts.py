@@ -83,7 +83,7 @@ class Session:
         self.streams = SimpleNamespace(addListener=self.listen, removeListener=lambda _: None)
 
     def listen(self, listener):
-        listener.onQueryStarted(SimpleNamespace(id=QUERY, name="flights"))
+        listener.onQueryStarted(SimpleNamespace(id=QUERY, runId="1", name="flights"))
 
 
 def page(served):

@@ -96,11 +96,11 @@ COUNTED = (
 
 
 def test_every_metric_has_the_value_of_a_known_load(queries):
-    queries.started("q", "flights")
+    queries.started("q", "1", "flights")
     queries.progressed(progress(0, 2))
     queries.progressed(progress(1, 5))
-    queries.terminated("q", Ending.FAILED)
-    queries.started("q", "flights")
+    queries.terminated("q", "1", Ending.FAILED)
+    queries.started("q", "2", "flights")
     queries.progressed(progress(2, 6))
     place = ("0", "t", "0")
     other = ("0", "t", "1")
@@ -132,10 +132,10 @@ def test_every_metric_has_the_value_of_a_known_load(queries):
 
 
 def test_seen_here_a_counter_is_there_before_it_counts_as_prometheus_sees_no_increase_in_one_that_begins_with_it(queries):
-    queries.started("q", "flights")
+    queries.started("q", "1", "flights")
     first = samples(queries)
     queries.counted("q", {Counted.OFFSETS_LOST.value: 37.0})
-    queries.terminated("q", Ending.DATA_LOSS)
+    queries.terminated("q", "1", Ending.DATA_LOSS)
     for key, value in {("headrace_source_lost_offsets_total",): 37, ("headrace_query_endings_total", "data_loss"): 1}.items():
         assert (first[key], samples(queries)[key]) == (0, value)
 
@@ -144,7 +144,7 @@ def test_seen_here_a_query_that_hangs_after_it_has_caught_up_is_silent_though_it
     def silent_s():
         return samples(queries).get(("headrace_query_silent_seconds",))
 
-    queries.started("q", "flights")
+    queries.started("q", "1", "flights")
     clock.now_s += 5
     assert silent_s() == 5  # in its first batch
     queries.progressed(progress(0, position=9, end=9))
@@ -154,10 +154,23 @@ def test_seen_here_a_query_that_hangs_after_it_has_caught_up_is_silent_though_it
     assert silent_s() == 0
     clock.now_s += 900
     assert (silent_s(), lag_s(queries)) == (900, 0)
-    queries.terminated("q", Ending.FAILED)
+    queries.terminated("q", "1", Ending.FAILED)
     assert silent_s() is None
-    queries.started("q", "flights")
+    queries.started("q", "1", "flights")
     assert silent_s() == 0
+
+
+def test_seen_here_the_end_of_a_run_that_is_told_late_is_not_that_of_the_run_which_has_begun_since(queries):
+    """Spark tells of a start at once, and of an end by a queue."""
+    queries.started("q", "1", "flights")
+    queries.started("q", "2", "flights")
+    queries.progressed(progress())
+    queries.terminated("q", "1", Ending.FAILED)
+    found = samples(queries)
+    assert (found["headrace_query_active",], found["headrace_query_endings_total", "failed"]) == (1, 1)
+    assert found["headrace_source_position", "0", "t", "0"] == 5
+    queries.terminated("q", "2", Ending.FAILED)
+    assert samples(queries)["headrace_query_active",] == 0
 
 
 def lag_s(queries):
@@ -201,7 +214,7 @@ def test_partitions_that_are_gone_are_no_longer_shown(queries):
     found = samples(queries)
     assert ("headrace_source_position", "0", "t", "0") not in found
     assert ("headrace_source_lag_records", "0", "t", "1") not in found  # its end is not known
-    queries.terminated("q", Ending.COMPLETED)
+    queries.terminated("q", "1", Ending.COMPLETED)
     assert not [name for name, *place in samples(queries) if name.startswith("headrace_source") and place]
     assert samples(queries)["headrace_query_active",] == 0
 
@@ -221,16 +234,16 @@ def test_a_progress_without_times_and_state_is_taken(queries):
 
 def test_queries_that_have_ended_are_not_kept_without_end(queries):
     for number in range(MOST_ENDED + 50):
-        queries.started(str(number), None)
-        queries.terminated(str(number), Ending.COMPLETED)
-    queries.terminated("nobody's", Ending.COMPLETED)
+        queries.started(str(number), "1", None)
+        queries.terminated(str(number), "1", Ending.COMPLETED)
+    queries.terminated("nobody's", "1", Ending.COMPLETED)
     known = []
     queries.read(lambda query: known.append(query.query_id))
     assert known == [str(number) for number in range(50, MOST_ENDED + 50)]
 
 
 def test_names_are_escaped(queries):
-    queries.started("q", 'a "name"\\\n')
+    queries.started("q", "1", 'a "name"\\\n')
     (family,) = (found for found in text_string_to_metric_families(page(queries)) if found.name == "headrace_query_active")
     assert family.samples[0].labels["query_name"] == 'a "name"\\\n'
 
@@ -252,11 +265,11 @@ def test_the_page_shows_what_the_listener_was_told_until_it_is_closed():
     try:
         (listener,) = session.listeners
         assert isinstance(listener, QueryListener)
-        listener.onQueryStarted(SimpleNamespace(id="q", name="flights"))
+        listener.onQueryStarted(SimpleNamespace(id="q", runId="1", name="flights"))
         listener.onQueryProgress(SimpleNamespace(progress=progress()))
         listener.onQueryIdle(SimpleNamespace(id="q"))
         text = "Traceback:\nheadrace.enumerator.errors.DataLossError: t-0 is gone\n"
-        listener.onQueryTerminated(SimpleNamespace(id="q", exception=text))
+        listener.onQueryTerminated(SimpleNamespace(id="q", runId="1", exception=text))
         with urllib.request.urlopen(f"http://127.0.0.1:{served.port}/metrics", timeout=30) as answer:
             body = answer.read().decode()
         assert 'headrace_query_endings_total{ending="data_loss",query_id="q",query_name="flights"} 1.0' in body

@@ -124,7 +124,7 @@ class QueryListener(StreamingQueryListener):
         self._queries = queries
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: ANN401, N802 - Spark's
-        self._queries.started(str(event.id), event.name)
+        self._queries.started(str(event.id), str(event.runId), event.name)
 
     def onQueryProgress(self, event: Any) -> None:  # noqa: ANN401, N802 - Spark's
         self._queries.progressed(event.progress)
@@ -134,4 +134,5 @@ class QueryListener(StreamingQueryListener):
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: ANN401, N802 - Spark's
         failed = event.exception
-        self._queries.terminated(str(event.id), Ending.COMPLETED if failed is None else end_by(RuntimeError(failed)).ending)
+        ending = Ending.COMPLETED if failed is None else end_by(RuntimeError(failed)).ending
+        self._queries.terminated(str(event.id), str(event.runId), ending)

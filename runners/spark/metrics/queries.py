@@ -46,7 +46,7 @@ class PartitionProgress:
 
 @dataclass(slots=True)
 class QueryFacts:
-    """One query, by its id: a restart within the session goes on with its counters.
+    """One query, by its id: a restart within the session goes on with its counters. `run`: the last one that has started.
 
     `silent_s`: how long Spark has said nothing of it, as of `KnownQueries.read`. It tells of each batch that has ended, and
     each 10 s (`spark.sql.streaming.noDataProgressEventInterval`), that there is nothing to read.
@@ -55,6 +55,7 @@ class QueryFacts:
     query_id: str
     name: str
     heard_s: float
+    run: str | None = None
     silent_s: float = 0.0
     is_active: bool = True
     starts: int = 0
@@ -83,11 +84,11 @@ class KnownQueries:
         self._early: dict[str, Counter[str]] = {}
         self.throttled_s = 0.0
 
-    def started(self, query_id: str, name: str | None) -> None:
+    def started(self, query_id: str, run: str, name: str | None) -> None:
         """A run of the query has started."""
         with self._lock:
             query = self._known(query_id, name, starts=0)
-            query.is_active = True
+            query.run, query.is_active = run, True
             query.starts += 1
             query.heard_s = self._clock()
 
@@ -110,14 +111,19 @@ class KnownQueries:
             for partition in query.partitions.values():
                 partition.lag_s = None if partition.lag_s is None or partition.lag_records else 0.0
 
-    def terminated(self, query_id: str, ending: Ending) -> None:
-        """The run is over. Its partitions are dropped: their lags would stand still."""
+    def terminated(self, query_id: str, run: str, ending: Ending) -> None:
+        """The run is over. Its partitions are dropped: their lags would stand still.
+
+        Spark tells of a start at once, and of an end by a queue: the next run may have begun.
+        """
         with self._lock:
             query = self._queries.get(query_id)
             if query is None:
                 return
-            query.is_active = False
             query.endings[ending.name.lower()] += 1
+            if query.run not in (None, run):
+                return
+            query.is_active = False
             query.partitions, query.ends_seen = {}, {}
             ended = [known.query_id for known in self._queries.values() if not known.is_active]
             for forgotten in ended[: max(0, len(ended) - MOST_ENDED)]:
