@@ -276,7 +276,7 @@ def test_the_page_shows_what_the_listener_was_told_until_it_is_closed():
         with pytest.raises(RetriableError, match=f"metrics cannot be served at 127.0.0.1:{served.port}") as taken:
             metrics(session, port=served.port)
         assert end_by(taken.value).ending is Ending.FAILED  # a supervised job is started again
-        with pytest.raises(UsageError, match="metrics cannot be served at 192.0.2.1:"):
+        with pytest.raises(UsageError, match=r"metrics cannot be served at 192\.0\.2\.1:"):
             metrics(session, port=0, address="192.0.2.1")
     finally:
         served.close()
