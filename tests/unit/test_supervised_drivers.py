@@ -13,8 +13,11 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
+from pyspark.sql import SparkSession
 
 from headrace.cli.spark.supervise import seconds_or_never, strategy_settings
 from headrace.connectors.commit import StaleEpochError
@@ -22,8 +25,9 @@ from headrace.enumerator.errors import DataLossError, FencedError, OutageError, 
 from headrace.enumerator.restarts import FixedDelay
 from headrace.enumerator.supervision import DriverEnd, Ending, SupervisionLimits
 from headrace.runners.spark import submitted
+from headrace.runners.spark.session import REDACTION
 from headrace.runners.spark.submitted import as_it_was_submitted
-from headrace.runners.spark.supervision.driver import DriverOrder
+from headrace.runners.spark.supervision.driver import DriverOrder, stage_of
 from headrace.runners.spark.supervision.endings import end_by
 from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, kill_family, members, new_family
 from headrace.runners.spark.supervision.jobs import FunctionName, load
@@ -109,6 +113,22 @@ def test_a_driver_that_is_frozen_is_killed(history):
     driver.kill()
     assert ready(driver.process)
     assert driver.end() == DriverEnd(Ending.FAILED, "the driver was killed by SIGKILL")
+
+
+def test_a_driver_that_a_nameless_signal_has_killed_is_a_failure_like_others(history):
+    driver = DriverProcess(order("runs_and_freezes"))
+    os.kill(driver.pid, signal.SIGRTMIN + 1)
+    assert ready(driver.process)
+    assert driver.end() == DriverEnd(Ending.FAILED, f"the driver was killed by signal {signal.SIGRTMIN + 1}")
+
+
+def test_the_plans_of_a_rehearsal_hide_what_those_of_the_job_hide():
+    """The sink's options are in them, and a login may be. A new session of Spark's has not what was set in the first one."""
+    session = MagicMock(spec=SparkSession)
+    session.conf = SimpleNamespace(get={REDACTION: "(?i)url|jaas"}.__getitem__)
+    stage = stage_of(session)
+    assert stage is session.newSession.return_value
+    stage.conf.set.assert_called_once_with(REDACTION, "(?i)url|jaas")
 
 
 def test_a_driver_and_all_its_processes_end_with_the_supervisor(history):

@@ -29,7 +29,14 @@ from pyspark.sql import SparkSession
 
 from headrace.enumerator.errors import FencedError, HeadraceError, UsageError
 from headrace.enumerator.supervision import EXIT_STATUSES, DriverEnd, Ending
-from headrace.runners.spark.session import PRELOADED, end_processes, is_local, session_builder, warm_session_builder
+from headrace.runners.spark.session import (
+    PRELOADED,
+    REDACTION,
+    end_processes,
+    is_local,
+    session_builder,
+    warm_session_builder,
+)
 from headrace.runners.spark.supervision.endings import end_by
 from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, kill_family
 from headrace.runners.spark.supervision.jobs import FunctionName, load
@@ -118,8 +125,7 @@ class _Driver:
         if self._order.has_peers:
             refuse_connect(session)
         rehearsal = Rehearsal(rehearsal_folder(self._family), self._called)
-        # its own session: what the job registers by name there, such as a view, is not in the way of the job itself
-        on_stage = partial(job, session.newSession()) if isinstance(session, SparkSession) else None
+        on_stage = partial(job, stage_of(session)) if isinstance(session, SparkSession) else None
         self._wait_for_call(rehearsal, on_stage)
         if self._is_to_stop:
             self._report_end(_STOPPED)
@@ -201,6 +207,17 @@ class _Driver:
     def _report(self, **what: object) -> None:
         with self._reporting:  # the pipe keeps only short lines of two threads apart
             os.write(self._reports, json.dumps(what).encode() + b"\n")
+
+
+def stage_of(session: SparkSession) -> SparkSession:
+    """A session for rehearsals: what the job registers by name there, such as a view, is not in the way of the job itself.
+
+    Its plans hide what those of the job's session hide: a new session has the settings that Spark was started with, not those
+    that were set since.
+    """
+    stage = session.newSession()
+    stage.conf.set(REDACTION, session.conf.get(REDACTION))
+    return stage
 
 
 def refuse_connect(session: object) -> None:

@@ -114,7 +114,7 @@ def _unsaid(status: int) -> DriverEnd:
     if status == -signal.SIGTERM:  # before it could take note of it
         return DriverEnd(Ending.STOPPED, "it was stopped before its job had begun")
     if status < 0:
-        return DriverEnd(Ending.FAILED, f"the driver was killed by {signal.Signals(-status).name}")
+        return DriverEnd(Ending.FAILED, f"the driver was killed by {_name_of(-status)}")
     return DriverEnd(Ending.FAILED, f"the driver has ended with status {status} and has not said why")
 
 
@@ -122,3 +122,10 @@ def _environment(order: DriverOrder, family: str) -> dict[str, str]:
     folders = [order.job.folder, None if order.session is None else order.session.folder, os.environ.get("PYTHONPATH")]
     path = os.pathsep.join(dict.fromkeys(filter(None, folders)))
     return {**os.environ, FAMILY_VARIABLE: family} | ({"PYTHONPATH": path} if path else {})
+
+
+def _name_of(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most of the real-time signals have none
+        return f"signal {number}"
