@@ -9,8 +9,10 @@ from typing import Any
 from unittest.mock import patch
 
 from headrace.connectors import commit as commit_module
+from headrace.runners.spark import writers
 from headrace.runners.spark.supervision.ownership.lease import EndLease, Follow, LeaseCore, LeasePhase, Looked
 from headrace.runners.spark.supervision.standby import StandbyCore
+from headrace.runners.spark.writers import StreamWriter
 
 Planted = Callable[[], AbstractContextManager[None]]
 
@@ -19,6 +21,26 @@ Planted = Callable[[], AbstractContextManager[None]]
 def whose_the_job_is_is_ignored() -> Iterator[None]:
     """A driver that was taken for dead fences the one that has taken over, and commits."""
     with patch.object(commit_module, "refuse_another", lambda *_: None):
+        yield
+
+
+@contextmanager
+def a_driver_that_was_left_behind_has_an_older_copy() -> Iterator[None]:
+    """It was paused, and finds a later epoch recorded than its own: the job ends on all hosts, with status 66."""
+    with patch.object(writers, "refuse_another", lambda *_: None):
+        yield
+
+
+@contextmanager
+def the_checkpoint_is_asked_before_the_sink() -> Iterator[None]:
+    """What the one before plans and records in between is taken for that of another checkpoint: status 66, too."""
+    refuse_copy = StreamWriter._refuse_copy
+
+    def planted(self: Any, job: str, last_batch: Callable[[], int | None]) -> None:
+        planned = last_batch()
+        refuse_copy(self, job, lambda: planned)
+
+    with patch.object(StreamWriter, "_refuse_copy", planted):
         yield
 
 
@@ -104,6 +126,8 @@ def who_stands_down_leaves_its_driver_at_work() -> Iterator[None]:
 
 PLANTED: tuple[Planted, ...] = (
     whose_the_job_is_is_ignored,
+    a_driver_that_was_left_behind_has_an_older_copy,
+    the_checkpoint_is_asked_before_the_sink,
     looks_are_counted_while_the_board_is_away,
     who_was_fenced_ends,
     a_stop_that_fails_ends_the_job,

@@ -1,8 +1,9 @@
 """The world of a job on two hosts: supervisors with a lease, their drivers, the board, a checkpoint for both, and the sink.
 
-Run for real: `LeaseCore`, `StandbyCore`, commit and recovery (`JobCommitter`, one command at a time) with whose the job is, and
-the beat as it is stored. Played: processes, hosts and their clocks, the board's network, Spark's query on a store that creates
-atomically (HDFS), the sink's transactions (`MemorySink`).
+Run for real: `LeaseCore`, `StandbyCore`, commit and recovery (`JobCommitter`, one command at a time) with whose the job is,
+what a driver and its tasks refuse by what is recorded (`StreamWriter`), and the beat as it is stored. Played: processes, hosts
+and their clocks, the board's network, Spark's query on a store that creates atomically (HDFS), the sink's transactions
+(`MemorySink`).
 
 Hosts are paused as a whole, cut off from the board, or lose their power; drivers are killed or hang; a write to the board may
 take effect and its answer be lost; clocks run at other speeds and jump. A paused host goes on where it was, in the middle of
@@ -16,6 +17,7 @@ leader's host is dead the other one leads.
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -73,6 +75,7 @@ from headrace.runners.spark.supervision.standby import (
     Stop,
     WarmUp,
 )
+from headrace.runners.spark.writers import StreamWriter, _Recorded
 from headrace.testing.memory_sink import MemorySink
 from tests.helpers.commit_simulator import JOB, FusedLog, SteppedCommitter
 from tests.helpers.worlds.search import NUMBERS, Adversary
@@ -97,8 +100,23 @@ class Driver:
     hangs: bool = False
     is_called: bool = False
     is_to_stop: bool = False
+    has_planned: bool = False
     said: list[DriverReport] = field(default_factory=list)
     end: DriverEnd = KILLED
+
+
+@dataclass(frozen=True)
+class CheckpointLogs:
+    """What a writer asks of the checkpoint."""
+
+    offsets: dict[int, str]
+    commits: dict[int, str]
+
+    def digest(self, batch: int) -> str | None:
+        return self.offsets.get(batch)
+
+    def is_committed(self, batch: int) -> bool:
+        return batch in self.commits
 
 
 class Host:
@@ -228,6 +246,7 @@ class World:
         self.log = FusedLog()
         self.sink = MemorySink(self.log)
         self.checked = -1
+        self.is_in_between = False
         self.hosts = [Host(self, name, self.chances.choice(SPEEDS)) for name in ("a", "b")]
 
     def beat(self) -> Beat | None:
@@ -262,24 +281,57 @@ class World:
             driver.end = end_by(error)
 
     def query(self, driver: Driver) -> Iterator[None]:
-        """Spark's loop. The job's name is known once a batch was planned, as the checkpoint says it."""
+        """Spark's loop, which reads the logs once. The job's name is known once a batch was planned: the checkpoint says it."""
         if self.offsets:
+            self.refuse_copy(driver)
             yield from self.asking(driver, ClaimRequested())
         driver.said.append(DriverReport.BEGAN)
-        while True:
-            if driver.is_to_stop:
-                driver.end = DriverEnd(Ending.STOPPED, "it was stopped")
-                return
-            yield from self.batch(driver, max(self.commits, default=-1) + 1)
+        batch, planned = max(self.commits, default=-1) + 1, max(self.offsets, default=-1)
+        while not driver.is_to_stop:
+            yield from self.batch(driver, batch, planned)
             driver.said.append(DriverReport.BATCHES)
+            batch += 1
+        driver.end = DriverEnd(Ending.STOPPED, "it was stopped")
 
-    def batch(self, driver: Driver, batch: int) -> Iterator[None]:
-        if batch not in self.offsets:
+    def refuse_copy(self, driver: Driver) -> None:
+        """Others go on between any two of its looks."""
+
+        def last_batch() -> int | None:
+            self.go_on_in_between(driver)
+            found = max(self.offsets, default=None)
+            self.go_on_in_between(driver)
+            return found
+
+        logs: Any = CheckpointLogs(self.offsets, self.commits)
+        StreamWriter(self.sink, ["value"], logs, driver.name)._refuse_copy(JOB, last_batch)
+
+    def go_on_in_between(self, driver: Driver) -> None:
+        """The other drivers, in the middle of what this one does."""
+        if self.is_in_between:
+            return
+        self.is_in_between = True
+        for host in self.hosts:
+            for other in list(host.drivers.values()) if host.is_on and not host.is_paused else ():
+                for _ in range(self.chances.randrange(20)):
+                    if other is not driver and other.is_alive and not other.hangs:
+                        other.is_alive = next(other.program, other) is not other
+        self.is_in_between = False
+
+    def batch(self, driver: Driver, batch: int, planned: int) -> Iterator[None]:
+        """One of a query that has found `planned` as the last one in the offset log: up to that it is a replay."""
+        if batch > planned:
             driver.said.append(DriverReport.ALIVE)
             yield
             self.create(self.offsets, batch, driver)
-        handles = yield from self.tasks(driver, batch)
-        yield from self.asking(driver, CommitRequested(batch, handles, self.offsets[batch]))
+        driver.said.append(DriverReport.ALIVE)
+        driver.has_planned = True
+        yield
+        driver.has_planned = False
+        recorded = pickle.loads(pickle.dumps(_Recorded(self.sink, driver.name)))  # as Spark does, before its tasks start
+        handles = yield from self.tasks(driver, batch, recorded)
+        content = self.offsets[batch]
+        recorded.refuse(JOB, batch, content)
+        yield from self.asking(driver, CommitRequested(batch, handles, content))
         self.create(self.commits, batch, driver)
 
     def create(self, log: dict[int, str], batch: int, driver: Driver) -> None:
@@ -288,9 +340,14 @@ class World:
             raise FencedError(f"batch {batch} is in the log already")
         log[batch] = driver.name
 
-    def tasks(self, driver: Driver, batch: int) -> Iterator[None]:
+    def tasks(self, driver: Driver, batch: int, recorded: _Recorded) -> Iterator[None]:
         """What a replay reads is what was planned."""
-        if self.sink.recorded_epochs().get(JOB, -1) >= batch:
+        try:
+            recorded.refuse(JOB, batch, None)
+        except SupersededError:
+            self.happened["left behind"] += 1
+            raise
+        if (last := recorded.of(JOB)) is not None and last.epoch == batch:
             return ()
         handles = []
         for row in range(ROWS):
@@ -369,6 +426,16 @@ class World:
         self.host().is_paused = True
         self.happened["paused"] += 1
 
+    def pause_in_a_batch(self) -> None:
+        """A host whose driver has planned a batch, and has yet to look what is recorded."""
+        for _ in range(40):
+            self.step()
+            planned = [host for host in self.hosts if any(driver.has_planned for driver in host.drivers.values())]
+            if planned:
+                self.chances.choice(planned).is_paused = True
+                self.happened["paused in a batch"] += 1
+                return
+
     def wake(self) -> None:
         for host in self.hosts:
             host.is_paused = False
@@ -418,10 +485,12 @@ class World:
             self.happened["driver hangs" if driver.hangs else "driver killed"] += 1
 
     def terminate(self) -> None:
+        """SIGTERM, and sometimes a second one, which ends a leader's driver in the middle of its batch."""
         host = self.host()
-        if host.is_on and not host.is_paused:
-            host.stop()
-            self.happened["SIGTERM"] += 1
+        for _ in range(self.chances.randrange(1, 3)):
+            if host.is_on and not host.is_paused:
+                host.stop()
+                self.happened["SIGTERM"] += 1
 
     def jump(self) -> None:
         """A host's clock goes on by an hour: it was suspended."""
@@ -478,8 +547,8 @@ def _taking(action: Callable[[World], None]) -> tuple[Callable[..., None], int]:
 
 
 _FAULTS = {
-    "pause": 3, "wake": 3, "cut_off": 2, "heal": 3, "take_board_away": 1, "lose_answers": 1, "wipe_board": 1, "power_off": 1,
-    "power_on": 2, "hit_driver": 2, "terminate": 1, "jump": 1,
+    "pause": 3, "pause_in_a_batch": 2, "wake": 3, "cut_off": 2, "heal": 3, "take_board_away": 1, "lose_answers": 1,
+    "wipe_board": 1, "power_off": 1, "power_on": 2, "hit_driver": 2, "terminate": 2, "jump": 1,
 }  # fmt: skip
 
 HOSTS = Adversary(
