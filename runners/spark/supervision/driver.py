@@ -216,7 +216,9 @@ def stage_of(session: SparkSession) -> SparkSession:
     that were set since.
     """
     stage = session.newSession()
-    stage.conf.set(REDACTION, session.conf.get(REDACTION))
+    hidden = session.conf.get(REDACTION)
+    if hidden is not None:
+        stage.conf.set(REDACTION, hidden)
     return stage
 
 
