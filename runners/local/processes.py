@@ -32,12 +32,14 @@ __all__ = [
     "forked_apart",
     "leave_signals_to_supervisor",
     "pipe",
+    "reap_group",
 ]
 
 PROCESS_NAME = "headrace run: "
 """What the names of a run's processes begin with."""
 
 _LOOK_S = 0.01
+_REAP_S, _REAP_LOOK_S = 1.0, 0.001
 _SUPERVISORS = (signal.SIGINT, signal.SIGTERM)
 # gRPC may be loaded before a fork, not used.
 _LOADED = tuple(
@@ -271,3 +273,15 @@ def end_group(group: int, lifeline: Connection, timeout_s: float) -> bool:
             return True
         if time.monotonic() > deadline_s:
             return False
+
+
+def reap_group(group: int) -> None:
+    """Let go of the dead processes of a group that were left to this one when their parent ended. After `end_group`.
+
+    The kernel leaves them to the first process of a container, which a supervisor may be. Each has its number until it is
+    waited for, and a container has so many of them.
+    """
+    deadline_s = time.monotonic() + _REAP_S
+    with suppress(ChildProcessError):  # there is none, or no more
+        while os.waitpid(-group, os.WNOHANG) != (0, 0) or time.monotonic() < deadline_s:
+            time.sleep(_REAP_LOOK_S)  # what was killed has closed its files, and ends now

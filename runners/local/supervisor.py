@@ -26,7 +26,7 @@ from headrace.enumerator.errors import HeadraceError, RunFailedError, StateError
 from headrace.enumerator.restarts import GiveUp, Restarts
 from headrace.runners.local.coordinator import CoordinatorOrder, RunBegan, RunBeginning, RunOutcome, coordinate
 from headrace.runners.local.pipeline import Pipeline, PipelineFile, RunSettings
-from headrace.runners.local.processes import CALLED_AGAIN, CALLED_AGAIN_ERROR, PROCESS_NAME, end_group, pipe
+from headrace.runners.local.processes import CALLED_AGAIN, CALLED_AGAIN_ERROR, PROCESS_NAME, end_group, pipe, reap_group
 from headrace.runners.local.rescale import RescaleRequest, read_requests
 from headrace.runners.local.storage.places import make_machine_folder
 from headrace.runners.local.watching.status import remove_status
@@ -140,6 +140,7 @@ class _Life:
                 process.join()
                 if not end_group(process.pid, lifeline, END_S):
                     raise RunFailedError(f"processes of group {process.pid} cannot be killed: a successor may not begin")
+                reap_group(process.pid)
 
     def _outcome(self, coordinator: Connection, process: Any) -> RunOutcome:  # noqa: ANN401 - of multiprocessing's context
         """What the coordinator says last. Before it says which run it is of, and each failure of its workers."""

@@ -122,10 +122,13 @@ def check_gone(group):
         raise RetriableError("some live")
 
 
+COMMAND = "from headrace.cli import main; main()"
+
+
 class Run:
     """`headrace run` in a process of its own."""
 
-    def __init__(self, kafka, folder, *options, workers, job=JOB, checkpoints=None, environment=None):
+    def __init__(self, kafka, folder, *options, workers, job=JOB, checkpoints=None, environment=None, program=COMMAND):
         """`checkpoints`: by default a folder in `folder`."""
         self.folder = folder
         file = folder / "job_of_this_test.py"
@@ -141,7 +144,7 @@ class Run:
         command = [
             sys.executable,
             "-c",
-            "from headrace.cli import main; main()",
+            program,
             "run",
             f"{file}:pipeline",
             "--workers",
@@ -576,3 +579,36 @@ def children_of(parent):
 def check_has_child(parent):
     if not children_of(parent):
         raise RetriableError("none yet")
+
+
+FIRST_OF_A_CONTAINER = """
+import ctypes, os, sys
+from pathlib import Path
+
+from headrace.cli import main
+
+PR_SET_CHILD_SUBREAPER = 36
+assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+try:
+    main()
+finally:
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    dead = [pid for pid in children if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"]
+    print("left dead:", len(dead), flush=True)
+"""
+
+
+def test_a_run_that_is_a_containers_first_process_waits_for_what_its_coordinators_leave(kafka, tmp_path):
+    """Each restart kept the numbers of the nursery and the workers, until the container would have had none."""
+    run = Run(kafka, tmp_path, workers=2, program=FIRST_OF_A_CONTAINER)
+    try:
+        for count in (1, 2):
+            produce(kafka, 100 * (count - 1), 100)
+            run.wait(lambda count=count: seen(kafka).keys() >= set(range(100 * count)), f"{count} lives")
+            os.kill(run.group(2)[0], signal.SIGKILL)
+        produce(kafka, 200, 100)
+        run.wait(lambda: seen(kafka) == Counter(range(300)), "the third life")
+        run.stop()
+        assert "left dead: 0" in run.log.read_text()
+    finally:
+        run.kill()
