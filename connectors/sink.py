@@ -353,10 +353,13 @@ class TwoPhaseSink(ABC, Generic[HandleT]):
         """
 
     def warm(self) -> None:
-        """Called in a process that may have to write here soon, as those of a standby: connect, look up, and change nothing.
+        """Called in a process that may have to write rows here soon, as those of a standby: connect, and change nothing.
 
         By default nothing. Soon over, also where the destination is away, for which it raises what other calls do.
         """
+
+    def warm_driver(self) -> None:
+        """As `warm`, in a process that may have to plan or commit: look up what is recorded, too."""
 
     def left_over(self) -> frozenset[str]:
         """Names of what is prepared now, of all jobs here, if it may stand in the way of writers: none by default.

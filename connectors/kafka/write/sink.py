@@ -284,7 +284,12 @@ class KafkaSink(TwoPhaseSink[KafkaHandle]):
         enduring_cluster(self.config).vouch()
 
     def warm(self) -> None:
-        """One look at the commit topic, by the connections that tasks and committers use."""
+        """By one look at the topic, in one try."""
+        if self.topic is not None:
+            self.cluster().warm({self.topic})
+
+    def warm_driver(self) -> None:
+        """By a look at the commit topic, which tasks never read."""
         topics = {self.commit_topic} if self.topic is None else {self.commit_topic, self.topic}
         self.cluster().warm(topics)  # in one try: while no broker answers, the next call would wait for one
         self.recorded_now()

@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from headrace.runners.spark.supervision.endings import one_line
-from headrace.runners.spark.supervision.rehearsing import REHEARSAL, under_way, warm
+from headrace.runners.spark.supervision.rehearsing import REHEARSAL, looked, under_way
 from headrace.runners.spark.supervision.starts import OURS, StartedQuery, hadoop_path, intercepted
 from headrace.runners.spark.supervision.takeover import LOCATION, writer_of
 
@@ -177,7 +177,7 @@ def _without_checkpoint(started: StartedQuery) -> dict[str, str]:
 def _look(started: StartedQuery) -> None:
     """In a thread of its own: a call must not wait for brokers that are away."""
     with suppress(Exception):  # options that the job fails with, too
-        warm(writer_of(started).sink)
+        looked(writer_of(started).sink.warm_driver)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from headrace.connectors.sink import TwoPhaseSink
 
 log = logging.getLogger(__name__)
 
-__all__ = ["REHEARSAL", "ROWS", "RehearsalWriter", "is_rehearsal", "is_under_way", "under_way", "warm"]
+__all__ = ["REHEARSAL", "ROWS", "RehearsalWriter", "is_rehearsal", "is_under_way", "looked", "under_way"]
 
 REHEARSAL = "headraceRehearsal"
 """The option that a standby sets on what its job reads and writes."""
@@ -47,10 +47,10 @@ def is_under_way() -> bool:
 _under_way = False
 
 
-def warm(sink: TwoPhaseSink[Any]) -> None:
+def looked(look: Callable[[], None]) -> None:
     """Have a sink look at its destination in this process. What it fails with is for the job that writes to meet."""
     try:
-        sink.warm()
+        look()
     except Exception as error:  # noqa: BLE001 - whatever a sink raises
         log.debug("a rehearsal goes on without a look at where it would write: %s", error)
 
@@ -64,19 +64,19 @@ class RehearsalWriter(DataSourceStreamArrowWriter):
 
     def __getstate__(self) -> dict[str, Any]:
         """In the process that plans."""
-        warm(self._sink)
+        looked(self._sink.warm_driver)
         return {"_sink": self._sink}
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """In a task."""
-        warm(self._sink)
+        looked(self._sink.warm)
         for _ in iterator:
             pass
         return WriterCommitMessage()
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """On the driver. There is nothing to commit."""
-        warm(self._sink)
+        looked(self._sink.warm_driver)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """On the driver. There is nothing to abort."""

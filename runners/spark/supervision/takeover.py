@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-__all__ = ["Takeover", "check_peers", "check_standby", "checkpoint_of", "is_ours", "resolved", "writer_of"]
+__all__ = ["Takeover", "check_peers", "check_standby", "checkpoint_of", "resolved", "writer_of"]
 
 LOCATION = "checkpointlocation"
 _DEFAULT_LOCATION = "spark.sql.streaming.checkpointLocation"
@@ -95,7 +95,7 @@ class Takeover:
             check_peers(location)
         if location is not None:
             self._lock(location)
-            if is_ours(started.sink):
+            if _is_ours(started.sink):
                 self._claim(started, location)
         query = start()
         self._running.append(query)
@@ -210,7 +210,7 @@ def check_peers(location: str | None) -> None:
 def _say_what_is_repeated(started: StartedQuery, exactly_once: frozenset[str]) -> None:
     """A sink of ours may be one whose rows are visible at once. Raises UsageError for options that it does not take."""
     sink = started.sink
-    if is_ours(sink):
+    if _is_ours(sink):
         ours = writer_of(started).sink
         repeated = type(ours).__name__ if isinstance(ours, ImmediateSink) else None
     else:
@@ -219,8 +219,7 @@ def _say_what_is_repeated(started: StartedQuery, exactly_once: frozenset[str]) -
         log.warning("the sink %r is written at least once: a takeover repeats the batch that was under way", repeated)
 
 
-def is_ours(sink: str) -> bool:
-    """Whether a format is headrace's, or a pipeline's."""
+def _is_ours(sink: str) -> bool:
     return sink.lower() == OURS or sink.startswith(PIPELINES)
 
 
