@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import StreamingQueryException
 
+from headrace.runners.spark.offset_log import OffsetLog
 from pyspark_headrace.checkpoints.copies import export_to_jvm, write_copy
 from pyspark_headrace.checkpoints.logs import read_checkpoint
 
@@ -63,6 +64,24 @@ def test_the_jvm_connector_goes_on_where_ours_was_stopped_with_an_export_too_and
     query.run_available(options)
     assert query.values == numbers(range(60))
     assert is_ours(logged(query, len(query.batches) - 1))
+
+
+def test_spark_goes_on_behind_a_batch_that_a_takeover_has_put_into_the_commit_log(query, topics, filled):
+    """Its entry is the one that Spark has written, and the batch is not run again."""
+    options = topics.options(filled, startingOffsets="earliest", maxOffsetsPerTrigger=6)
+    query.run_available(options)
+    last = OffsetLog(str(query.checkpoint)).last_batch()
+    commits = Path(query.checkpoint) / "commits"
+    written = (commits / str(last)).read_bytes()
+    for path in list(commits.iterdir()):
+        if path.name.lstrip(".").partition(".")[0] == str(last):
+            path.unlink()
+    OffsetLog(str(query.checkpoint)).complete(last)
+    assert (commits / str(last)).read_bytes() == written
+    query.batches.clear()
+    topics.send(filled, range(20, 30), 0)
+    query.run_available(options)
+    assert query.values == numbers(range(20, 30))
 
 
 def is_ours(offsets):
