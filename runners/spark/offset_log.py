@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from headrace.connectors.files.store import LocalStore
+
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
@@ -81,8 +83,8 @@ class OffsetLog:
         """Put a batch whose rows are all committed into the commit log, so that no start runs it again. Driver process.
 
         Where its entry can be known: of a query without state or watermark it says that the batch has ended, and no more. And
-        only in a folder of this machine. Else nothing is done: Spark runs the batch again, and the sink skips it. Before the
-        query starts, by whoever has the checkpoint's lock. Raises OSError.
+        only in a folder of this machine that can be written to. Else nothing is done: Spark runs the batch again, and the sink
+        skips it. Before the query starts, by whoever has the checkpoint's lock.
         """
         root = Path(self.location)
         commits = root / "commits"
@@ -90,11 +92,10 @@ class OffsetLog:
             return
         if any(name.lstrip(".").partition(".")[0] == str(batch) and not name.endswith(".tmp") for name in _names(str(commits))):
             return  # it is there; or what is left of one, such as a checksum, would make this one a damaged one
-        partial = commits / f".{batch}.{uuid4().hex}.tmp"
-        with partial.open("xb") as file:
-            file.write(_ENDED)
-            os.fsync(file.fileno())
-        partial.rename(commits / str(batch))
+        try:
+            LocalStore(self.location).create(f"commits/{batch}", _ENDED, f"commits/.{batch}.{uuid4().hex}.tmp")
+        except OSError as error:  # a full disk, or no hard links: it is spared nothing, and no start fails for it
+            log.warning("batch %d is in the sink, and is run again, as the commit log cannot be written: %s", batch, error)
 
 
 _unreadable: set[str] = set()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -311,6 +313,20 @@ def test_nothing_is_put_into_a_commit_log_of_which_it_is_not_known_what_spark_wo
     before = {path.name: path.read_bytes() for path in commits.iterdir()}
     OffsetLog(str(commits.parent)).complete(2)
     assert {path.name: path.read_bytes() for path in commits.iterdir()} == before
+
+
+def test_a_start_does_not_fail_for_a_commit_log_that_cannot_be_written_to(checkpoint, monkeypatch, caplog):
+    commits = Path(checkpoint("own", 3), "commits")
+    commits.mkdir()
+    (commits / "1").write_text(ENDED)
+
+    def refused(*_):
+        raise OSError(errno.EPERM, "no hard links")
+
+    monkeypatch.setattr(os, "link", refused)
+    OffsetLog(str(commits.parent)).complete(2)
+    assert names(commits) == ["1"]
+    assert "batch 2 is in the sink, and is run again" in caplog.text
 
 
 def test_nothing_is_put_into_a_commit_log_elsewhere(checkpoint):
