@@ -11,6 +11,7 @@ from benchmarks.copy_systems import copy_topic
 from benchmarks.harness import Cell, Setting, Target, Task
 from benchmarks.local_systems import LOCAL_SYSTEMS, LocalRead, local_read
 from benchmarks.spark_systems import (
+    OTHERWISE_SET,
     SPARK_SYSTEMS,
     Read,
     Start,
@@ -94,6 +95,7 @@ def cells(size: Size) -> list[Cell]:
         *(_one_column(shape) for shape in shapes),
         *(_trigger(partitions, size.triggers) for partitions in (8, 100)),
         *_starts(Shape(size.start_records, 100)),
+        *_settings(size.shape(100, "none"), size.triggers),
         _stream(Shape(size.backlog_records, 100), size.step),
         _stream(Shape(size.long_backlog_records, 100), None),
         *(_local(shape, size.slow_records) for shape in shapes),
@@ -293,7 +295,7 @@ def _stream(shape: Shape, per_trigger: int | None) -> Cell:
 
 
 def _starts(shape: Shape) -> list[Cell]:
-    target = (Target("ceiling", "at most more", 1.0),)
+    target = (Target("jvm", "at most", 1.0), Target("ceiling", "at most more", 1.0))
     titles: tuple[tuple[str, str, Task], ...] = (
         ("first batch", "the first batch read of a new session", first_batch),
         ("first trigger", "the first trigger after a restart", first_trigger),
@@ -301,6 +303,16 @@ def _starts(shape: Shape) -> list[Cell]:
     return [
         Cell("start", name, title, "s", SPARK_SYSTEMS, task, Start(shape), target, _filled(shape), fresh=True)
         for name, title, task in titles
+    ]
+
+
+def _settings(shape: Shape, triggers: int) -> list[Cell]:
+    """Whether it helps to set Spark otherwise. Unix sockets carry records, checksum files cost what writes a checkpoint."""
+    systems = ("headrace", *OTHERWISE_SET)
+    read, trigger = _batch(shape, aggregate=False), _trigger(8, triggers)
+    return [
+        replace(read, group="settings read", systems=systems[:2], targets=()),
+        replace(trigger, group="settings trigger", systems=systems, targets=()),
     ]
 
 

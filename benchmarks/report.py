@@ -38,6 +38,16 @@ GROUPS = {
         "Every run in a new process; the start of the session itself is not counted. Less is better. "
         "Here `ceiling` is the least a Python source can cost: it yields one ready batch.",
     ),
+    "settings read": (
+        "Settings of Spark's that are not the default: a batch read",
+        "headrace, records per second from `spark.read` to the end of the query, all columns, to noop; more is better. "
+        "Unix sockets: `spark.python.unix.domain.socket.enabled=true`, between the JVM and its Python processes.",
+    ),
+    "settings trigger": (
+        "Settings of Spark's that are not the default: a micro-batch with next to no data",
+        "headrace, median `triggerExecution`; less is better. "
+        "No checksum files: `spark.sql.streaming.checkpoint.fileChecksum.enabled=false`.",
+    ),
     "write": (
         "A topic copied to another",
         "Records per second. On Spark from `start` to the query's end, AvailableNow: headrace **exactly once**, the JVM "
@@ -84,6 +94,8 @@ GROUPS = {
 
 NAMES = {
     "headrace": "headrace",
+    "headrace-unix-sockets": "headrace, Unix sockets",
+    "headrace-no-checksums": "headrace, no checksum files",
     "jvm": "Spark's JVM connector",
     "ceiling": "Spark's Python ceiling",
     "confluent": "confluent-kafka",
@@ -219,14 +231,19 @@ def _table(documents: list[Document]) -> Iterable[str]:
     systems = list(dict.fromkeys(system for document in documents for system in document["systems"]))  # not all are in each
     unit = documents[0]["unit"]
     heads = [f"{_name(system)}, {_unit(unit)}" for system in systems]
-    targets = [f"against {_name(judged.target['against'])}: {judged.wanted}" for judged in judge(documents[0])]
-    yield f"| | {' | '.join(heads)} | {' | '.join(f'{wanted} | verdict' for wanted in targets)} |"
-    yield "|---" * (1 + len(heads) + 2 * len(targets)) + "|"
+    for judged in judge(documents[0]):
+        heads += [f"against {_name(judged.target['against'])}: {judged.wanted}", "verdict"]
+    yield _row("", *heads)
+    yield "|---" * (1 + len(heads)) + "|"
     for document in documents:
         found = [values(document, system) for system in systems]
         figures = [Spread.of(runs.values()).text(unit) if runs else "-" for runs in found]
-        verdicts = [f"{judged.text()} | {judged.verdict}" for judged in judge(document)]
-        yield f"| {document['title']} | {' | '.join(figures)} | {' | '.join(verdicts)} |"
+        verdicts = [cell for judged in judge(document) for cell in (judged.text(), judged.verdict)]
+        yield _row(document["title"], *figures, *verdicts)
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |".replace("|  |", "| |", 1)
 
 
 def _facts(documents: Iterable[Document]) -> Iterable[str]:

@@ -2,7 +2,8 @@
 
 Systems: `headrace`, in a session of its `session_builder()`; `jvm`, Spark's own Kafka connector; `ceiling`, a Python source
 that yields a ready-made Arrow batch; these two in sessions of Spark's own builder. All three have the same settings.
-`delta-spark` is `jvm` with Delta's own jars, as it is set up by its documentation.
+`delta-spark` is `jvm` with Delta's own jars, as it is set up by its documentation. `headrace-unix-sockets` and
+`headrace-no-checksums` are `headrace` with one setting of Spark's that is not the default.
 """
 
 from __future__ import annotations
@@ -22,7 +23,17 @@ from benchmarks.jars import delta_jars, jvm_connector_jars
 from benchmarks.topics import KEY_BYTES, Shape
 
 SPARK_SYSTEMS = ("headrace", "jvm", "ceiling")
-FORMATS = {"headrace": "headrace", "jvm": "kafka", "ceiling": "ceiling", "delta-spark": "kafka"}
+OTHERWISE_SET: dict[str, dict[str, str]] = {
+    "headrace-unix-sockets": {"spark.python.unix.domain.socket.enabled": "true"},
+    "headrace-no-checksums": {"spark.sql.streaming.checkpoint.fileChecksum.enabled": "false"},
+}
+FORMATS = {
+    "headrace": "headrace",
+    **dict.fromkeys(OTHERWISE_SET, "headrace"),
+    "jvm": "kafka",
+    "ceiling": "ceiling",
+    "delta-spark": "kafka",
+}
 # Everything else at its default. More records a poll made it 15 % faster; larger fetches and its V2 batch source did not. With
 # the default of 64 cached consumers, it would make new ones for every batch over 100 partitions.
 JVM_TUNING = {"kafka.max.poll.records": "10000"}
@@ -52,6 +63,7 @@ def session(system: str, jars: tuple[str, ...] = ()) -> Any:  # noqa: ANN401 - S
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.streaming.numRecentProgressUpdates": "10000",
         "spark.log.level": "ERROR",
+        **OTHERWISE_SET.get(system, {}),
     }
     if system == "jvm":
         settings |= {**JVM_SETTINGS, "spark.jars": ",".join([*jvm_connector_jars(), *jars])}
@@ -61,7 +73,7 @@ def session(system: str, jars: tuple[str, ...] = ()) -> Any:  # noqa: ANN401 - S
 
 
 def _builder(system: str) -> Any:  # noqa: ANN401 - Spark's
-    if system == "headrace":
+    if FORMATS[system] == "headrace":
         from headrace.spark import session_builder
 
         return session_builder()

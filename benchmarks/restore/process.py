@@ -46,9 +46,7 @@ class Family:
         killed: set[psutil.Process] = set()
         at = time.monotonic()
         while new := self.members() - killed:
-            for process in new:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
+            _kill(new)
             killed |= new
         self._process.wait(END_S)
         _wait_until_dead(killed)
@@ -59,14 +57,12 @@ class Family:
     def kill_workers(self, stopped: int | None, most: int | None = None) -> tuple[float, float]:
         """SIGKILL to the workers (given `stopped`, only to that one; at most so many), while the driver or JobManager goes on.
 
-        As `kill`. Raises RuntimeError when there is none: then nothing was killed.
+        As `kill`. Raises RuntimeError when there is none, or none is left by then: then nothing was killed.
         """
-        workers = self._workers()[:most] if stopped is None else [psutil.Process(stopped)]
-        if not workers:
-            raise RuntimeError("there is no worker to kill")
+        workers = self._workers()[:most] if stopped is None else _those_of([stopped])
         at = time.monotonic()
-        for worker in workers:
-            worker.kill()
+        if not _kill(workers):
+            raise RuntimeError("there is no worker to kill")
         _wait_until_dead(workers)
         return at, time.monotonic()
 
@@ -80,9 +76,7 @@ class Family:
             raise RuntimeError("there is no active driver to kill")
         at = time.monotonic()
         killed = [process for each in active for process in _tree(each["pid"])]
-        for process in killed:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+        _kill(killed)
         _wait_until_dead(killed)
         return at, time.monotonic()
 
@@ -102,9 +96,7 @@ class Family:
 
     def end(self) -> None:
         """Whatever is left of it."""
-        for process in self.members():
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+        _kill(self.members())
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)  # what is left of one whose first process has ended by itself
         self._process.wait(END_S)
@@ -146,6 +138,25 @@ class Family:
         """Its parents are the nursery, the coordinator, and the supervisor, which is `headrace run`."""
         above = process.parents()[:3]
         return len(above) == 3 and above[2].pid == self._process.pid and _COMMAND_LINE in above[2].cmdline()
+
+
+def _those_of(pids: Iterable[int]) -> list[psutil.Process]:
+    """Those that are there."""
+    found = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(pid))
+    return found
+
+
+def _kill(processes: Iterable[psutil.Process]) -> int:
+    """SIGKILL to each that is still there; how many those were."""
+    killed = 0
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+            killed += 1
+    return killed
 
 
 def _tree(pid: int) -> list[psutil.Process]:

@@ -334,11 +334,13 @@ class Soak:
         send_signal(signal.SIGSTOP, members(family))
 
     def stop_and_continue(self, family: str) -> None:
-        """It goes on when another driver is called, if it can: nothing of it may be left by then."""
+        """What of it is left when another driver is called goes on; nothing may be."""
         active = self.job.status()["active"]["pid"]
         self.stop_all(family)
         self.job.wait_for(lambda status: not status["active"] or status["active"]["pid"] != active, TAKEOVER_S)
-        send_signal(signal.SIGCONT, members(family))
+        for pid in members(family):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
     def stop_jvm(self, family: str) -> None:
         send_signal(signal.SIGSTOP, jvm_of(family))

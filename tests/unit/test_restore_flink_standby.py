@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from types import SimpleNamespace
@@ -277,7 +278,9 @@ def until(condition) -> None:
 
 
 def alive(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 class TestTheKill:
@@ -314,3 +317,14 @@ class TestTheKill:
         with pytest.raises(RuntimeError, match="no active"):
             family.kill_active()
         assert not family.has_standby()
+
+    def test_a_worker_that_has_ended_meanwhile_does_not_keep_the_others_from_their_kill(self, family, tmp_path, monkeypatch):
+        until(family.has_standby)
+        workers = [psutil.Process(each["pid"]) for each in json.loads((tmp_path / "status.json").read_text())["active"]]
+        workers[0].kill()
+        until(lambda: not psutil.pid_exists(workers[0].pid))
+        monkeypatch.setattr(family, "_workers", lambda: workers)
+        family.kill_workers(None)
+        assert not any(map(alive, workers))
+        with pytest.raises(RuntimeError, match="no worker to kill"):
+            family.kill_workers(workers[0].pid)
