@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +36,10 @@ class _Driver:
         return self._committer(self._sink.committer(job))
 
 
+_one_executor = threading.Lock()
+"""Drivers may write at once, from several threads. A process has one context of a task, which stays where two have set it."""
+
+
 def written(
     sink: TwoPhaseSink[Any],
     job: str,
@@ -46,7 +51,7 @@ def written(
     writer: BatchWriter[Any] = BatchWriter(sink, tasks[0].schema.names, job, epoch)
     pickled = pickle.dumps(writer)
     messages = []
-    with pytest.MonkeyPatch.context() as patched:
+    with _one_executor, pytest.MonkeyPatch.context() as patched:
         for task, rows in enumerate(tasks):
             patched.setattr("headrace.runners.spark.writers.TaskContext.get", lambda task=task: _Context(task))
             messages.append(pickle.loads(pickled).write(iter([rows])))
