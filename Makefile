@@ -78,7 +78,7 @@ rest-catalog: $(INSTALLED) ## The Iceberg sink against Iceberg's own REST catalo
 soak-beam: $(INSTALLED) ## 50 SIGKILLs of Flink's task manager under a Beam pipeline (15 minutes)
 	$(BIN)/python -m tests.helpers.beam_soak --kills 50 --result benchmarks/results/beam-kill-soak.json
 
-soak-standby: $(INSTALLED) ## 200 takeovers of a Spark job by its standby: kills, stops, broker restarts, added partitions (two hours)
+soak-standby: $(INSTALLED) ## 200 takeovers of a Spark job by its standby: kills, stops, broker restarts, added partitions (an hour and a quarter)
 	$(BIN)/python -m tests.helpers.standby_soak --takeovers 200 --result benchmarks/results/standby-soak.json
 
 soak-tokens: $(INSTALLED) ## Bearer tokens that live for 20 seconds, in scripts and on Spark (ten minutes)
