@@ -233,17 +233,13 @@ def _table(documents: list[Document]) -> Iterable[str]:
     heads = [f"{_name(system)}, {_unit(unit)}" for system in systems]
     for judged in judge(documents[0]):
         heads += [f"against {_name(judged.target['against'])}: {judged.wanted}", "verdict"]
-    yield _row("", *heads)
+    yield f"| | {' | '.join(heads)} |"
     yield "|---" * (1 + len(heads)) + "|"
     for document in documents:
         found = [values(document, system) for system in systems]
         figures = [Spread.of(runs.values()).text(unit) if runs else "-" for runs in found]
         verdicts = [cell for judged in judge(document) for cell in (judged.text(), judged.verdict)]
-        yield _row(document["title"], *figures, *verdicts)
-
-
-def _row(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |".replace("|  |", "| |", 1)
+        yield f"| {' | '.join((document['title'], *figures, *verdicts))} |"
 
 
 def _facts(documents: Iterable[Document]) -> Iterable[str]:

@@ -40,6 +40,7 @@ from benchmarks.environment import environment
 from headrace.harness.kafka import add_partitions, create_topic, start_broker
 from headrace.harness.kafka.brokers import BrokerCluster
 from headrace.runners.spark.class_archive import archive_at_hand
+from headrace.runners.spark.session import QUICK_JVM
 from headrace.runners.spark.supervision.families import family_of, members
 from tests.helpers import standby_job
 from tests.helpers.python_path import python_path
@@ -48,7 +49,6 @@ PARTITIONS = 4
 START_S, ARMED_S, TAKEOVER_S, DRAIN_S = 120.0, 240.0, 120.0, 60.0
 SILENCE_S = 4.0
 POLL_S = 0.02
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 WRONG = ("lost", "foreign", "duplicates", "epochs_of_two_drivers")
 """What a result may not have."""
 
