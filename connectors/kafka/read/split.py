@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Self
 from uuid import UUID
 
 from headrace.enumerator.source import JsonObject, SplitSerializer
+
+
+@lru_cache(maxsize=1024)
+def _shown(topic_id: UUID) -> str:
+    """The id's text, which is asked for with each split that is planned, read or committed."""
+    return str(topic_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,7 @@ class KafkaSplit:
     @property
     def split_id(self) -> str:
         """`<topic>-<partition>@<topic id>`."""
-        return f"{self.topic}-{self.partition}@{self.topic_id or ''}"
+        return f"{self.topic}-{self.partition}@{'' if self.topic_id is None else _shown(self.topic_id)}"
 
     @property
     def exhausted(self) -> bool:

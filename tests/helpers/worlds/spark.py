@@ -47,7 +47,7 @@ from headrace.enumerator.errors import (
 )
 from headrace.enumerator.source import SourceReader, SplitBatch
 from headrace.runners.spark import writers
-from headrace.runners.spark.log_read import Limits, LogRead
+from headrace.runners.spark.log_read import Limits, LogOffsets, LogRead
 from headrace.runners.spark.readers import SplitsPartition
 from headrace.runners.spark.stream import StreamPlanner
 from headrace.runners.spark.tasks import read_splits
@@ -66,6 +66,12 @@ CALM_BATCHES = 40
 RESTARTS_IN_PEACE = 3
 
 SplitKey = tuple[UUID | None, int]
+
+
+@lru_cache(maxsize=64)
+def offsets_in(text: str) -> LogOffsets[KafkaSplit] | None:
+    """Of one batch, which is looked at several times."""
+    return parse_ours(parse(text))
 
 
 class QueryFailedError(Exception):
@@ -363,7 +369,7 @@ class SparkWorld:
 
     def _check_losses_are_told(self, query: Query, batch: int) -> None:
         """A batch goes on after what was read only where that is still in the log, unless losses are let pass."""
-        before = parse_ours(parse(query.checkpoint.offsets[batch - 1])) if batch else None
+        before = offsets_in(query.checkpoint.offsets[batch - 1]) if batch else None
         for split in before.splits.values() if before is not None and not self.may_lose else ():
             key = (split.topic_id, split.partition)
             if self.brokers.log_of(*key) is None:
@@ -378,7 +384,7 @@ class SparkWorld:
 
     def _note_began(self, query: Query, end: str) -> None:
         """What is first seen of a split in the log of offsets is where it begins."""
-        offsets = parse_ours(parse(end))
+        offsets = offsets_in(end)
         assert offsets is not None
         first = not query.began
         for split_id, split in offsets.splits.items():
@@ -608,7 +614,7 @@ class SparkWorld:
     def _check_batch(self, driver: Driver) -> None:
         """What lies before the end of a batch that is done is visible."""
         query = driver.query
-        offsets = parse_ours(parse(driver.checkpoint.offsets[driver.checkpoint.committed - 1]))
+        offsets = offsets_in(driver.checkpoint.offsets[driver.checkpoint.committed - 1])
         assert offsets is not None
         seen = self._visible(query)
         for split in offsets.splits.values():
