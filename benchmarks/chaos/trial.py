@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from kafka.errors import KafkaError
+
 from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError
 from benchmarks.chaos.load import Load
 from benchmarks.chaos.oracle import now
@@ -47,7 +49,7 @@ class Trial:
     def is_calm(self) -> bool:
         """Whether every replica is in sync, and the job is at the heels of the load."""
         internal = self.world.internal if self.subject.system.name != "jvm" else ()
-        with suppress(HeadraceError, RuntimeError):
+        with suppress(HeadraceError, KafkaError, RuntimeError):
             return self.world.in_sync([*self.subject.names.topics, *internal])
         return False
 
@@ -105,7 +107,7 @@ class Trial:
                 found["hit"] = meanwhile(fault.apply)
                 self.watch(hold, lambda: False)
                 found["proof"] = meanwhile(fault.prove)
-            except (NotHappenedError, HeadraceError, RuntimeError) as error:
+            except (NotHappenedError, HeadraceError, KafkaError, RuntimeError) as error:
                 found["not_happened"] = f"{type(error).__name__}: {error}"
             try:
                 meanwhile(fault.heal)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kafka import TopicPartition
+from kafka.errors import KafkaError
 from kafka.net.compat import KafkaNetClient
 from kafka.protocol.admin.client_quotas import AlterClientQuotasRequest, DescribeClientQuotasRequest
 
@@ -17,6 +18,7 @@ from headrace.enumerator.errors import RetriableError
 from headrace.harness.waiting import wait_until
 
 ANSWER_MS = 15_000
+ASK_S = 120.0
 MOVE_S = 60.0
 PREFERRED = 0
 QUOTAS: Mapping[str, float] = {"consumer_byte_rate": 5_000, "producer_byte_rate": 5_000, "request_percentage": 1}
@@ -60,6 +62,20 @@ class Quota(Fault):
 
 
 def _send(world: World, request: object) -> Any:  # noqa: ANN401 - kafka-python generates the class at run time
+    """As often as it takes, each time over a connection of its own: a broker is slow to answer who has used up its quota."""
+    answers: list[Any] = []
+
+    def attempt() -> None:
+        try:
+            answers.append(_answer(world, request))
+        except KafkaError as error:
+            raise RetriableError(f"{type(error).__name__}: {error}") from error
+
+    wait_until(attempt, "no broker answers about quotas", ASK_S)
+    return answers[0]
+
+
+def _answer(world: World, request: object) -> Any:  # noqa: ANN401 - as above
     client = KafkaNetClient(bootstrap_servers=world.bootstrap.split(","), request_timeout_ms=ANSWER_MS, client_id=CLIENT_ID)
     try:
         client.check_version(timeout_ms=ANSWER_MS)
