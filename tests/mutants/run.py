@@ -202,6 +202,8 @@ def check(name: str, copy: Path) -> tuple[dict[str, object], list[str]]:
     ]
     wrong += [f"explained, and no survivor: {change}" for change in reasons.keys() - set(changes.values())]
     total = len(mutmut(copy, "results", "--all", "true").splitlines())
+    if total == 0:
+        wrong.append(f"{name}: mutmut has made no mutants; what it says about that is above")
     figures = {"group": name, "modules": list(GROUPS[name].modules), "mutants": total, "survivors": len(told)}
     return {**figures, "explained": len(told) - sum(change not in reasons for change in changes.values())}, wrong
 

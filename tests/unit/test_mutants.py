@@ -49,6 +49,14 @@ def test_every_survivor_needs_a_reason_and_every_reason_a_survivor(survivor, tmp
     assert (figures["mutants"], figures["survivors"]) == (2, 1)
 
 
+def test_a_run_that_has_made_no_mutants_fails(survivor, monkeypatch, tmp_path):
+    """As where mutmut is not installed: nothing survives then, and nothing was tried."""
+    survivor.write_text("[]")
+    monkeypatch.setattr(run, "survivors", lambda copy: {})
+    monkeypatch.setattr(run, "mutmut", lambda copy, *command: "")
+    assert run.check("commit", tmp_path)[1] == ["commit: mutmut has made no mutants; what it says about that is above"]
+
+
 def test_a_change_is_named_by_function_and_lines_and_not_by_a_number(monkeypatch, tmp_path):
     said = "# x: survived\n--- a.py\n+++ a.py\n@@ -1,2 +1,2 @@\n def end(self):\n-    return a < b\n+    return a <= b\n"
     monkeypatch.setattr(run, "mutmut", lambda copy, *command: said)
