@@ -114,7 +114,7 @@ def test_offsets_of_before_go_on_with_formats():
 
 def test_formats_that_are_no_objects_are_damage():
     text = GOLDEN_V3.read_text()
-    with pytest.raises(StateError, match="damaged"):
+    with pytest.raises(StateError, match=r"^the checkpoint's offset is damaged: its formats are no objects$"):
         FORMAT.from_json(with_rest(text, rest(text) | {"formats": ["value"]}))
 
 
@@ -360,6 +360,12 @@ def test_what_is_not_the_jvm_connectors_is_shown(document, what):
 def test_two_topics_of_one_name_are_written_in_one_order():
     lines = [(KafkaSplit("t", topic_id, partition, 1), 0) for partition in (0, 1) for topic_id in (B, A)]
     assert FORMAT.to_json(offsets(*lines)) == FORMAT.to_json(offsets(*reversed(lines)))
+
+
+def test_a_topic_without_an_id_and_its_successor_with_one_are_two():
+    """As of brokers that were too old for ids, and were replaced."""
+    both = offsets((KafkaSplit("t", None, 0, 3), 1), (KafkaSplit("t", A, 0, 5), 2))
+    assert FORMAT.from_json(FORMAT.to_json(both)) == both
 
 
 # --- a checkpoint of the JVM connector, over a Kafka of this process ---

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 import pytest
 
+from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import (
     AuthenticationError,
     DataLossError,
@@ -15,6 +16,8 @@ from headrace.enumerator.errors import (
     StateError,
     UsageError,
 )
+from headrace.enumerator.ledger import SplitState
+from headrace.runners.local.savepoints import Savepoint
 from headrace.runners.spark import tasks as task_reading
 from headrace.runners.spark.log_read import Limits, LogOffsets, LogRead
 from headrace.runners.spark.stream import StreamPlanner
@@ -94,6 +97,7 @@ class Query:
     source: WatchedSource
     limits: Limits = field(default_factory=Limits)
     predecessor: object = None
+    savepoint: str | None = None
     min_tasks: int | None = None
     max_task_offsets: int | None = None
     now: float = 1000.0
@@ -111,6 +115,7 @@ class Query:
             columns=("value",),
             limits=self.limits,
             predecessor=self.predecessor,
+            savepoint=self.savepoint,
             min_tasks=self.min_tasks,
             max_task_offsets=self.max_task_offsets,
         )
@@ -166,6 +171,42 @@ def test_a_query_reads_everything_once_and_then_what_comes(log):
     log.append("a", ["a10"])
     assert query.trigger()
     assert sorted(query.rows) == all_values(log)
+
+
+def savepoint_of(source, *splits, folder):
+    """The file that a run of `headrace run` has left which stood at these splits."""
+    positions = Checkpoint(7, tuple(SplitState(split, finished=False) for split in splits), exhausted=False)
+    text = CheckpointSerializer(source.name, source.split_serializer).serialize(positions).decode()
+    return str(Savepoint("run", 7, text).write(folder))
+
+
+class TestSavepoints:
+    """`startFromSavepoint`."""
+
+    def test_a_query_without_a_checkpoint_begins_where_the_savepoint_stands_and_says_so_once(self, log, tmp_path, caplog):
+        source = WatchedSource(log)
+        query = Query(source, savepoint=savepoint_of(source, MemorySplit("a", 7), MemorySplit("b", 9), folder=tmp_path))
+        assert query.trigger()
+        log.append("a", ["later"])
+        assert query.trigger()
+        assert sorted(query.rows) == ["a7", "a8", "a9", "b9", "later"]
+        assert [record.getMessage() for record in caplog.records] == [
+            f"the query begins where savepoint {query.savepoint} stands"
+        ]
+
+    def test_a_query_with_a_checkpoint_goes_on_from_that_and_each_run_says_so_once(self, log, caplog):
+        query = Query(WatchedSource(log))
+        query.trigger()
+        query.savepoint = "/a/savepoint-that-is-gone.json"
+        for value in ("one", "two"):
+            query.run()
+            for number in range(2):
+                log.append("a", [f"{value}{number}"])
+                assert query.trigger()
+        assert sorted(query.rows) == all_values(log)
+        assert [record.getMessage() for record in caplog.records] == [
+            "the query goes on from its checkpoint; savepoint /a/savepoint-that-is-gone.json is not looked at"
+        ] * 2
 
 
 def test_positions_are_looked_up_once_and_the_mark_of_a_new_query_differs_from_every_end(log):
