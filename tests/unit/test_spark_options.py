@@ -1,5 +1,6 @@
 """Spark's Kafka options: what they mean, which win, which are refused and how. Nobody is contacted."""
 
+import json
 import pickle
 import re
 from enum import StrEnum
@@ -611,3 +612,51 @@ def test_the_two_options_of_a_repeated_write_go_together():
     for name in both:
         with pytest.raises(UsageError, match=r"^options 'txnAppId' and 'txnVersion' go together$"):
             sink_write(sink, {name: both[name]})
+
+
+# --- references of a schema -----------------------------------------------------------------------------------------------
+
+(REFERENCES,) = [option for option in SINK_OPTIONS.options if option.name == "valueSchemaReferences"]
+CITY = {"name": "air.City", "subject": "city-value", "version": 1}
+
+
+def test_references_of_a_schema_are_names_subjects_and_versions():
+    found = REFERENCES.parse(REFERENCES, json.dumps([CITY, {**CITY, "name": "air.Leg", "version": 12}]))
+    assert [(each.name, each.subject, each.version) for each in found] == [
+        ("air.City", "city-value", 1),
+        ("air.Leg", "city-value", 12),
+    ]
+    assert REFERENCES.parse(REFERENCES, "[]") == ()
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        CITY,
+        ["air.City"],
+        [CITY, {**CITY, "name": 1}],
+        [{**CITY, "subject": None}],
+        [{**CITY, "version": 0}],
+        [{**CITY, "version": -1}],
+        [{**CITY, "version": True}],
+        [{**CITY, "version": "1"}],
+        [{**CITY, "more": "x"}],
+        [{"name": "air.City", "subject": "city-value"}],
+        [{"name": "air.City", "version": 1}],
+        [{"subject": "city-value", "version": 1}],
+    ],
+)
+def test_other_references_are_refused_with_their_form(document):
+    refused_reference(json.dumps(document))
+
+
+@pytest.mark.parametrize("written", ["", "[", "{'name': 1}", "[" * 100_000])
+def test_references_that_are_no_json_are_refused_with_their_form(written):
+    refused_reference(written)
+
+
+def refused_reference(written):
+    with pytest.raises(UsageError) as raised:
+        REFERENCES.parse(REFERENCES, written)
+    form = 'a JSON list of objects like {"name": "air.City", "subject": "city-value", "version": 1}'
+    assert str(raised.value) == f"option 'valueSchemaReferences' must be {form}, not {written!r}"
