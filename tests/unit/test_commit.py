@@ -621,9 +621,9 @@ def test_a_damaged_list_is_refused_and_the_place_is_named(data):
         ),
         (
             None,
-            "job 'job' is that of a supervised driver, his (claim 2), and this query is not supervised: which of the two is the "
-            "younger cannot be told, so it has stopped, and has changed nothing. If that one does not run any more, start the "
-            "job under supervision once and stop it there, which gives it back",
+            "job 'job' is that of a supervised driver, his (claim 2), and this query is not supervised: which of the two is "
+            "the younger cannot be told, so it has stopped, and has changed nothing. If that one does not run any more, start "
+            "the job under supervision once and stop it there, which gives it back",
         ),
     ],
 )
@@ -634,28 +634,29 @@ def test_a_job_of_another_driver_is_refused_with_whose_it_is_and_what_to_do(inca
 
 
 SKIPPED = (
-    "tasks of epoch 5 of job 'job' have written nothing, as they found it recorded in the sink, and the driver finds that it is "
-    "not: what is recorded was forgotten, or its place was made anew, in between. Nothing was committed; the next try writes "
-    "the epoch"
+    "tasks of epoch 5 of job 'job' have written nothing, as they found it recorded in the sink, and the driver finds that it "
+    "is not: what is recorded was forgotten, or its place was made anew, in between. Nothing was committed; the next try "
+    "writes the epoch"
 )
 
 
-@pytest.mark.parametrize("before", [[RecoveryRequested(), Fenced(None), Swept()], []], ids=["ready", "new"])
+ASKED_SKIPPED = CommitRequested(5, (), skipped=True)
+
+
+@pytest.mark.parametrize("before", [READY, [ASKED_SKIPPED, Fenced(None)]], ids=["ready", "new"])
 def test_an_epoch_that_tasks_have_skipped_and_that_is_not_recorded_is_refused(before):
     core = CommitCore("job")
     for event in before:
         core.handle(event)
     with pytest.raises(PeerError) as raised:
-        for event in (CommitRequested(5, (), skipped=True), Fenced(None), Swept())[: 1 if before else 3]:
-            core.handle(event)
+        core.handle(ASKED_SKIPPED if before is READY else Swept())
     assert str(raised.value) == SKIPPED
 
 
-@pytest.mark.parametrize("before", [READY_AT_5, []], ids=["ready", "new"])
+@pytest.mark.parametrize("before", [READY_AT_5, [ASKED_SKIPPED, Fenced(DONE)]], ids=["ready", "new"])
 def test_a_recorded_epoch_that_tasks_have_skipped_is_done(before):
     core = CommitCore("job")
     for event in before:
         core.handle(event)
-    for event in (CommitRequested(5, (), skipped=True), Fenced(DONE), Swept())[: 1 if before else 3]:
-        core.handle(event)
+    core.handle(ASKED_SKIPPED if before is READY_AT_5 else Swept())
     assert core.phase in (CommitPhase.CONFIRMING, CommitPhase.READY)

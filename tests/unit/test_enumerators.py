@@ -76,8 +76,9 @@ def test_a_restored_enumerator_whose_discovery_was_done_does_not_look():
     assert enumerator.exhausted
 
 
-def test_discovery_is_periodic_only_when_asked_for():
-    once, periodic = Driver(), Driver(discovery_interval_s=30.0)
+@BOTH
+def test_discovery_is_periodic_only_when_asked_for(assignment):
+    once, periodic = Driver(assignment=assignment), Driver(assignment=assignment, discovery_interval_s=30.0)
     assert only(once.discovered(split("a")), e.ScheduleDiscovery) == []
     assert only(periodic.discovered(split("a")), e.ScheduleDiscovery) == [e.ScheduleDiscovery(30.0)]
     assert periodic.send(e.DiscoveryDue()) == [e.DiscoverLater({"a": split("a")})]
@@ -183,6 +184,16 @@ def test_eager_gives_a_new_split_to_the_reader_with_least_to_do():
     assert assigned(driver.discovered(split("d"))) == {1: [split("d")]}
 
 
+def test_eager_evens_out_what_two_readers_have_to_do():
+    ledger: Ledger[MemorySplit] = Ledger()
+    enumerator = EagerEnumerator(ledger, Discovery.IDLE, 2, None)
+    ledger.add([split("a"), split("b")])
+    for name in "ab":
+        ledger.assign(name, 0)
+    ledger.add([split(name) for name in "efgh"])
+    assert enumerator.assignments([0, 1]) == [e.Assign(0, (split("g"),)), e.Assign(1, (split("e"), split("f"), split("h")))]
+
+
 def test_eager_replans_what_a_lost_reader_held():
     driver = Driver()
     driver.discovered(*(split(name) for name in "abcd"))
@@ -262,6 +273,18 @@ def test_lazy_forgets_the_request_of_a_lost_reader():
     driver.register(0)
     assert assigned(driver.discovered(split("a"))) == {}
     assert assigned(driver.send(e.SplitRequested(0))) == {0: [split("a")]}
+
+
+@pytest.mark.parametrize("ended", ["reader_lost", "reader_registered"])
+def test_lazy_by_itself_forgets_a_request_at_the_end_of_a_life_and_at_the_beginning_of_the_next(ended):
+    ledger: Ledger[MemorySplit] = Ledger()
+    enumerator = LazyEnumerator(ledger, Discovery.IDLE, 1, None)
+    enumerator.split_requested(0)
+    getattr(enumerator, ended)(0)
+    ledger.add([split("a")])
+    assert enumerator.assignments([0]) == []
+    enumerator.split_requested(0)
+    assert enumerator.assignments([0]) == [e.Assign(0, (split("a"),))]
 
 
 def test_lazy_keeps_the_request_of_a_reader_that_is_not_there_for_no_one():
