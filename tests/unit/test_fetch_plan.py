@@ -16,6 +16,7 @@ from headrace.connectors.kafka.client.errors import (
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.topology import Broker, Leader
 from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer
+from headrace.connectors.kafka.format.record_batch import AFTER_LENGTH
 from headrace.connectors.kafka.read.fetch_index import Work
 from headrace.connectors.kafka.read.fetch_plan import FetchedData, FetchFailed, FetchFrom, FetchPlan
 from headrace.enumerator.errors import CorruptDataError, DataLossError, DeadlineExceededError, RetriableError
@@ -847,6 +848,18 @@ def test_seen_here_a_batch_that_never_comes_whole_is_corrupt_data():
     assert f"a batch of {len(batches(10, 5))} bytes that never comes whole" in str(outcome.error)
     assert 3.0 <= now < 4.0
     assert asks < 60
+
+
+def test_a_batch_of_which_only_the_length_comes_is_corrupt_data_after_three_seconds():
+    plan = plan_of(FetchFrom("t", 0, 10))
+    length_alone = answer(batches(10, 5)[:AFTER_LENGTH], high_watermark=50)
+    outcomes = []
+    for now in (0.0, 0.4, 0.8, 1.2, 1.6, 2.0, 2.5, 3.0):
+        (asked,) = plan.take(ONE, now, ROOM)
+        outcomes.append(plan.landed(asked, length_alone, None, now))
+    assert outcomes[:-1] == [None] * 7
+    assert isinstance(outcomes[-1], FetchFailed)
+    assert f"a batch of {len(batches(10, 5))} bytes that never comes whole" in str(outcomes[-1].error)
 
 
 def test_seen_here_a_log_that_goes_on_and_brings_nothing_is_asked_again_ever_later_and_told_of():

@@ -515,7 +515,7 @@ class FetchPlan:
 
 def _claimed_size(records: memoryview) -> int:
     """Of the batch that begins there, as its header says."""
-    return AFTER_LENGTH + int.from_bytes(records[AFTER_LENGTH - 4 : AFTER_LENGTH], "big", signed=True)
+    return AFTER_LENGTH + int.from_bytes(records[AFTER_LENGTH - 4 : AFTER_LENGTH])
 
 
 def _is_later(leader: Leader, known: Leader | None) -> bool:
