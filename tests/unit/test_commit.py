@@ -609,6 +609,10 @@ def test_a_damaged_list_is_refused_and_the_place_is_named(data):
         LISTS.deserialize(data, "over there")
 
 
+def test_before_any_call_a_job_is_not_known_to_be_new():
+    assert not JobCommitter("job", MemorySink(MemoryTransactionLog()).committer("job")).is_first
+
+
 # --- what is refused, word by word ----------------------------------------------------------------------------------------
 
 
