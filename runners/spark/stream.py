@@ -284,13 +284,18 @@ class StreamPlanner(Generic[OffsetSplitT]):
         if self._publishing_fails:
             log.warning("positions are published again")
         self._publishing_fails = False
+        went_back = {split.split_id for split in news if split.next_offset < self._published.get(split.split_id, 0)}
         self._published |= {split.split_id: split.next_offset for split in news}
-        self._going_back = {split_id: at for split_id, at in self._going_back.items() if self._published.get(split_id) != at}
+        self._going_back = {split_id: at for split_id, at in self._going_back.items() if split_id not in went_back}
 
     def _is_news(self, split: OffsetSplitT) -> bool:
-        """Spark commits the batch before once more after it has planned one that goes back: that must not count as ahead."""
+        """Spark commits the batch before once more after it has planned one that goes back: that must not count as ahead.
+
+        The batch that goes back may be another driver's to run: then what is seen of it here is a later position.
+        """
         before = self._published.get(split.split_id, -1)
-        return split.next_offset > before or split.next_offset == self._going_back.get(split.split_id)
+        back = self._going_back.get(split.split_id, before)
+        return split.next_offset > before or back <= split.next_offset < before
 
 
 def _is_complete(offsets: LogOffsets[OffsetSplitT]) -> bool:

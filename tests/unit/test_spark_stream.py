@@ -719,6 +719,22 @@ class TestPublishedPositions:
         query.planner.committed(query.offset_log[0])
         assert query.source.published == [{"a": 10, "b": 10}, {"a": 11}]
 
+    def test_follow_a_loss_though_another_driver_has_run_the_batch_that_went_back(self, log):
+        """Found by search, in the world of Spark: they stood still until the query was where it had been before the loss."""
+        query = Query(WatchedSource(log), limits=Limits(max_offsets=2))
+        while query.trigger():
+            pass
+        planned_it = query.planner
+        query.source.ends_seen = {"a": 4}
+        assert query.log_offsets()
+        assert query.source.published[-1]["a"] == 10
+        query.source.ends_seen = {}
+        query.run()  # the other driver
+        assert query.trigger()
+        query.source.published.clear()
+        planned_it.committed(query.offset_log[-1])
+        assert query.source.published == [{"a": 6}]
+
     def test_those_of_splits_that_are_gone_are_left_out(self, log):
         query = Query(WatchedSource(log))
         query.trigger()
