@@ -134,7 +134,7 @@ CASES = [
     Case("a leader looks", LEADING, DUE, [LookAtBoard()], _P.LEADING),
     Case("and then beats", [*LEADING, DUE], Looked(NOW, OWN), [WriteBeat(replace(OWN, number=1))], _P.LEADING),
     Case("whatever one of a lower rank has written there", [*LEADING, DUE], Looked(NOW, beat(1, "a", 9)), [WriteBeat(replace(OWN, number=1))], _P.LEADING),
-    Case("a leader stands down for one of a higher rank", [*LEADING, DUE], HIGHER, [Follow("there leads, in term 2")], _P.FOLLOWING),
+    Case("a leader stands down for one of a higher rank, and says who it was", [*LEADING, DUE], HIGHER, [Follow("there leads, in term 2"), WriteBeat(replace(OWN, number=1))], _P.FOLLOWING),
     Case("and for one that has left, whose place it takes", [*LEADING, DUE], Looked(NOW, beat(2, state=BeatState.LEFT)), [Follow("there leads, in term 2"), WriteBeat(beat(3, ME))], _P.CLAIMING),
     Case("and it ends with the job of one of a higher rank", [*LEADING, DUE], Looked(NOW, OVER_IN_2), [EndLease(DriverEnd(Ending.COMPLETED, "the job has ended on there: all read"))], _P.OVER),
     *(Case(f"a leader goes on: {type(event).__name__}", LEADING, event, [], _P.LEADING) for event in (WRITTEN, FAILS, REFUSED, HEARD, LOST)),

@@ -6,7 +6,8 @@ in its place, with the next *term*. It may be wrong: the leader was paused, or c
 the driver that it calls claims the job at the sink, and what the other one does then is refused there, and by the checkpoint's
 store. Here it matters that exactly one goes on soon:
 
-- Who leads and sees a beat of a higher rank stands down: its driver is killed, and it follows.
+- Who leads and sees a beat of a higher rank stands down: its driver is killed, it beats a last time, and it follows. By that
+  beat the other one, whose driver it may have fenced, knows by whom.
 - Who leads and cannot see the board goes on. It may be that nobody sees it, and nobody has taken over.
 - Who leads and whose driver was fenced does not go on. If it sees who leads now, it follows. If nobody does, it leads once
   more; fenced a second time within an hour it ends, since whoever has fenced it knows nothing of the lease.
@@ -358,7 +359,7 @@ class LeaseCore:
         ended_or_claimed = self._follow(event.found)
         if self.phase is LeasePhase.OVER:
             return ended_or_claimed
-        return [Follow(f"{event.found.host} leads, in term {event.found.term}"), *ended_or_claimed]
+        return [Follow(f"{event.found.host} leads, in term {event.found.term}"), *(ended_or_claimed or self._beat())]
 
     def _doubter_looked(self, event: _Answer) -> list[LeaseCommand]:
         if not isinstance(event, Looked):
