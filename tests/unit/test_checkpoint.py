@@ -80,6 +80,7 @@ def test_another_sources_checkpoint_is_refused():
         b'{"format": "flink-savepoint", "version": 1}',
         envelope(version=None),
         envelope(version="1"),
+        envelope(version=[1]),
         envelope(version=0),
         envelope(version=1.5),
         envelope(crc32=1),

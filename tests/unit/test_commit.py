@@ -362,6 +362,12 @@ def test_a_supervised_driver_claims_what_nobody_ever_has_before_it_does_anything
         assert fenced(request, "mine", None).phase is CommitPhase.CLAIMING
 
 
+def test_what_is_nobodys_is_given_back_without_a_record():
+    core = fenced(ReleaseRequested(), None, None)
+    assert core.handle(Swept()) == []
+    assert core.phase is CommitPhase.READY
+
+
 def test_a_claim_that_is_recorded_already_is_not_made_again():
     assert fenced(ClaimRequested(), "mine", MINE).phase is CommitPhase.SWEEPING
 

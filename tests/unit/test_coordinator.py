@@ -110,6 +110,30 @@ def test_the_checkpoint_that_is_under_way_is_said_when_another_ends():
         driver.send(e.CheckpointCompleted(2))
 
 
+@pytest.mark.parametrize("late", [(0, 1), (1, 2)], ids=["of another checkpoint", "once more"])
+def test_an_answer_that_is_not_awaited_changes_nothing(late):
+    driver = reading_job()
+    driver.send(e.CheckpointTriggered(1), e.CheckpointAborted(1), e.CheckpointTriggered(2))
+    driver.snapshot(1, 2, reading("b", 2, 9))
+    assert driver.snapshot(*late, reading("b", 3, 9)) == []
+    assert driver.coordinator.waiting_for == (0,)
+
+
+def test_a_reader_that_comes_again_is_told_again_that_there_is_no_more():
+    driver = Driver()
+    driver.discovered(split("a", 0, 9), complete=True)
+    assert only(driver.register(0, 1), e.NoMoreSplits) == [e.NoMoreSplits(0), e.NoMoreSplits(1)]
+    driver.send(e.ReaderLost(1))
+    assert driver.register(1) == [e.NoMoreSplits(1)]
+
+
+def test_the_enumerator_hears_which_reader_has_registered(monkeypatch):
+    heard = []
+    monkeypatch.setattr(LazyEnumerator, "reader_registered", lambda _, reader: heard.append(reader))
+    Driver(assignment=LazyEnumerator).register(1, 0)
+    assert heard == [1, 0]
+
+
 @pytest.mark.parametrize("event", [e.SplitRequested(1), e.SplitFinished(1, "b")])
 def test_a_reader_that_is_not_registered_cannot_speak(event):
     driver = reading_job()

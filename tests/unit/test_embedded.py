@@ -80,6 +80,27 @@ def test_a_restored_run_goes_on():
         assert sorted(before + read(run)) == list("123456")
 
 
+def test_a_checkpoint_says_whose_it_is_and_another_source_does_not_take_it(monkeypatch):
+    with run_of(MemorySource(log_of(a="1"))) as run:
+        data = run.checkpoint()
+    monkeypatch.setattr(MemorySource, "name", "other")
+    with pytest.raises(StateError, match="of a 'memory' source and cannot restore a 'other' source"):
+        run_of(MemorySource(log_of(a="1")), checkpoint=data)
+
+
+def test_a_restored_run_looks_for_new_splits_when_the_time_has_come():
+    log, clock = log_of(a="1"), Clock()
+    source = MemorySource(log)
+    with run_of(source) as run:
+        data = run.checkpoint()
+    with run_of(source, clock=clock, checkpoint=data, discovery_interval_s=10.0) as run:
+        assert read(run) == "1"
+        log.create("b")
+        log.append("b", "2")
+        clock.now_s = 10.0
+        assert read(run) == "2"
+
+
 def test_checkpoint_ids_go_on_after_a_restore():
     source = MemorySource(log_of(a="1"))
     with run_of(source) as run:
@@ -109,6 +130,24 @@ def test_a_checkpoint_asked_for_while_one_is_under_way_is_refused_and_harms_it_n
         run.checkpoint_completed()
         run.checkpoint()
         run.checkpoint_completed()
+
+
+def test_a_checkpoint_that_was_aborted_cannot_be_completed():
+    with run_of(MemorySource(log_of(a="12"))) as run:
+        run.checkpoint()
+        run.checkpoint_aborted()
+        for end in (run.checkpoint_completed, run.checkpoint_aborted):
+            with pytest.raises(UsageError, match="no checkpoint is under way"):
+                end()
+
+
+def test_a_reader_that_came_after_the_checkpoint_was_taken_has_reported_nothing():
+    with run_of(MemorySource(log_of(a="12"), batch_size=1)) as run:
+        run.poll(0.0)
+        run.checkpoint()
+        run.start_reader(0)
+        run.checkpoint_completed()
+        assert read(run) == "2"
 
 
 @pytest.mark.parametrize("end", [EmbeddedRun.checkpoint_completed, EmbeddedRun.checkpoint_aborted])
@@ -218,6 +257,19 @@ def test_a_later_discovery_that_fails_for_now_is_tried_again(monkeypatch, caplog
         assert read(run) == "2"
 
 
+def test_a_later_discovery_that_is_refused_is_raised_once(monkeypatch):
+    def refuse(_discovery, _known):
+        raise AuthenticationError("Describe was revoked")
+
+    monkeypatch.setattr(MemoryDiscovery, "later", refuse)
+    clock = Clock()
+    with run_of(MemorySource(log_of(a="1")), clock=clock, discovery_interval_s=10.0) as run:
+        clock.now_s = 10.0
+        with pytest.raises(AuthenticationError, match="Describe was revoked"):
+            run.poll(0.0)
+        assert read(run) == "1"
+
+
 def test_discovery_that_fails_again_and_again_is_said_once_and_so_is_its_end(monkeypatch, caplog):
     log, clock = log_of(a="1"), Clock()
     answers = [TimeoutError("no answer"), TimeoutError("no answer"), None, None, TimeoutError("no answer")]
@@ -246,7 +298,8 @@ def test_positions_that_cannot_be_published_for_now_are_a_warning(monkeypatch, c
     with run_of(MemorySource(log_of(a="12"))) as run:
         run.checkpoint()
         run.checkpoint_completed()
-        assert f"positions of memory could not be published now, later ones will be: {error}" in caplog.text
+        (said,) = caplog.messages
+        assert said == f"positions of memory could not be published now, later ones will be: {error}"
         run.checkpoint()
 
 

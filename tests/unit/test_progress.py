@@ -46,6 +46,15 @@ def test_a_finished_split_is_reported_until_a_completed_checkpoint_has_it():
     assert progress.snapshot() == {}
 
 
+def test_a_checkpoint_may_be_completed_after_another_one_that_reported_the_same():
+    progress = progress_of(split("a", 0, 9))
+    progress.delivered(SplitBatch(split("a", 9, 9), NOTHING, finished=True))
+    reported = progress.snapshot()
+    progress.checkpoint_completed(reported)
+    progress.checkpoint_completed(reported)
+    assert progress.snapshot() == {}
+
+
 def test_a_split_that_finished_after_the_snapshot_is_still_to_be_reported():
     progress = progress_of(split("a", 0, 9))
     reported = progress.snapshot()
