@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from confluent_kafka import KafkaError, Message, Producer
 
 from benchmarks.chaos.world import CLIENT_ID
-from benchmarks.restore.records import HEAD_BYTES, RecordMaker
+from benchmarks.restore.records import HEAD_BYTES, Ints, RecordMaker
 
 TICK_S = 0.25
 MOST_WAITING = 20_000
@@ -30,7 +31,7 @@ class Load:
         self._topic, self._rate = topic, rate
         self._maker = RecordMaker(value_bytes)
         self._sent = [0] * partitions
-        self._acknowledged = [0] * partitions
+        self._offsets: list[list[int]] = [[] for _ in range(partitions)]
         self._moments: list[float] = [time.monotonic()]
         self._failed: list[str] = []
         self._stopped = threading.Event()
@@ -42,7 +43,9 @@ class Load:
             "request.timeout.ms": 5000,
         }
         known = {"topic.metadata.refresh.interval.ms": 1000}
-        self._producer = Producer({"bootstrap.servers": bootstrap, "client.id": CLIENT_ID, **settings, **quick, **known})
+        self._settings = {"bootstrap.servers": bootstrap, "client.id": CLIENT_ID, **settings, **quick, **known}
+        self._producer = Producer(self._settings)
+        self._writing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="load", daemon=True)
         self._thread.start()
 
@@ -50,7 +53,26 @@ class Load:
         """How many of each partition are acknowledged: those numbered from 0. Raises RuntimeError when one was refused."""
         if self._failed:
             raise RuntimeError(f"the load could not write: {self._failed[0]}")
-        return list(self._acknowledged)
+        return [len(offsets) for offsets in self._offsets]
+
+    def written(self) -> list[int]:
+        """How many of each partition are acknowledged or on their way."""
+        return list(self._sent)
+
+    def offsets(self) -> list[Ints]:
+        """Where each acknowledged record is, or was before it was lost: by partition, in the order of their numbers."""
+        return [np.array(offsets, np.int64) for offsets in self._offsets]
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """Nothing is on its way in between; then a new producer goes on, as brokers may know the old one's past no more.
+
+        Raises RuntimeError when something stays on its way.
+        """
+        with self._writing:
+            self._flush()
+            yield
+            self._producer = Producer(self._settings)
 
     def longest_gap(self, begin: float, end: float) -> float:
         """Seconds between two acknowledgements."""
@@ -61,9 +83,12 @@ class Load:
         """No more; what each partition has got, all acknowledged."""
         self._stopped.set()
         self._thread.join()
+        self._flush()
+        return self.produced()
+
+    def _flush(self) -> None:
         if left := self._producer.flush(FLUSH_S):
             raise RuntimeError(f"{left} records of the load were not acknowledged within {FLUSH_S:g} s")
-        return self.produced()
 
     def _run(self) -> None:
         last, owed = time.monotonic(), 0.0
@@ -71,10 +96,11 @@ class Load:
             moment = time.monotonic()
             owed, last = owed + self._rate * (moment - last), moment
             each = int(owed / len(self._sent))
-            if each and len(self._producer) < MOST_WAITING:
-                self._write(each)
             owed -= each * len(self._sent)  # what there is no room for is not owed
-            self._producer.poll(0)
+            with self._writing:
+                if each and len(self._producer) < MOST_WAITING:
+                    self._write(each)
+                self._producer.poll(0)
 
     def _write(self, each: int) -> None:
         for partition, first in enumerate(self._sent):
@@ -87,5 +113,5 @@ class Load:
         if error is not None:
             self._failed.append(str(error))
             return
-        self._acknowledged[message.partition() or 0] += 1
+        self._offsets[message.partition() or 0].append(message.offset() or 0)
         self._moments.append(time.monotonic())

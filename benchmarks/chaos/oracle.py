@@ -17,7 +17,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from benchmarks.chaos.world import CLIENT_ID
 from benchmarks.restore.oracle import Log, Seen, judge, read_log
-from benchmarks.restore.records import SEQUENCE_BITS, Ints, identify
+from benchmarks.restore.records import SEQUENCE_BITS, Bools, Ints, identify, record_ids
 
 VALUE_BYTES = 100
 CHUNK = 10_000
@@ -26,10 +26,15 @@ _SEQUENCES = (1 << SEQUENCE_BITS) - 1
 
 @dataclass
 class Census:
-    """How often each record was seen. `moments`: when new ones were (monotonic seconds), and how many had been seen by then."""
+    """How often each record was seen. `moments`: when new ones were (monotonic seconds), and how many had been seen by then.
+
+    `gone`: numbers of each input partition's records that are in its log no more; `excused`: those that need not be seen.
+    """
 
     partitions: int
     seen: list[Ints] = field(init=False)
+    gone: list[Ints] = field(init=False)
+    excused: list[Ints] = field(init=False)
     duplicates: int = 0
     damaged: int = 0
     records: int = 0
@@ -38,6 +43,8 @@ class Census:
     def __post_init__(self) -> None:
         """Nothing is seen yet."""
         self.seen = [np.zeros(1024, np.int64) for _ in range(self.partitions)]
+        self.gone = [np.empty(0, np.int64) for _ in range(self.partitions)]
+        self.excused = [np.empty(0, np.int64) for _ in range(self.partitions)]
 
     def add(self, values: Sequence[bytes], at: float) -> None:
         """Values that have become visible at this moment."""
@@ -66,8 +73,28 @@ class Census:
         self.duplicates += len(sequences) - new
 
     def missing(self, produced: Sequence[int]) -> int:
-        """How many of these have not been seen: so many of each input partition, from its first."""
-        return sum(count - int((seen[:count] > 0).sum()) for count, seen in zip(produced, self.seen, strict=True))
+        """How many of these have not been seen, and are not excused: so many of each input partition, from its first."""
+        return sum(self._missing(partition, count) for partition, count in enumerate(produced))
+
+    def _missing(self, partition: int, count: int) -> int:
+        excused = self.excused[partition]
+        unseen = ~self.is_seen(partition, excused[excused < count])
+        return count - int((self.seen[partition][:count] > 0).sum()) - int(unseen.sum())
+
+    def is_seen(self, partition: int, numbers: Ints) -> Bools:
+        """Which of these records of an input partition have been seen."""
+        seen = self.seen[partition]
+        found: Bools = np.isin(numbers, np.flatnonzero(seen))
+        return found
+
+    def last_seen(self, partition: int, numbers: Ints) -> int:
+        """Place of the last one among these that has been seen; -1 when none has."""
+        places = np.flatnonzero(self.is_seen(partition, numbers))
+        return int(places[-1]) if len(places) else -1
+
+    def excused_ids(self) -> Ints:
+        """Of all input partitions."""
+        return np.concatenate([record_ids(np.full(len(each), number), each) for number, each in enumerate(self.excused)])
 
     def longest_gap(self, begin: float, end: float) -> float:
         """Seconds without a new record, between two moments and up to the first new one after `end`."""
@@ -122,9 +149,11 @@ class TopicOutput:
         )
         nothing = np.empty(0, np.int64)
         logs = committed()
-        found = judge(produced, logs, written, Seen(np.empty(0), nothing, nothing, nothing, nothing)).counts()
+        unprobed = Seen(np.empty(0), nothing, nothing, nothing, nothing)
+        found = judge(produced, logs, written, unprobed, census.excused_ids()).counts()
         kept = ("records_in", "records_out", "duplicates", "lost", "torn", "out_of_order", "damaged", "foreign")
-        return {**{name: found[name] for name in kept}, "aborted_seen": phantoms(census, logs)}
+        gone = sum(map(len, census.gone))
+        return {**{name: found[name] for name in kept}, "aborted_seen": phantoms(census, logs), "gone": gone}
 
     def close(self) -> None:
         """Leave."""

@@ -35,15 +35,16 @@ from benchmarks.chaos.faults import KINDS
 from benchmarks.chaos.faults.fault import Kind
 from benchmarks.chaos.load import Load
 from benchmarks.chaos.oracle import VALUE_BYTES, Census, TopicOutput
-from benchmarks.chaos.subject import SYSTEMS, Subject
+from benchmarks.chaos.subject import LOSSY, SYSTEMS, Subject
 from benchmarks.chaos.trial import Trial, is_good
-from benchmarks.chaos.world import Names, World, world
+from benchmarks.chaos.world import SAFE, UNSAFE, Names, World, world
 from benchmarks.environment import environment
 
 RESULTS = Path(__file__).parents[1] / "results" / "chaos"
 PARTITIONS = 4
 RATE = 96.0
 START_S = 240.0
+TOLD = ("stall_s", "load_stall_s", "catch_up_s", "missing", "duplicates", "due", "reported")
 console = Console()
 
 
@@ -65,7 +66,8 @@ WORLDS: Mapping[Servers, Callable[[], AbstractContextManager[World]]] = {
 
 def kinds_of(system: str, servers: Servers, only: str = "") -> Sequence[Kind]:
     """Those that fit the system and the servers, and have the text in their name or family."""
-    fitting = [kind for kind in KINDS.values() if kind.fits(system) and not (kind.real and servers is not Servers.REAL)]
+    there = [kind for kind in KINDS.values() if kind.loses == (system in LOSSY)]
+    fitting = [kind for kind in there if kind.fits(system) and not (kind.real and servers is not Servers.REAL)]
     return [kind for kind in fitting if only in kind.name or only in kind.family]
 
 
@@ -117,12 +119,12 @@ class Session:
         here = stack.enter_context(WORLDS[servers]())
         name = f"chaos-{uuid.uuid4().hex[:8]}"
         names = Names(f"{name}-in", f"{name}-out", name)
-        for topic in names.topics:
-            here.make_topic(topic, PARTITIONS)
+        here.make_topic(names.source, PARTITIONS, UNSAFE if system in LOSSY else SAFE)
+        here.make_topic(names.target, PARTITIONS)
         output = TopicOutput(here.bootstrap, names.target, PARTITIONS)
-        self.subject = Subject(SYSTEMS[system], here, names, directory, output, Census(PARTITIONS))
-        stack.callback(self.subject.end)
         self.load = Load(here.bootstrap, names.source, PARTITIONS, RATE, VALUE_BYTES)
+        self.subject = Subject(SYSTEMS[system], here, names, directory, output, Census(PARTITIONS), self.load)
+        stack.callback(self.subject.end)
         self.trial = Trial(here, self.subject, self.load)
         self.subject.start()
         if not self.trial.watch(START_S, lambda: self.subject.census.records > 0):
@@ -177,7 +179,7 @@ class Campaign:
             kind = next_kind(kinds, before, generator)
             line = current.suffer(kind, generator)
             bad += not is_good(line)
-            told = {key: line.get(key) for key in ("stall_s", "load_stall_s", "catch_up_s", "missing", "duplicates")}
+            told = {key: line.get(key) for key in TOLD}
             console.print(len(before) + 1, kind.name, line.get("hit"), told, line.get("not_happened", ""), len(line["ended"]))
         console.print(current.judge())
         return bad

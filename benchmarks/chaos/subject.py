@@ -9,14 +9,16 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from benchmarks.chaos.load import Load
 from benchmarks.chaos.oracle import Census, Output, now
 from benchmarks.chaos.world import Names, World
-from benchmarks.restore.process import Family
+from benchmarks.restore.process import LOG, Family
 from benchmarks.restore.systems import BY_NAME, Job, System
 
 PER_TRIGGER = 10_000
@@ -34,16 +36,17 @@ IMPATIENT = {
 """Most faults outlast these: transactions are aborted behind the job's back, and it gives up and is started again."""
 
 
-def _embedded(name: str, title: str, properties: Mapping[str, str], planted: str | None = None) -> System:
-    told = {"properties": properties, "url": None, "planted": planted}
-    return System(name, title, "exactly once", "embedded_copy.py", more=lambda: told, ablation=planted is not None)
+def _embedded(name: str, title: str, properties: Mapping[str, str], **more: object) -> System:
+    told = {"properties": properties, "url": None, **more}
+    return System(name, title, "exactly once", "embedded_copy.py", more=lambda: told, ablation="planted" in more)
 
 
 EMBEDDED = (
     _embedded("embedded", "headrace in a script", PATIENT),
     _embedded("embedded-impatient", "headrace in a script, with timeouts of seconds", IMPATIENT),
-    _embedded("planted-doubles", "planted: doubles", PATIENT, "doubles"),
-    _embedded("planted-loses", "planted: loses", PATIENT, "loses"),
+    _embedded("embedded-losses", "headrace in a script that lets losses pass", PATIENT, fail_on_data_loss=False),
+    _embedded("planted-doubles", "planted: doubles", PATIENT, planted="doubles"),
+    _embedded("planted-loses", "planted: loses", PATIENT, planted="loses"),
 )
 SPARK, BEAM, JVM = BY_NAME["headrace"], BY_NAME["headrace-beam"], BY_NAME["jvm"]
 EXECUTORS = replace(
@@ -60,10 +63,13 @@ SYSTEMS: Mapping[str, System] = {
     "jvm": JVM,
 }
 
+LOSSY = frozenset({"embedded-losses"})
+"""Systems whose input loses acknowledged records, which they have to report; what comes over the others loses none."""
+
 
 @dataclass
 class Subject:
-    """`starts`: how often it was started. `ended`: what it said each time it ended by itself."""
+    """`starts`: how often it was started. `ended`: what it said each time it ended by itself. `load`: who writes its input."""
 
     system: System
     world: World
@@ -71,10 +77,13 @@ class Subject:
     directory: Path
     output: Output
     census: Census
+    load: Load
     more: Mapping[str, Any] = field(default_factory=dict)
     starts: int = 0
     ended: list[str] = field(default_factory=list)
     _family: Family | None = None
+    _begins: list[int] = field(default_factory=list)
+    _heard: int = 0
     _restarting: threading.RLock = field(default_factory=threading.RLock)
 
     def start(self) -> None:
@@ -94,6 +103,7 @@ class Subject:
         command = self.system.command(job)
         told = {**json.loads(command[-1]), **self.more}
         environment = self.system.environment(None, self.directory, traced=False)
+        self._begins.append(self._log().stat().st_size if self._log().exists() else 0)
         self._family = Family([*command[:-1], json.dumps(told)], environment, self.directory)
         self.starts += 1
 
@@ -102,6 +112,26 @@ class Subject:
         """The processes that were started last."""
         assert self._family is not None
         return self._family
+
+    def _log(self) -> Path:
+        return self.directory / LOG
+
+    def said(self) -> list[str]:
+        """What has been written to its log since `hear` was called, by each process: up to where the next one was started."""
+        return [text.decode(errors="replace") for text in self._said()]
+
+    def hear(self) -> list[str]:
+        """The same, for the last time."""
+        said = self._said()
+        self._heard += sum(map(len, said))
+        return [text.decode(errors="replace") for text in said]
+
+    def _said(self) -> list[bytes]:
+        with self._log().open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            places = [self._heard, *(place for place in self._begins if place > self._heard), end]
+            file.seek(self._heard)
+            return [file.read(behind - first) for first, behind in pairwise(places)]
 
     def look(self) -> None:
         """At the output; and start the job again if it has ended."""

@@ -9,19 +9,21 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from kafka.errors import KafkaError
 
 from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError
 from benchmarks.chaos.load import Load
+from benchmarks.chaos.losses import Losses
 from benchmarks.chaos.oracle import now
 from benchmarks.chaos.subject import Subject
 from benchmarks.chaos.world import World
 from headrace.enumerator.errors import HeadraceError
 
 LOOK_S = 0.05
-CALM_S, HEAL_S, CATCH_UP_S = 90.0, 240.0, 300.0
+CALM_S, HEAL_S, CATCH_UP_S, REPORT_S = 90.0, 240.0, 300.0, 30.0
+T = TypeVar("T")
 
 
 @dataclass
@@ -73,12 +75,14 @@ class Trial:
         line: dict[str, Any] = {"kind": kind.name, "family": kind.family, "hold_s": round(hold, 2)}
         line |= self._suffer(fault, hold)
         healed = now()
+        losses = self._meanwhile(fault.losses)
         snapshot = self.load.produced()
         caught_up = self.watch(CATCH_UP_S, lambda: self.subject.census.missing(snapshot) == 0)
         end = now()
         census = self.subject.census
         return {
             **line,
+            **(self._account(losses) if losses else {}),
             "fault_s": round(healed - began, 2),
             "catch_up_s": round(end - healed, 2) if caught_up else None,
             "stall_s": round(census.longest_gap(began, end), 2),
@@ -96,24 +100,31 @@ class Trial:
     def _suffer(self, fault: Fault, hold: float) -> dict[str, Any]:
         """Apply, hold, prove, heal; what was hit and what proves it, or `not_happened`; `wrong` when healing failed."""
         found: dict[str, Any] = {}
-        with ThreadPoolExecutor(1) as pool:
-
-            def meanwhile(work: Callable[[], Any]) -> Any:  # noqa: ANN401 - what the work gives
-                done = pool.submit(work)
-                self.watch(HEAL_S, done.done)
-                return done.result()
-
-            try:
-                found["hit"] = meanwhile(fault.apply)
-                self.watch(hold, lambda: False)
-                found["proof"] = meanwhile(fault.prove)
-            except (NotHappenedError, HeadraceError, KafkaError, RuntimeError) as error:
-                found["not_happened"] = f"{type(error).__name__}: {error}"
-            try:
-                meanwhile(fault.heal)
-            except TimeoutError as error:
-                found["wrong"] = str(error)
+        try:
+            found["hit"] = self._meanwhile(fault.apply)
+            self.watch(hold, lambda: False)
+            found["proof"] = self._meanwhile(fault.prove)
+        except (NotHappenedError, HeadraceError, KafkaError, RuntimeError) as error:
+            found["not_happened"] = f"{type(error).__name__}: {error}"
+        try:
+            self._meanwhile(fault.heal)
+        except TimeoutError as error:
+            found["wrong"] = str(error)
         return found
+
+    def _meanwhile(self, work: Callable[[], T]) -> T:
+        """Look while another thread is at it."""
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(work)
+            self.watch(HEAL_S, done.done)
+            return done.result()
+
+    def _account(self, losses: Losses) -> dict[str, Any]:
+        """What is gone, what the job has to report of it, and what it does: at once, or in good time."""
+        census = self.subject.census
+        losses.accuse(census)
+        self.watch(REPORT_S, lambda: is_exact(losses.line(census, self.subject.said())))
+        return losses.line(census, self.subject.hear())
 
 
 def told_last(log: str) -> str:
@@ -124,5 +135,10 @@ def told_last(log: str) -> str:
 
 
 def is_good(line: Mapping[str, Any]) -> bool:
-    """Whether the job stood the fault: nothing lost, doubled or damaged, and nothing else that is wrong."""
-    return not (line["missing"] or line["duplicates"] or line["damaged"] or "wrong" in line)
+    """Whether the job stood the fault: nothing lost that it does not report, or doubled or damaged, and nothing else wrong."""
+    return is_exact(line) and not (line["missing"] or line["duplicates"] or line["damaged"] or "wrong" in line)
+
+
+def is_exact(line: Mapping[str, Any]) -> bool:
+    """Whether it reports the loss that it has to report, and no other. Where no loss is looked for there is neither."""
+    return bool(line.get("due") == line.get("reported"))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
+from uuid import UUID
 
 from kafka import KafkaAdminClient
 
@@ -31,6 +32,21 @@ SETTINGS = {
     "delete.topic.enable": "true",
     "file.delete.delay.ms": "1000",
 }
+
+
+@dataclass(frozen=True)
+class Safety:
+    """How much it takes to lose a record of a topic."""
+
+    replicas: int
+    configs: Mapping[str, str]
+
+
+SAFE = Safety(REPLICAS, {"min.insync.replicas": str(REPLICAS - 1)})
+"""Two of three replicas have to have a record before it is acknowledged."""
+
+UNSAFE = Safety(2, {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"})
+"""One replica of two is enough, and the other one may lead without it."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +107,12 @@ class World:
         self.cluster, self.network, self.internal = cluster, net, internal
         self.bootstrap = cluster.bootstrap
         self.nodes: Sequence[int] = cluster.nodes
+        self._replicas: dict[str, int] = {}
 
-    def make_topic(self, name: str, partitions: int) -> None:
-        """With three replicas, two of which have to have a record before it is acknowledged."""
-        create_topic(self.bootstrap, name, partitions, REPLICAS, {"min.insync.replicas": str(REPLICAS - 1)})
+    def make_topic(self, name: str, partitions: int, safety: Safety = SAFE) -> None:
+        """As safe as that."""
+        create_topic(self.bootstrap, name, partitions, safety.replicas, safety.configs)
+        self._replicas[name] = safety.replicas
 
     @contextmanager
     def admin(self) -> Iterator[Any]:
@@ -107,12 +125,20 @@ class World:
 
     def partitions(self, topic: str) -> Mapping[int, Any]:
         """What the metadata says of each: `leader_id`, `replica_nodes`, `isr_nodes`. By any broker that answers."""
+        return {each.partition_index: each for each in self._described(topic).partitions}
+
+    def _described(self, topic: str) -> Any:  # noqa: ANN401 - kafka-python generates the class at run time
         for node in self.nodes:
             if self.cluster.is_running(node):
                 (found,) = ask(self.cluster.address(node), [topic]).topics
                 if not found.error_code:
-                    return {each.partition_index: each for each in found.partitions}
+                    return found
         raise RuntimeError(f"no broker tells of topic {topic}")
+
+    def topic_id(self, topic: str) -> UUID:
+        """By any broker that answers. A topic that is made anew has another one."""
+        found: UUID = self._described(topic).topic_id
+        return found
 
     def leader(self, topic: str, partition: int) -> int:
         """Of one partition; -1 when there is none."""
@@ -138,7 +164,11 @@ class World:
 
     def in_sync(self, topics: Sequence[str]) -> bool:
         """Whether every replica of every partition is in sync."""
-        return all(len(each.isr_nodes) == REPLICAS for topic in topics for each in self.partitions(topic).values())
+        return all(
+            len(each.isr_nodes) == self._replicas.get(topic, REPLICAS)
+            for topic in topics
+            for each in self.partitions(topic).values()
+        )
 
 
 @contextmanager

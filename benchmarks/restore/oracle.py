@@ -29,6 +29,7 @@ from benchmarks.restore.records import SEQUENCE_BITS, Bools, Ints, identify
 FETCH = 50_000
 POLL_S = 0.2
 ANSWER_S = 30.0
+NOBODY: Ints = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -77,22 +78,29 @@ class Verdict:
 
 
 def judge(
-    produced: Sequence[int], committed: Mapping[int, Log], written: Callable[[], Mapping[int, Log]], seen: Seen
+    produced: Sequence[int],
+    committed: Mapping[int, Log],
+    written: Callable[[], Mapping[int, Log]],
+    seen: Seen,
+    excused: Ints = NOBODY,
 ) -> Verdict:
     """`produced`: how many records each input partition got. `committed` and `written`: the output by partition, under
-    read_committed and read_uncommitted; the second is asked for where something is missing in the first."""
+    read_committed and read_uncommitted; the second is asked for where something is missing in the first. `excused`: ids of
+    records that the input has lost, and that need not come out."""
     ids = _all_ids(committed)
     intact = int(np.count_nonzero(ids >= 0))
     known = _places(ids, produced)
     is_there = np.zeros(sum(produced), np.bool_)
     is_there[known] = True
-    missing = np.flatnonzero(~is_there)
+    is_due = np.ones_like(is_there)
+    is_due[_places(excused, produced)] = False
+    missing = np.flatnonzero(~is_there & is_due)
     torn = _how_many_of(missing, _places(_all_ids(written()), produced), len(is_there)) if len(missing) else 0
     aborted_seen, unseen = _compare_with_probe(committed, seen)
     return Verdict(
         records_in=sum(produced),
         records_out=len(ids),
-        duplicates=len(known) - (len(is_there) - len(missing)),
+        duplicates=len(known) - int(np.count_nonzero(is_there)),
         lost=len(missing) - torn,
         torn=torn,
         out_of_order=sum(_disorder(log.ids) for log in committed.values()),

@@ -16,6 +16,7 @@ import psutil
 
 END_S = 20.0
 DEAD_POLL_S = 0.002
+LOG = "job.log"
 LOG_LINES, LINE_LENGTH = 30, 400
 _ANCESTORS = (("pyspark.daemon",), ("spark_zygote", "spark_zygote"))
 """By their command lines, the parent of a worker, and the parent's: a daemon, which may itself be forked from our zygote."""
@@ -28,8 +29,8 @@ class Family:
     """A process with all that it starts. Spark's Python daemons leave the process group, so a group is not enough."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], directory: Path) -> None:
-        """Start it; what it writes is appended to `job.log` in `directory`."""
-        self._log = directory / "job.log"
+        """Start it; what it writes is appended to `LOG` in `directory`."""
+        self._log = directory / LOG
         self._status = directory / "status.json"
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own command

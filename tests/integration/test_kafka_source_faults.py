@@ -179,7 +179,7 @@ def test_a_topic_recreated_while_stopped_is_told_by_its_id(bootstrap, ten, count
     recreate(bootstrap, ten, [b"new"] * count)
     new = id_of(source, ten)
     assert old != new
-    with pytest.raises(DataLossError, match=rf"{ten}-0 \(topic id {old}, read up to offset 10\): .* {new}"):
+    with pytest.raises(DataLossError, match=rf"{ten}-0 \(topic id {old}, checkpoint at offset 10\): .* {new}"):
         Reading(source, stored)
 
 

@@ -19,14 +19,16 @@ import pytest
 
 from benchmarks.chaos.faults import KINDS
 from benchmarks.chaos.faults.links import clients, everybody, peers
+from benchmarks.chaos.losses import Due, Losses, Report, gone, of_deleted, of_truncated, reports
 from benchmarks.chaos.network import GOOD, HARNESS, HELD, JOB, Condition, Network, Weather, network
 from benchmarks.chaos.oracle import VALUE_BYTES, Census, phantoms
 from benchmarks.chaos.report import bars, table
 from benchmarks.chaos.run import TRIES, Journal, Servers, Session, kinds_of, next_kind
-from benchmarks.chaos.subject import SYSTEMS
-from benchmarks.chaos.trial import is_good, told_last
+from benchmarks.chaos.subject import LOSSY, SYSTEMS, Subject
+from benchmarks.chaos.trial import is_exact, is_good, told_last
 from benchmarks.chaos.world import CLIENT_ID
 from benchmarks.restore.oracle import Log
+from benchmarks.restore.process import LOG
 from benchmarks.restore.records import SEQUENCE_BITS, RecordMaker
 from headrace.enumerator.errors import RetriableError, UsageError
 from headrace.harness.kafka.metadata import ask
@@ -301,6 +303,129 @@ class TestTheCensus:
         assert census.longest_gap(1.5, 3.0) == 2.0
 
 
+TOPIC = "in"
+MOVED = (
+    f"{TOPIC}-{{}}: the log was truncated; offsets {{}} to {{}} were read already, and the log now holds other records there"
+)
+ENDED = f"{TOPIC}-{{}} (topic id old, read up to offset {{}}): topic '{TOPIC}' was deleted and created again: its id is now new"
+
+
+def moved(partition: int, first: int, last: int) -> str:
+    """As a job logs it that goes back."""
+    return f"12:00 WARNING reader: {MOVED.format(partition, first, last)}; going on at offset {first}\n"
+
+
+def ended(partition: int, read_to: int) -> str:
+    """As a job logs it that leaves a partition of a topic made anew."""
+    return f"12:00 WARNING reader: {ENDED.format(partition, read_to)}; going on without the rest of it\n"
+
+
+def input_log(*sequences: int) -> dict[int, Log]:
+    """Of partition 0, as it is now."""
+    return {0: Log(np.arange(len(sequences)), np.array(sequences, np.int64))}
+
+
+class TestLosses:
+    """Of ten records of partition 0 at offsets 100 to 109 those from 104 on are gone; the job has read up to 107."""
+
+    @pytest.fixture
+    def census(self) -> Census:
+        found = Census(1)
+        found.add(records(0, 0, 7), 1.0)
+        return found
+
+    def losses(self, census: Census, due: Due) -> Losses:
+        found = Losses(TOPIC, gone([np.arange(100, 110)], input_log(0, 1, 2, 3), census.gone), due)
+        found.excuse(census)
+        return found
+
+    def test_what_is_gone_need_not_come_and_all_else_has_to(self, census):
+        assert census.missing([10]) == 3
+        self.losses(census, of_truncated).accuse(census)
+        assert census.missing([10]) == 0
+        assert census.missing([12]) == 2
+        assert census.missing([8]) == 0
+
+    def test_a_record_that_was_left_out_before_one_that_came_is_missing_though_it_is_gone(self):
+        census = Census(1)
+        census.add([*records(0, 0, 5), *records(0, 6, 1)], 1.0)
+        losses = self.losses(census, of_truncated)
+        losses.accuse(census)
+        assert census.missing([10]) == 1
+
+    def test_what_was_gone_before_is_no_loss_of_the_next_fault(self, census):
+        self.losses(census, of_truncated)
+        assert gone([np.arange(100, 110)], input_log(0, 1, 2, 3), census.gone) == []
+
+    def test_in_a_topic_made_anew_nothing_is_left(self, census):
+        (part,) = gone([np.arange(10)], {}, census.gone)
+        assert part.numbers.tolist() == list(range(10))
+
+    @pytest.mark.parametrize(("due", "log"), [(of_truncated, moved(0, 104, 106)), (of_deleted, ended(0, 107))])
+    def test_the_exact_report_is_good(self, census, due, log):
+        line = self.losses(census, due).line(census, [log])
+        assert line["lost"] == [{"partition": 0, "from": 104, "to": 110, "records": 6, "read": 3}]
+        assert is_exact(line)
+
+    @pytest.mark.parametrize(
+        ("due", "log"),
+        [
+            (of_truncated, ""),
+            (of_truncated, moved(0, 105, 106)),
+            (of_truncated, moved(0, 104, 105)),
+            (of_truncated, moved(0, 103, 106)),
+            (of_truncated, moved(0, 104, 107)),
+            (of_truncated, moved(1, 104, 106)),
+            (of_truncated, moved(0, 104, 106).replace("offset 104", "offset 107")),
+            (of_truncated, moved(0, 104, 106) + moved(0, 102, 103)),
+            (of_truncated, moved(0, 104, 106) + moved(3, 1, 2)),
+            (of_deleted, ""),
+            (of_deleted, ended(0, 106)),
+            (of_deleted, ended(0, 108)),
+            (of_deleted, ended(0, 107) + ended(1, 5)),
+            (of_deleted, moved(0, 104, 106)),
+        ],
+    )
+    def test_a_report_that_is_missing_or_too_small_or_too_large_or_of_another_partition_is_not(self, census, due, log):
+        line = self.losses(census, due).line(census, [log])
+        assert not is_good({"missing": 0, "duplicates": 0, "damaged": 0, **line})
+
+    def test_of_what_the_job_has_not_read_of_a_truncated_log_nothing_is_due(self):
+        census = Census(1)
+        census.add(records(0, 0, 3), 1.0)
+        line = self.losses(census, of_truncated).line(census, [""])
+        assert (line["lost"][0]["records"], line["lost"][0]["read"], line["due"]) == (6, 0, [])
+        assert is_exact(line)
+
+    def test_the_end_of_a_topic_is_due_though_all_of_it_was_read(self, census):
+        census.add(records(0, 7, 3), 2.0)
+        assert self.losses(census, of_deleted).due_reports(census) == [Report(0, 110, None)]
+
+    def test_a_process_that_goes_on_from_an_older_checkpoint_has_the_last_word(self):
+        assert reports([moved(0, 104, 108) + moved(1, 5, 6), moved(0, 104, 106)], TOPIC) == [
+            Report(0, 104, 107),
+            Report(1, 5, 7),
+        ]
+
+    def test_a_log_that_is_too_short_is_a_report(self):
+        text = f"{TOPIC}-2: offset 9 is out of range, available are 0 to 7 (exclusive); it is shorter; going on at offset 7\n"
+        assert reports([text], TOPIC) == [Report(2, 7, 9)]
+
+    def test_another_topic_is_none_of_it(self):
+        assert reports([moved(0, 104, 106)], "other") == []
+
+
+def test_what_a_job_says_is_told_by_process_and_once(tmp_path):
+    log = tmp_path / LOG
+    log.write_text("first\n")
+    subject = Subject(SYSTEMS["embedded-losses"], None, None, tmp_path, None, Census(1), None)
+    subject._begins += [0, 6]
+    log.write_text("first\nsecond\n")
+    assert subject.said() == subject.hear() == ["first\n", "second\n"]
+    log.write_text("first\nsecond\nthird\n")
+    assert subject.hear() == ["third\n"]
+
+
 class TestTheSchedule:
     def test_the_next_kind_is_one_that_has_happened_least_often(self):
         kinds = kinds_of("embedded", Servers.REAL)
@@ -319,9 +444,13 @@ class TestTheSchedule:
         assert len(tried) == TRIES
 
     def test_every_system_has_faults_of_every_family(self):
-        families = {kind.family for kind in KINDS.values()}
-        for system in SYSTEMS:
+        families = {kind.family for kind in KINDS.values() if not kind.loses}
+        for system in SYSTEMS.keys() - LOSSY:
             assert {kind.family for kind in kinds_of(system, Servers.REAL)} == families
+
+    def test_records_are_lost_only_to_systems_that_are_there_to_report_it(self):
+        assert {kind.family for kind in kinds_of("embedded-losses", Servers.REAL)} == {"losses"}
+        assert not kinds_of("embedded", Servers.REAL, "losses")
 
     def test_the_journal_goes_on_behind_its_last_fault(self, tmp_path):
         journal = Journal(tmp_path / "results" / "embedded.jsonl")

@@ -185,6 +185,21 @@ def test_seen_here_a_topic_that_was_deleted_leaves_the_checkpoint_of_an_embedded
         assert next(batches).column("value").to_pylist() == [b"last"]
 
 
+def test_seen_here_a_reader_tells_of_a_topic_made_anew_up_to_where_each_partition_was_read(kafka, caplog):
+    """It said no partition and no offset; what is told of missing partitions has the positions of the last checkpoint."""
+    source = KafkaSource(kafka.bootstrap, topics=["t"], fail_on_data_loss=False, discovery_interval_s=0.05)
+    (old,) = source.create_discovery().initial().added
+    with source.batches() as batches:
+        assert next(batches).num_rows == 10
+        made_anew(kafka)
+        assert next(batches).num_rows > 0
+    (told,) = re.findall(
+        r"t-0 \(topic id (\S+), read up to offset (\d+)\): topic 't' was .*; going on without the rest", caplog.text
+    )
+    assert told == (str(old.topic_id), "10")
+    assert f"t-0 (topic id {old.topic_id}, checkpoint at offset 0): the topic was deleted" in caplog.text
+
+
 def planned(source, read):
     """A checkpoint of a read that has begun and delivered nothing."""
     if read is embedded:

@@ -57,6 +57,12 @@ def test_an_output_with_every_record_once_is_clean():
     assert (verdict.records_in, verdict.records_out) == (7, 7)
 
 
+def test_a_record_that_the_input_has_lost_is_not_looked_for_and_may_have_come_all_the_same():
+    without = with_partition_1((0, 2), (0, 3))
+    found = oracle.judge(PRODUCED, without, lambda: GOOD, all_seen(without), ids((1, 2), (1, 1)))
+    assert (anomalies(found), found.records_out) == ({}, 6)
+
+
 @pytest.mark.parametrize(
     ("committed", "expected"),
     [

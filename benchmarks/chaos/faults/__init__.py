@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.chaos.faults import administration, brokers, jobs, links
+from benchmarks.chaos.faults import administration, brokers, jobs, links, losses
 from benchmarks.chaos.faults.fault import Kind
 
-KINDS: Mapping[str, Kind] = {kind.name: kind for family in (brokers, links, administration, jobs) for kind in family.KINDS}
+FAMILIES = (brokers, links, administration, jobs, losses)
+KINDS: Mapping[str, Kind] = {kind.name: kind for family in FAMILIES for kind in family.KINDS}

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from benchmarks.chaos.losses import Losses
 from benchmarks.chaos.subject import Subject
 from benchmarks.chaos.world import World
 
@@ -34,6 +35,10 @@ class Fault(ABC):
     def prove(self) -> str:
         """What shows that it has happened. Raises NotHappenedError if nothing does."""
 
+    def losses(self) -> Losses | None:
+        """What of the input is gone for good, once it is healed. None: nothing may be."""
+        return None
+
     def leader_of_a_partition(self) -> int:
         """Of any partition that the job reads or writes."""
         topic = self.random.choice(self.subject.names.topics)
@@ -43,7 +48,10 @@ class Fault(ABC):
 
 @dataclass(frozen=True)
 class Kind:
-    """`shortest` and `longest`: seconds from apply to heal. `fits`: whether a system can have it. `real`: not on FakeKafka."""
+    """`shortest` and `longest`: seconds from apply to heal. `fits`: whether a system can have it. `real`: not on FakeKafka.
+
+    `loses`: it is after acknowledged records of the input, so only for systems that are there to report their loss.
+    """
 
     name: str
     family: str
@@ -52,6 +60,7 @@ class Kind:
     longest: float
     fits: Callable[[str], bool] = lambda _system: True
     real: bool = True
+    loses: bool = False
 
 
 def is_embedded(system: str) -> bool:

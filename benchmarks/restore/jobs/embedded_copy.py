@@ -1,7 +1,8 @@
 """A script without an engine, to be killed: copies key and value of a topic to another, or to a table, for ever, exactly once.
 
     python embedded_copy.py <json>, a Job (systems.py), with "properties" of the client, "url": of the database whose table
-    `target` is, or null for a topic, and "planted": a bug that the oracle has to find, or null
+    `target` is, or null for a topic; perhaps "planted": a bug that the oracle has to find; perhaps "fail_on_data_loss": false,
+    for an input whose losses are logged and let pass
 
 For each epoch it stores the source's checkpoint under the epoch's number, then commits the epoch. Whether an epoch happened is
 what the sink has recorded: started again, it goes on from the checkpoint of the recorded epoch, and what a later one has stored
@@ -93,6 +94,7 @@ def main(told: dict[str, Any]) -> None:
         group=name,
         columns=("key", "value"),
         properties=properties,
+        fail_on_data_loss=told.get("fail_on_data_loss", True),
     )
     with EmbeddedRun(source, clock=time.monotonic, checkpoint=found, discovery_interval_s=DISCOVERY_S) as run:
         mark(told, "query")

@@ -298,7 +298,8 @@ class KafkaReader(SourceReader[KafkaSplit]):
             return
         resume = _after_loss(failure.error, split)
         if resume is None:
-            log.warning("%s; going on without the rest of it", failure.error)
+            told = "%s (topic id %s, read up to offset %d): %s; going on without the rest of it"
+            log.warning(told, split, split.topic_id, split.next_offset, failure.error)
             at = split.next_offset if split.stop_offset is None else split.stop_offset
             COUNTERS.add(Counted.OFFSETS_LOST, at - split.next_offset)
             self._ended.append(replace(split, next_offset=at))

@@ -364,11 +364,11 @@ class KafkaSource(LogSource[KafkaSplit]):
     def splits_missing(self, splits: Sequence[KafkaSplit]) -> None:
         """Partitions are gone. DataLossError, or with `fail_on_data_loss=False` a warning."""
         found = shared_cluster(self.config).find_topics({split.topic for split in splits})
-        stories = ", ".join(
-            f"{split} (topic id {split.topic_id}, read up to offset {split.next_offset}): {_fate(split, found[split.topic])}"
+        stories = (
+            f"{split} (topic id {split.topic_id}, checkpoint at offset {split.next_offset}): {_fate(split, found[split.topic])}"
             for split in splits
         )
-        message = f"partitions are gone: {stories}"
+        message = f"partitions are gone: {', '.join(stories)}"
         if self.fail_on_data_loss:
             raise DataLossError(f"{message}. {ALLOW_LOSS}")
         log.warning("%s; going on without them", message)

@@ -1,0 +1,199 @@
+"""Acknowledged records of the input that are gone for good: an unclean election, and a topic that is deleted and made anew.
+
+The load rests while they go, so that it is known to the record what is gone: all else stays, and has to come out.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psutil
+from confluent_kafka import Consumer, TopicPartition
+
+from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError
+from benchmarks.chaos.losses import Due, Losses, gone, of_deleted, of_truncated
+from benchmarks.chaos.oracle import VALUE_BYTES
+from benchmarks.chaos.subject import Subject, signalled
+from benchmarks.chaos.world import CLIENT_ID, UNSAFE, World
+from benchmarks.restore.oracle import read_log
+from headrace.enumerator.errors import RetriableError
+from headrace.harness.kafka import delete_topic
+from headrace.harness.waiting import wait_until
+
+ANSWER_S = 30.0
+ELECTION_S = 90.0
+LOAD_S = 60.0
+FEWEST, MOST = 20, 150
+"""Records of a partition that are written while its leader is alone, or while the job is away."""
+
+Wake = Callable[[Subject, list[psutil.Process]], Any]
+"""How a job that was frozen goes on when all is over."""
+
+
+def woken(_subject: Subject, frozen: list[psutil.Process]) -> None:
+    """The same process, with all that it has read ahead."""
+    signalled(frozen, signal.SIGCONT)
+
+
+def started_again(subject: Subject, _frozen: list[psutil.Process]) -> None:
+    """Another one, from the last checkpoint."""
+    subject.kill()
+
+
+class Loss(Fault):
+    """What both have in common: the load, the job, and the account."""
+
+    due: Due
+
+    def __init__(self, world: World, subject: Subject, generator: random.Random, wake: Wake | None) -> None:
+        """`wake`: for a job that is away while the records go; None: it runs."""
+        super().__init__(world, subject, generator)
+        self.topic = subject.names.source
+        self._wake = wake
+        self._frozen: list[psutil.Process] = []
+
+    def rouse(self) -> None:
+        """The job goes on, if it was away."""
+        if self._wake is not None and self._frozen:
+            self._wake(self.subject, self._frozen)
+
+    def losses(self) -> Losses:
+        """All that was acknowledged, and is in the log no more. The load rests, as the log is read up to where it ends."""
+        census = self.subject.census
+        with self.subject.load.resting():
+            acknowledged = self.subject.load.offsets()
+            logs = read_log(self.world.bootstrap, self.topic, "read_uncommitted", VALUE_BYTES)
+        found = Losses(self.topic, gone(acknowledged, logs, census.gone), type(self).due)
+        found.excuse(census)
+        return found
+
+    def write_and_leave(self, partition: int) -> None:
+        """Until some more records of the partition are acknowledged. Meanwhile, at any moment, the job leaves, if it is to."""
+        count = self.random.randint(FEWEST, MOST)
+        before = self.random.randint(0, count)
+        self._await_load(partition, before)
+        if self._wake is not None:
+            self._frozen = self.subject.freeze()
+        self._await_load(partition, count - before)
+
+    def _await_load(self, partition: int, count: int) -> None:
+        least = self.subject.load.written()[partition] + count
+
+        def check() -> None:
+            if self.subject.load.produced()[partition] < least:
+                raise RetriableError("the load waits")
+
+        wait_until(check, f"the load does not write {count} records", LOAD_S)
+
+
+class Unclean(Loss):
+    """One of a partition's two replicas is killed, the other one goes on alone and is killed in turn, and the first one leads.
+
+    What the other one had alone is gone. Its numbers are used again, by what is written from then on.
+    """
+
+    due = staticmethod(of_truncated)
+
+    def __init__(self, world: World, subject: Subject, generator: random.Random, wake: Wake | None) -> None:
+        """Nothing yet."""
+        super().__init__(world, subject, generator, wake)
+        self._partition = 0
+        self._alone: Any = None
+        self._lost = 0
+
+    def apply(self) -> str:
+        """Until the one that was not in sync leads."""
+        if not self.world.in_sync([*self.subject.names.topics, *self.world.internal]):
+            raise NotHappenedError("not all replicas are in sync: more would be lost than is meant to be")
+        self._partition, found = self.random.choice(sorted(self.world.partitions(self.topic).items()))
+        (behind,) = set(found.replica_nodes) - {found.leader_id}
+        self.world.cluster.kill(behind)
+        self._await_partition(lambda now: list(now.isr_nodes) == [found.leader_id], "is not alone")
+        self._alone = self.world.partitions(self.topic)[self._partition]
+        self.write_and_leave(self._partition)
+        with self.subject.load.resting():
+            last = int(self.subject.load.offsets()[self._partition][-1])
+            self.world.cluster.kill(found.leader_id)
+            self.world.cluster.restart(behind)
+            self._await_partition(lambda now: now.leader_id == behind, f"is not led by broker {behind}")
+            self._lost = last + 1 - self._end()
+        return f"partition {self._partition}: broker {found.leader_id} was alone, broker {behind} leads"
+
+    def prove(self) -> str:
+        """Its leader was not in sync, and its log is shorter than what was acknowledged."""
+        now = self.world.partitions(self.topic)[self._partition]
+        if now.leader_id in self._alone.isr_nodes or self._lost <= 0:
+            raise NotHappenedError(f"broker {now.leader_id} leads, and {self._lost} records are gone")
+        epochs = f"in epoch {now.leader_epoch}, after {self._alone.leader_epoch}"
+        return f"broker {now.leader_id}, not in sync, leads {epochs}, and {self._lost} acknowledged records are gone"
+
+    def heal(self) -> None:
+        """All brokers run, and so does the job."""
+        for node in self.world.nodes:
+            if not self.world.cluster.is_running(node):
+                self.world.cluster.restart(node)
+        self.rouse()
+
+    def _await_partition(self, is_so: Callable[[Any], bool], what: str) -> None:
+        def check() -> None:
+            if not is_so(self.world.partitions(self.topic)[self._partition]):
+                raise RetriableError("not yet")
+
+        wait_until(check, f"partition {self._partition} {what}", ELECTION_S)
+
+    def _end(self) -> int:
+        """Of the partition's log, as its leader tells."""
+        settings = {"bootstrap.servers": self.world.bootstrap, "group.id": "chaos-ends", "client.id": CLIENT_ID, "log_level": 0}
+        consumer = Consumer(settings)
+        try:
+            _, end = consumer.get_watermark_offsets(TopicPartition(self.topic, self._partition), ANSWER_S)
+            return int(end)
+        finally:
+            consumer.close()
+
+
+class MadeAnew(Loss):
+    """The topic is deleted, with what the job has not read of it yet, and made anew under the same name."""
+
+    due = staticmethod(of_deleted)
+
+    def __init__(self, world: World, subject: Subject, generator: random.Random, wake: Wake | None) -> None:
+        """Nothing yet."""
+        super().__init__(world, subject, generator, wake)
+        self._before = world.topic_id(self.topic)
+
+    def apply(self) -> str:
+        """Both at once, as far as brokers can."""
+        partitions = self.world.partitions(self.topic)
+        self.write_and_leave(self.random.choice(sorted(partitions)))
+        with self.subject.load.resting():
+            delete_topic(self.world.bootstrap, self.topic)
+            self.world.make_topic(self.topic, len(partitions), UNSAFE)
+        return self.topic
+
+    def prove(self) -> str:
+        """Its id is another one."""
+        now = self.world.topic_id(self.topic)
+        if now == self._before:
+            raise NotHappenedError(f"the topic's id is still {now}")
+        return f"topic id {now} in place of {self._before}"
+
+    def heal(self) -> None:
+        """The job runs."""
+        self.rouse()
+
+
+WAKES: Sequence[tuple[str, Wake | None]] = (("", None), (", job frozen", woken), (", job killed", started_again))
+
+
+def _made(what: type[Loss], wake: Wake | None) -> Callable[[World, Subject, random.Random], Fault]:
+    return lambda world, subject, generator: what(world, subject, generator, wake)
+
+
+KINDS = (
+    *(Kind(f"unclean election{when}", "losses", _made(Unclean, wake), 1, 6, loses=True) for when, wake in WAKES),
+    *(Kind(f"input made anew{when}", "losses", _made(MadeAnew, wake), 1, 6, loses=True) for when, wake in WAKES),
+)

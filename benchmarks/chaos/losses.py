@@ -1,0 +1,151 @@
+"""What is gone of the input: by the acknowledgements, the log as it is now, and the census; and what the job reports of it.
+
+Nobody can tell a job of records that were gone before it had read them. What it can know, and has to report, is
+
+- of a log that was truncated below its position: from which offset on what it has read is in the log no more;
+- of a topic that was deleted, and perhaps made anew: up to where it has read each partition. All behind is gone.
+
+The due report is made from what came out, the job's from what it logs, so the two have nothing in common but Kafka's offsets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from benchmarks.chaos.oracle import Census
+from benchmarks.restore.oracle import Log
+from benchmarks.restore.records import Ints, record_ids
+
+
+@dataclass(frozen=True, order=True)
+class Report:
+    """Of one partition: offsets `first` to `behind` - 1 were read and are gone; without `behind` all from `first` on are."""
+
+    partition: int
+    first: int
+    behind: int | None
+
+
+@dataclass(frozen=True)
+class Gone:
+    """Acknowledged records of one partition that are in its log no more: their numbers, ascending, and where they were."""
+
+    partition: int
+    numbers: Ints
+    offsets: Ints
+
+    def read(self, census: Census) -> int:
+        """Up to how many of them the job has read: those before the last one that came out, and that one."""
+        return census.last_seen(self.partition, self.numbers) + 1
+
+    def unread(self, census: Census) -> int:
+        """Offset of the first one that the job has not read; behind the last one if there is none."""
+        read = self.read(census)
+        return int(self.offsets[read]) if read < len(self.offsets) else int(self.offsets[-1]) + 1
+
+
+def gone(acknowledged: Sequence[Ints], logs: Mapping[int, Log], before: Sequence[Ints]) -> list[Gone]:
+    """By partition. `acknowledged`: offsets by number; `logs`: read later; `before`: numbers that were gone before."""
+    found = []
+    for partition, offsets in enumerate(acknowledged):
+        numbers = np.arange(len(offsets))
+        there = logs[partition].ids if partition in logs else np.empty(0, np.int64)
+        lacking = ~np.isin(record_ids(np.full(len(offsets), partition), numbers), there)
+        new = np.flatnonzero(lacking & ~np.isin(numbers, before[partition]))
+        if len(new):
+            found.append(Gone(partition, new, offsets[new]))
+    return found
+
+
+Due = Callable[[Gone, Census], Report | None]
+"""What a job that has read as much as came out has to report, if anything."""
+
+
+def of_truncated(part: Gone, census: Census) -> Report | None:
+    """Of a log that was truncated: what was read of it."""
+    first, behind = int(part.offsets[0]), part.unread(census)
+    return Report(part.partition, first, behind) if behind > first else None
+
+
+def of_deleted(part: Gone, census: Census) -> Report:
+    """Of a topic that is gone: always, as nobody knows whether there was more."""
+    return Report(part.partition, part.unread(census), None)
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Of one fault, in the job's input `topic`."""
+
+    topic: str
+    parts: Sequence[Gone]
+    due: Due
+
+    def excuse(self, census: Census) -> None:
+        """None of them need come out."""
+        for part in self.parts:
+            for known in (census.gone, census.excused):
+                known[part.partition] = np.union1d(known[part.partition], part.numbers)
+
+    def accuse(self, census: Census) -> None:
+        """But those that lie before one that has: the job has left them out."""
+        for part in self.parts:
+            left_out = part.numbers[: part.read(census)]
+            census.excused[part.partition] = np.setdiff1d(census.excused[part.partition], left_out)
+
+    def due_reports(self, census: Census) -> list[Report]:
+        """All of them."""
+        return sorted(report for part in self.parts if (report := self.due(part, census)) is not None)
+
+    def line(self, census: Census, said: Sequence[str]) -> dict[str, Any]:
+        """For the result: by partition which offsets are gone, and how many of these records had been read.
+
+        `said`: what the job has logged, by process, in their order.
+        """
+        return {
+            "lost": [
+                {
+                    "partition": part.partition,
+                    "from": int(part.offsets[0]),
+                    "to": int(part.offsets[-1]) + 1,
+                    "records": len(part.numbers),
+                    "read": part.read(census),
+                }
+                for part in self.parts
+            ],
+            "due": [list(astuple(report)) for report in self.due_reports(census)],
+            "reported": [list(astuple(report)) for report in reports(said, self.topic)],
+        }
+
+
+_TRUNCATED = r"{topic}-(\d+): the log was truncated; offsets (\d+) to (\d+) were read already, .*; going on at offset \2$"
+_SHORTER = r"{topic}-(\d+): offset (\d+) is out of range, available are \d+ to (\d+) .*; going on at offset"
+_ENDED = r"{topic}-(\d+) \(topic id \S+, read up to offset (\d+)\): topic .* was deleted.*; going on without the rest of it$"
+
+
+def reports(said: Sequence[str], topic: str) -> list[Report]:
+    """Of each partition what the last process that told of it has told: what one before had read may not have come out."""
+    last: dict[int, list[Report]] = {}
+    for text in said:
+        found = sorted(set(_reports(text, re.escape(topic))))
+        last |= {partition: list(group) for partition, group in groupby(found, attrgetter("partition"))}
+    return sorted(report for group in last.values() for report in group)
+
+
+def _reports(text: str, topic: str) -> list[Report]:
+    """Offsets are told inclusively, and the next one to be read where it is the log that is too short."""
+
+    def matches(pattern: str) -> list[tuple[int, ...]]:
+        return [tuple(map(int, found)) for found in re.findall(pattern.format(topic=topic), text, re.MULTILINE)]
+
+    return [
+        *(Report(partition, first, last + 1) for partition, first, last in matches(_TRUNCATED)),
+        *(Report(partition, end, wanted) for partition, wanted, end in matches(_SHORTER)),
+        *(Report(partition, read_to, None) for partition, read_to in matches(_ENDED)),
+    ]
