@@ -91,6 +91,7 @@ soak-run: $(INSTALLED) ## SIGKILLs of workers, coordinators and everything under
 chaos: $(INSTALLED) ## Faults of brokers, networks, settings and jobs, until each system has had 2,000; goes on where it was (days)
 	$(BIN)/python -m benchmarks.chaos.run --system embedded
 	$(BIN)/python -m benchmarks.chaos.run --system embedded-impatient
+	$(BIN)/python -m benchmarks.chaos.run --system embedded-losses
 	$(BIN)/python -m benchmarks.chaos.run --system spark
 	$(BIN)/python -m benchmarks.chaos.run --system executors
 	$(BIN)/python -m benchmarks.chaos.run --system beam

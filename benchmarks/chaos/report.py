@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.chaos.faults import KINDS
 from benchmarks.chaos.run import RESULTS, Servers, file_name
 from benchmarks.chaos.subject import SYSTEMS
-from benchmarks.chaos.trial import is_good
+from benchmarks.chaos.trial import is_exact, is_good
 from benchmarks.plot import plot
 
 FAKE = f"-{Servers.FAKE.value}"
@@ -76,6 +76,20 @@ def _summary(name: str, lines: Lines) -> str:
     return (
         f"- {title_of(name)}: {len(proven)} faults ({len(faults) - len(proven)} more left no trace and are not counted), "
         f"after {wrong} of which something was wrong. The outputs of {len(verdicts)} sessions, read again as a whole: {told}."
+        + _losses([line for line in proven if "lost" in line])
+    )
+
+
+def _losses(lines: Lines) -> str:
+    """Of the input's records that were acknowledged and are gone, and of their reports; nothing where none is looked for."""
+    if not lines:
+        return ""
+    parts = [part for line in lines for part in line["lost"]]
+    records, read = (sum(part[key] for part in parts) for key in ("records", "read"))
+    exact = sum(is_exact(line) for line in lines)
+    return (
+        f" Gone from its input: {records:,} acknowledged records, {records - read:,} of which it had not read; "
+        f"what it reported of them was exact {exact} times of {len(lines)}."
     )
 
 

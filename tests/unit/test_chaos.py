@@ -507,6 +507,14 @@ class TestTheReport:
         assert "| far link | headrace in a script, on FakeKafka | 1 |" in text
         assert "2 faults (1 more left no trace and are not counted), after 1 of which something was wrong" in text
 
+    def test_what_was_lost_and_whether_the_report_was_exact_is_said_of_systems_that_lose(self):
+        lost = [{"partition": 0, "from": 5, "to": 15, "records": 10, "read": 7}]
+        exact = line("unclean election", 2.0, lost=lost, due=[[0, 5, 12]], reported=[[0, 5, 12]])
+        text = table({"embedded-losses": [exact, {**exact, "reported": []}], "embedded": [line("far link", 1.0)]})
+        assert "2 faults (0 more left no trace and are not counted), after 1 of which something was wrong" in text
+        assert "20 acknowledged records, 6 of which it had not read; what it reported of them was exact 1 times of 2." in text
+        assert text.count("Gone") == 1
+
     def test_the_plot_is_of_real_brokers(self):
         found = bars({"embedded": [line("leader killed", 2.0)], "embedded-fake": [line("far link", 1.0)]})
         assert list(found) == ["leader killed"]

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("pyspark")
 pytest.importorskip("apache_beam")
 
+from headrace.connectors.kafka.client.errors import TopicRecreatedError
 from headrace.connectors.kafka.read import fetch_plan
 from headrace.enumerator.errors import DataLossError
 from headrace.kafka import Earliest, KafkaSource, Latest
@@ -198,6 +199,27 @@ def test_seen_here_a_reader_tells_of_a_topic_made_anew_up_to_where_each_partitio
     )
     assert told == (str(old.topic_id), "10")
     assert f"t-0 (topic id {old.topic_id}, checkpoint at offset 0): the topic was deleted" in caplog.text
+
+
+def test_seen_here_so_does_the_error(kafka):
+    source = KafkaSource(kafka.bootstrap, topics=["t"])
+    (split,) = source.create_discovery().initial().added
+    reader = source.create_reader()
+    try:
+        reader.add_splits([split])
+        read_to(reader, 10)
+        made_anew(kafka)
+        with pytest.raises(TopicRecreatedError) as raised:
+            read_to(reader, 11)
+    finally:
+        reader.close()
+    assert "t-0 was read up to offset 10" in "".join(raised.value.__notes__)
+
+
+def read_to(reader, offset):
+    """Until it has delivered what is before that offset."""
+    while (batch := reader.poll(0.05)) is None or batch.split.next_offset < offset:
+        pass
 
 
 def planned(source, read):

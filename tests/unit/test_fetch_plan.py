@@ -320,7 +320,7 @@ def test_a_truncated_log_is_data_loss():
     failed = plan.landed(asked, answer(diverging=(2, 7)), None, 0.0)
     assert isinstance(failed, FetchFailed)
     assert isinstance(failed.error, LogTruncatedError)
-    assert failed.error.diverges_at == 7
+    assert (failed.error.diverges_at, failed.error.epoch) == (7, 2)
 
 
 def short(plan, now, **given):

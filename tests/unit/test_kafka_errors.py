@@ -89,6 +89,7 @@ def test_a_code_of_unknown_meaning_is_not_retried_and_keeps_its_number(code):
         UnknownTopicError(frozenset({"t"})),
         OffsetOutOfRangeError("t", 1, 5, 10, 20),
         LogTruncatedError("t", 1, 5, 3),
+        LogTruncatedError("t", 1, 5, 3, epoch=2),
         TopicRecreatedError("t", "a", "b"),
         TopicRecreatedError("t", "a", None),
     ],

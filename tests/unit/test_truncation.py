@@ -272,3 +272,44 @@ class TestATask:
         assert self.read(source, task) == [b"old-%d" % number for number in range(60, 100)]
         assert task.between(70, 90).stop_epoch == task.stop_epoch is not None
         assert task.between(70, 101).stop_epoch is None
+
+
+class TestAReaderThatGoesBack:
+    """What an unclean election leaves to be read is in a log that may lose more."""
+
+    def test_seen_here_notices_a_second_election_before_it_has_read_anything_of_the_first_ones_leader(self, ten, caplog):
+        """It had forgotten the epoch of what it had read: 4 to 6 of the last leader were left out, in silence."""
+        source = KafkaSource(ten.bootstrap, topics=["t"], fail_on_data_loss=False)
+        (split,) = source.create_discovery().initial().added
+        reader = source.create_reader()
+        try:
+            reader.add_splits([split])
+            assert read_to(reader, b"old-9") == [b"old-%d" % number for number in range(10)]
+            ten.lose_records("t", from_offset=7)
+            while "offsets 7 to 9 were read already" not in caplog.text:
+                assert reader.poll(0.05) is None
+            ten.lose_records("t", from_offset=4)
+            ten.append("t", *(b"new-%d" % number for number in range(4, 9)))
+            assert read_to(reader, b"new-8") == [b"new-%d" % number for number in range(4, 9)]
+        finally:
+            reader.close()
+        assert "offsets 4 to 6 were read already" in caplog.text
+
+
+@pytest.fixture
+def ten():
+    """A batch for each record."""
+    with FakeKafka(brokers=3) as cluster:
+        cluster.create_topic("t")
+        for number in range(10):
+            cluster.append("t", b"old-%d" % number)
+        yield cluster
+
+
+def read_to(reader, last):
+    """Values, up to this one."""
+    values: list[bytes] = []
+    while not values or values[-1] != last:
+        batch = reader.poll(0.05)
+        values += batch.records.column("value").to_pylist() if batch is not None else []
+    return values

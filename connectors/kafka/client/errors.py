@@ -144,20 +144,21 @@ class TopicRecreatedError(DataLossError):
 class LogTruncatedError(DataLossError):
     """Records already read, `diverges_at` to `wanted` - 1, are no longer in the log (unclean leader election; KIP-320)."""
 
-    def __init__(self, topic: str, partition: int, wanted: int, diverges_at: int) -> None:
-        """`wanted` is the next offset that was to be read."""
+    def __init__(self, topic: str, partition: int, wanted: int, diverges_at: int, epoch: int | None = None) -> None:
+        """`wanted` is the next offset that was to be read; `epoch` that of the record before `diverges_at`, if it is known."""
         self.topic: str = topic
         self.partition: int = partition
         self.wanted: int = wanted
         self.diverges_at: int = diverges_at
+        self.epoch: int | None = epoch
         super().__init__(
             f"{topic}-{partition}: the log was truncated; offsets {diverges_at} to {wanted - 1} were read already, "
             "and the log now holds other records there"
         )
 
-    def __reduce__(self) -> tuple[type[LogTruncatedError], tuple[str, int, int, int]]:
+    def __reduce__(self) -> tuple[type[LogTruncatedError], tuple[str, int, int, int, int | None]]:
         """Errors travel from worker processes to the driver."""
-        return type(self), (self.topic, self.partition, self.wanted, self.diverges_at)
+        return type(self), (self.topic, self.partition, self.wanted, self.diverges_at, self.epoch)
 
 
 class ConnectionLostError(RetriableError):

@@ -361,7 +361,8 @@ class FetchPlan:
         if answer.error:
             return self._failed(partition, broker_error(answer.error, where), now)
         if answer.diverging is not None:
-            return self._end(partition, LogTruncatedError(asked.topic, asked.index, asked.offset, answer.diverging[1]))
+            epoch, end = answer.diverging
+            return self._end(partition, LogTruncatedError(asked.topic, asked.index, asked.offset, end, epoch))
         partition.failing_since, partition.failures, partition.state = None, 0, _State.READY
         if answer.preferred_replica is not None:
             self._sent_away(partition, preferred, now)

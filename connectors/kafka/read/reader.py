@@ -284,12 +284,12 @@ class KafkaReader(SourceReader[KafkaSplit]):
                 self._failure = error
                 raise
             return
+        split = self._splits[failure.topic, failure.partition]
         if self._fail_on_data_loss or not isinstance(failure.error, DataLossError):
             if isinstance(failure.error, DataLossError):
-                failure.error.add_note(ALLOW_LOSS)
+                failure.error.add_note(f"{split} was read up to offset {split.next_offset}. {ALLOW_LOSS}")
             self._failure = failure.error
             raise failure.error
-        split = self._splits[failure.topic, failure.partition]
         if split.stop_offset is None and isinstance(failure.error, TopicRecreatedError) and failure.error.found is None:
             if split.split_id not in self._awaited:
                 log.warning("%s; waiting for it to come back", failure.error)
@@ -307,7 +307,8 @@ class KafkaReader(SourceReader[KafkaSplit]):
             return
         log.warning("%s; going on at offset %d", failure.error, resume)
         COUNTERS.add(Counted.OFFSETS_LOST, max(0, resume - split.next_offset))
-        self._read_from(replace(split, next_offset=resume, last_epoch=None))
+        epoch = failure.error.epoch if isinstance(failure.error, LogTruncatedError) else None
+        self._read_from(replace(split, next_offset=resume, last_epoch=epoch))
 
     def _no_rows(self) -> pa.RecordBatch:
         return pa.RecordBatch.from_pylist([], schema=arrow_schema(self._columns))
