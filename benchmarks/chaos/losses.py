@@ -3,6 +3,7 @@
 Nobody can tell a job of records that were gone before it had read them. What it can know, and has to report, is
 
 - of a log that was truncated below its position: from which offset on what it has read is in the log no more;
+- of records that were deleted before it had read them: which ones;
 - of a topic that was deleted, and perhaps made anew: up to where it has read each partition. All behind is gone.
 
 The due report is made from what came out, the job's from what it logs, so the two have nothing in common but Kafka's offsets.
@@ -26,7 +27,7 @@ from benchmarks.restore.records import Ints, record_ids
 
 @dataclass(frozen=True, order=True)
 class Report:
-    """Of one partition: offsets `first` to `behind` - 1 were read and are gone; without `behind` all from `first` on are."""
+    """Of one partition: offsets `first` to `behind` - 1 are gone; without `behind` all from `first` on are."""
 
     partition: int
     first: int
@@ -71,6 +72,12 @@ Due = Callable[[Gone, Census], Report | None]
 def of_truncated(part: Gone, census: Census) -> Report | None:
     """Of a log that was truncated: what was read of it."""
     first, behind = int(part.offsets[0]), part.unread(census)
+    return Report(part.partition, first, behind) if behind > first else None
+
+
+def of_aged(part: Gone, census: Census) -> Report | None:
+    """Of a log that begins later than it did: what was not read."""
+    first, behind = part.unread(census), int(part.offsets[-1]) + 1
     return Report(part.partition, first, behind) if behind > first else None
 
 
@@ -125,7 +132,10 @@ class Losses:
 
 
 _TRUNCATED = r"{topic}-(\d+): the log was truncated; offsets (\d+) to (\d+) were read already, .*; going on at offset \2$"
-_SHORTER = r"{topic}-(\d+): offset (\d+) is out of range, available are \d+ to (\d+) .*; going on at offset"
+_AGED = r"{topic}-(\d+): offset (\d+) is out of range, .*; offsets \2 to \d+ were deleted .*; going on at offset (\d+)$"
+_SHORTER = (
+    r"{topic}-(\d+): offset (\d+) is out of range, available are \d+ to (\d+) \(exclusive\); the log .*; going on at offset"
+)
 _ENDED = r"{topic}-(\d+) \(topic id \S+, read up to offset (\d+)\): topic .* was deleted.*; going on without the rest of it$"
 
 
@@ -146,6 +156,7 @@ def _reports(text: str, topic: str) -> list[Report]:
 
     return [
         *(Report(partition, first, last + 1) for partition, first, last in matches(_TRUNCATED)),
+        *(Report(partition, wanted, begin) for partition, wanted, begin in matches(_AGED)),
         *(Report(partition, end, wanted) for partition, wanted, end in matches(_SHORTER)),
         *(Report(partition, read_to, None) for partition, read_to in matches(_ENDED)),
     ]

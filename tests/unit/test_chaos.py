@@ -19,11 +19,11 @@ import pytest
 
 from benchmarks.chaos.faults import KINDS
 from benchmarks.chaos.faults.links import clients, everybody, peers
-from benchmarks.chaos.losses import Due, Losses, Report, gone, of_deleted, of_truncated, reports
+from benchmarks.chaos.losses import Due, Losses, Report, gone, of_aged, of_deleted, of_truncated, reports
 from benchmarks.chaos.network import GOOD, HARNESS, HELD, JOB, Condition, Network, Weather, network
 from benchmarks.chaos.oracle import VALUE_BYTES, Census, phantoms
 from benchmarks.chaos.report import bars, table
-from benchmarks.chaos.run import TRIES, Journal, Servers, Session, kinds_of, next_kind
+from benchmarks.chaos.run import PARTITIONS, TRIES, Journal, Servers, Session, kinds_of, next_kind
 from benchmarks.chaos.subject import LOSSY, SYSTEMS, Subject
 from benchmarks.chaos.trial import is_exact, is_good, told_last
 from benchmarks.chaos.world import CLIENT_ID
@@ -320,6 +320,16 @@ def ended(partition: int, read_to: int) -> str:
     return f"12:00 WARNING reader: {ENDED.format(partition, read_to)}; going on without the rest of it\n"
 
 
+def aged(partition: int, first: int, last: int) -> str:
+    """As a job logs it that finds its records deleted."""
+    range_ = (
+        f"available are {last + 1} to 200 (exclusive); offsets {first} to {last} were deleted (by retention or DeleteRecords)"
+    )
+    return (
+        f"{TOPIC}-{partition}: offset {first} is out of range, {range_} before they were read; going on at offset {last + 1}\n"
+    )
+
+
 def input_log(*sequences: int) -> dict[int, Log]:
     """Of partition 0, as it is now."""
     return {0: Log(np.arange(len(sequences)), np.array(sequences, np.int64))}
@@ -361,7 +371,9 @@ class TestLosses:
         (part,) = gone([np.arange(10)], {}, census.gone)
         assert part.numbers.tolist() == list(range(10))
 
-    @pytest.mark.parametrize(("due", "log"), [(of_truncated, moved(0, 104, 106)), (of_deleted, ended(0, 107))])
+    @pytest.mark.parametrize(
+        ("due", "log"), [(of_truncated, moved(0, 104, 106)), (of_deleted, ended(0, 107)), (of_aged, aged(0, 107, 109))]
+    )
     def test_the_exact_report_is_good(self, census, due, log):
         line = self.losses(census, due).line(census, [log])
         assert line["lost"] == [{"partition": 0, "from": 104, "to": 110, "records": 6, "read": 3}]
@@ -384,6 +396,9 @@ class TestLosses:
             (of_deleted, ended(0, 108)),
             (of_deleted, ended(0, 107) + ended(1, 5)),
             (of_deleted, moved(0, 104, 106)),
+            (of_aged, ""),
+            (of_aged, aged(0, 106, 109)),
+            (of_aged, aged(0, 107, 108)),
         ],
     )
     def test_a_report_that_is_missing_or_too_small_or_too_large_or_of_another_partition_is_not(self, census, due, log):
@@ -408,7 +423,9 @@ class TestLosses:
         ]
 
     def test_a_log_that_is_too_short_is_a_report(self):
-        text = f"{TOPIC}-2: offset 9 is out of range, available are 0 to 7 (exclusive); it is shorter; going on at offset 7\n"
+        text = (
+            f"{TOPIC}-2: offset 9 is out of range, available are 0 to 7 (exclusive); the log is shorter; going on at offset 7\n"
+        )
         assert reports([text], TOPIC) == [Report(2, 7, 9)]
 
     def test_another_topic_is_none_of_it(self):
@@ -481,6 +498,21 @@ def test_a_job_that_doubles_is_found_out_by_its_kill_and_by_no_other_fault(tmp_p
     assert kill["duplicates"] == verdict["duplicates"] > 0
     assert (verdict["lost"], verdict["aborted_seen"]) == (0, 0)
     assert [line["kind"] for line in journal.faults()] == ["connections reset", "job killed"]
+
+
+def test_the_loss_of_a_topic_made_anew_is_reported_exactly_and_nothing_else_is_lost(tmp_path):
+    """The whole harness again; the job was frozen meanwhile, and has not read what was written then."""
+    journal = Journal(tmp_path / "losses.jsonl")
+    with ExitStack() as stack:
+        session = Session("embedded-losses", Servers.FAKE, journal, stack)
+        line = session.suffer(KINDS["input made anew, job frozen"], random.Random(1))
+        verdict = session.judge()["verdict"]
+    assert "proof" in line
+    assert is_good(line)
+    assert [report[0] for report in line["reported"]] == list(range(PARTITIONS))
+    unread = sum(part["records"] - part["read"] for part in line["lost"])
+    assert verdict["records_in"] - verdict["records_out"] == unread > 0
+    assert (verdict["lost"], verdict["torn"], verdict["duplicates"]) == (0, 0, 0)
 
 
 def test_fake_kafka_advertises_what_it_is_told_and_nothing_elsewhere(net):

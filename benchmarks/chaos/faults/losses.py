@@ -1,4 +1,4 @@
-"""Acknowledged records of the input that are gone for good: an unclean election, and a topic that is deleted and made anew.
+"""Acknowledged records of the input that are gone for good: unclean elections, records deleted, and topics made anew.
 
 The load rests while they go, so that it is known to the record what is gone: all else stays, and has to come out.
 """
@@ -12,9 +12,10 @@ from typing import Any
 
 import psutil
 from confluent_kafka import Consumer, TopicPartition
+from kafka import TopicPartition as KafkaPartition
 
 from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError
-from benchmarks.chaos.losses import Due, Losses, gone, of_deleted, of_truncated
+from benchmarks.chaos.losses import Due, Losses, gone, of_aged, of_deleted, of_truncated
 from benchmarks.chaos.oracle import VALUE_BYTES
 from benchmarks.chaos.subject import Subject, signalled
 from benchmarks.chaos.world import CLIENT_ID, UNSAFE, World
@@ -79,6 +80,16 @@ class Loss(Fault):
             self._frozen = self.subject.freeze()
         self._await_load(partition, count - before)
 
+    def span(self, partition: int) -> tuple[int, int]:
+        """Where the partition's log begins and ends, as its leader tells."""
+        settings = {"bootstrap.servers": self.world.bootstrap, "group.id": "chaos-ends", "client.id": CLIENT_ID, "log_level": 0}
+        consumer = Consumer(settings)
+        try:
+            begin, end = consumer.get_watermark_offsets(TopicPartition(self.topic, partition), ANSWER_S)
+            return int(begin), int(end)
+        finally:
+            consumer.close()
+
     def _await_load(self, partition: int, count: int) -> None:
         least = self.subject.load.written()[partition] + count
 
@@ -119,7 +130,7 @@ class Unclean(Loss):
             self.world.cluster.kill(found.leader_id)
             self.world.cluster.restart(behind)
             self._await_partition(lambda now: now.leader_id == behind, f"is not led by broker {behind}")
-            self._lost = last + 1 - self._end()
+            self._lost = last + 1 - self.span(self._partition)[1]
         return f"partition {self._partition}: broker {found.leader_id} was alone, broker {behind} leads"
 
     def prove(self) -> str:
@@ -128,7 +139,7 @@ class Unclean(Loss):
         if now.leader_id in self._alone.isr_nodes or self._lost <= 0:
             raise NotHappenedError(f"broker {now.leader_id} leads, and {self._lost} records are gone")
         epochs = f"in epoch {now.leader_epoch}, after {self._alone.leader_epoch}"
-        return f"broker {now.leader_id}, not in sync, leads {epochs}, and {self._lost} acknowledged records are gone"
+        return f"broker {now.leader_id}, not in sync, leads {epochs}, and {self._lost} acknowledged records of it are gone"
 
     def heal(self) -> None:
         """All brokers run, and so does the job."""
@@ -144,15 +155,37 @@ class Unclean(Loss):
 
         wait_until(check, f"partition {self._partition} {what}", ELECTION_S)
 
-    def _end(self) -> int:
-        """Of the partition's log, as its leader tells."""
-        settings = {"bootstrap.servers": self.world.bootstrap, "group.id": "chaos-ends", "client.id": CLIENT_ID, "log_level": 0}
-        consumer = Consumer(settings)
-        try:
-            _, end = consumer.get_watermark_offsets(TopicPartition(self.topic, self._partition), ANSWER_S)
-            return int(end)
-        finally:
-            consumer.close()
+
+class AgedOut(Loss):
+    """All that is acknowledged is deleted, as retention does, and the topic stays."""
+
+    due = staticmethod(of_aged)
+
+    def __init__(self, world: World, subject: Subject, generator: random.Random, wake: Wake | None) -> None:
+        """Nothing yet."""
+        super().__init__(world, subject, generator, wake)
+        self._begins: dict[int, int] = {}
+
+    def apply(self) -> str:
+        """Of every partition."""
+        partitions = sorted(self.world.partitions(self.topic))
+        self.write_and_leave(self.random.choice(partitions))
+        offsets = self.subject.load.offsets()
+        self._begins = {partition: int(offsets[partition][-1]) + 1 for partition in partitions}
+        with self.world.admin() as admin:
+            admin.delete_records({KafkaPartition(self.topic, partition): begin for partition, begin in self._begins.items()})
+        return self.topic
+
+    def prove(self) -> str:
+        """The logs begin there."""
+        begins = {partition: self.span(partition)[0] for partition in self._begins}
+        if begins != self._begins:
+            raise NotHappenedError(f"the logs begin at {begins}, not at {self._begins}")
+        return f"the logs begin at {', '.join(map(str, begins.values()))}"
+
+    def heal(self) -> None:
+        """The job runs."""
+        self.rouse()
 
 
 class MadeAnew(Loss):
@@ -186,7 +219,8 @@ class MadeAnew(Loss):
         self.rouse()
 
 
-WAKES: Sequence[tuple[str, Wake | None]] = (("", None), (", job frozen", woken), (", job killed", started_again))
+AWAY: Sequence[tuple[str, Wake | None]] = ((", job frozen", woken), (", job killed", started_again))
+ALL: Sequence[tuple[str, Wake | None]] = (("", None), *AWAY)
 
 
 def _made(what: type[Loss], wake: Wake | None) -> Callable[[World, Subject, random.Random], Fault]:
@@ -194,6 +228,7 @@ def _made(what: type[Loss], wake: Wake | None) -> Callable[[World, Subject, rand
 
 
 KINDS = (
-    *(Kind(f"unclean election{when}", "losses", _made(Unclean, wake), 1, 6, loses=True) for when, wake in WAKES),
-    *(Kind(f"input made anew{when}", "losses", _made(MadeAnew, wake), 1, 6, loses=True) for when, wake in WAKES),
+    *(Kind(f"unclean election{when}", "losses", _made(Unclean, wake), 1, 6, loses=True) for when, wake in ALL),
+    *(Kind(f"input made anew{when}", "losses", _made(MadeAnew, wake), 1, 6, real=False, loses=True) for when, wake in ALL),
+    *(Kind(f"records deleted{when}", "losses", _made(AgedOut, wake), 1, 6, real=False, loses=True) for when, wake in AWAY),
 )
