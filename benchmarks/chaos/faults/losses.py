@@ -1,17 +1,18 @@
 """Acknowledged records of the input that are gone for good: unclean elections, records deleted, and topics made anew.
 
-The load rests while they go, so that it is known to the record what is gone: all else stays, and has to come out.
+It is known to the record what is gone, so that all else has to come out: the load rests while a log may lose what it just got.
 """
 
 from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
 import psutil
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from kafka import TopicPartition as KafkaPartition
 
 from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError
@@ -19,13 +20,14 @@ from benchmarks.chaos.losses import Due, Losses, gone, of_aged, of_deleted, of_t
 from benchmarks.chaos.oracle import VALUE_BYTES
 from benchmarks.chaos.subject import Subject, signalled
 from benchmarks.chaos.world import CLIENT_ID, UNSAFE, World
-from benchmarks.restore.oracle import read_log
+from benchmarks.restore.oracle import Log, read_log
 from headrace.enumerator.errors import RetriableError
 from headrace.harness.kafka import delete_topic
 from headrace.harness.waiting import wait_until
 
 ANSWER_S = 30.0
 ELECTION_S = 90.0
+READ_S = 120.0
 LOAD_S = 60.0
 FEWEST, MOST = 20, 150
 """Records of a partition that are written while its leader is alone, or while the job is away."""
@@ -45,7 +47,7 @@ def started_again(subject: Subject, _frozen: list[psutil.Process]) -> None:
 
 
 class Loss(Fault):
-    """What both have in common: the load, the job, and the account."""
+    """What all have in common: the load, the job, and the account."""
 
     due: Due
 
@@ -56,7 +58,7 @@ class Loss(Fault):
         self._wake = wake
         self._frozen: list[psutil.Process] = []
 
-    def rouse(self) -> None:
+    def heal(self) -> None:
         """The job goes on, if it was away."""
         if self._wake is not None and self._frozen:
             self._wake(self.subject, self._frozen)
@@ -66,10 +68,22 @@ class Loss(Fault):
         census = self.subject.census
         with self.subject.load.resting():
             acknowledged = self.subject.load.offsets()
-            logs = read_log(self.world.bootstrap, self.topic, "read_uncommitted", VALUE_BYTES)
+            logs = self._read()
         found = Losses(self.topic, gone(acknowledged, logs, census.gone), type(self).due)
         found.excuse(census)
         return found
+
+    def _read(self) -> Mapping[int, Log]:
+        read: list[Mapping[int, Log]] = []
+
+        def attempt() -> None:
+            try:
+                read.append(read_log(self.world.bootstrap, self.topic, "read_uncommitted", VALUE_BYTES))
+            except (KafkaException, TimeoutError) as error:
+                raise RetriableError(str(error)) from error
+
+        wait_until(attempt, "the input cannot be read", READ_S)
+        return read[0]
 
     def write_and_leave(self, partition: int) -> None:
         """Until some more records of the partition are acknowledged. Meanwhile, at any moment, the job leaves, if it is to."""
@@ -81,12 +95,14 @@ class Loss(Fault):
         self._await_load(partition, count - before)
 
     def span(self, partition: int) -> tuple[int, int]:
-        """Where the partition's log begins and ends, as its leader tells."""
+        """Where the partition's log begins and ends, as its leader tells. Raises RetriableError."""
         settings = {"bootstrap.servers": self.world.bootstrap, "group.id": "chaos-ends", "client.id": CLIENT_ID, "log_level": 0}
         consumer = Consumer(settings)
         try:
             begin, end = consumer.get_watermark_offsets(TopicPartition(self.topic, partition), ANSWER_S)
             return int(begin), int(end)
+        except KafkaException as error:
+            raise RetriableError(str(error)) from error
         finally:
             consumer.close()
 
@@ -120,7 +136,7 @@ class Unclean(Loss):
         if not self.world.in_sync([*self.subject.names.topics, *self.world.internal]):
             raise NotHappenedError("not all replicas are in sync: more would be lost than is meant to be")
         self._partition, found = self.random.choice(sorted(self.world.partitions(self.topic).items()))
-        (behind,) = set(found.replica_nodes) - {found.leader_id}
+        behind = next(node for node in found.replica_nodes if node != found.leader_id)
         self.world.cluster.kill(behind)
         self._await_partition(lambda now: list(now.isr_nodes) == [found.leader_id], "is not alone")
         self._alone = self.world.partitions(self.topic)[self._partition]
@@ -146,7 +162,7 @@ class Unclean(Loss):
         for node in self.world.nodes:
             if not self.world.cluster.is_running(node):
                 self.world.cluster.restart(node)
-        self.rouse()
+        super().heal()
 
     def _await_partition(self, is_so: Callable[[Any], bool], what: str) -> None:
         def check() -> None:
@@ -183,10 +199,6 @@ class AgedOut(Loss):
             raise NotHappenedError(f"the logs begin at {begins}, not at {self._begins}")
         return f"the logs begin at {', '.join(map(str, begins.values()))}"
 
-    def heal(self) -> None:
-        """The job runs."""
-        self.rouse()
-
 
 class MadeAnew(Loss):
     """The topic is deleted, with what the job has not read of it yet, and made anew under the same name."""
@@ -196,10 +208,11 @@ class MadeAnew(Loss):
     def __init__(self, world: World, subject: Subject, generator: random.Random, wake: Wake | None) -> None:
         """Nothing yet."""
         super().__init__(world, subject, generator, wake)
-        self._before = world.topic_id(self.topic)
+        self._before = UUID(int=0)
 
     def apply(self) -> str:
         """Both at once, as far as brokers can."""
+        self._before = self.world.topic_id(self.topic)
         partitions = self.world.partitions(self.topic)
         self.write_and_leave(self.random.choice(sorted(partitions)))
         with self.subject.load.resting():
@@ -213,10 +226,6 @@ class MadeAnew(Loss):
         if now == self._before:
             raise NotHappenedError(f"the topic's id is still {now}")
         return f"topic id {now} in place of {self._before}"
-
-    def heal(self) -> None:
-        """The job runs."""
-        self.rouse()
 
 
 AWAY: Sequence[tuple[str, Wake | None]] = ((", job frozen", woken), (", job killed", started_again))
