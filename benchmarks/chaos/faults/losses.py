@@ -14,6 +14,7 @@ from uuid import UUID
 import psutil
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from kafka import TopicPartition as KafkaPartition
+from kafka.errors import KafkaError
 
 from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError
 from benchmarks.chaos.losses import Due, Losses, gone, of_aged, of_deleted, of_truncated
@@ -28,6 +29,7 @@ from headrace.harness.waiting import wait_until
 ANSWER_S = 30.0
 ELECTION_S = 90.0
 READ_S = 120.0
+DELETE_S = 30.0
 LOAD_S = 60.0
 FEWEST, MOST = 20, 150
 """Records of a partition that are written while its leader is alone, or while the job is away."""
@@ -188,9 +190,18 @@ class AgedOut(Loss):
         self.write_and_leave(self.random.choice(partitions))
         offsets = self.subject.load.offsets()
         self._begins = {partition: int(offsets[partition][-1]) + 1 for partition in partitions}
-        with self.world.admin() as admin:
-            admin.delete_records({KafkaPartition(self.topic, partition): begin for partition, begin in self._begins.items()})
+        wait_until(self._delete, "the records were not deleted", DELETE_S)
         return self.topic
+
+    def _delete(self) -> None:
+        """A leader that is new does not know yet that all of its replicas have them."""
+        try:
+            with self.world.admin() as admin:
+                admin.delete_records(
+                    {KafkaPartition(self.topic, partition): begin for partition, begin in self._begins.items()}
+                )
+        except KafkaError as error:
+            raise RetriableError(repr(error)) from error
 
     def prove(self) -> str:
         """The logs begin there."""
