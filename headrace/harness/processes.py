@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from headrace.harness import guardian as guardian_module
 
@@ -31,13 +32,25 @@ class ServerProcess:
     """
 
     def __init__(
-        self, command: Sequence[str | Path], log: Path, group: int, environment: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str | Path],
+        log: Path,
+        group: int,
+        environment: Mapping[str, str] | None = None,
+        *,
+        stop_signal: signal.Signals = signal.SIGTERM,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
-        """`group` is a guardian's process group; `environment` is all of the process's, by default ours."""
+        """`group` is a guardian's process group; `environment` is all of the process's, by default ours.
+
+        `stop_signal` is what `stop` asks with; `options` are further arguments of Popen.
+        """
         self._command = command
         self._log = log
         self._group = group
         self._environment = environment
+        self._stop_signal = stop_signal
+        self._options = options or {}
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -50,12 +63,18 @@ class ServerProcess:
                 stderr=log,
                 process_group=self._group,
                 env=self._environment,
+                **self._options,
             )
 
     @property
     def pid(self) -> int | None:
         """The id of the process that was started last; None before the first."""
         return None if self._process is None else self._process.pid
+
+    @property
+    def status(self) -> int | None:
+        """What the process that was started last has ended with, as Popen has it; None while it runs, and before the first."""
+        return None if self._process is None else self._process.poll()
 
     def kill(self) -> None:
         """SIGKILL, which reaches a paused process too."""
@@ -64,11 +83,11 @@ class ServerProcess:
             self._process.wait()
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL after 30 s."""
+        """The stop signal (SIGTERM, if it was given no other), and SIGKILL after 30 s."""
         if self._process is None:
             return
         self.resume()
-        self._process.terminate()
+        self._process.send_signal(self._stop_signal)
         try:
             self._process.wait(STOP_S)
         except subprocess.TimeoutExpired:

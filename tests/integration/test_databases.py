@@ -1,16 +1,30 @@
-"""The databases that the other tests use: where they come from."""
+"""The databases that the other tests use: where they come from, and what a trial may do to them."""
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
 import pytest
 
 pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
 
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from headrace.connectors.sql.url import driver_engine
+from headrace.enumerator.errors import UsageError
 from headrace.harness import databases
-from headrace.harness.databases import carried_initdbs, postgresql
-from tests.helpers.sql_rig import SqlRig, run_epoch
+from headrace.harness.databases import Database, carried_initdbs
+from tests.helpers.databases import mariadb, postgresql
+from tests.helpers.sql_rig import SqlRig, run_epoch, write_epoch
 
 pytestmark = pytest.mark.timeout(300)
+
+SERVERS = {"postgresql": postgresql, "mariadb": mariadb}
+SILENCE_S, PATIENCE_S = 0.3, 30.0
 
 
 def test_where_the_machine_has_no_postgresql_the_one_from_pypi_commits_in_two_phases(monkeypatch):
@@ -24,3 +38,95 @@ def test_where_the_machine_has_no_postgresql_the_one_from_pypi_commits_in_two_ph
         rig.create()
         run_epoch(rig.sink(), rig.job(), 0, [[1, 2], [3]])
         assert rig.ids() == [1, 2, 3]
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def server(request) -> Iterator[Database]:
+    """Processes: what runs in containers is not killed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(databases, "docker_answers", lambda: False)
+        with SERVERS[request.param]() as found:
+            yield found
+
+
+@pytest.fixture
+def prepared(server) -> Iterator[SqlRig]:
+    """A table with one row, and another in a transaction that is prepared."""
+    rig = SqlRig(server.url)
+    rig.create()
+    run_epoch(rig.sink(), rig.job(), 0, [[1]])
+    write_epoch(rig.sink(), rig.job(), 0, [[2]])
+    yield rig
+    for gid in rig.prepared():
+        rig.roll_back(gid)
+
+
+def statuses(pids: Sequence[int]) -> set[str]:
+    """Of those that are there and are not waiting for somebody to ask how they ended."""
+    return {psutil.Process(pid).status() for pid in pids if psutil.pid_exists(pid)} - {psutil.STATUS_ZOMBIE}
+
+
+@pytest.mark.parametrize("end", [Database.kill, Database.stop])
+def test_what_is_committed_and_what_is_prepared_outlives_its_server_on_the_same_data_and_port(server, prepared, end):
+    for _ in range(2):
+        before = server.pids()
+        end(server)
+        assert (server.is_running(), server.status) == (False, -signal.SIGKILL if end is Database.kill else 0)
+        assert not statuses(before)
+        with pytest.raises(OperationalError):
+            prepared.ids()
+        server.restart()
+        assert server.pids()[0] not in before
+        assert prepared.ids() == [1]
+        assert len(prepared.prepared()) == 1
+
+
+def test_a_running_server_is_restarted_cleanly_though_a_session_is_open(server, prepared):
+    with driver_engine(server.url, 5).connect() as session:
+        assert session.exec_driver_sql("SELECT 1").scalar_one() == 1
+        first = server.pids()[0]
+        server.restart()
+        assert server.pids()[0] != first
+        with pytest.raises(DBAPIError):
+            session.exec_driver_sql("SELECT 1")
+        session.invalidate()
+    assert prepared.ids() == [1]
+
+
+def test_a_frozen_server_answers_nobody_until_it_goes_on(server, prepared):
+    server.pause()
+    assert statuses(server.pids()) == {psutil.STATUS_STOPPED}
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(prepared.ids)
+        with pytest.raises(TimeoutError):
+            found.result(SILENCE_S)
+        server.resume()
+        assert found.result(PATIENCE_S) == [1]
+
+
+def test_a_frozen_server_can_be_killed_and_restarted(server, prepared):
+    server.pause()
+    pids = server.pids()
+    server.kill()
+    assert not statuses(pids)
+    server.restart()
+    assert prepared.ids() == [1]
+
+
+def test_a_pid_file_that_names_a_living_process_is_no_obstacle(monkeypatch):
+    """As after a kill, when the number has been given to another process of the same user meanwhile."""
+    monkeypatch.setattr(databases, "docker_answers", lambda: False)
+    with postgresql() as other, postgresql() as server:
+        rig = SqlRig(server.url)
+        ((data,),) = rig.execute("SHOW data_directory")
+        server.kill()
+        file = Path(data, "postmaster.pid")
+        _, *rest = file.read_text().splitlines(keepends=True)
+        file.write_text("".join([f"{other.pids()[0]}\n", *rest]))
+        server.restart()
+        assert rig.execute("SELECT 1") == [(1,)]
+
+
+def test_a_server_in_a_container_is_left_alone():
+    with pytest.raises(UsageError, match="container"):
+        Database("postgresql://here", lambda: None).kill()
