@@ -7,7 +7,7 @@ numbers of which input partition it has seen how often. Nothing of headrace is u
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -147,17 +147,23 @@ class TopicOutput:
             partial(read_log, self._bootstrap, self._topic, isolation, VALUE_BYTES)
             for isolation in ("read_committed", "read_uncommitted")
         )
-        nothing = np.empty(0, np.int64)
-        logs = committed()
-        unprobed = Seen(np.empty(0), nothing, nothing, nothing, nothing)
-        found = judge(produced, logs, written, unprobed, census.excused_ids()).counts()
-        kept = ("records_in", "records_out", "duplicates", "lost", "torn", "out_of_order", "damaged", "foreign")
-        gone = sum(map(len, census.gone))
-        return {**{name: found[name] for name in kept}, "aborted_seen": phantoms(census, logs), "gone": gone}
+        return judged(produced, census, committed(), written)
 
     def close(self) -> None:
         """Leave."""
         self._consumer.close()
+
+
+def judged(
+    produced: Sequence[int], census: Census, committed: Mapping[int, Log], written: Callable[[], Mapping[int, Log]]
+) -> Mapping[str, int]:
+    """An output that was read as a whole, by the oracle of the restores, and compared with what the census was shown."""
+    nothing = np.empty(0, np.int64)
+    unprobed = Seen(np.empty(0), nothing, nothing, nothing, nothing)
+    found = judge(produced, committed, written, unprobed, census.excused_ids()).counts()
+    kept = ("records_in", "records_out", "duplicates", "lost", "torn", "out_of_order", "damaged", "foreign")
+    gone = sum(map(len, census.gone))
+    return {**{name: found[name] for name in kept}, "aborted_seen": phantoms(census, committed), "gone": gone}
 
 
 def phantoms(census: Census, committed: Mapping[int, Log]) -> int:

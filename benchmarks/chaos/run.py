@@ -30,11 +30,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from benchmarks.chaos.databases import PRODUCTS, table
 from benchmarks.chaos.fake import fake_world
 from benchmarks.chaos.faults import KINDS
 from benchmarks.chaos.faults.fault import Kind
 from benchmarks.chaos.load import Load
-from benchmarks.chaos.oracle import VALUE_BYTES, Census, TopicOutput
+from benchmarks.chaos.oracle import VALUE_BYTES, Census, Output, TopicOutput
 from benchmarks.chaos.subject import LOSSY, SYSTEMS, Subject
 from benchmarks.chaos.trial import Trial, is_good
 from benchmarks.chaos.world import SAFE, UNSAFE, Names, World, world
@@ -109,6 +110,21 @@ class Journal:
         return [line for line in map(json.loads, self._file.read_text().splitlines()) if "kind" in line]
 
 
+Outlet = tuple[Names, Output, Mapping[str, Any]]
+"""What a job's input and output are called, its output, and what it is told of that besides."""
+
+
+def _topic(_system: str, here: World, job: str, _stack: ExitStack) -> Outlet:
+    names = Names(f"{job}-in", f"{job}-out", job, (f"{job}-in", f"{job}-out"))
+    here.make_topic(names.target, PARTITIONS)
+    return names, TopicOutput(here.bootstrap, names.target, PARTITIONS), {}
+
+
+def _table(system: str, _here: World, job: str, stack: ExitStack) -> Outlet:
+    output = stack.enter_context(table(system, f"{job}_out".replace("-", "_")))
+    return Names(f"{job}-in", output.name, job, (f"{job}-in",)), output, {"url": output.database.url}
+
+
 class Session:
     """One cluster and one job, from nothing, and the faults that come over them."""
 
@@ -118,12 +134,11 @@ class Session:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-chaos-")))
         here = stack.enter_context(WORLDS[servers]())
         name = f"chaos-{uuid.uuid4().hex[:8]}"
-        names = Names(f"{name}-in", f"{name}-out", name)
+        outlet = _table if system in PRODUCTS else _topic
+        names, output, more = outlet(system, here, name, stack)
         here.make_topic(names.source, PARTITIONS, UNSAFE if system in LOSSY else SAFE)
-        here.make_topic(names.target, PARTITIONS)
-        output = TopicOutput(here.bootstrap, names.target, PARTITIONS)
         self.load = Load(here.bootstrap, names.source, PARTITIONS, RATE, VALUE_BYTES)
-        self.subject = Subject(SYSTEMS[system], here, names, directory, output, Census(PARTITIONS), self.load)
+        self.subject = Subject(SYSTEMS[system], here, names, directory, output, Census(PARTITIONS), self.load, more)
         stack.callback(self.subject.end)
         self.trial = Trial(here, self.subject, self.load)
         self.subject.start()

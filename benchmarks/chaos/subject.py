@@ -45,6 +45,8 @@ EMBEDDED = (
     _embedded("embedded", "headrace in a script", PATIENT),
     _embedded("embedded-impatient", "headrace in a script, with timeouts of seconds", IMPATIENT),
     _embedded("embedded-losses", "headrace in a script that lets losses pass", PATIENT, fail_on_data_loss=False),
+    _embedded("embedded-postgresql", "headrace in a script, into PostgreSQL", PATIENT),
+    _embedded("embedded-mariadb", "headrace in a script, into MariaDB", PATIENT),
     _embedded("planted-doubles", "planted: doubles", PATIENT, planted="doubles"),
     _embedded("planted-loses", "planted: loses", PATIENT, planted="loses"),
 )

@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 from kafka.errors import KafkaError
 
-from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError
+from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError, has_transactions
 from benchmarks.chaos.load import Load
 from benchmarks.chaos.losses import Losses
 from benchmarks.chaos.oracle import now
 from benchmarks.chaos.subject import Subject
-from benchmarks.chaos.world import World
+from benchmarks.chaos.world import GROUPS, TRANSACTIONS, World
 from headrace.enumerator.errors import HeadraceError
 
 LOOK_S = 0.05
@@ -50,7 +50,9 @@ class Trial:
 
     def is_calm(self) -> bool:
         """Whether every replica is in sync, and the job is at the heels of the load."""
-        internal = self.world.internal if self.subject.system.name != "jvm" else ()
+        system = self.subject.system.name
+        used = {GROUPS: system != "jvm", TRANSACTIONS: has_transactions(system)}
+        internal = [topic for topic in self.world.internal if used[topic]]
         with suppress(HeadraceError, KafkaError, RuntimeError):
             return self.world.in_sync([*self.subject.names.topics, *internal])
         return False

@@ -51,16 +51,12 @@ UNSAFE = Safety(2, {"min.insync.replicas": "1", "unclean.leader.election.enable"
 
 @dataclass(frozen=True)
 class Names:
-    """Of one job: its topics, and what its group and transactional ids are called."""
+    """Of one job: what it reads and writes, what its group and transactional ids are called, and which of it are topics."""
 
     source: str
     target: str
     job: str
-
-    @property
-    def topics(self) -> tuple[str, str]:
-        """Of records."""
-        return self.source, self.target
+    topics: Sequence[str]
 
 
 class Cluster(Protocol):

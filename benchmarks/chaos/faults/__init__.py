@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.chaos.faults import administration, brokers, jobs, links, losses
+from benchmarks.chaos.faults import administration, brokers, databases, jobs, links, losses
 from benchmarks.chaos.faults.fault import Kind
 
-FAMILIES = (brokers, links, administration, jobs, losses)
+FAMILIES = (brokers, links, administration, jobs, databases, losses)
 KINDS: Mapping[str, Kind] = {kind.name: kind for family in FAMILIES for kind in family.KINDS}

@@ -11,7 +11,7 @@ from kafka.errors import KafkaError
 from kafka.net.compat import KafkaNetClient
 from kafka.protocol.admin.client_quotas import AlterClientQuotasRequest, DescribeClientQuotasRequest
 
-from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError, is_embedded
+from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError, has_transactions, is_embedded, writes_topic
 from benchmarks.chaos.subject import Subject
 from benchmarks.chaos.world import CLIENT_ID, GROUPS, TRANSACTIONS, Names, World
 from headrace.enumerator.errors import RetriableError
@@ -142,9 +142,7 @@ def _limited(key: str) -> Callable[[World, Subject, random.Random], Fault]:
 KINDS = (
     *(Kind(f"quota: {key}", "administration", _limited(key), 3, 6) for key in QUOTAS),
     Kind("input reassigned", "administration", _moved(lambda names: names.source), 0.5, 2),
-    Kind("output reassigned", "administration", _moved(lambda names: names.target), 0.5, 2),
-    Kind(
-        "transaction log reassigned", "administration", _moved(lambda _names: TRANSACTIONS), 0.5, 2, lambda name: name != "jvm"
-    ),
+    Kind("output reassigned", "administration", _moved(lambda names: names.target), 0.5, 2, writes_topic),
+    Kind("transaction log reassigned", "administration", _moved(lambda _names: TRANSACTIONS), 0.5, 2, has_transactions),
     Kind("group offsets reassigned", "administration", _moved(lambda _names: GROUPS), 0.5, 2, is_embedded),
 )

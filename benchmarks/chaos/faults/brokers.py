@@ -6,7 +6,7 @@ import random
 import resource
 from collections.abc import Callable
 
-from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError, is_embedded
+from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError, has_transactions, is_embedded
 from benchmarks.chaos.subject import Subject
 from benchmarks.chaos.world import World
 from headrace.enumerator.errors import RetriableError
@@ -168,9 +168,9 @@ ROLES = {
 
 
 def _has_role(role: str) -> Callable[[str], bool]:
-    """Spark's connector has no transactions; queries of Spark keep their offsets themselves, and have no group."""
+    """Queries of Spark keep their offsets themselves, and have no group."""
     if role == "transaction coordinator":
-        return lambda system: system != "jvm"
+        return has_transactions
     return is_embedded if role == "group coordinator" else (lambda _system: True)
 
 

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from benchmarks.chaos.databases import PRODUCTS
 from benchmarks.chaos.losses import Losses
 from benchmarks.chaos.subject import Subject
 from benchmarks.chaos.world import World
@@ -66,3 +67,18 @@ class Kind:
 def is_embedded(system: str) -> bool:
     """The script, also with other timeouts, or with a bug: it has a group, and it is one process."""
     return system.startswith(("embedded", "planted-"))
+
+
+def writes_table(system: str) -> bool:
+    """Of a database."""
+    return system in PRODUCTS
+
+
+def writes_topic(system: str) -> bool:
+    """As all others do."""
+    return not writes_table(system)
+
+
+def has_transactions(system: str) -> bool:
+    """Of Kafka's: Spark's own connector has none."""
+    return system != "jvm" and writes_topic(system)
