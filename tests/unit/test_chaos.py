@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import queue
 import random
 import select
@@ -17,12 +18,13 @@ from contextlib import ExitStack, suppress
 import numpy as np
 import pytest
 
+from benchmarks.chaos.databases import LARGEST, PRODUCTS, Places
 from benchmarks.chaos.faults import KINDS
 from benchmarks.chaos.faults.links import clients, everybody, peers
 from benchmarks.chaos.losses import Due, Losses, Report, gone, of_aged, of_deleted, of_truncated, reports
 from benchmarks.chaos.network import GOOD, HARNESS, HELD, JOB, Condition, Network, Weather, network
 from benchmarks.chaos.oracle import VALUE_BYTES, Census, phantoms
-from benchmarks.chaos.report import bars, table
+from benchmarks.chaos.report import bars, table, write
 from benchmarks.chaos.run import PARTITIONS, TRIES, Journal, Servers, Session, kinds_of, next_kind
 from benchmarks.chaos.subject import LOSSY, SYSTEMS, Subject
 from benchmarks.chaos.trial import is_exact, is_good, told_last
@@ -443,6 +445,18 @@ def test_what_a_job_says_is_told_by_process_and_once(tmp_path):
     assert subject.hear() == ["third\n"]
 
 
+class TestThePlaces:
+    def test_what_has_not_been_seen_is_asked_for_below_the_last_one_too(self):
+        places = Places()
+        assert places.condition == f"place BETWEEN 1 AND {LARGEST}"
+        for place in (2, 5, 3):
+            places.see(place)
+        assert places.condition == f"place BETWEEN 1 AND 1 OR place BETWEEN 4 AND 4 OR place BETWEEN 6 AND {LARGEST}"
+        for place in (4, 1, 6):
+            places.see(place)
+        assert places.condition == f"place BETWEEN 7 AND {LARGEST}"
+
+
 class TestTheSchedule:
     def test_the_next_kind_is_one_that_has_happened_least_often(self):
         kinds = kinds_of("embedded", Servers.REAL)
@@ -460,10 +474,18 @@ class TestTheSchedule:
             tried.append({"kind": kinds[0].name, "not_happened": "no leader"})
         assert len(tried) == TRIES
 
-    def test_every_system_has_faults_of_every_family(self):
+    def test_every_system_has_faults_of_every_family_and_of_databases_where_it_writes_to_one(self):
         families = {kind.family for kind in KINDS.values() if not kind.loses}
         for system in SYSTEMS.keys() - LOSSY:
-            assert {kind.family for kind in kinds_of(system, Servers.REAL)} == families
+            others = set() if system in PRODUCTS else {"databases"}
+            assert {kind.family for kind in kinds_of(system, Servers.REAL)} == families - others
+
+    def test_a_job_into_a_table_has_no_fault_of_an_output_topic_or_of_kafkas_transactions(self):
+        left_out = {"output reassigned", "transaction log reassigned"}
+        left_out |= {"transaction coordinator killed", "transaction coordinator frozen"}
+        into_topic = {kind.name for kind in kinds_of("embedded", Servers.REAL)}
+        for system in PRODUCTS:
+            assert into_topic - {kind.name for kind in kinds_of(system, Servers.REAL)} == left_out
 
     def test_records_are_lost_only_to_systems_that_are_there_to_report_it(self):
         assert {kind.family for kind in kinds_of("embedded-losses", Servers.REAL)} == {"losses"}
@@ -550,6 +572,17 @@ class TestTheReport:
     def test_the_plot_is_of_real_brokers(self):
         found = bars({"embedded": [line("leader killed", 2.0)], "embedded-fake": [line("far link", 1.0)]})
         assert list(found) == ["leader killed"]
+
+    def test_the_plot_has_room_for_every_system(self, tmp_path):
+        for name, system in SYSTEMS.items():
+            if not system.ablation:
+                (tmp_path / f"{name}.jsonl").write_text(json.dumps(line("job killed", 2.0)) + "\n")
+        write(tmp_path)
+        drawn = (tmp_path / "stalls.svg").read_text()
+        assert all(system.title in drawn for system in SYSTEMS.values() if not system.ablation)
+        assert (tmp_path / "TABLE.md").read_text().count("| job killed |") == sum(
+            not each.ablation for each in SYSTEMS.values()
+        )
 
     def test_the_reason_of_an_end_is_the_line_with_the_error(self):
         log = 'File "x.py", line 3\n  raise it\nDeadlineExceededError: gave up\n\nbye\n'

@@ -1,0 +1,208 @@
+"""The harness of `make chaos` on real databases: who watches a table and judges it, and faults of its server."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+
+import pytest
+
+pytest.importorskip("sqlalchemy", reason="needs headrace[sql]")
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+from sqlalchemy.pool import NullPool
+
+from benchmarks.chaos.databases import PRODUCTS, TableOutput
+from benchmarks.chaos.faults import KINDS
+from benchmarks.chaos.oracle import VALUE_BYTES, Census, now
+from benchmarks.chaos.run import Journal, Servers, Session
+from benchmarks.chaos.trial import is_good
+from benchmarks.restore.records import HEAD_BYTES, RecordMaker
+from headrace.enumerator.errors import RetriableError
+from headrace.harness import databases
+from headrace.harness.databases import Database
+from headrace.harness.waiting import wait_until
+from tests.helpers.databases import mariadb, postgresql
+
+pytestmark = pytest.mark.timeout(600)
+
+SERVERS = {"embedded-postgresql": postgresql, "embedded-mariadb": mariadb}
+PATIENCE_S = 60.0
+PRODUCED = [5, 3]
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Callable[[str], Database]]:
+    """Gives servers by system, each started when it is first asked for: processes, as what runs in containers is not killed."""
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.setattr(databases, "docker_answers", lambda: False)
+        yield functools.cache(lambda system: stack.enter_context(SERVERS[system]()))
+
+
+class Rig:
+    """A table, its watcher, its census, and sessions that write to it."""
+
+    def __init__(self, database: Database, system: str) -> None:
+        self.database = database
+        self.output = TableOutput(database, PRODUCTS[system], f"out_{next(_numbers)}")
+        self.census = Census(len(PRODUCED))
+        url = sa.make_url(database.url).set(drivername=PRODUCTS[system].driver)
+        self.engine = sa.create_engine(url, poolclass=NullPool)
+
+    def put(self, connection: Connection, values: Sequence[bytes]) -> None:
+        """Into the open transaction."""
+        quote = connection.dialect.identifier_preparer.quote
+        statement = f"INSERT INTO {self.output.name} ({quote('key')}, value) VALUES (%s, %s)"
+        connection.exec_driver_sql(statement, [(value[:HEAD_BYTES], value) for value in values])
+
+    def write(self, values: Sequence[bytes]) -> None:
+        with self.engine.begin() as connection:
+            self.put(connection, values)
+
+    def until_seen(self, count: int) -> None:
+        """Until the census has been shown so many values, of whatever kind."""
+
+        def look() -> None:
+            self.census.add(self.output.look(), now())
+            shown = self.census.records + self.census.duplicates + self.census.damaged
+            if shown != count:
+                raise RetriableError(f"{shown} were shown")
+
+        wait_until(look, "the watcher shows nothing", PATIENCE_S)
+
+    def verdict(self) -> dict[str, int]:
+        """What is not 0 of it."""
+        return {name: count for name, count in self.output.verdict(PRODUCED, self.census).items() if count}
+
+
+@pytest.fixture(params=SERVERS)
+def rig(server, request) -> Iterator[Rig]:
+    rig = Rig(server(request.param), request.param)
+    yield rig
+    rig.output.close()
+
+
+def records(origin: int, first: int, count: int) -> list[bytes]:
+    return [row.tobytes() for row in RecordMaker(VALUE_BYTES).values(origin, first, count)]
+
+
+ALL = [*records(0, 0, 5), *records(1, 0, 3)]
+CLEAN = {"records_in": 8, "records_out": 8}
+
+
+class TestTheTable:
+    def test_every_record_once_is_nothing_wrong(self, rig):
+        rig.write(ALL)
+        rig.until_seen(8)
+        assert rig.census.missing(PRODUCED) == 0
+        assert rig.verdict() == CLEAN
+
+    def test_a_record_that_is_there_twice_is_a_duplicate(self, rig):
+        rig.write([*ALL, ALL[2]])
+        rig.until_seen(9)
+        assert rig.census.duplicates == 1
+        assert rig.verdict() == {**CLEAN, "records_out": 9, "duplicates": 1}
+
+    def test_a_record_that_is_not_there_is_lost(self, rig):
+        rig.write([*ALL[:3], *ALL[4:]])
+        rig.until_seen(7)
+        assert rig.census.missing(PRODUCED) == 1
+        assert rig.verdict() == {**CLEAN, "records_out": 7, "lost": 1}
+
+    def test_a_value_with_another_byte_is_damaged_and_its_record_is_lost(self, rig):
+        value = bytearray(ALL[3])
+        value[50] ^= 1
+        rig.write([*ALL[:3], bytes(value), *ALL[4:]])
+        rig.until_seen(8)
+        assert rig.census.damaged == 1
+        assert rig.verdict() == {**CLEAN, "lost": 1, "damaged": 1}
+
+    def test_a_record_that_nobody_has_produced_is_foreign(self, rig):
+        rig.write([*ALL, *records(1, 3, 1)])
+        rig.until_seen(9)
+        assert rig.verdict() == {**CLEAN, "records_out": 9, "foreign": 1}
+
+    def test_a_record_that_was_shown_and_is_gone_is_a_phantom(self, rig):
+        rig.write(ALL)
+        rig.until_seen(8)
+        with rig.engine.begin() as connection:
+            connection.exec_driver_sql(f"DELETE FROM {rig.output.name} WHERE place = 1")
+        assert rig.verdict() == {**CLEAN, "records_out": 7, "lost": 1, "aborted_seen": 1}
+
+    def test_rows_that_become_visible_after_later_ones_are_seen_and_those_rolled_back_are_not(self, rig):
+        with rig.engine.connect() as late, rig.engine.connect() as never:
+            rig.put(late, ALL[:2])
+            rig.put(never, ALL)
+            rig.write(ALL[2:])
+            rig.until_seen(6)
+            never.rollback()
+            late.commit()
+        rig.until_seen(8)
+        assert rig.verdict() == CLEAN
+
+    def test_a_transaction_that_is_in_doubt_is_told(self, rig):
+        rig.write(ALL)
+        rig.until_seen(8)
+        with rig.engine.connect() as connection:
+            transaction = connection.begin_twophase("doubtful")
+            rig.put(connection, records(0, 5, 1))
+            transaction.prepare()
+            assert rig.verdict() == {**CLEAN, "prepared": 1}
+            transaction.rollback()
+
+    def test_its_watcher_rides_out_the_death_of_the_server(self, rig):
+        rig.write(ALL[:4])
+        rig.until_seen(4)
+        rig.database.kill()
+        assert rig.output.look() == []
+        rig.database.restart()
+        rig.write(ALL[4:])
+        rig.until_seen(8)
+        assert rig.verdict() == CLEAN
+
+    def test_its_watcher_waits_for_nobody_while_the_server_is_frozen(self, rig):
+        rig.database.pause()
+        try:
+            assert rig.output.look() == []
+        finally:
+            rig.database.resume()
+        rig.write(ALL)
+        rig.until_seen(8)
+
+    def test_a_cut_ends_the_sessions_of_others(self, rig):
+        rig.write(ALL[:1])
+        rig.until_seen(1)
+        watcher = rig.output._session
+        with rig.engine.connect() as other:
+            assert other.exec_driver_sql("SELECT 1").scalar_one() == 1
+            assert rig.output.cut() == 1
+            with pytest.raises(sa.exc.DBAPIError):
+                other.exec_driver_sql("SELECT 1")
+            other.invalidate()
+        rig.write(ALL[1:])
+        rig.until_seen(8)
+        assert rig.output._session == watcher
+        assert rig.output.cut() == 0
+
+
+@pytest.mark.parametrize("system", SERVERS)
+def test_a_job_into_a_table_stands_what_its_database_suffers(system, tmp_path, monkeypatch):
+    """The whole harness, with FakeKafka: each fault has happened, and no record is missing or there twice."""
+    monkeypatch.setattr(databases, "docker_answers", lambda: False)
+    with SERVERS[system]():  # or the test is skipped
+        pass
+    kinds = [kind for kind in KINDS.values() if kind.family == "databases"]
+    with ExitStack() as stack:
+        session = Session(system, Servers.FAKE, Journal(tmp_path / "lines.jsonl"), stack)
+        generator = random.Random(1)
+        lines = [session.suffer(kind, generator) for kind in kinds]
+        verdict = session.judge()["verdict"]
+    assert [line["kind"] for line in lines if "proof" in line] == [kind.name for kind in kinds]
+    assert all(is_good(line) for line in lines)
+    assert {name for name, count in verdict.items() if count} == {"records_in", "records_out"}
+    assert verdict["records_in"] == verdict["records_out"]
