@@ -88,10 +88,12 @@ soak-run: $(INSTALLED) ## SIGKILLs of workers, coordinators and everything under
 	$(BIN)/python -m tests.helpers.run_soak --broker fake --kills 1000 --result benchmarks/results/run-kill-soak-dead-letters.json
 	$(BIN)/python -m tests.helpers.run_soak --broker local --kills 300 --result benchmarks/results/run-kill-soak-dead-letters.json
 
-chaos: $(INSTALLED) ## Faults of brokers, networks, settings and jobs, until each system has had 2,000; goes on where it was (days)
+chaos: $(INSTALLED) ## Faults of brokers, networks, settings, databases and jobs, until each system has had 2,000; goes on where it was (days)
 	$(BIN)/python -m benchmarks.chaos.run --system embedded
 	$(BIN)/python -m benchmarks.chaos.run --system embedded-impatient
 	$(BIN)/python -m benchmarks.chaos.run --system embedded-losses
+	$(BIN)/python -m benchmarks.chaos.run --system embedded-postgresql
+	$(BIN)/python -m benchmarks.chaos.run --system embedded-mariadb
 	$(BIN)/python -m benchmarks.chaos.run --system spark
 	$(BIN)/python -m benchmarks.chaos.run --system executors
 	$(BIN)/python -m benchmarks.chaos.run --system beam

@@ -1,4 +1,5 @@
-"""Chaos on real servers: a job copies a topic while three brokers, the network, their settings and it itself are disturbed.
+"""Chaos on real servers: a job copies a topic while three brokers, the network, their settings, the database that it writes to,
+if any, and it itself are disturbed.
 
     python -m benchmarks.chaos.run [--system embedded] [--faults 2000] [--worlds 1] [--minutes 60] [--only TEXT]
 

@@ -190,6 +190,7 @@ class TestTheTable:
         assert rig.output.cut() == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("system", SERVERS)
 def test_a_job_into_a_table_stands_what_its_database_suffers(system, tmp_path, monkeypatch):
     """The whole harness, with FakeKafka: each fault has happened, and no record is missing or there twice."""
