@@ -190,20 +190,44 @@ class TestTheTable:
         assert rig.output.cut() == 0
 
 
+@pytest.fixture
+def session(tmp_path, monkeypatch) -> Iterator[Callable[[str], Session]]:
+    """Begins sessions of systems, with FakeKafka and a database of their own; skips where there is none."""
+    monkeypatch.setattr(databases, "docker_answers", lambda: False)
+    with ExitStack() as stack:
+
+        def begin(system: str) -> Session:
+            with SERVERS[system]():
+                pass
+            return Session(system, Servers.FAKE, Journal(tmp_path / "lines.jsonl"), stack)
+
+        yield begin
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("system", SERVERS)
-def test_a_job_into_a_table_stands_what_its_database_suffers(system, tmp_path, monkeypatch):
-    """The whole harness, with FakeKafka: each fault has happened, and no record is missing or there twice."""
-    monkeypatch.setattr(databases, "docker_answers", lambda: False)
-    with SERVERS[system]():  # or the test is skipped
-        pass
+def test_a_job_into_a_table_stands_what_its_database_suffers(session, system):
+    """The whole harness: each fault has happened, and no record is missing or there twice."""
     kinds = [kind for kind in KINDS.values() if kind.family == "databases"]
-    with ExitStack() as stack:
-        session = Session(system, Servers.FAKE, Journal(tmp_path / "lines.jsonl"), stack)
-        generator = random.Random(1)
-        lines = [session.suffer(kind, generator) for kind in kinds]
-        verdict = session.judge()["verdict"]
+    current, generator = session(system), random.Random(1)
+    lines = [current.suffer(kind, generator) for kind in kinds]
+    verdict = current.judge()["verdict"]
     assert [line["kind"] for line in lines if "proof" in line] == [kind.name for kind in kinds]
     assert all(is_good(line) for line in lines)
     assert {name for name, count in verdict.items() if count} == {"records_in", "records_out"}
     assert verdict["records_in"] == verdict["records_out"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("system", SERVERS)
+def test_a_job_that_doubles_into_a_table_is_found_out_when_its_database_is_killed(session, system):
+    current = session(system)
+    census = current.subject.census
+    assert current.trial.watch(PATIENCE_S, lambda: len(census.moments) > 2)  # epochs: it is to go on from the last but one
+    current.subject.more = {**current.subject.more, "planted": "doubles"}  # for the one that is started after the fault
+    found = current.suffer(KINDS["database killed"], random.Random(1))
+    verdict = current.judge()["verdict"]
+    assert "proof" in found
+    assert found["starts"] > 0
+    assert found["duplicates"] == verdict["duplicates"] > 0
+    assert (verdict["lost"], verdict["aborted_seen"]) == (0, 0)
