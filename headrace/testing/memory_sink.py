@@ -92,6 +92,7 @@ class MemoryTransactionLog:
     def __init__(self) -> None:
         self._number = next(_numbers)
         self.entries: list[LoggedTransaction] = []
+        self._unended: list[LoggedTransaction] = []  # and some that have ended since it was asked for
         self._lists: dict[str, bytes] = {}
         self._generations: dict[str, int] = {}
         _logs[self._number] = self
@@ -109,8 +110,10 @@ class MemoryTransactionLog:
             if entry.name == name:
                 self.abort(entry.number)
         self.changing()
-        self.entries.append(LoggedTransaction(len(self.entries), job, name))
-        return len(self.entries) - 1
+        entry = LoggedTransaction(len(self.entries), job, name)
+        self.entries.append(entry)
+        self._unended.append(entry)
+        return entry.number
 
     def append(self, number: int, rows: Sequence[Any]) -> None:
         """Add rows to an open transaction. Raises PeerError for one that is not open (any more)."""
@@ -147,7 +150,8 @@ class MemoryTransactionLog:
 
     def unended(self, job: str) -> list[LoggedTransaction]:
         """The job's open and prepared transactions, oldest first."""
-        return [entry for entry in self.entries if entry.job == job and entry.unended]
+        self._unended = [entry for entry in self._unended if entry.unended]
+        return [entry for entry in self._unended if entry.job == job]
 
     def rows(self) -> list[Any]:
         """What a reader sees: the rows of committed transactions, as dictionaries."""

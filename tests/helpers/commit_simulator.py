@@ -14,6 +14,7 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -29,7 +30,7 @@ from headrace.connectors.commit import (
     SupersededError,
     refuse_stale,
 )
-from headrace.connectors.sink import Attempt, CommitListSerializer, JobClaim
+from headrace.connectors.sink import Attempt, CommitList, CommitListSerializer, JobClaim, Outcome
 from headrace.enumerator.errors import FencedError, PeerError
 from headrace.testing.memory_sink import MemoryHandle, MemoryHandleSerializer, MemorySink, MemoryTransactionLog, State
 
@@ -47,12 +48,21 @@ class KilledError(Exception):
     """The process is gone."""
 
 
+@lru_cache(maxsize=64)
+def list_in(data: bytes) -> CommitList[MemoryHandle]:
+    """A durable list, which is looked at several times."""
+    return LISTS.deserialize(data, "the simulation")
+
+
 class FusedLog(MemoryTransactionLog):
-    """A log whose caller dies after `fuse` more changes; it counts them, and remembers what was ever on a durable list."""
+    """A log whose caller dies after `fuse` more changes; it counts them, and remembers what was ever on a durable list.
+
+    `shown`: how often a transaction was committed.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.changes = 0
+        self.changes = self.shown = 0
         self.fuse: int | None = None
         self.listed: set[int] = set()
 
@@ -67,16 +77,20 @@ class FusedLog(MemoryTransactionLog):
         self.changes += 1
         super().expire(number)
 
+    def commit(self, number: int) -> Outcome:
+        self.shown += 1
+        return super().commit(number)
+
     def store(self, job: str, generation: int, data: bytes) -> None:
         super().store(job, generation, data)
-        self.listed.update(handle.number for handle in LISTS.deserialize(data, "the simulation").handles)
+        self.listed.update(handle.number for handle in list_in(data).handles)
 
     def recorded(self) -> int:
-        epoch = LISTS.deserialize(self.stored()[JOB], "the simulation").epoch if JOB in self.stored() else None
+        epoch = list_in(self.stored()[JOB]).epoch if JOB in self.stored() else None
         return -1 if epoch is None else epoch
 
     def claim(self) -> JobClaim | None:
-        return LISTS.deserialize(self.stored()[JOB], "the simulation").claim if JOB in self.stored() else None
+        return list_in(self.stored()[JOB]).claim if JOB in self.stored() else None
 
 
 class SteppedCommitter(JobCommitter[MemoryHandle]):
@@ -424,4 +438,9 @@ class CommitSimulation:
 
 
 def batch_of(values: list[str]) -> pa.RecordBatch:
+    return _batch_of(tuple(values))
+
+
+@lru_cache(maxsize=256)
+def _batch_of(values: tuple[str, ...]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"value": values})

@@ -54,7 +54,7 @@ from headrace.runners.spark.tasks import read_splits
 from headrace.runners.spark.writers import StreamWriter
 from headrace.testing.memory_sink import MemorySink, State
 from pyspark_headrace.kafka_offsets import KafkaOffsets, parse, parse_ours
-from tests.helpers.commit_simulator import LISTS, FusedLog, KilledError
+from tests.helpers.commit_simulator import FusedLog, KilledError, list_in
 from tests.helpers.worlds.brokers import Brokers, Cluster, PartitionLog
 from tests.helpers.worlds.search import Adversary
 
@@ -117,6 +117,11 @@ class SimulatedReader(SourceReader[KafkaSplit]):
 
 
 def batch_of(values: Sequence[int]) -> pa.RecordBatch:
+    return _batch_of(tuple(values))
+
+
+@lru_cache(maxsize=256)
+def _batch_of(values: tuple[int, ...]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(values, pa.int64())], schema=SCHEMA)
 
 
@@ -794,7 +799,7 @@ class HookedLog(FusedLog):
     def owner_of(self, job: str) -> str | None:
         """Whose the job is by its list."""
         data = self.stored().get(job)
-        claim = None if data is None else LISTS.deserialize(data, "the simulation").claim
+        claim = None if data is None else list_in(data).claim
         return None if claim is None else claim.incarnation
 
     def fenced(self, job: str) -> int:
