@@ -134,7 +134,7 @@ CASES = [
     Case("a leader looks", LEADING, DUE, [LookAtBoard()], _P.LEADING),
     Case("and then beats", [*LEADING, DUE], Looked(NOW, OWN), [WriteBeat(replace(OWN, number=1))], _P.LEADING),
     Case("whatever one of a lower rank has written there", [*LEADING, DUE], Looked(NOW, beat(1, "a", 9)), [WriteBeat(replace(OWN, number=1))], _P.LEADING),
-    Case("a leader stands down for one of a higher rank, and says who it was", [*LEADING, DUE], HIGHER, [Follow("there leads, in term 2"), WriteBeat(replace(OWN, number=1))], _P.FOLLOWING),
+    Case("a leader stands down for one of a higher rank, and says who it was", [*LEADING, DUE], HIGHER, [WriteBeat(replace(OWN, number=1)), Follow("there leads, in term 2")], _P.FOLLOWING),
     Case("and for one that has left, whose place it takes", [*LEADING, DUE], Looked(NOW, beat(2, state=BeatState.LEFT)), [Follow("there leads, in term 2"), WriteBeat(beat(3, ME))], _P.CLAIMING),
     Case("and it ends with the job of one of a higher rank", [*LEADING, DUE], Looked(NOW, OVER_IN_2), [EndLease(DriverEnd(Ending.COMPLETED, "the job has ended on there: all read"))], _P.OVER),
     *(Case(f"a leader goes on: {type(event).__name__}", LEADING, event, [], _P.LEADING) for event in (WRITTEN, FAILS, REFUSED, HEARD, LOST)),
@@ -284,6 +284,31 @@ def test_seen_here_who_was_fenced_long_ago_and_led_since_leads_once_more():
     core.handle(JobEnded(NOW, FENCED))
     assert looks(core, *[Looked(NOW, AGAIN)] * LOOKS)[0] == WriteBeat(beat(3, ME))
     assert core.phase is LeasePhase.CLAIMING
+
+
+@pytest.mark.parametrize("later", [0, 2, 20])
+def test_seen_here_who_was_fenced_by_a_rival_that_it_has_seen_is_not_fenced_by_nobody(later):
+    """The rival's last beat is gone when the driver comes to its next commit: its supervisor ended after the second time."""
+    core, own = driven(LEADING), OWN
+    for term in (1, 2, 3):
+        core.handle(HEARD)
+        looks(core, Looked(NOW, beat(0, f"rival {term}", 3)), *[Looked(NOW, own)] * later)
+        core.handle(JobEnded(NOW, FENCED))
+        assert looks(core, *[Looked(NOW, own)] * LOOKS)[0] == WriteBeat(own := beat(term + 1, ME))
+        core.handle(LookDue(core.wake_at_s)) if core.wake_at_s is not None else None
+        core.handle(Looked(NOW, own))
+        assert core.phase is LeasePhase.LEADING
+
+
+def test_a_rival_of_an_earlier_claim_is_no_excuse():
+    core = driven(LEADING)
+    looks(core, Looked(NOW, beat(0, "rival", 3)))
+    for own, then in [(OWN, AGAIN), (AGAIN, beat(3, ME))]:
+        core.handle(JobEnded(NOW, FENCED))
+        assert looks(core, *[Looked(NOW, own)] * LOOKS)[0] == WriteBeat(then)
+        core.handle(Looked(NOW, then))
+    core.handle(JobEnded(NOW, FENCED))
+    assert looks(core, *[Looked(NOW, beat(3, ME))] * LOOKS) == [EndLease(FENCED)]
 
 
 def test_a_leader_knows_by_its_own_clock_that_it_may_be_taken_for_dead():

@@ -6,11 +6,12 @@ in its place, with the next *term*. It may be wrong: the leader was paused, or c
 the driver that it calls claims the job at the sink, and what the other one does then is refused there, and by the checkpoint's
 store. Here it matters that exactly one goes on soon:
 
-- Who leads and sees a beat of a higher rank stands down: its driver is killed, it beats a last time, and it follows. By that
+- Who leads and sees a beat of a higher rank stands down: it beats a last time, its driver is killed, and it follows. By that
   beat the other one, whose driver it may have fenced, knows by whom.
 - Who leads and cannot see the board goes on. It may be that nobody sees it, and nobody has taken over.
 - Who leads and whose driver was fenced does not go on. If it sees who leads now, it follows. If nobody does, it leads once
-  more; fenced a second time within an hour it ends, since whoever has fenced it knows nothing of the lease.
+  more. Fenced a second time within an hour, without a beat of another one since it claimed, it ends: whoever has fenced it
+  knows nothing of the lease.
 
 Time is counted in looks that were answered, not in seconds. A host that was paused has looked once, however long that was; and
 no look is counted while the board is away: then nobody takes over, and when it comes back the leader has the whole time.
@@ -208,6 +209,7 @@ class LeaseCore:
         self._led = 0
         self._awaits = False
         self._fenced_by_nobody = 0
+        self._has_rival = False  # another one has written that it leads, since this one has
         self._highest = (0, "")  # rank that was seen of another one
         self._end: DriverEnd | None = None
         self._leave_by_s = math.inf
@@ -252,6 +254,8 @@ class LeaseCore:
     def _see(self, found: Beat) -> None:
         if found != self.leader:
             self._missed = -1  # it is counted below
+            leads = self.phase in (LeasePhase.CLAIMING, LeasePhase.LEADING)
+            self._has_rival |= leads and found.state is BeatState.LEADING
         self.leader = found
         self._highest = max(self._highest, found.rank)
 
@@ -356,10 +360,14 @@ class LeaseCore:
             return []
         if event.found is None or self._is_above(event.found):
             return self._beat() if self._unheard <= _UNHEARD_LOOKS else []
+        stands_down = Follow(f"{event.found.host} leads, in term {event.found.term}")
         ended_or_claimed = self._follow(event.found)
         if self.phase is LeasePhase.OVER:
             return ended_or_claimed
-        return [Follow(f"{event.found.host} leads, in term {event.found.term}"), *(ended_or_claimed or self._beat())]
+        if ended_or_claimed:
+            return [stands_down, *ended_or_claimed]
+        # At once: while its drivers are killed the other one may end, and a beat that comes later would hide its last word.
+        return [*self._beat(), stands_down]
 
     def _doubter_looked(self, event: _Answer) -> list[LeaseCommand]:
         if not isinstance(event, Looked):
@@ -397,7 +405,7 @@ class LeaseCore:
 
     def _claim(self) -> list[LeaseCommand]:
         """The term is above all that were seen, so that who led before stands down when it sees this."""
-        self.phase, self._missed = LeasePhase.CLAIMING, 0
+        self.phase, self._missed, self._has_rival = LeasePhase.CLAIMING, 0, False
         self._own = replace(self._own, term=max(self._highest[0], self._own.term) + 1, number=0)
         return [WriteBeat(self._own)]
 
@@ -409,7 +417,8 @@ class LeaseCore:
         self._end = end = event.end
         if end.ending is Ending.FENCED:
             self.phase, self._missed = LeasePhase.DOUBTING, 0
-            self._fenced_by_nobody = 1 if self._led >= _QUIET_LOOKS else self._fenced_by_nobody + 1
+            before = 0 if self._led >= _QUIET_LOOKS else self._fenced_by_nobody
+            self._fenced_by_nobody = 0 if self._has_rival else before + 1
             return [Follow("its driver was fenced")]
         self.phase, self._leave_by_s = LeasePhase.LEAVING, event.now_s + self._timeout_s
         state = BeatState.LEFT if _may_go_on_elsewhere(event) else BeatState.OVER
