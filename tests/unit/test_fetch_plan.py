@@ -323,6 +323,17 @@ def test_a_truncated_log_is_data_loss():
     assert (failed.error.diverges_at, failed.error.epoch) == (7, 2)
 
 
+@pytest.mark.parametrize("end", [10, 20])
+def test_seen_here_a_log_with_more_of_an_older_epoch_leaves_nothing_out(end):
+    """Reading went on at the end of that epoch, which lay above what was read, and what is between was left out."""
+    plan = plan_of(FetchFrom("t", 0, 10, last_epoch=3))
+    failed = plan.landed(*plan.take(ONE, 0.0, ROOM), answer(diverging=(2, end)), None, 0.0)
+    assert isinstance(failed, FetchFailed)
+    assert isinstance(failed.error, LogTruncatedError)
+    assert (failed.error.diverges_at, failed.error.epoch) == (10, 2)
+    assert "offset 9, and maybe offsets before it, were read already" in str(failed.error)
+
+
 def short(plan, now, **given):
     """The broker has nothing at offset 10, although the stop is 20; whether that is a doubt now."""
     (asked,) = plan.take(ONE, now, ROOM)

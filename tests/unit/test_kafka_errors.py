@@ -90,6 +90,7 @@ def test_a_code_of_unknown_meaning_is_not_retried_and_keeps_its_number(code):
         OffsetOutOfRangeError("t", 1, 5, 10, 20),
         LogTruncatedError("t", 1, 5, 3),
         LogTruncatedError("t", 1, 5, 3, epoch=2),
+        LogTruncatedError("t", 1, 5, 5, epoch=2),
         TopicRecreatedError("t", "a", "b"),
         TopicRecreatedError("t", "a", None),
     ],

@@ -295,6 +295,21 @@ class TestAReaderThatGoesBack:
             reader.close()
         assert "offsets 4 to 6 were read already" in caplog.text
 
+    def test_seen_here_leaves_nothing_out_where_the_leader_has_more_of_an_older_epoch(self, ten, caplog):
+        """The records of epoch 0 end at 10, above the six that were read of another leader's; 6 to 9 were left out."""
+        for _ in range(2):
+            ten.move_leader("t", to=ten.leader("t")[0] % 3 + 1)
+        ten.append("t", b"new-10")
+        source = KafkaSource(ten.bootstrap, topics=["t"], fail_on_data_loss=False)
+        (split,) = source.create_discovery().initial().added
+        reader = source.create_reader()
+        try:
+            reader.add_splits([replace(split, next_offset=6, last_epoch=1)])
+            assert read_to(reader, b"new-10") == [*(b"old-%d" % number for number in range(6, 10)), b"new-10"]
+        finally:
+            reader.close()
+        assert "offset 5, and maybe offsets before it, were read already" in caplog.text
+
 
 @pytest.fixture
 def ten():

@@ -142,7 +142,10 @@ class TopicRecreatedError(DataLossError):
 
 
 class LogTruncatedError(DataLossError):
-    """Records already read, `diverges_at` to `wanted` - 1, are no longer in the log (unclean leader election; KIP-320)."""
+    """Records already read, `diverges_at` to `wanted` - 1, are no longer in the log (unclean leader election; KIP-320).
+
+    Where the two are the same the last one is, and maybe others before it: the log has more of an older epoch than was read.
+    """
 
     def __init__(self, topic: str, partition: int, wanted: int, diverges_at: int, epoch: int | None = None) -> None:
         """`wanted` is the next offset that was to be read; `epoch` that of the record before `diverges_at`, if it is known."""
@@ -151,9 +154,11 @@ class LogTruncatedError(DataLossError):
         self.wanted: int = wanted
         self.diverges_at: int = diverges_at
         self.epoch: int | None = epoch
+        offsets = f"offsets {diverges_at} to {wanted - 1}"
+        if diverges_at == wanted:
+            offsets = f"offset {wanted - 1}, and maybe offsets before it,"
         super().__init__(
-            f"{topic}-{partition}: the log was truncated; offsets {diverges_at} to {wanted - 1} were read already, "
-            "and the log now holds other records there"
+            f"{topic}-{partition}: the log was truncated; {offsets} were read already, and the log now holds other records there"
         )
 
     def __reduce__(self) -> tuple[type[LogTruncatedError], tuple[str, int, int, int, int | None]]:

@@ -361,8 +361,9 @@ class FetchPlan:
         if answer.error:
             return self._failed(partition, broker_error(answer.error, where), now)
         if answer.diverging is not None:
-            epoch, end = answer.diverging
-            return self._end(partition, LogTruncatedError(asked.topic, asked.index, asked.offset, end, epoch))
+            epoch, end = answer.diverging  # the end may lie above what was read: nothing between was read, nothing is left out
+            diverges_at = min(end, asked.offset)
+            return self._end(partition, LogTruncatedError(asked.topic, asked.index, asked.offset, diverges_at, epoch))
         partition.failing_since, partition.failures, partition.state = None, 0, _State.READY
         if answer.preferred_replica is not None:
             self._sent_away(partition, preferred, now)
