@@ -157,9 +157,8 @@ class LogTruncatedError(DataLossError):
         offsets = f"offsets {diverges_at} to {wanted - 1}"
         if diverges_at == wanted:
             offsets = f"offset {wanted - 1}, and maybe offsets before it,"
-        super().__init__(
-            f"{topic}-{partition}: the log was truncated; {offsets} were read already, and the log now holds other records there"
-        )
+        told = f"{offsets} were read already, and the log now holds other records there"
+        super().__init__(f"{topic}-{partition}: the log was truncated; {told}")
 
     def __reduce__(self) -> tuple[type[LogTruncatedError], tuple[str, int, int, int, int | None]]:
         """Errors travel from worker processes to the driver."""
