@@ -66,7 +66,7 @@ CLAIMED: list[Any] = [*CLAIMING, WRITTEN]
 LEADING: list[Any] = [*CLAIMED, Looked(NOW, OWN)]
 DOUBTING: list[Any] = [*LEADING, JobEnded(NOW, FENCED)]
 LEAVING: list[Any] = [*LEADING, JobEnded(NOW, DONE)]
-OVER: list[Any] = [*LEAVING, WRITTEN]
+OVER: list[Any] = [*LEAVING, REFUSED]
 PATHS = {
     LeasePhase.CREATED: NEW,
     LeasePhase.LOOKING: LOOKING,
@@ -159,7 +159,12 @@ CASES = [
     Case("whatever that is: a look that fails", [*LEADING, DUE, JobEnded(NOW, DONE)], FAILS, [WriteBeat(beat(1, ME, 1, BeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
     Case("a beat that was written", [*LEADING, DUE, Looked(NOW, OWN), JobEnded(NOW, DONE)], WRITTEN, [WriteBeat(beat(1, ME, 2, BeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
     Case("one that was refused", [*LEADING, DUE, Looked(NOW, OWN), JobEnded(NOW, DONE)], REFUSED, [WriteBeat(beat(1, ME, 2, BeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
-    *(Case(f"it ends after it: {type(event).__name__}", LEAVING, event, [EndLease(DONE)], _P.OVER) for event in (WRITTEN, REFUSED)),
+    Case("it ends where it may not say it", LEAVING, REFUSED, [EndLease(DONE)], _P.OVER),
+    Case("it waits whether its last word stands", LEAVING, WRITTEN, [], _P.LEAVING),
+    Case("and says it again where one that stands down has written later", [*LEAVING, WRITTEN, DUE], Looked(NOW, beat(0, "other", 8)), [WriteBeat(replace(SAID, number=2))], _P.LEAVING),
+    Case("or where the board has forgotten it", [*LEAVING, WRITTEN, DUE], NOTHING, [WriteBeat(replace(SAID, number=2))], _P.LEAVING),
+    Case("but not for ever", [*LEAVING, WRITTEN, DUE], Looked(NOW + TIMEOUT_S, beat(0, "other", 8)), [EndLease(DONE)], _P.OVER),
+    Case("nor does it wait so long", LEAVING, BeatWritten(NOW + TIMEOUT_S), [EndLease(DONE)], _P.OVER),
     Case("and where another one leads", LEAVING, FOUND, [EndLease(DONE)], _P.OVER),
     Case("a last word that may not have been written is tried again", LEAVING, FAILS, [], _P.LEAVING),
     Case("it looks first", [*LEAVING, FAILS], DUE, [LookAtBoard()], _P.LEAVING),

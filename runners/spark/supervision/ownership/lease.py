@@ -382,13 +382,19 @@ class LeaseCore:
         return self._finish() if self._fenced_by_nobody > 1 else self._claim()
 
     def _leaver_answered(self, event: _Answer) -> list[LeaseCommand]:
-        """The last word is said until it stands, or does not matter: another one leads, or soon will, as its time is over."""
+        """The last word is said until it stands, or does not matter: another one leads, or soon will, as its time is over.
+
+        A look after it was written tells: a beat of one that stands down may have been on its way.
+        """
+        is_late = self._has_said_its_last and event.now_s >= self._leave_by_s
         match event:
             case Looked(_, Beat() as found) if found == self._own or not self._is_above(found):
                 return self._finish()
-            case BoardFailed(now_s) if self._has_said_its_last and now_s < self._leave_by_s:
-                return []  # it may have been written: that is looked at first
-            case BeatWritten() | BoardFailed() | BoardRefused() if self._has_said_its_last:
+            case BeatWritten() | BoardFailed() if self._has_said_its_last and not is_late:
+                return []
+            case BoardRefused() if self._has_said_its_last:
+                return self._finish()
+            case _ if is_late:
                 return self._finish()
             case _:
                 return self._say_the_last()
