@@ -21,6 +21,8 @@ from benchmarks.restore.records import SEQUENCE_BITS, Bools, Ints, identify, rec
 
 VALUE_BYTES = 100
 CHUNK = 10_000
+WRONG = ("duplicates", "lost", "torn", "aborted_seen", "damaged", "foreign", "prepared")
+"""What a clean verdict has none of. Only tables have `prepared`."""
 _SEQUENCES = (1 << SEQUENCE_BITS) - 1
 
 
@@ -164,6 +166,11 @@ def judged(
     kept = ("records_in", "records_out", "duplicates", "lost", "torn", "out_of_order", "damaged", "foreign")
     gone = sum(map(len, census.gone))
     return {**{name: found[name] for name in kept}, "aborted_seen": phantoms(census, committed), "gone": gone}
+
+
+def is_clean(verdict: Mapping[str, int]) -> bool:
+    """Whether a whole output has each record once, and nothing else."""
+    return not any(verdict.get(name) for name in WRONG)
 
 
 def phantoms(census: Census, committed: Mapping[int, Log]) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.chaos.faults import KINDS
+from benchmarks.chaos.oracle import WRONG, is_clean
 from benchmarks.chaos.run import RESULTS, Servers, file_name
 from benchmarks.chaos.subject import SYSTEMS
 from benchmarks.chaos.trial import is_exact, is_good
@@ -70,13 +71,14 @@ def _summary(name: str, lines: Lines) -> str:
     faults = [line for line in lines if "kind" in line]
     proven = [line for line in faults if "proof" in line]
     verdicts = [line["verdict"] for line in lines if "verdict" in line]
-    sums = {key: sum(each[key] for each in verdicts) for key in ("records_in", "duplicates", "lost", "torn", "aborted_seen")}
+    sums = {key: sum(each.get(key, 0) for each in verdicts) for key in ("records_in", *WRONG)}
+    unclean = sum(not is_clean(each) for each in verdicts)
     told = ", ".join(f"{count:,} {key.replace('_', ' ')}" for key, count in sums.items())
     wrong = sum(not is_good(line) for line in faults)
     return (
         f"- {title_of(name)}: {len(proven)} faults ({len(faults) - len(proven)} more left no trace and are not counted), "
-        f"after {wrong} of which something was wrong. The outputs of {len(verdicts)} sessions, read again as a whole: {told}."
-        + _losses([line for line in proven if "lost" in line])
+        f"after {wrong} of which something was wrong. The outputs of {len(verdicts)} sessions, read again as a whole: {told}; "
+        f"{unclean} not clean." + _losses([line for line in proven if "lost" in line])
     )
 
 

@@ -36,7 +36,7 @@ from benchmarks.chaos.fake import fake_world
 from benchmarks.chaos.faults import KINDS
 from benchmarks.chaos.faults.fault import Kind
 from benchmarks.chaos.load import Load
-from benchmarks.chaos.oracle import VALUE_BYTES, Census, Output, TopicOutput
+from benchmarks.chaos.oracle import VALUE_BYTES, Census, Output, TopicOutput, is_clean
 from benchmarks.chaos.subject import LOSSY, SYSTEMS, Subject
 from benchmarks.chaos.trial import Trial, is_good
 from benchmarks.chaos.world import SAFE, UNSAFE, Names, World, world
@@ -157,6 +157,7 @@ class Session:
         produced = self.load.stop()
         census = self.subject.census
         self.trial.watch(START_S, lambda: census.missing(produced) == 0)
+        self.trial.accuse()
         found = {"verdict": dict(self.subject.output.verdict(produced, census)), "gave_up": len(self.subject.ended)}
         self._journal.add({**found, **environment("local"), "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())})
         return found
@@ -175,7 +176,7 @@ class Campaign:
     file: Path
 
     def run(self, seed: int) -> int:
-        """Sessions until there are so many faults; how many of its own were not stood."""
+        """Sessions until there are so many faults; how many of its own were not stood, and verdicts not clean."""
         signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit("told to end"))  # leaving no process behind
         journal = Journal(self.file)
         generator = random.Random(f"{seed}-{len(journal.faults())}")  # noqa: S311 - no secret
@@ -197,8 +198,9 @@ class Campaign:
             bad += not is_good(line)
             told = {key: line.get(key) for key in TOLD}
             console.print(len(before) + 1, kind.name, line.get("hit"), told, line.get("not_happened", ""), len(line["ended"]))
-        console.print(current.judge())
-        return bad
+        judged = current.judge()
+        console.print(judged)
+        return bad + (not is_clean(judged["verdict"]))
 
 
 def main(

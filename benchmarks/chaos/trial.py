@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from kafka.errors import KafkaError
@@ -33,6 +33,7 @@ class Trial:
     world: World
     subject: Subject
     load: Load
+    past: list[Losses] = field(default_factory=list)
 
     def watch(self, seconds: float, until: Callable[[], bool]) -> bool:
         """Look, until it is so, or for so long. Whether it was."""
@@ -110,8 +111,8 @@ class Trial:
             found["not_happened"] = f"{type(error).__name__}: {error}"
         try:
             self._meanwhile(fault.heal)
-        except TimeoutError as error:
-            found["wrong"] = str(error)
+        except (TimeoutError, HeadraceError) as error:
+            found["wrong"] = f"{type(error).__name__}: {error}"
         return found
 
     def _meanwhile(self, work: Callable[[], T]) -> T:
@@ -124,9 +125,15 @@ class Trial:
     def _account(self, losses: Losses) -> dict[str, Any]:
         """What is gone, what the job has to report of it, and what it does: at once, or in good time."""
         census = self.subject.census
-        losses.accuse(census)
+        self.past.append(losses)
         self.watch(REPORT_S, lambda: is_exact(losses.line(census, self.subject.said())))
+        self.accuse()
         return losses.line(census, self.subject.hear())
+
+    def accuse(self) -> None:
+        """Of all losses so far, by all that has come out: what comes late shows, too, what was left out before it."""
+        for losses in self.past:
+            losses.accuse(self.subject.census)
 
 
 def told_last(log: str) -> str:

@@ -11,23 +11,26 @@ import select
 import socket
 import struct
 import threading
+import types
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.chaos import trial
 from benchmarks.chaos.databases import LARGEST, PRODUCTS, Places
 from benchmarks.chaos.faults import KINDS
 from benchmarks.chaos.faults.links import clients, everybody, peers
 from benchmarks.chaos.losses import Due, Losses, Report, gone, of_aged, of_deleted, of_truncated, reports
 from benchmarks.chaos.network import GOOD, HARNESS, HELD, JOB, Condition, Network, Weather, network
-from benchmarks.chaos.oracle import VALUE_BYTES, Census, phantoms
+from benchmarks.chaos.oracle import VALUE_BYTES, WRONG, Census, phantoms
 from benchmarks.chaos.report import bars, table, write
-from benchmarks.chaos.run import PARTITIONS, TRIES, Journal, Servers, Session, kinds_of, next_kind
+from benchmarks.chaos.run import PARTITIONS, TRIES, Campaign, Journal, Servers, Session, kinds_of, next_kind
 from benchmarks.chaos.subject import LOSSY, SYSTEMS, Subject
-from benchmarks.chaos.trial import is_exact, is_good, told_last
+from benchmarks.chaos.trial import Trial, is_exact, is_good, told_last
 from benchmarks.chaos.world import CLIENT_ID
 from benchmarks.restore.oracle import Log
 from benchmarks.restore.process import LOG
@@ -365,6 +368,21 @@ class TestLosses:
         losses.accuse(census)
         assert census.missing([10]) == 1
 
+    def test_what_comes_out_late_accuses_what_was_left_out_before_it(self, monkeypatch):
+        monkeypatch.setattr(trial, "REPORT_S", 0.1)
+        monkeypatch.setattr(trial, "LOOK_S", 0.01)
+        census = Census(1)
+        census.add(records(0, 0, 5), 1.0)
+        losses = self.losses(census, of_truncated)
+        comes = iter([records(0, 6, 1)])
+        subject = types.SimpleNamespace(census=census, look=lambda: census.add(next(comes, []), 2.0), said=list, hear=list)
+        judge = Trial(None, subject, None)
+        judge._account(losses)
+        assert census.missing([10]) == 1
+        census.add(records(0, 8, 1), 3.0)
+        judge.accuse()
+        assert census.missing([10]) == 2
+
     def test_what_was_gone_before_is_no_loss_of_the_next_fault(self, census):
         self.losses(census, of_truncated)
         assert gone([np.arange(100, 110)], input_log(0, 1, 2, 3), census.gone) == []
@@ -506,6 +524,18 @@ def test_a_fault_after_which_anything_is_wrong_is_not_stood(bad):
     assert not is_good({**line, **bad})
 
 
+@pytest.mark.parametrize("name", WRONG)
+def test_a_verdict_that_is_not_clean_is_bad_for_the_exit_status(name):
+    campaign = Campaign("embedded", Servers.FAKE, "", 1, 0, float("inf"), Path("unused"))
+
+    def bad(verdict: dict[str, int]) -> int:
+        return campaign._session(types.SimpleNamespace(judge=lambda: {"verdict": verdict}), None, random.Random(1))
+
+    clean = {"records_in": 5, "records_out": 5, "out_of_order": 1, "gone": 2}
+    assert bad(clean) == 0
+    assert bad({**clean, name: 1}) == 1
+
+
 def test_a_job_that_doubles_is_found_out_by_its_kill_and_by_no_other_fault(tmp_path):
     """The whole harness on FakeKafka: a job of its own process, load, census, proxies, and the verdict on the whole output."""
     journal = Journal(tmp_path / "planted.jsonl")
@@ -568,6 +598,13 @@ class TestTheReport:
         assert "2 faults (0 more left no trace and are not counted), after 1 of which something was wrong" in text
         assert "20 acknowledged records, 6 of which it had not read; what it reported of them was exact 1 times of 2." in text
         assert text.count("Gone") == 1
+
+    @pytest.mark.parametrize("name", WRONG)
+    def test_a_verdict_that_is_not_clean_is_told(self, name):
+        clean = {"verdict": dict.fromkeys(("records_in", "records_out", *WRONG[:-1]), 0)}
+        text = table({"embedded": [line("far link", 1.0), clean, {"verdict": {**clean["verdict"], name: 7}}]})
+        assert f"7 {name.replace('_', ' ')}" in text
+        assert "; 1 not clean." in text
 
     def test_the_plot_is_of_real_brokers(self):
         found = bars({"embedded": [line("leader killed", 2.0)], "embedded-fake": [line("far link", 1.0)]})
