@@ -13,7 +13,7 @@ import queue
 import threading
 from bisect import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -102,6 +102,7 @@ class TableOutput:
             connection.exec_driver_sql(f"CREATE TABLE {name} ({product.columns})")
         self._places = Places()
         self._session: int | None = None
+        self._connecting = threading.Lock()
         self._found: queue.SimpleQueue[Sequence[bytes]] = queue.SimpleQueue()
         self._failed: list[Exception] = []
         self._ended = threading.Event()
@@ -130,9 +131,20 @@ class TableOutput:
         return {**judged(produced, census, log, dict), "prepared": len(prepared)}
 
     def cut(self) -> int:
-        """Let the server end all sessions but the harness's, and wait until they are gone; how many there were."""
+        """Let the server end all sessions but the harness's, and wait until they are gone; how many there were.
+
+        Raises RetriableError when the database cannot be asked.
+        """
+        try:
+            return self._cut()
+        except DBAPIError as error:
+            raise RetriableError(str(error)) from error
+
+    def _cut(self) -> int:
         with self._engine.connect() as connection:
-            ended = self._sessions(connection) - {self._session, self._me(connection)}
+            me = self._me(connection)
+            with self._connecting:  # the watcher has no session of which it does not know
+                ended = self._sessions(connection) - {self._session, me}
             for session in ended:
                 with suppress(DBAPIError):  # it may have ended by itself
                     connection.exec_driver_sql(self._product.end.format(session))
@@ -152,8 +164,10 @@ class TableOutput:
     def _watch(self) -> None:
         try:
             while not self._ended.wait(LOOK_S):
-                with suppress(DBAPIError), self._engine.connect() as connection:
-                    self._session = self._me(connection)
+                with suppress(DBAPIError), ExitStack() as stack:
+                    with self._connecting:
+                        connection = stack.enter_context(self._engine.connect())
+                        self._session = self._me(connection)
                     self._follow(connection)
         except Exception as error:  # noqa: BLE001 - told by the next look, in the thread that can do something about it
             self._failed.append(error)

@@ -71,8 +71,10 @@ class Load:
         """
         with self._writing:
             self._flush()
-            yield
-            self._producer = Producer(self._settings)
+            try:
+                yield
+            finally:
+                self._producer = Producer(self._settings)
 
     def longest_gap(self, begin: float, end: float) -> float:
         """Seconds between two acknowledgements."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 from abc import abstractmethod
+from contextlib import suppress
 
 import psutil
 
@@ -12,6 +13,7 @@ from benchmarks.chaos.databases import TableOutput
 from benchmarks.chaos.faults.fault import Fault, Kind, NotHappenedError, writes_table
 from benchmarks.chaos.subject import Subject
 from benchmarks.chaos.world import World
+from headrace.enumerator.errors import UsageError
 
 
 class OnDatabase(Fault):
@@ -25,7 +27,9 @@ class OnDatabase(Fault):
         self.pids: tuple[int, ...] = ()
 
     def apply(self) -> str:
-        """All of them."""
+        """All of them. Raises NotHappenedError when it does not run."""
+        if not self.database.is_running():
+            raise NotHappenedError(f"the database had ended before, with {self.database.status}")
         self.pids = self.database.pids()
         self.strike()
         return f"{len(self.pids)} processes"
@@ -35,9 +39,10 @@ class OnDatabase(Fault):
         """Do it."""
 
     def heal(self) -> None:
-        """Start it on its data if it was ended, and wait until it serves."""
-        if self.pids and not self.database.is_running():
-            self.database.restart()
+        """Start it on its data if it has ended, by this or before, and wait until it serves."""
+        with suppress(UsageError):  # in a container, where nothing was done to it
+            if not self.database.is_running():
+                self.database.restart()
 
     def states(self) -> set[str]:
         """Of those of the processes that have not ended."""
@@ -93,6 +98,7 @@ class Frozen(OnDatabase):
         """Let them go on."""
         if self.pids:
             self.database.resume()
+        super().heal()
 
 
 class Cut(Fault):
