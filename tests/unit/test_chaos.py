@@ -14,6 +14,7 @@ import threading
 import types
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -21,9 +22,12 @@ import numpy as np
 import pytest
 
 from benchmarks.chaos import trial
-from benchmarks.chaos.databases import LARGEST, PRODUCTS, Places
+from benchmarks.chaos.databases import LARGEST, PRODUCTS, Places, Product, TableOutput
 from benchmarks.chaos.faults import KINDS
+from benchmarks.chaos.faults.databases import Frozen, Killed, Restarted
+from benchmarks.chaos.faults.fault import NotHappenedError
 from benchmarks.chaos.faults.links import clients, everybody, peers
+from benchmarks.chaos.load import Load
 from benchmarks.chaos.losses import Due, Losses, Report, gone, of_aged, of_deleted, of_truncated, reports
 from benchmarks.chaos.network import GOOD, HARNESS, HELD, JOB, Condition, Network, Weather, network
 from benchmarks.chaos.oracle import VALUE_BYTES, WRONG, Census, phantoms
@@ -35,7 +39,8 @@ from benchmarks.chaos.world import CLIENT_ID
 from benchmarks.restore.oracle import Log
 from benchmarks.restore.process import LOG
 from benchmarks.restore.records import SEQUENCE_BITS, RecordMaker
-from headrace.enumerator.errors import RetriableError, UsageError
+from headrace.enumerator.errors import DeadlineExceededError, RetriableError, UsageError
+from headrace.harness.databases import Database
 from headrace.harness.kafka.metadata import ask
 from headrace.harness.ports import HOST
 from headrace.harness.waiting import wait_until
@@ -473,6 +478,100 @@ class TestThePlaces:
         for place in (4, 1, 6):
             places.see(place)
         assert places.condition == f"place BETWEEN 7 AND {LARGEST}"
+
+
+class DeadDatabase:
+    """It has ended before, with whatever status a fault would prove itself by."""
+
+    def __init__(self, status: int) -> None:
+        self.status, self.restarts = status, 0
+
+    def is_running(self) -> bool:
+        return False
+
+    def pids(self) -> tuple[int, ...]:
+        return ()
+
+    def kill(self) -> None:
+        """Nothing is there."""
+
+    stop = pause = resume = kill
+
+    def restart(self) -> None:
+        self.restarts += 1
+
+
+@pytest.mark.parametrize(("kind", "status"), [(Killed, -9), (Restarted, 0), (Frozen, 1)])
+def test_a_database_that_was_down_already_suffers_nothing_and_is_started(kind, status):
+    output = TableOutput.__new__(TableOutput)
+    output.database = database = DeadDatabase(status)
+    fault = kind(None, types.SimpleNamespace(output=output), random.Random(1))
+    with pytest.raises(NotHappenedError, match=f"had ended before, with {status}"):
+        fault.apply()
+    fault.heal()
+    assert database.restarts == 1
+
+
+@pytest.mark.parametrize("error", [DeadlineExceededError, RetriableError, TimeoutError])
+def test_a_fault_whose_healing_fails_is_wrong_and_the_campaign_goes_on(error):
+    def heal() -> None:
+        raise error("it does not come back")
+
+    fault = types.SimpleNamespace(apply=lambda: "x", prove=lambda: "y", heal=heal)
+    found = Trial(None, types.SimpleNamespace(look=lambda: None), None)._suffer(fault, 0.01)
+    assert found == {"hit": "x", "proof": "y", "wrong": f"{error.__name__}: it does not come back"}
+
+
+@pytest.fixture
+def lite(tmp_path) -> Database:
+    return Database(f"sqlite:///{tmp_path / 'table.db'}", lambda: None)
+
+
+def product(sessions: str) -> Product:
+    return Product(
+        ExitStack, "sqlite", "place INTEGER PRIMARY KEY, key BLOB, value BLOB", "SELECT 7", sessions, "SELECT {}", ""
+    )
+
+
+def test_a_database_that_cannot_be_asked_for_its_sessions_is_no_end_of_the_campaign(lite):
+    output = TableOutput(lite, product("SELECT id FROM nowhere"), "out")
+    with pytest.raises(RetriableError, match="nowhere"):
+        output.cut()
+    output.close()
+
+
+def test_a_watcher_that_is_about_to_know_its_session_is_not_cut(lite):
+    watches, asks, knows = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow(TableOutput):
+        def _me(self, connection: object) -> int:
+            if threading.current_thread().name != "table":
+                asks.set()
+                return 8
+            watches.set()
+            knows.wait()
+            return 7
+
+    output = Slow(lite, product("SELECT 7 WHERE (SELECT count(*) FROM out) = 0"), "out")
+    assert watches.wait(10)
+    with ThreadPoolExecutor(1) as pool:
+        cut = pool.submit(output.cut)
+        assert asks.wait(10)
+        knows.set()
+        with suppress(DeadlineExceededError):  # what it takes for the job's does not end
+            assert cut.result() == 0
+            output.close()
+            return
+    pytest.fail("the watcher's session was to be ended")
+
+
+def test_a_load_goes_on_with_a_new_producer_whatever_happened_while_it_rested():
+    load = Load.__new__(Load)
+    load._writing, load._settings, load._flush = threading.Lock(), {"bootstrap.servers": "127.0.0.1:1"}, lambda: None
+    load._producer = before = object()
+    with pytest.raises(RetriableError), load.resting():
+        raise RetriableError("meanwhile")
+    assert load._producer is not before
 
 
 class TestTheSchedule:
