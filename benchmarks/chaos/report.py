@@ -23,7 +23,7 @@ from benchmarks.plot import plot
 
 FAKE = f"-{Servers.FAKE.value}"
 Lines = Sequence[Mapping[str, Any]]
-HEAD = "| fault | system | faults | lost | doubled | gave up | stall, median s | longest s | of the load itself, longest s |"
+HEAD = "| fault | system | faults | missing | doubled | gave up | stall, median s | longest s | of the load itself, longest s |"
 
 
 @dataclass(frozen=True)
