@@ -102,7 +102,9 @@ class MemoryTransactionLog:
         return _find_log, (self._number,)
 
     def changing(self) -> None:
-        """Called before every single change: a test that overrides it can raise here, as if the caller's process died."""
+        """Called before every single change: a test that overrides it can raise here, as if the caller's process died, or have
+        another process change something first.
+        """
 
     def begin(self, job: str, name: str) -> int:
         """The number of a new transaction; aborts what has this name and is not ended."""
@@ -110,6 +112,9 @@ class MemoryTransactionLog:
             if entry.name == name:
                 self.abort(entry.number)
         self.changing()
+        for late in self.unended(job):
+            if late.name == name:
+                late.state = State.ABORTED
         entry = LoggedTransaction(len(self.entries), job, name)
         self.entries.append(entry)
         self._unended.append(entry)
@@ -132,6 +137,7 @@ class MemoryTransactionLog:
             raise DataLossError(f"transaction {number} was never prepared in this log: what became of it cannot be known")
         if entry.state is State.PREPARED:
             self.changing()
+        if entry.state is State.PREPARED:  # still
             entry.state = State.COMMITTED
         return Outcome.COMMITTED if entry.state is State.COMMITTED else Outcome.ABORTED
 
@@ -140,6 +146,7 @@ class MemoryTransactionLog:
         entry = self.entries[number]
         if entry.unended:
             self.changing()
+        if entry.unended:  # still
             entry.state = State.ABORTED
 
     def expire(self, number: int) -> None:

@@ -76,7 +76,8 @@ class RunCheckpoint(Generic[SplitT, HandleT]):
     """Positions and committables. `completed`: all that it listed is committed, and `handles` is empty.
 
     `epoch`: what the sink is told before anything of this checkpoint is committed, of the last one that had handles; 0 without
-    any. `epoch_before`: the same of the checkpoint before. No other checkpoint of any copy of the folder has the same.
+    any. `epoch_before`: the same of the checkpoint before, or of this one before aborted rows of it were copied. No other
+    checkpoint of any copy of the folder has the same.
     `by_output`: of a run with several outputs, both for each: not every one is told of each checkpoint.
     """
 

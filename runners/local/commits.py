@@ -5,7 +5,8 @@ stored checkpoint lists, and a restart finds there what to complete. Two things 
 for one on this machine. For a copy of the folder the sink's own fence: each coordinator takes the run over at the sink, and
 before anything is committed the sink records the checkpoint's *epoch*, which it refuses for whom another has followed. An epoch
 is the checkpoint's number and some random bits, so that two copies of a folder never have the same; a folder that does not know
-the epoch that the sink has recorded last is behind, or of another branch, and is refused.
+the epoch that the sink has recorded last is behind, or of another branch, and is refused. Rows that are copied, as what was
+prepared is aborted, have a new epoch: two folders may have stored one checkpoint, and one of them alone may copy it.
 
 Each worker writes under a sink job of its own (`Roster.job`), so a sweep aborts a dead worker's transactions and nobody else's.
 To a sink that commits by list (tables) all write under the run's job, each as a task of its own: the sink records the
@@ -57,6 +58,8 @@ __all__ = ["RunCommitter", "first_attempt"]
 log = logging.getLogger(__name__)
 
 EPOCH_BITS = 20
+_COPY_BITS = 12
+"""Fewer, so that a checkpoint whose rows are copied, and copied again, seldom reaches the epochs of the next one."""
 
 SETTLE_S = (1.0, 60.0)
 """A dead worker's transactions are looked for again so many seconds after they were first swept: a request that was under way
@@ -480,32 +483,40 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
 
         Then the other sinks that it has rows for are told, too.
         """
-        positions, stored = self._proposed, self._stored
-        if positions is None or positions.checkpoint_id != commits.epoch:
-            assert stored is not None
-            self._write(replace(stored, handles=commits.handles, completed=commits.completed))
-            if commits.completed:
-                for output in self._told_last:
-                    output.ends.completed(self._told(output).last)
-            return
-        self._proposed = None
-        self._write(self._next(positions, commits))
-        if commits.handles:
-            for output in self._told_last:
-                output.driver.record(output.ends.listed(self._epoch, self._own(output, commits.handles)))
-        self._is_stored(commits.epoch)
-
-    def _next(self, positions: Checkpoint[SplitT], commits: CommitList[WorkerHandle[Any]]) -> RunCheckpoint[SplitT, Any]:
-        """The checkpoint to be stored; without handles no sink is told of it."""
         assert commits.epoch is not None, "a run's lists are its checkpoints"
+        positions, stored = self._proposed, self._stored
+        if positions is not None and positions.checkpoint_id == commits.epoch:
+            self._proposed = None
+            told = [output for place, output in enumerate(self._outputs) if place == 0 or self._own(output, commits.handles)]
+            self._record(positions, commits, (commits.epoch << EPOCH_BITS) + self._draw(), told)
+            self._is_stored(commits.epoch)
+            return
+        assert stored is not None
+        if commits.handles:
+            # Copies of what was aborted. Under another epoch, as another copy of the folder may have this checkpoint too: it is
+            # refused from here on, and makes no copies of its own.
+            self._record(stored.positions, commits, self._epoch + 1 + self._draw() % (1 << _COPY_BITS), self._told_last)
+            return
+        self._write(replace(stored, handles=(), completed=True))
+        for output in self._told_last:
+            output.ends.completed(self._told(output).last)
+
+    def _record(
+        self, positions: Checkpoint[SplitT], commits: CommitList[WorkerHandle[Any]], epoch: int, told: Sequence[_Output]
+    ) -> None:
+        """Store it, then tell these outputs; without handles no sink is told of it.
+
+        Above the epoch before, as a table takes a lower one for something that it has recorded.
+        """
         before = self._epoch
-        epoch = (commits.epoch << EPOCH_BITS) + self._draw() if commits.handles else before
-        by_output = {}
-        for place, output in enumerate(self._outputs):
-            last, is_told = self._told(output).last, commits.handles and (place == 0 or self._own(output, commits.handles))
-            by_output[output.name] = (last, epoch if is_told else last)
+        epoch, told = (max(epoch, before + 1), told) if commits.handles else (before, ())
+        last = {output.name: self._told(output).last for output in self._outputs}
+        by_output = {name: (told_before, told_before) for name, told_before in last.items()}
+        by_output |= {output.name: (last[output.name], epoch) for output in told}
         by_output.pop(SOLE, None)
-        return RunCheckpoint(positions, commits.handles, commits.completed, epoch, before, by_output)
+        self._write(RunCheckpoint(positions, commits.handles, commits.completed, epoch, before, by_output))
+        for output in told:
+            output.driver.record(output.ends.listed(epoch, self._own(output, commits.handles)))
 
     @property
     def _epoch(self) -> int:

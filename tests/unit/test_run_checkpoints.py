@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import pickle
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -708,6 +709,30 @@ def test_a_coordinator_that_was_replaced_commits_nothing(tmp_path):
     assert log.rows() == []
     store.close()
     copy.close()
+
+
+def test_seen_here_of_two_copies_of_a_folder_one_alone_commits_copies_of_what_was_aborted(tmp_path):
+    """Both had the checkpoint whose rows an older copy had aborted, and each wrote them anew: twice."""
+    log, store = MemoryTransactionLog(), opened(tmp_path / "first")
+    for number in (0, 1):
+        store.enlist(number)
+    wanted = prepared(log, store, 1, "row")
+    store.write(checkpoint(1, (wanted,), epoch=9))
+    log.abort(wanted.handle.number)
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    JobCommitter("x", committer(store, log, draw=lambda: 3)).recover()
+    assert log.rows() == ["row"]
+    assert store.latest() == checkpoint(1, (), True, epoch=13, before=9)
+    store.close()
+    second = opened(tmp_path / "second")
+    with pytest.raises(StaleEpochError, match="Going on would write rows twice"):
+        JobCommitter("x", committer(second, log, draw=lambda: 4)).recover()
+    assert log.rows() == ["row"]
+    second.close()
+    again = opened(tmp_path / "first")
+    JobCommitter("x", committer(again, log)).recover()
+    assert log.rows() == ["row"]
+    again.close()
 
 
 # --- savepoints -------------------------------------------------------------------------------------------------------

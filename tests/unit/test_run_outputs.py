@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from unittest.mock import patch
@@ -18,7 +19,7 @@ from headrace.enumerator.ledger import SplitState
 from headrace.kafka import DeadLetters
 from headrace.run import Pipeline
 from headrace.runners.local.checkpoints import CheckpointStore, RunCheckpoint, RunCheckpointSerializer
-from headrace.runners.local.commits import RunCommitter, first_attempt
+from headrace.runners.local.commits import EPOCH_BITS, RunCommitter, first_attempt
 from headrace.runners.local.core import WorkerHandle
 from headrace.sinks import FunctionSink
 from headrace.testing import MemoryHandle, MemoryLog, MemorySink, MemorySource, MemorySplit, MemoryTransactionLog
@@ -236,4 +237,35 @@ class TestOneDecision:
         assert stored is not None
         assert (stored.completed, stored.handles) == (True, ())
         assert stored.by_output == {"bad": (0, stored.epoch), "good": (0, stored.epoch)}
+        store.close()
+
+    @pytest.mark.parametrize("dies_after", range(1, 6))
+    def test_copies_of_what_was_aborted_are_committed_once_whenever_the_coordinator_dies(self, tmp_path, dies_after):
+        """Under an epoch that every sink is told which knew the one before, also one whose rows were not aborted."""
+        log, steps = MemoryTransactionLog(), iter(range(dies_after))
+        sink = {"bad": MemorySink(log), "good": MemorySink(log)}
+        store, run, job = self.life(tmp_path, sink, 0)
+        job.recover()
+        store.enlist(1)
+        handles = self.wrote(store, sink, 1)
+        first = (1 << EPOCH_BITS) + 5
+        told = {"bad": (0, first), "good": (0, first)}
+        store.write(RunCheckpoint(checkpoint(1).positions, handles, completed=False, epoch=first, by_output=told))
+        log.abort(handles[1].handle.handle.number)
+        store.close()
+        store, run, job = self.life(tmp_path, sink, 2)
+        with ExitStack() as dying_at_last:
+            for owner, name in STEPS:
+                dying_at_last.enter_context(dying_in(owner, name, steps))
+            with pytest.raises(DiedError):
+                job.recover()
+        store.close()
+        store, _run, job = self.life(tmp_path, sink, 3)
+        job.recover()
+        assert Counter(entry.state for entry in log.entries if entry.rows)[State.COMMITTED] == len(sink)
+        stored = store.latest()
+        assert stored is not None
+        assert (stored.completed, stored.handles, stored.epoch_before) == (True, (), first)
+        assert stored.by_output == {"bad": (first, stored.epoch), "good": (first, stored.epoch)}
+        assert set(MemorySink(log).recorded_epochs().values()) == {stored.epoch}
         store.close()
