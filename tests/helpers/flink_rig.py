@@ -13,8 +13,9 @@ from apache_beam.io.restriction_trackers import OffsetRange, OffsetRestrictionTr
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.transforms.core import RestrictionProvider
 from apache_beam.utils.timestamp import Duration
-from tenacity import Retrying, retry_if_not_result, stop_after_delay, wait_fixed
+from tenacity import Retrying, retry_if_exception_type, retry_if_not_result, stop_after_delay, wait_fixed
 
+from headrace.enumerator.errors import StateError
 from headrace.harness.flink import FlinkCluster, start_flink
 from headrace.harness.flink.rest import ENDED
 from tests.helpers.python_path import python_path
@@ -88,6 +89,19 @@ def kill_and_restart(flink: FlinkCluster, job_id: str) -> None:
     flink.start_task_manager()
     eventually(lambda: flink.job(job_id).failure != failed)
     flink.wait_running(job_id)
+
+
+def savepoint_at_last(flink: FlinkCluster, job_id: str, seconds: float = 120.0) -> str:
+    """Ask for a savepoint again, as an operator does, where the job has just begun to restart. Raises the last StateError."""
+    attempts = Retrying(
+        retry=retry_if_exception_type(StateError), stop=stop_after_delay(seconds), wait=wait_fixed(0.1), reraise=True
+    )
+
+    def ask() -> str:
+        flink.wait_running(job_id)
+        return flink.savepoint(job_id)
+
+    return attempts(ask)
 
 
 def python_workers(flink: FlinkCluster) -> set[int]:

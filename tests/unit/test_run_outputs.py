@@ -244,7 +244,7 @@ class TestOneDecision:
         """Under an epoch that every sink is told which knew the one before, also one whose rows were not aborted."""
         log, steps = MemoryTransactionLog(), iter(range(dies_after))
         sink = {"bad": MemorySink(log), "good": MemorySink(log)}
-        store, run, job = self.life(tmp_path, sink, 0)
+        store, _run, job = self.life(tmp_path, sink, 0)
         job.recover()
         store.enlist(1)
         handles = self.wrote(store, sink, 1)
@@ -253,7 +253,7 @@ class TestOneDecision:
         store.write(RunCheckpoint(checkpoint(1).positions, handles, completed=False, epoch=first, by_output=told))
         log.abort(handles[1].handle.handle.number)
         store.close()
-        store, run, job = self.life(tmp_path, sink, 2)
+        store, _run, job = self.life(tmp_path, sink, 2)
         with ExitStack() as dying_at_last:
             for owner, name in STEPS:
                 dying_at_last.enter_context(dying_in(owner, name, steps))
