@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, assert_never
 from unittest.mock import patch
@@ -778,7 +778,7 @@ OUTPUTS = replace(
     name="outputs",
     begin=TwoOutputsWorld,
     actions={**RUN.actions, "outage": (TwoOutputsWorld.outage, 1)},
-    mixes=({**RUN.mixes[0], "outage": 4}, RUN.mixes[1]),
+    mixes=({**RUN.mixes[0], "outage": 4}, {**RUN.mixes[1], "outage": 8}),
 )
 
 
@@ -925,12 +925,15 @@ def aborted_rows_of_the_second_output_are_not_copied() -> Iterator[None]:
 @contextmanager
 def the_first_sink_is_not_told_of_what_is_for_the_others() -> Iterator[None]:
     """So nobody decides between two copies of a folder, and both are refused in the end."""
-    told_last = RunCommitter._told_last.fget  # type: ignore[attr-defined]
+    record = RunCommitter._record
 
-    def without(self: Any) -> Any:
-        return [output for output in told_last(self) if self._own(output, self._listed)]
+    def without(self: Any, positions: Any, commits: Any, epoch: int, told: Any) -> None:
+        first = self._outputs[0]
+        untold = patch.object(first.driver, "record", lambda commits: None)
+        with nullcontext() if self._own(first, commits.handles) else untold:
+            record(self, positions, commits, epoch, told)
 
-    with patch.object(RunCommitter, "_told_last", property(without)):
+    with patch.object(RunCommitter, "_record", without):
         yield
 
 
@@ -946,7 +949,23 @@ def dead_workers_are_swept_at_the_first_sink_alone() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def copies_are_recorded_under_the_epoch_of_what_was_aborted() -> Iterator[None]:
+    """Which another copy of the folder has, too."""
+    record = RunCommitter._record
+
+    def as_before(self: Any, positions: Any, commits: Any, epoch: int, told: Any) -> None:
+        if self._stored is not None and positions is self._stored.positions:
+            self._write(replace(self._stored, handles=commits.handles))
+        else:
+            record(self, positions, commits, epoch, told)
+
+    with patch.object(RunCommitter, "_record", as_before):
+        yield
+
+
 PLANTED_IN_OUTPUTS = (
+    copies_are_recorded_under_the_epoch_of_what_was_aborted,
     the_second_output_is_forgotten_after_a_crash,
     aborted_rows_of_the_second_output_are_not_copied,
     the_first_sink_is_not_told_of_what_is_for_the_others,
