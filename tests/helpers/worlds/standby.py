@@ -93,7 +93,11 @@ class Family:
 
     @property
     def processes(self) -> list[Played]:
-        return [process for process in (self.main, self.jvm) if process is not None and process.is_alive]
+        """Those that live."""
+        main, jvm = self.main, self.jvm
+        if jvm is None or not jvm.is_alive:
+            return [main] if main.is_alive else []
+        return [main, jvm] if main.is_alive else [jvm]
 
 
 class Supervisor:
@@ -149,6 +153,7 @@ class World:
         self.now_s = 0.0
         self.supervisors: list[Supervisor] = []
         self.families: dict[str, Family] = {}
+        self.living: list[Family] = []  # and some that have died since the last step
         self.flock: Played | None = None
         self.last: str | None = None
         self.offsets: dict[int, str] = {}
@@ -162,6 +167,7 @@ class World:
         family = Family(f"{supervisor.me.pid}-{supervisor.me.started}-0-{number}", supervisor, number)
         family.main = Played(family.name, self.driver(family))
         self.families[family.name] = family
+        self.living.append(family)
         return family
 
     def driver(self, family: Family) -> Iterator[None]:
@@ -253,7 +259,7 @@ class World:
 
     def touch(self, family: Family) -> None:
         """This family is at work with the checkpoint: no other may be, not even one that is stopped."""
-        for other in self.families.values():
+        for other in self.living:
             if other is not family and other.jvm is not None and other.jvm.is_alive:
                 raise TwoAtWorkError(f"{family.name} is at work, and {other.name} lives")
 
@@ -273,7 +279,7 @@ class World:
         what()
 
     def one(self) -> tuple[Family, Played] | None:
-        found = [(family, process) for family in self.families.values() for process in family.processes]
+        found = [(family, process) for family in self.living for process in family.processes]
         return self.chances.choice(found) if found else None
 
     def kill_one(self) -> None:
@@ -329,7 +335,8 @@ class World:
         for supervisor in self.supervisors:
             if supervisor.is_alive and not supervisor.is_stopped and self.chances.random() < 0.7:
                 supervisor.step()
-        for family in list(self.families.values()):
+        self.living = [family for family in self.living if family.processes]
+        for family in list(self.living):
             if not family.supervisor.is_alive and family.main.is_alive and not family.main.is_stopped:
                 self.kill_family(family.name)  # its thread that reads the pipe
             for process in family.processes:
@@ -381,9 +388,12 @@ class World:
         living.tell(JobStopRequested(self.now_s))
         for _ in range(100):
             self.step()
+            left = [(family, process) for family in self.living for process in family.processes]
+            is_over = all(process.is_stopped and family.supervisor is not living for family, process in left)
+            if is_over and living.end is not None:
+                break
         assert living.end == DriverEnd(Ending.STOPPED, "it was stopped")
-        left = [(family, process) for family in self.families.values() for process in family.processes]
-        assert all(process.is_stopped and family.supervisor is not living for family, process in left)
+        assert is_over
 
 
 class StandbyWorld(World):
