@@ -95,11 +95,13 @@ def test_a_code_of_unknown_meaning_is_not_retried_and_keeps_its_number(code):
         TopicRecreatedError("t", "a", None),
     ],
 )
-def test_errors_travel_between_processes(error):
+def test_errors_travel_between_processes_with_their_notes(error):
+    error.add_note("what to do")
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is type(error)
     assert str(copy) == str(error)
     assert vars(copy) == vars(error)
+    assert copy.__notes__ == ["what to do"]
 
 
 def test_data_loss_names_what_is_lost():

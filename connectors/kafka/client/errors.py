@@ -5,6 +5,8 @@ A code that the table does not have, such as one that a newer broker invents, be
 
 from __future__ import annotations
 
+from typing import Any
+
 from headrace.connectors.kafka.client.error_codes import ErrorCode, error_name
 from headrace.enumerator.errors import (
     AuthenticationError,
@@ -47,9 +49,9 @@ class BrokerError(PeerError):
         super().__init__(f"{where}: the broker answered {self.name} ({code})" + (f"; {advice}" if advice else ""))
         self._arguments = (code, where, hint)
 
-    def __reduce__(self) -> tuple[type[BrokerError], tuple[int, str, str]]:
-        """Errors travel from worker processes to the driver."""
-        return type(self), self._arguments
+    def __reduce__(self) -> tuple[type[BrokerError], tuple[int, str, str], dict[str, Any]]:
+        """Errors travel from worker processes to the driver, with their notes."""
+        return type(self), self._arguments, vars(self)
 
 
 class RetriableBrokerError(BrokerError, RetriableError):
@@ -97,9 +99,9 @@ class UnknownTopicError(RetriableError):
         why = "misspelt, deleted, or hidden because Describe was not granted"
         super().__init__(f"no broker knows the topic {names}; it may be {why}")
 
-    def __reduce__(self) -> tuple[type[UnknownTopicError], tuple[frozenset[str]]]:
-        """Errors travel from worker processes to the driver."""
-        return type(self), (self.topics,)
+    def __reduce__(self) -> tuple[type[UnknownTopicError], tuple[frozenset[str]], dict[str, Any]]:
+        """Errors travel from worker processes to the driver, with their notes."""
+        return type(self), (self.topics,), vars(self)
 
 
 class OffsetOutOfRangeError(DataLossError):
@@ -119,9 +121,9 @@ class OffsetOutOfRangeError(DataLossError):
         range_ = f"available are {earliest} to {latest} (exclusive)"
         super().__init__(f"{topic}-{partition}: offset {wanted} is out of range, {range_}; {story}")
 
-    def __reduce__(self) -> tuple[type[OffsetOutOfRangeError], tuple[str, int, int, int, int]]:
-        """Errors travel from worker processes to the driver."""
-        return type(self), (self.topic, self.partition, self.wanted, self.earliest, self.latest)
+    def __reduce__(self) -> tuple[type[OffsetOutOfRangeError], tuple[str, int, int, int, int], dict[str, Any]]:
+        """Errors travel from worker processes to the driver, with their notes."""
+        return type(self), (self.topic, self.partition, self.wanted, self.earliest, self.latest), vars(self)
 
 
 class TopicRecreatedError(DataLossError):
@@ -136,9 +138,9 @@ class TopicRecreatedError(DataLossError):
         positions = f"the positions held are for topic id {expected} and mean nothing in another topic"
         super().__init__(f"topic {topic!r} {story}; {positions}")
 
-    def __reduce__(self) -> tuple[type[TopicRecreatedError], tuple[str, str, str | None]]:
-        """Errors travel from worker processes to the driver."""
-        return type(self), (self.topic, self.expected, self.found)
+    def __reduce__(self) -> tuple[type[TopicRecreatedError], tuple[str, str, str | None], dict[str, Any]]:
+        """Errors travel from worker processes to the driver, with their notes."""
+        return type(self), (self.topic, self.expected, self.found), vars(self)
 
 
 class LogTruncatedError(DataLossError):
@@ -160,9 +162,9 @@ class LogTruncatedError(DataLossError):
         told = f"{offsets} were read already, and the log now holds other records there"
         super().__init__(f"{topic}-{partition}: the log was truncated; {told}")
 
-    def __reduce__(self) -> tuple[type[LogTruncatedError], tuple[str, int, int, int, int | None]]:
-        """Errors travel from worker processes to the driver."""
-        return type(self), (self.topic, self.partition, self.wanted, self.diverges_at, self.epoch)
+    def __reduce__(self) -> tuple[type[LogTruncatedError], tuple[str, int, int, int, int | None], dict[str, Any]]:
+        """Errors travel from worker processes to the driver, with their notes."""
+        return type(self), (self.topic, self.partition, self.wanted, self.diverges_at, self.epoch), vars(self)
 
 
 class ConnectionLostError(RetriableError):

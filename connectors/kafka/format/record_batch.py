@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from crc32c import crc32c
 
@@ -67,9 +68,9 @@ class BadBatchError(CorruptDataError):
         self._arguments = (place, base_offset, reason)
         super().__init__(f"{place}, record batch at offset {base_offset}: {reason}")
 
-    def __reduce__(self) -> tuple[type[BadBatchError], tuple[str, int, str]]:
-        """Errors travel from worker processes to the driver."""
-        return type(self), self._arguments
+    def __reduce__(self) -> tuple[type[BadBatchError], tuple[str, int, str], dict[str, Any]]:
+        """Errors travel from worker processes to the driver, with their notes."""
+        return type(self), self._arguments, vars(self)
 
 
 @dataclass(frozen=True, slots=True)
