@@ -6,6 +6,7 @@
     checkpoint-000000000007.json     {"format": "headrace-run-checkpoint", "version": 1, "crc32": <of the body>, "body": "..."}
                                      body: {"run", "checkpoint_id", "completed", "epochs", "handle_version",
                                             "handles": [[number, ...]], "source": "<what CheckpointSerializer writes>"}
+                                     also "replaced": [<epoch>, ...] if rows were copied, which older versions pass over
                                      of version 2, of a run with several outputs: also "outputs": {<name>: [before, last]}
 
 A checkpoint is written again under its name when its transactions are committed (`completed`, without handles), or copied.
@@ -76,9 +77,9 @@ class RunCheckpoint(Generic[SplitT, HandleT]):
     """Positions and committables. `completed`: all that it listed is committed, and `handles` is empty.
 
     `epoch`: what the sink is told before anything of this checkpoint is committed, of the last one that had handles; 0 without
-    any. `epoch_before`: the same of the checkpoint before, or of this one before aborted rows of it were copied. No other
-    checkpoint of any copy of the folder has the same.
+    any. `epoch_before`: the same of the checkpoint before. No other checkpoint of any copy of the folder has the same.
     `by_output`: of a run with several outputs, both for each: not every one is told of each checkpoint.
+    `replaced`: what sinks were told of this one or the one before first, when aborted rows of it were not yet copied.
     """
 
     positions: Checkpoint[SplitT]
@@ -87,6 +88,7 @@ class RunCheckpoint(Generic[SplitT, HandleT]):
     epoch: int = 0
     epoch_before: int = 0
     by_output: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    replaced: tuple[int, ...] = ()
 
     def told(self, output: str) -> tuple[int, int]:
         """What the output's sink had been told before this checkpoint, and what with it; the same where it is none of it."""
@@ -139,6 +141,8 @@ class RunCheckpointSerializer(Generic[SplitT, HandleT]):
             "handles": [[listed.number, self._handles.serialize(listed.handle)] for listed in checkpoint.handles],
             "source": self._source.serialize(checkpoint.positions).decode(),
         }
+        if checkpoint.replaced:
+            body["replaced"] = list(checkpoint.replaced)
         if not self.outputs:
             return sealed(FORMAT, _OF_ONE_SINK, body)
         body["outputs"] = {name: list(checkpoint.told(name)) for name in self.outputs}
@@ -166,7 +170,8 @@ class RunCheckpointSerializer(Generic[SplitT, HandleT]):
             if positions.checkpoint_id != body["checkpoint_id"]:
                 raise ValueError(f"positions of checkpoint {positions.checkpoint_id} in checkpoint {body['checkpoint_id']}")
             before, epoch = _two(body["epochs"])
-            return RunCheckpoint(positions, handles, body["completed"], epoch, before, told)
+            replaced = tuple(map(_number, body.get("replaced", ())))
+            return RunCheckpoint(positions, handles, body["completed"], epoch, before, told, replaced)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"{where}: the checkpoint is damaged: {type(error).__name__}: {error}") from error
 
@@ -276,7 +281,8 @@ class CheckpointStore(Generic[SplitT, HandleT]):
             if checkpoint_id < checkpoint.positions.checkpoint_id:
                 with suppress(StateError):
                     found = self._read(checkpoint_id)
-                    return found if found.completed and found.epoch == checkpoint.epoch_before else None
+                    is_next = found.completed and found.epoch == checkpoint.epoch_before and not checkpoint.replaced
+                    return found if is_next else None
         return None
 
     def take_back(self, checkpoint_id: int) -> None:

@@ -58,8 +58,6 @@ __all__ = ["RunCommitter", "first_attempt"]
 log = logging.getLogger(__name__)
 
 EPOCH_BITS = 20
-_COPY_BITS = 12
-"""Fewer, so that a checkpoint whose rows are copied, and copied again, seldom reaches the epochs of the next one."""
 
 SETTLE_S = (1.0, 60.0)
 """A dead worker's transactions are looked for again so many seconds after they were first swept: a request that was under way
@@ -84,6 +82,12 @@ class _Told:
     before: int = 0
     last: int = 0
     completed: bool = True
+    replaced: Collection[int] = ()
+
+    @property
+    def possible(self) -> Collection[int]:
+        """What the sink may have recorded last, where not all is committed."""
+        return {self.before, self.last, *(epoch for epoch in self.replaced if epoch > self.before)}
 
 
 class _Ends(ABC, Generic[HandleT]):
@@ -148,11 +152,11 @@ class _EndsByWorker(_Ends[HandleT]):
 
     def possible(self, told: _Told) -> Collection[int]:
         """0, too: the lists may be gone (Kafka's topic of them), or there are none; then the transactions themselves tell."""
-        return {0, told.last, told.before}
+        return {0, *told.possible}
 
     def tells(self, seen: int, told: _Told) -> bool:
         """What is decided and not marked yet is left out of it, so something older than the checkpoint says nothing."""
-        return seen > 0 and seen >> EPOCH_BITS >= told.before >> EPOCH_BITS
+        return seen > 0 and seen >> EPOCH_BITS >= told.before >> EPOCH_BITS and seen not in told.replaced
 
     def has_ended(self, recorded: CommitList[HandleT]) -> bool:
         """Each transaction tells by itself."""
@@ -229,7 +233,7 @@ class _EndsByList(_Ends[HandleT]):
 
     def possible(self, told: _Told) -> Collection[int]:
         """A checkpoint is completed after the table has recorded it: a table that does not know it is not the one."""
-        return {told.last} if told.completed else {told.last, told.before}
+        return {told.last} if told.completed else told.possible
 
     def tells(self, seen: int, told: _Told) -> bool:
         """A table's record is one commit."""
@@ -487,36 +491,53 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
         positions, stored = self._proposed, self._stored
         if positions is not None and positions.checkpoint_id == commits.epoch:
             self._proposed = None
-            told = [output for place, output in enumerate(self._outputs) if place == 0 or self._own(output, commits.handles)]
-            self._record(positions, commits, (commits.epoch << EPOCH_BITS) + self._draw(), told)
+            self._record(self._next(positions, commits), commits)
             self._is_stored(commits.epoch)
             return
         assert stored is not None
         if commits.handles:
-            # Copies of what was aborted. Under another epoch, as another copy of the folder may have this checkpoint too: it is
-            # refused from here on, and makes no copies of its own.
-            self._record(stored.positions, commits, self._epoch + 1 + self._draw() % (1 << _COPY_BITS), self._told_last)
+            self._record(self._with_copies(stored, commits.handles), commits)
             return
         self._write(replace(stored, handles=(), completed=True))
         for output in self._told_last:
             output.ends.completed(self._told(output).last)
 
-    def _record(
-        self, positions: Checkpoint[SplitT], commits: CommitList[WorkerHandle[Any]], epoch: int, told: Sequence[_Output]
-    ) -> None:
-        """Store it, then tell these outputs; without handles no sink is told of it.
+    def _record(self, checkpoint: RunCheckpoint[SplitT, Any], commits: CommitList[WorkerHandle[Any]]) -> None:
+        """Without handles no sink is told of it."""
+        self._write(checkpoint)
+        if commits.handles:
+            for output in self._told_last:
+                output.driver.record(output.ends.listed(self._epoch, self._own(output, commits.handles)))
 
-        Above the epoch before, as a table takes a lower one for something that it has recorded.
-        """
+    def _next(self, positions: Checkpoint[SplitT], commits: CommitList[WorkerHandle[Any]]) -> RunCheckpoint[SplitT, Any]:
+        """The checkpoint to be stored. Its epoch is in the lower half of its number's: those of copies come behind it."""
+        assert commits.epoch is not None, "a run's lists are its checkpoints"
         before = self._epoch
-        epoch, told = (max(epoch, before + 1), told) if commits.handles else (before, ())
-        last = {output.name: self._told(output).last for output in self._outputs}
-        by_output = {name: (told_before, told_before) for name, told_before in last.items()}
-        by_output |= {output.name: (last[output.name], epoch) for output in told}
+        first = commits.epoch << EPOCH_BITS
+        epoch = max(first + self._draw() % (1 << EPOCH_BITS - 1), before + 1) if commits.handles else before
+        by_output = {}
+        for place, output in enumerate(self._outputs):
+            last, is_told = self._told(output).last, commits.handles and (place == 0 or self._own(output, commits.handles))
+            by_output[output.name] = (last, epoch if is_told else last)
         by_output.pop(SOLE, None)
-        self._write(RunCheckpoint(positions, commits.handles, commits.completed, epoch, before, by_output))
-        for output in told:
-            output.driver.record(output.ends.listed(epoch, self._own(output, commits.handles)))
+        replaced = () if self._stored is None else self._stored.replaced
+        still = tuple(each for each in replaced if each >> EPOCH_BITS >= before >> EPOCH_BITS)
+        return RunCheckpoint(positions, commits.handles, commits.completed, epoch, before, by_output, still)
+
+    def _with_copies(
+        self, stored: RunCheckpoint[SplitT, HandleT], copies: Sequence[WorkerHandle[Any]]
+    ) -> RunCheckpoint[SplitT, Any]:
+        """Under another epoch, as another copy of the folder may have this checkpoint, too: it is refused from here on, and
+        makes no copies of its own. A later one, as a table takes a lower one for something that it has recorded.
+        """
+        following = stored.epoch + 1
+        room = max((stored.positions.checkpoint_id + 1 << EPOCH_BITS) - following, 0)
+        epoch = following + (self._draw() * room >> EPOCH_BITS)
+        by_output = {
+            name: (before, epoch if last == stored.epoch else last) for name, (before, last) in stored.by_output.items()
+        }
+        replaced = (*stored.replaced, stored.epoch)
+        return replace(stored, handles=tuple(copies), epoch=epoch, by_output=by_output, replaced=replaced)
 
     @property
     def _epoch(self) -> int:
@@ -534,7 +555,7 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
 
     def _told(self, output: _Output) -> _Told:
         stored = self._stored
-        return _Told() if stored is None else _Told(*stored.told(output.name), stored.completed)
+        return _Told() if stored is None else _Told(*stored.told(output.name), stored.completed, stored.replaced)
 
     def _own(self, output: _Output, handles: Collection[WorkerHandle[Any]]) -> list[WorkerHandle[Any]]:
         """Those of this output, as its sink has given them."""

@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 from headrace.cli import app
 from headrace.connectors.commit import JobCommitter, StaleEpochError
 from headrace.connectors.kafka.write.transactions import Transactions
-from headrace.connectors.sink import Attempt
+from headrace.connectors.sink import Attempt, RecordedEpoch
 from headrace.enumerator.checkpoint import Checkpoint, CheckpointSerializer
 from headrace.enumerator.errors import (
     AuthenticationError,
@@ -52,7 +52,7 @@ from headrace.runners.local.checkpoints import (
     RunCheckpointSerializer,
     sealed,
 )
-from headrace.runners.local.commits import SETTLE_S, RunCommitter
+from headrace.runners.local.commits import EPOCH_BITS, SETTLE_S, RunCommitter
 from headrace.runners.local.coordinator import RunBeginning, RunOutcome
 from headrace.runners.local.core import WorkerDied, WorkerHandle, WorkerSnapshotted
 from headrace.runners.local.finish import finish
@@ -673,6 +673,43 @@ def test_seen_here_a_look_that_lacks_what_is_decided_and_not_marked_yet_makes_no
     store.close()
 
 
+def test_seen_here_a_look_that_shows_what_copies_have_replaced_makes_no_folder_an_older_copy(tmp_path, monkeypatch):
+    """Both epochs are of one checkpoint, and the folder has moved on by another one since."""
+    log, store = MemoryTransactionLog(), opened(tmp_path)
+    for number in (0, 1):
+        store.enlist(number)
+    wanted = prepared(log, store, 1, "row")
+    first = (1 << EPOCH_BITS) + 9
+    store.write(checkpoint(1, (wanted,), epoch=first))
+    log.abort(wanted.handle.number)
+    run = committer(store, log)
+    job = JobCommitter("x", run)
+    job.recover()
+    monkeypatch.setattr(MemorySink, "recorded_now", lambda self: {store.roster.run: RecordedEpoch(first)})
+    for number in (2, 3):
+        run.propose(checkpoint(number).positions)
+        job.commit(number, () if number == 2 else (prepared(log, store, 1, "later"),))
+        run = committer(store, log)
+        job = JobCommitter("x", run)
+        job.recover()
+    assert log.rows() == ["row", "later"]
+    assert store.latest().replaced == (first,)
+    run.propose(checkpoint(4).positions)
+    job.commit(4, ())
+    assert store.latest().replaced == ()  # they do not pile up
+    store.close()
+
+
+def test_a_checkpoint_whose_rows_were_copied_comes_back_as_it_was_written():
+    made = replace(checkpoint(7, (), True, 9, 4), replaced=(5, 6))
+    assert SERIALIZER.deserialize("run-1", SERIALIZER.serialize("run-1", made), "here") == made
+    for damaged in ("[5,true]", "[-1]", "[5.5]", '"5"', "5"):
+        data = SERIALIZER.serialize("run-1", made)
+        body = json.loads(json.loads(data)["body"]) | {"replaced": json.loads(damaged)}
+        with pytest.raises(StateError, match="here: the checkpoint is damaged"):
+            SERIALIZER.deserialize("run-1", sealed(checkpoints.FORMAT, checkpoints.VERSION - 1, body), "here")
+
+
 def test_an_older_copy_of_a_folder_and_another_branch_are_refused(tmp_path):
     log, store = MemoryTransactionLog(), opened(tmp_path)
     run = committer(store, log)
@@ -717,12 +754,15 @@ def test_seen_here_of_two_copies_of_a_folder_one_alone_commits_copies_of_what_wa
     for number in (0, 1):
         store.enlist(number)
     wanted = prepared(log, store, 1, "row")
-    store.write(checkpoint(1, (wanted,), epoch=9))
+    first = (1 << EPOCH_BITS) + 9
+    store.write(checkpoint(1, (wanted,), epoch=first))
     log.abort(wanted.handle.number)
     shutil.copytree(tmp_path / "first", tmp_path / "second")
     JobCommitter("x", committer(store, log, draw=lambda: 3)).recover()
     assert log.rows() == ["row"]
-    assert store.latest() == checkpoint(1, (), True, epoch=13, before=9)
+    stored = store.latest()
+    assert first < stored.epoch < 2 << EPOCH_BITS
+    assert stored == replace(checkpoint(1, (), True, epoch=stored.epoch), replaced=(first,))
     store.close()
     second = opened(tmp_path / "second")
     with pytest.raises(StaleEpochError, match="Going on would write rows twice"):

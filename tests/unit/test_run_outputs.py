@@ -265,7 +265,7 @@ class TestOneDecision:
         assert Counter(entry.state for entry in log.entries if entry.rows)[State.COMMITTED] == len(sink)
         stored = store.latest()
         assert stored is not None
-        assert (stored.completed, stored.handles, stored.epoch_before) == (True, (), first)
-        assert stored.by_output == {"bad": (first, stored.epoch), "good": (first, stored.epoch)}
+        assert (stored.completed, stored.handles, stored.replaced) == (True, (), (first,))
+        assert stored.by_output == {"bad": (0, stored.epoch), "good": (0, stored.epoch)}
         assert set(MemorySink(log).recorded_epochs().values()) == {stored.epoch}
         store.close()

@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 from headrace.connectors.commit import JobCommitter, StaleEpochError
 from headrace.connectors.outputs import SOLE, Outputs, Sinks
-from headrace.connectors.sink import HandleSerializer
+from headrace.connectors.sink import HandleSerializer, RecordedEpoch
 from headrace.enumerator.checkpoint import CheckpointSerializer
 from headrace.enumerator.enumerator import create_enumerator, restore_enumerator
 from headrace.enumerator.errors import FencedError, PeerError
@@ -37,7 +37,7 @@ from headrace.enumerator.source import Findings, SplitBatch
 from headrace.runners.local import commits
 from headrace.runners.local.balanced import BalancedEnumerator
 from headrace.runners.local.checkpoints import CheckpointNotStoredError, Roster, RunCheckpoint, RunCheckpointSerializer
-from headrace.runners.local.commits import SETTLE_S, RunCommitter
+from headrace.runners.local.commits import SETTLE_S, RunCommitter, _EndsByWorker
 from headrace.runners.local.core import (
     After,
     AssignSplits,
@@ -90,12 +90,16 @@ class CoordinatorDiedError(BaseException):
 
 
 class Log(MemoryTransactionLog):
-    """Each change is told to the world, which may kill who makes it."""
+    """Each change is told to the world, which may kill who makes it.
+
+    `shown`: the lists that a look shows, where it does not show those of now.
+    """
 
     def __init__(self, world: RunWorld) -> None:
         super().__init__()
         self.world = world
         self.changes = 0
+        self.shown: dict[str, bytes] | None = None
 
     def changing(self) -> None:
         self.world.changing()
@@ -107,6 +111,15 @@ class Log(MemoryTransactionLog):
 
     def generation(self, job: str) -> int:
         return self._generations.get(job, 0)
+
+
+class LookedAtSink(MemorySink):
+    """A look without waiting may lack what is decided and not marked yet, or ask a broker that leads no more."""
+
+    def recorded_now(self) -> dict[str, RecordedEpoch]:
+        assert isinstance(self.log, Log)
+        with nullcontext() if self.log.shown is None else patch.object(self.log, "_lists", self.log.shown):
+            return self.recorded()
 
 
 class Disk:
@@ -357,7 +370,7 @@ class Life:
             self.world.expect_aborted(error)
             self.ended = error
         except StaleEpochError as error:
-            if self.world.drivers() != drivers:
+            if self.world.drivers() != drivers and self.world.log.shown is None:
                 raise BrokenPromiseError("an older copy of the folder has fenced the run that goes on") from error
             self.ended = error
         except FencedError as error:
@@ -381,7 +394,7 @@ class RunWorld:
         self.ends = {"a": 2, "b": 3, "c": 1}
         self.dies_in: int | None = None
         self.log = Log(self)
-        self.sink: Sinks = {name: MemorySink(self.log) for name in self.names} if self.names else MemorySink(self.log)
+        self.sink: Sinks = {name: LookedAtSink(self.log) for name in self.names} if self.names else LookedAtSink(self.log)
         self.outputs = Outputs(self.sink)
         self.checked = 0
         self.disk = Disk(self.names)
@@ -549,6 +562,11 @@ class RunWorld:
     def disk_full(self) -> None:
         self.disk.full = not self.disk.full
 
+    def looks_lag(self) -> None:
+        """From now on looks show what is recorded now; the next time all that is recorded then."""
+        self.happened["looks lag"] += 1
+        self.log.shown = dict(self.log.stored()) if self.log.shown is None else None
+
     def time(self) -> None:
         self.now_s += SETTLE_S[-1]
 
@@ -643,7 +661,7 @@ class RunWorld:
             raise BrokenPromiseError(f"{twice} were committed twice")
 
     def drain(self) -> None:
-        self.disk.full = False
+        self.disk.full, self.log.shown = False, None
         self.dies_in = None
         self.zombies.clear()
         wanted = {(name, offset) for name, end in self.ends.items() for offset in range(end)}
@@ -729,6 +747,7 @@ RUN = Adversary(
         "zombie": (RunWorld.zombie, 3),
         "expire": (RunWorld.expire, 1),
         "disk_full": (RunWorld.disk_full, 0),
+        "looks_lag": (RunWorld.looks_lag, 0),
         "time": (RunWorld.time, 0),
         "keep": (RunWorld.keep, 0),
         "foreign": (RunWorld.foreign, 1),
@@ -772,13 +791,24 @@ class TwoOutputsWorld(RunWorld):
                 self.happened["expired PREPARED"] += 1
                 self.log.expire(entry.number)
 
+    def late_outage(self, after: int) -> None:
+        """The brokers were away, too: looks lag."""
+        self.outage(2 + after % 4)
+        self.happened["looks lag"] += 1
+        self.log.shown = dict(self.log.stored())
+
 
 OUTPUTS = replace(
     RUN,
     name="outputs",
     begin=TwoOutputsWorld,
-    actions={**RUN.actions, "outage": (TwoOutputsWorld.outage, 1)},
-    mixes=({**RUN.mixes[0], "outage": 4}, {**RUN.mixes[1], "outage": 8}),
+    actions={**RUN.actions, "outage": (TwoOutputsWorld.outage, 1), "late_outage": (TwoOutputsWorld.late_outage, 1)},
+    mixes=(
+        {**RUN.mixes[0], "outage": 4},
+        {**RUN.mixes[1], "outage": 8},
+        {**RUN.mixes[0], "late_outage": 8, "crash": 6, "round": 6},
+        {**RUN.mixes[1], "looks_lag": 2},
+    ),
 )
 
 
@@ -925,15 +955,12 @@ def aborted_rows_of_the_second_output_are_not_copied() -> Iterator[None]:
 @contextmanager
 def the_first_sink_is_not_told_of_what_is_for_the_others() -> Iterator[None]:
     """So nobody decides between two copies of a folder, and both are refused in the end."""
-    record = RunCommitter._record
+    told_last = RunCommitter._told_last.fget  # type: ignore[attr-defined]
 
-    def without(self: Any, positions: Any, commits: Any, epoch: int, told: Any) -> None:
-        first = self._outputs[0]
-        untold = patch.object(first.driver, "record", lambda commits: None)
-        with nullcontext() if self._own(first, commits.handles) else untold:
-            record(self, positions, commits, epoch, told)
+    def without(self: Any) -> Any:
+        return [output for output in told_last(self) if self._own(output, self._listed)]
 
-    with patch.object(RunCommitter, "_record", without):
+    with patch.object(RunCommitter, "_told_last", property(without)):
         yield
 
 
@@ -952,20 +979,24 @@ def dead_workers_are_swept_at_the_first_sink_alone() -> Iterator[None]:
 @contextmanager
 def copies_are_recorded_under_the_epoch_of_what_was_aborted() -> Iterator[None]:
     """Which another copy of the folder has, too."""
-    record = RunCommitter._record
+    with patch.object(RunCommitter, "_with_copies", lambda self, stored, copies: replace(stored, handles=tuple(copies))):
+        yield
 
-    def as_before(self: Any, positions: Any, commits: Any, epoch: int, told: Any) -> None:
-        if self._stored is not None and positions is self._stored.positions:
-            self._write(replace(self._stored, handles=commits.handles))
-        else:
-            record(self, positions, commits, epoch, told)
 
-    with patch.object(RunCommitter, "_record", as_before):
+@contextmanager
+def a_look_at_what_copies_have_replaced_is_news() -> Iterator[None]:
+    tells = _EndsByWorker.tells
+
+    def without(self: Any, seen: int, told: Any) -> bool:
+        return tells(self, seen, replace(told, replaced=()))
+
+    with patch.object(_EndsByWorker, "tells", without):
         yield
 
 
 PLANTED_IN_OUTPUTS = (
     copies_are_recorded_under_the_epoch_of_what_was_aborted,
+    a_look_at_what_copies_have_replaced_is_news,
     the_second_output_is_forgotten_after_a_crash,
     aborted_rows_of_the_second_output_are_not_copied,
     the_first_sink_is_not_told_of_what_is_for_the_others,
