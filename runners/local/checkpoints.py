@@ -79,7 +79,7 @@ class RunCheckpoint(Generic[SplitT, HandleT]):
     `epoch`: what the sink is told before anything of this checkpoint is committed, of the last one that had handles; 0 without
     any. `epoch_before`: the same of the checkpoint before. No other checkpoint of any copy of the folder has the same.
     `by_output`: of a run with several outputs, both for each: not every one is told of each checkpoint.
-    `replaced`: what sinks were told of this one or the one before first, when aborted rows of it were not yet copied.
+    `replaced`: what sinks were told first of the checkpoints of these epochs, when aborted rows of them were not yet copied.
     """
 
     positions: Checkpoint[SplitT]

@@ -519,9 +519,10 @@ class RunCommitter(Committer[WorkerHandle[Any]], Generic[SplitT, HandleT]):
         for place, output in enumerate(self._outputs):
             last, is_told = self._told(output).last, commits.handles and (place == 0 or self._own(output, commits.handles))
             by_output[output.name] = (last, epoch if is_told else last)
+        numbers = {each >> EPOCH_BITS for told in by_output.values() for each in told}
         by_output.pop(SOLE, None)
         replaced = () if self._stored is None else self._stored.replaced
-        still = tuple(each for each in replaced if each >> EPOCH_BITS >= before >> EPOCH_BITS)
+        still = tuple(each for each in replaced if each >> EPOCH_BITS in numbers)
         return RunCheckpoint(positions, commits.handles, commits.completed, epoch, before, by_output, still)
 
     def _with_copies(
