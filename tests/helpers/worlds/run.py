@@ -37,7 +37,7 @@ from headrace.enumerator.source import Findings, SplitBatch
 from headrace.runners.local import commits
 from headrace.runners.local.balanced import BalancedEnumerator
 from headrace.runners.local.checkpoints import CheckpointNotStoredError, Roster, RunCheckpoint, RunCheckpointSerializer
-from headrace.runners.local.commits import SETTLE_S, RunCommitter, _EndsByWorker
+from headrace.runners.local.commits import EPOCH_BITS, SETTLE_S, RunCommitter, _EndsByWorker
 from headrace.runners.local.core import (
     After,
     AssignSplits,
@@ -77,6 +77,7 @@ from tests.helpers.worlds.search import Adversary
 ROUNDS = 60
 """Time without trouble, in rounds, in which everything must be done."""
 
+_SPREAD = 0x9E3779B1  # the golden ratio's
 _POSITIONS = CheckpointSerializer("memory", MemorySplitSerializer())
 _SCHEDULE = RunSchedule(1.0, 0.0, 10.0, tolerable_failed_checkpoints=2)
 
@@ -406,8 +407,9 @@ class RunWorld:
         self.life = Life(self, self.disk)
 
     def draw(self) -> int:
+        """Bits that are the same each time, and spread as chance spreads them."""
         self.drawn += 1
-        return self.drawn
+        return self.drawn * _SPREAD % (1 << EPOCH_BITS)
 
     def output_of(self, split_id: str, offset: int) -> str:
         """Where the transform sends this row."""
