@@ -19,6 +19,8 @@ from headrace.runners.spark.supervision.ownership.lease import (
     BeatWritten,
     BoardFailed,
     BoardRefused,
+    Call,
+    CallWanted,
     DriverHeard,
     DriverLost,
     EndLease,
@@ -56,7 +58,7 @@ HIGHER = Looked(NOW, beat(2, "other", 0))
 NOTHING = Looked(NOW, None)
 FAILS, REFUSED = BoardFailed(NOW, "away"), BoardRefused(NOW, "no right")
 WRITTEN, HEARD, LOST, DUE = BeatWritten(NOW), DriverHeard(NOW), DriverLost(NOW), LookDue(NOW)
-LEAVE = LeaveRequested(NOW)
+LEAVE, WANTED = LeaveRequested(NOW), CallWanted(NOW, 7)
 
 NEW: list[Any] = []
 LOOKING: list[Any] = [LeaseStarted(NOW)]
@@ -77,7 +79,7 @@ PATHS = {
     LeasePhase.LEAVING: LEAVING,
     LeasePhase.OVER: OVER,
 }
-EVENTS = [LeaseStarted(NOW), DUE, FOUND, WRITTEN, FAILS, REFUSED, HEARD, LOST, JobEnded(NOW, DONE), LEAVE]
+EVENTS = [LeaseStarted(NOW), DUE, FOUND, WRITTEN, FAILS, REFUSED, HEARD, LOST, WANTED, JobEnded(NOW, DONE), LEAVE]
 DOUBTED: list[Any] = [*DOUBTING, *[DUE, Looked(NOW, OWN)] * (LOOKS - 1), DUE]
 AGAIN = beat(2, ME)
 DOUBTED_TWICE: list[Any] = [
@@ -88,6 +90,9 @@ DOUBTED_TWICE: list[Any] = [
 TAKEN_OVER: list[Any] = [*FOLLOWING, *[DUE, FOUND] * LOOKS]
 LAST = beat(1, "other", 8, BeatState.OVER, "COMPLETED", "all read")
 SAID = beat(1, ME, 1, BeatState.OVER, "COMPLETED", "all read")
+LATE = NOW + TIMEOUT_S
+HELD: list[Any] = [*LEADING, LOST, CallWanted(LATE, 7)]
+LOOKED_LATE: list[Any] = [*HELD, LookDue(LATE)]
 OVER_IN_2 = replace(LAST, term=2)
 
 
@@ -138,6 +143,15 @@ CASES = [
     Case("and for one that has left, whose place it takes", [*LEADING, DUE], Looked(NOW, beat(2, state=BeatState.LEFT)), [Follow("there leads, in term 2"), WriteBeat(beat(3, ME))], _P.CLAIMING),
     Case("and it ends with the job of one of a higher rank", [*LEADING, DUE], Looked(NOW, OVER_IN_2), [EndLease(DriverEnd(Ending.COMPLETED, "the job has ended on there: all read"))], _P.OVER),
     *(Case(f"a leader goes on: {type(event).__name__}", LEADING, event, [], _P.LEADING) for event in (WRITTEN, FAILS, REFUSED, HEARD, LOST)),
+    Case("a leader calls the driver that its job wants", LEADING, WANTED, [Call(7)], _P.LEADING),
+    Case("but not one that may have been taken for dead", LEADING, CallWanted(LATE, 7), [], _P.LEADING),
+    Case("before it has seen the board", LOOKED_LATE, BoardFailed(LATE, "away"), [], _P.LEADING),
+    Case("and that nobody leads in its place", LOOKED_LATE, Looked(LATE, OWN), [Call(7)], _P.LEADING),
+    Case("then it also says that it leads, as soon as that driver lives", [*LOOKED_LATE, DriverHeard(LATE)], Looked(LATE, OWN), [Call(7), WriteBeat(replace(OWN, number=1))], _P.LEADING),
+    Case("it calls it once", [*LOOKED_LATE, Looked(LATE, OWN), LookDue(LATE)], Looked(LATE, OWN), [], _P.LEADING),
+    Case("nobody calls one that has ended", [*LOOKED_LATE, DriverLost(LATE)], Looked(LATE, OWN), [], _P.LEADING),
+    Case("what was seen before its host was paused proves nothing", LOOKED_LATE, Looked(LATE + TIMEOUT_S, OWN), [], _P.LEADING),
+    Case("one in whose place another one leads calls none", LOOKED_LATE, Looked(LATE, HIGHER.found), [WriteBeat(replace(OWN, number=1)), Follow("there leads, in term 2")], _P.FOLLOWING),
     Case("a leader whose job is done says so", LEADING, JobEnded(NOW, DONE), [WriteBeat(beat(1, ME, 1, BeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
     Case("a driver that fails while its supervisor is stopped is no end of the job: that is handed over", LEADING, JobEnded(NOW, FAILED, was_to_stop=True), [WriteBeat(beat(1, ME, 1, BeatState.LEFT, "FAILED", "too often"))], _P.LEAVING),
     Case("as against one that fails too often", LEADING, JobEnded(NOW, FAILED), [WriteBeat(beat(1, ME, 1, BeatState.OVER, "FAILED", "too often"))], _P.LEAVING),
@@ -339,6 +353,28 @@ def test_seen_here_a_leader_that_was_paused_for_longer_may_have_been_taken_for_d
     core = driven(LEADING)
     core.handle(DriverHeard(3600.0))
     assert core.is_suspect
+
+
+def test_a_driver_waits_from_the_time_that_it_is_wanted_until_it_is_called_or_its_supervisor_does_not_lead():
+    core = driven(LEADING)
+    core.handle(WANTED)
+    assert core.waiting is None
+    core = driven(HELD)
+    assert core.waiting == 7
+    looks(core, Looked(LATE, HIGHER.found))
+    assert core.waiting is None
+    again = driven([*HELD, JobEnded(LATE, FENCED), *[DUE, Looked(LATE, OWN)] * LOOKS, WRITTEN, Looked(LATE, AGAIN)])
+    assert (again.phase, again.waiting) == (LeasePhase.LEADING, None)
+
+
+def test_seen_here_a_leader_that_is_cut_off_takes_the_job_from_who_has_taken_over_with_none_of_its_next_drivers():
+    """Each of them fenced the healthy one, which saw no beat of another: fenced twice by nobody it ended with status 67."""
+    core = driven(LEADING)
+    for number in range(2, 6):
+        core.handle(DriverLost(number * 10.0))
+        assert core.handle(CallWanted(number * 10.0, number)) == []
+        assert looks(core, *[FAILS] * 5) == []
+    assert looks(core, Looked(core.wake_at_s, OWN)) == [Call(5)]
 
 
 def test_the_board_is_asked_one_question_at_a_time_and_not_too_often():

@@ -334,6 +334,34 @@ def test_while_the_board_is_away_nobody_takes_over_and_the_job_goes_on(play, cap
 
 
 @pytestmark_lease
+def test_seen_here_a_leader_that_is_cut_off_calls_its_next_driver_when_it_has_seen_the_board_again(play, monkeypatch):
+    """That driver waits meanwhile, which is no driver that gets on with nothing."""
+    monkeypatch.setattr(lease, "LEAST_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(PlayedBoard, "timeout_s", 0.05)
+    drivers, called, before = [], [], []
+    made = PlayedDriver.__init__
+    monkeypatch.setattr(PlayedDriver, "__init__", lambda driver, order: (made(driver, order), drivers.append(driver))[0])
+
+    def away(then=lambda: None):
+        then()
+        raise DeadlineExceededError("no broker")
+
+    def cut_off(driver):
+        called.append(driver)
+        if len(called) > 1:
+            stop(driver)
+            return
+        killed, lives = partial(away, lambda: driver.over(KILLED)), partial(away, lambda: drivers[-1].tell(unrehearsed=None))
+        board.others = iter([*[away] * 20, killed, *[lives] * 100, lambda: before.extend(called)])
+
+    board = PlayedBoard()
+    end, shown = play(cut_off, board=board, job=SupervisionLimits(progress_s=0.5))
+    assert (end, before, called) == (STOPPED, drivers[:1], drivers)
+    assert len(drivers) == 2
+    assert shown["last_failure"] == KILLED.reason
+
+
+@pytestmark_lease
 def test_a_board_that_may_not_be_seen_is_an_error_at_once(play):
     end, _ = play(stop, board=PlayedBoard([PeerError("not authorized")]))
     assert end == DriverEnd(Ending.WRONG_USE, "the board: not authorized")

@@ -42,6 +42,8 @@ from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, reap_or
 from headrace.runners.spark.supervision.jobs import FunctionName
 from headrace.runners.spark.supervision.ownership.board import BoardThread
 from headrace.runners.spark.supervision.ownership.lease import (
+    Call,
+    CallWanted,
     DriverHeard,
     DriverLost,
     EndLease,
@@ -236,7 +238,8 @@ class _Supervisor:
         self._trouble = self._lease.trouble
         if self._lease.is_suspect and not self._is_suspect:
             log.warning(
-                "this supervisor leads, and may be taken for dead, as nobody has heard of it; it goes on until it is fenced"
+                "this supervisor leads, and may be taken for dead, as nobody has heard of it; it goes on until it is fenced, "
+                "and calls no other driver before it has seen that nobody else leads"
             )
         self._is_suspect = self._lease.is_suspect
         self._show()
@@ -256,6 +259,8 @@ class _Supervisor:
             case Lead():
                 log.warning("it leads, and runs the job")
                 self._tell(SupervisionStarted(time.monotonic()))
+            case Call(number):
+                self._call(number)
             case EndLease(end):
                 if self._core.drivers:
                     self._begin_anew()
@@ -291,13 +296,15 @@ class _Supervisor:
         match command:
             case Launch(number):
                 self._launch(number)
-            case CallDriver(number) if number in self._drivers:
-                self._drivers[number].call()
+            case CallDriver(number) if self._lease is not None:
+                self._tell_lease(CallWanted(time.monotonic(), number))
+            case CallDriver(number):
+                self._call(number)
             case Stop(number) if number in self._drivers:
                 self._drivers[number].stop()
             case Kill(number) if number in self._drivers:
                 self._drivers[number].kill()
-            case CallDriver() | Stop() | Kill():
+            case Stop() | Kill():
                 pass  # it could not be started
             case Finish(end) if self._lease is not None:
                 self._ended = end
@@ -315,6 +322,10 @@ class _Supervisor:
         self._shown[number] = {"pid": driver.pid, "number": number, "since": instant_in(0)}
         self._ready.register(driver.reports, selectors.EVENT_READ, partial(self._take_news, number))
         self._ready.register(driver.process, selectors.EVENT_READ, partial(self._take_end, number))
+
+    def _call(self, number: int) -> None:
+        if number in self._drivers:  # else it could not be started
+            self._drivers[number].call()
 
     def _take_signals(self) -> None:
         for number in self._signals.recv(64):
@@ -345,6 +356,8 @@ class _Supervisor:
             return  # its end was ready, too, and came first
         for said in driver.news():
             report = _report(said)
+            if self._lease is not None and number == self._lease.waiting and report is DriverReport.ALIVE:
+                report = DriverReport.PROGRESSED  # as of one with nothing to do: it is not to blame that it gets on with nothing
             self._shown[number] |= {name: what for name, what in said.items() if name != "armed"}
             self._tell(DriverReported(number, time.monotonic(), report))
             self._tell_of_driver(number, DriverHeard(time.monotonic()))

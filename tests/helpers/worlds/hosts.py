@@ -42,6 +42,8 @@ from headrace.runners.spark.supervision.endings import end_by
 from headrace.runners.spark.supervision.ownership.lease import (
     BeatWritten,
     BoardFailed,
+    Call,
+    CallWanted,
     DriverHeard,
     DriverLost,
     EndLease,
@@ -78,6 +80,7 @@ from headrace.testing.memory_sink import MemorySink
 from tests.helpers.commit_simulator import JOB, FusedLog, SteppedCommitter, batch_of
 from tests.helpers.worlds.search import NUMBERS, Adversary
 
+STOPPED = DriverEnd(Ending.STOPPED, "it was stopped")
 KILLED = DriverEnd(Ending.FAILED, "the driver was killed by SIGKILL")
 TIMEOUT_S = 3.0
 ROWS = 2
@@ -152,7 +155,7 @@ class Host:
                 case Launch(number):
                     self.drivers[number] = self.world.launch(self, number)
                 case CallDriver(number):
-                    self.drivers[number].is_called = True
+                    self.tell_lease(CallWanted(self.now_s, number))
                 case Stop(number):
                     self.drivers[number].is_to_stop = True
                 case Kill(number):
@@ -174,6 +177,8 @@ class Host:
                 case Lead():
                     self.world.happened["leads"] += 1
                     self.tell(SupervisionStarted(self.now_s))
+                case Call(number):
+                    self.drivers[number].is_called = True
                 case EndLease(end):
                     assert end.ending is not Ending.FENCED, "a supervisor has ended as the other one has taken over"
                     assert self.stops, "a supervisor has ended that was not told to"
@@ -267,6 +272,9 @@ class World:
                 break
         driver.said.append(DriverReport.ARMED)
         while not driver.is_called:
+            if driver.is_to_stop:
+                driver.end = STOPPED
+                return
             driver.said.append(DriverReport.ALIVE)
             yield
         try:
@@ -289,7 +297,7 @@ class World:
             yield from self.batch(driver, batch, planned)
             driver.said.append(DriverReport.BATCHES)
             batch += 1
-        driver.end = DriverEnd(Ending.STOPPED, "it was stopped")
+        driver.end = STOPPED
 
     def refuse_copy(self, driver: Driver) -> None:
         """Others go on between any two of its looks."""

@@ -8,7 +8,9 @@ store. Here it matters that exactly one goes on soon:
 
 - Who leads and sees a beat of a higher rank stands down: it beats a last time, its driver is killed, and it follows. By that
   beat the other one, whose driver it may have fenced, knows by whom.
-- Who leads and cannot see the board goes on. It may be that nobody sees it, and nobody has taken over.
+- Who leads and cannot see the board goes on. It may be that nobody sees it, and nobody has taken over. But once it may have
+  been taken for dead, a driver that it calls could take the job from one that another host has called since, which would not
+  see by whom. So its next driver is called when it has seen the board again, and that nobody else leads.
 - Who leads and whose driver was fenced does not go on. If it sees who leads now, it follows. If nobody does, it leads once
   more. Fenced a second time within an hour, without a beat of another one since it claimed, it ends: whoever has fenced it
   knows nothing of the lease.
@@ -123,6 +125,14 @@ class DriverLost:
 
 
 @dataclass(frozen=True, slots=True)
+class CallWanted:
+    """The job is to be run by this driver. Answered by `Call`, at once or later."""
+
+    now_s: float
+    driver: int
+
+
+@dataclass(frozen=True, slots=True)
 class JobEnded:
     """The job of the supervisor that leads is over, as far as its drivers are concerned. None of them lives.
 
@@ -145,7 +155,7 @@ class LeaveRequested:
 
 
 _Answer = Looked | BeatWritten | BoardFailed | BoardRefused
-LeaseEvent = LeaseStarted | LookDue | _Answer | DriverHeard | DriverLost | JobEnded | LeaveRequested
+LeaseEvent = LeaseStarted | LookDue | _Answer | DriverHeard | DriverLost | CallWanted | JobEnded | LeaveRequested
 
 # --- commands ---------------------------------------------------------------------------------------------------------
 
@@ -175,13 +185,20 @@ class Lead:
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """Call this driver."""
+
+    driver: int
+
+
+@dataclass(frozen=True, slots=True)
 class EndLease:
     """Kill all drivers there are, and end so."""
 
     end: DriverEnd
 
 
-LeaseCommand = LookAtBoard | WriteBeat | Follow | Lead | EndLease
+LeaseCommand = LookAtBoard | WriteBeat | Follow | Lead | Call | EndLease
 
 
 class LeaseCore:
@@ -189,7 +206,8 @@ class LeaseCore:
 
     `leader`: the last beat that was seen of another one; `term`: of its own last one, 0 if it has never led. `trouble`: what
     was wrong with the board the last time; None if nothing was. `is_suspect`: it leads, and has written nothing for the whole
-    timeout, so that it may have been taken for dead. That is by its own clock, whatever became of its looks.
+    timeout, so that it may have been taken for dead. That is by its own clock, whatever became of its looks. `waiting`: the
+    driver that is to run the job, and may not be called yet.
     """
 
     def __init__(self, supervisor: str, host: str, timeout_s: float) -> None:
@@ -208,6 +226,8 @@ class LeaseCore:
         self._unheard = 0
         self._led = 0
         self._awaits = False
+        self._asked_at_s = -math.inf
+        self._waiting: int | None = None
         self._fenced_by_nobody = 0
         self._has_rival = False  # another one has written that it leads, since this one has
         self._highest = (0, "")  # rank that was seen of another one
@@ -225,6 +245,11 @@ class LeaseCore:
         """See the class."""
         return self.phase is LeasePhase.LEADING and self._now_s - self._written_at_s >= self._timeout_s
 
+    @property
+    def waiting(self) -> int | None:
+        """See the class."""
+        return self._waiting if self.phase is LeasePhase.LEADING else None
+
     def handle(self, event: LeaseEvent) -> list[LeaseCommand]:
         """Take one event, return what is to be done, in this order.
 
@@ -236,7 +261,8 @@ class LeaseCore:
             self._take_answer(event)
         commands = self._apply(event)
         assert self.phase in following, f"{event} has led to {self.phase.name}, which is not in the table"
-        self._awaits |= any(isinstance(command, LookAtBoard | WriteBeat) for command in commands)
+        if any(isinstance(command, LookAtBoard | WriteBeat) for command in commands):
+            self._awaits, self._asked_at_s = True, event.now_s
         if self._awaits or self.phase is LeasePhase.OVER:
             self.wake_at_s = None
         elif self.wake_at_s is None:
@@ -270,7 +296,10 @@ class LeaseCore:
             case DriverHeard():
                 self._unheard = 0
             case DriverLost():
-                self._unheard = _UNHEARD_LOOKS + 1
+                self._unheard, self._waiting = _UNHEARD_LOOKS + 1, None
+            case CallWanted():
+                self._waiting = event.driver
+                return [] if self.is_suspect else self._call()
             case JobEnded():
                 return self._job_ended(event)
             case LeaveRequested():
@@ -338,7 +367,7 @@ class LeaseCore:
             case BeatWritten():
                 return [LookAtBoard()]
             case Looked(_, found) if found == self._own:
-                self.phase, self._unheard, self._led = LeasePhase.LEADING, -_FIRST_LOOKS, 0
+                self.phase, self._unheard, self._led, self._waiting = LeasePhase.LEADING, -_FIRST_LOOKS, 0, None
                 return [Lead()]
             case Looked(_, Beat() as found) if not self._is_above(found) or self._is_over(found):
                 return self._follow(found)
@@ -359,7 +388,9 @@ class LeaseCore:
         if not isinstance(event, Looked):
             return []
         if event.found is None or self._is_above(event.found):
-            return self._beat() if self._unheard <= _UNHEARD_LOOKS else []
+            is_late = event.now_s - self._asked_at_s >= self._timeout_s  # its host was paused, and so long ago it was true
+            calls = [] if is_late else self._call()
+            return [*calls, *(self._beat() if self._unheard <= _UNHEARD_LOOKS else [])]
         stands_down = Follow(f"{event.found.host} leads, in term {event.found.term}")
         ended_or_claimed = self._follow(event.found)
         if self.phase is LeasePhase.OVER:
@@ -415,6 +446,10 @@ class LeaseCore:
         self._own = replace(self._own, term=max(self._highest[0], self._own.term) + 1, number=0)
         return [WriteBeat(self._own)]
 
+    def _call(self) -> list[LeaseCommand]:
+        driver, self._waiting = self._waiting, None
+        return [] if driver is None else [Call(driver)]
+
     def _beat(self) -> list[LeaseCommand]:
         self._own = replace(self._own, number=self._own.number + 1)
         return [WriteBeat(self._own)]
@@ -462,7 +497,7 @@ def _may_go_on_elsewhere(event: JobEnded) -> bool:
 
 
 _ANSWERS = (Looked, BeatWritten, BoardFailed, BoardRefused)
-_DRIVERS = (DriverHeard, DriverLost)
+_DRIVERS = (DriverHeard, DriverLost, CallWanted)
 _P = LeasePhase
 _AT_WORK = (_P.LOOKING, _P.FOLLOWING, _P.CLAIMING, _P.LEADING, _P.DOUBTING, _P.LEAVING)
 
