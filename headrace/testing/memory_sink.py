@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import lru_cache
 from itertools import count
 from typing import Any
 from weakref import WeakValueDictionary
@@ -216,6 +217,15 @@ class MemoryHandleSerializer(HandleSerializer[MemoryHandle]):
         return MemoryHandle(int(value["number"]))
 
 
+_LISTS = CommitListSerializer(MemoryHandleSerializer())
+
+
+@lru_cache(maxsize=256)
+def _list_in(data: bytes, job: str) -> CommitList[MemoryHandle]:
+    """A durable list, which is looked at many times until the next."""
+    return _LISTS.deserialize(data, f"the list of job {job!r}")
+
+
 class MemoryTransaction(Transaction[MemoryHandle]):
     """One attempt's rows. Begun in the log at once, also when no row comes."""
 
@@ -252,13 +262,12 @@ class MemoryCommitter(Committer[MemoryHandle]):
         self._log = log
         self._job = job
         self._generation = 0
-        self._lists = CommitListSerializer(MemoryHandleSerializer())
 
     def fence(self) -> CommitList[MemoryHandle] | None:
         """Begin the next generation, then read the list."""
         self._generation = self._log.fence(self._job)
         data = self._log.stored().get(self._job)
-        return None if data is None else self._lists.deserialize(data, f"the list of job {self._job!r}")
+        return None if data is None else _list_in(data, self._job)
 
     def check(self, handles: Sequence[MemoryHandle]) -> None:
         """Raise PeerError naming what is not prepared."""
@@ -268,7 +277,7 @@ class MemoryCommitter(Committer[MemoryHandle]):
 
     def record(self, commits: CommitList[MemoryHandle]) -> None:
         """Replace the list. Raises FencedError when there is a newer generation."""
-        self._log.store(self._job, self._generation, self._lists.serialize(commits))
+        self._log.store(self._job, self._generation, _LISTS.serialize(commits))
 
     def end(self, handle: MemoryHandle) -> Outcome:
         """Commit it if it is prepared; what became of it."""
@@ -323,8 +332,7 @@ class MemorySink(TwoPhaseSink[MemoryHandle]):
 
     def recorded(self) -> dict[str, RecordedEpoch]:
         """The same, with what each epoch was made from, and whose the job is."""
-        lists = CommitListSerializer(self.handles)
-        found = {job: lists.deserialize(data, f"the list of job {job!r}") for job, data in self.log.stored().items()}
+        found = {job: _list_in(data, job) for job, data in self.log.stored().items()}
         return {
             job: RecordedEpoch(commits.epoch, content=commits.content, claim=commits.claim)
             for job, commits in found.items()

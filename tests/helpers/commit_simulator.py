@@ -30,9 +30,10 @@ from headrace.connectors.commit import (
     SupersededError,
     refuse_stale,
 )
-from headrace.connectors.sink import Attempt, CommitList, CommitListSerializer, JobClaim, Outcome
+from headrace.connectors.sink import Attempt, CommitList, JobClaim, Outcome
 from headrace.enumerator.errors import FencedError, PeerError
-from headrace.testing.memory_sink import MemoryHandle, MemoryHandleSerializer, MemorySink, MemoryTransactionLog, State
+from headrace.testing import memory_sink
+from headrace.testing.memory_sink import MemoryHandle, MemorySink, MemoryTransactionLog, State
 
 JOB = "job"
 BYSTANDER = "job-2"  # its name begins with the other's, and nobody may touch what it has prepared
@@ -41,17 +42,14 @@ ROWS_AT_MOST = 4
 TASKS_AT_MOST = 3
 FEW_CALLS = 60  # more than a commit without faults ever takes
 
-LISTS = CommitListSerializer(MemoryHandleSerializer())
-
 
 class KilledError(Exception):
     """The process is gone."""
 
 
-@lru_cache(maxsize=64)
 def list_in(data: bytes) -> CommitList[MemoryHandle]:
     """A durable list, which is looked at several times."""
-    return LISTS.deserialize(data, "the simulation")
+    return memory_sink._list_in(data, JOB)
 
 
 class FusedLog(MemoryTransactionLog):
