@@ -357,7 +357,7 @@ class _Supervisor:
         for said in driver.news():
             report = _report(said)
             if self._lease is not None and number == self._lease.waiting and report is DriverReport.ALIVE:
-                report = DriverReport.PROGRESSED  # as of one with nothing to do: it is not to blame that it gets on with nothing
+                report = DriverReport.PROGRESSED  # it has nothing to do: no progress is no fault of its own
             self._shown[number] |= {name: what for name, what in said.items() if name != "armed"}
             self._tell(DriverReported(number, time.monotonic(), report))
             self._tell_of_driver(number, DriverHeard(time.monotonic()))
