@@ -10,7 +10,15 @@ from unittest.mock import patch
 
 from headrace.connectors import commit as commit_module
 from headrace.runners.spark import writers
-from headrace.runners.spark.supervision.ownership.lease import EndLease, Follow, LeaseCore, LeasePhase, Looked
+from headrace.runners.spark.supervision.ownership.lease import (
+    Call,
+    CallWanted,
+    EndLease,
+    Follow,
+    LeaseCore,
+    LeasePhase,
+    Looked,
+)
 from headrace.runners.spark.supervision.standby import StandbyCore
 from headrace.runners.spark.writers import StreamWriter
 
@@ -124,6 +132,18 @@ def who_stands_down_leaves_its_driver_at_work() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def who_is_cut_off_calls_its_next_driver() -> Iterator[None]:
+    """It takes the job from the one that has taken over, which sees nobody that has done so."""
+    apply = LeaseCore._apply
+
+    def planted(self: Any, event: Any) -> list[Any]:
+        return [Call(event.driver)] if isinstance(event, CallWanted) else apply(self, event)
+
+    with patch.object(LeaseCore, "_apply", planted):
+        yield
+
+
 PLANTED: tuple[Planted, ...] = (
     whose_the_job_is_is_ignored,
     a_driver_that_was_left_behind_has_an_older_copy,
@@ -134,5 +154,6 @@ PLANTED: tuple[Planted, ...] = (
     nobody_is_taken_for_dead,
     followers_keep_no_driver_warm,
     who_stands_down_leaves_its_driver_at_work,
+    who_is_cut_off_calls_its_next_driver,
 )
 """Each breaks a promise in some history."""

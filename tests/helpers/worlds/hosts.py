@@ -10,24 +10,26 @@ take effect and its answer be lost; clocks run at other speeds and jump. A pause
 whatever it did.
 
 What must be true: a row is visible once and none is lost; only whose the job is writes its list; nobody ends for having been
-fenced by the other one, nor before it is told to, as this job has no end. Once nothing is wrong any more exactly one host
+fenced by the other one, nor before it is told to, as this job has no end; who has not seen the board for so long that it may
+have been taken for dead calls no driver. Once nothing is wrong any more exactly one host
 leads, the other one follows with a warm driver, the job gets on, and it stays so, also while the board is away; and when the
 leader's host is dead the other one leads.
 """
 
 from __future__ import annotations
 
-import pickle
+import copy
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
+from itertools import islice
 from typing import Any
 
 from headrace.connectors.commit import ClaimRequested, CommitRequested, JobCommitter, SupersededError
 from headrace.connectors.lease import Beat, parse_beat
-from headrace.connectors.sink import Attempt
+from headrace.connectors.sink import Attempt, Outcome
 from headrace.enumerator.errors import FencedError, HeadraceError
 from headrace.enumerator.restarts import FixedDelay
 from headrace.enumerator.supervision import (
@@ -76,7 +78,7 @@ from headrace.runners.spark.supervision.standby import (
     WarmUp,
 )
 from headrace.runners.spark.writers import StreamWriter, _Recorded
-from headrace.testing.memory_sink import MemorySink
+from headrace.testing.memory_sink import MemorySink, State
 from tests.helpers.commit_simulator import JOB, FusedLog, SteppedCommitter, batch_of
 from tests.helpers.worlds.search import NUMBERS, Adversary
 
@@ -84,9 +86,17 @@ STOPPED = DriverEnd(Ending.STOPPED, "it was stopped")
 KILLED = DriverEnd(Ending.FAILED, "the driver was killed by SIGKILL")
 TIMEOUT_S = 3.0
 ROWS = 2
-CALM_STEPS, STEADY_STEPS = 6000, 400
-SHADOW_STEPS = 100
+MOMENT_S = 0.5
+"""A step takes half as long in the mean: so between two looks of a supervisor come a few things, in any order."""
+CALM_STEPS = 2400
+SHADOW_STEPS = 25
 """Some seconds: who was paused may be suspected just when it goes on."""
+SHADOW_BATCHES = 2
+"""A driver that has lost the job already may still end the batch that it has recorded."""
+SETTLED = {(LeasePhase.LEADING, True, DriverPhase.ACTIVE, False), (LeasePhase.FOLLOWING, False, DriverPhase.ARMED, False)}
+"""Of each driver: what its supervisor does, whether it is called, what it does, and whether it hangs."""
+AWAY_STEPS, BACK_STEPS = 60, 40
+"""Each is as long as it takes to be taken for dead, and longer."""
 SPEEDS = (0.8, 1.0, 1.25)
 
 
@@ -102,8 +112,15 @@ class Driver:
     is_called: bool = False
     is_to_stop: bool = False
     has_planned: bool = False
+    steps: int = 0
     said: list[DriverReport] = field(default_factory=list)
     end: DriverEnd = KILLED
+
+    def say(self, report: DriverReport) -> None:
+        """Whatever it says also says that it lives. That alone is said once in some steps, which is once a second."""
+        self.steps += 1
+        if report is not DriverReport.ALIVE or (not self.said and self.steps % 3 == 1):
+            self.said.append(report)
 
 
 @dataclass(frozen=True)
@@ -120,6 +137,31 @@ class CheckpointLogs:
         return batch in self.commits
 
 
+@lru_cache(maxsize=256)
+def beat_in(text: str) -> Beat:
+    """Each is looked at by both hosts."""
+    return parse_beat(text, "the board")
+
+
+class SeenLog(FusedLog):
+    """It knows what a reader sees, which never goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def commit(self, number: int) -> Outcome:
+        entry = self.entries[number]
+        was_seen = entry.state is State.COMMITTED
+        outcome = super().commit(number)
+        if outcome is Outcome.COMMITTED and not was_seen:
+            values = {row["value"] for row in entry.rows}
+            before = len(self.seen)
+            self.seen |= values
+            assert len(self.seen) == before + len(entry.rows), "rows are visible twice"
+        return outcome
+
+
 class Host:
     """A machine with one supervisor. `now_s`: its own clock."""
 
@@ -127,6 +169,7 @@ class Host:
         self.world, self.name, self.speed = world, name, speed
         self.now_s = world.chances.uniform(0, 1000)
         self.is_paused = self.is_cut_off = False
+        self.saw_board_at_s = 0.0
         self.started = 0
         self.start()
 
@@ -178,6 +221,7 @@ class Host:
                     self.world.happened["leads"] += 1
                     self.tell(SupervisionStarted(self.now_s))
                 case Call(number):
+                    assert self.now_s - self.saw_board_at_s < TIMEOUT_S, "a driver is called that may take the job from another"
                     self.drivers[number].is_called = True
                 case EndLease(end):
                     assert end.ending is not Ending.FENCED, "a supervisor has ended as the other one has taken over"
@@ -204,6 +248,8 @@ class Host:
         """One round of its loop."""
         core = self.core
         for number, driver in list(self.drivers.items()):
+            if driver.is_alive and not driver.said:
+                continue
             while driver.said and self.is_on and self.core is core:
                 self.tell(DriverReported(number, self.now_s, driver.said.pop(0)))
                 self.tell_of(number, DriverHeard(self.now_s))
@@ -227,6 +273,7 @@ class Host:
         is_heard = is_reached and self.world.chances.random() > self.world.lost_answers
         if isinstance(question, WriteBeat) and is_reached:
             self.world.board = question.beat.serialize()
+        self.saw_board_at_s = self.now_s if is_heard else self.saw_board_at_s
         if not is_heard:
             self.tell_lease(BoardFailed(self.now_s, "no broker answers"))
         elif isinstance(question, WriteBeat):
@@ -246,14 +293,14 @@ class World:
         self.lost_answers = 0.0
         self.offsets: dict[int, str] = {}
         self.commits: dict[int, str] = {}
-        self.log = FusedLog()
+        self.log = SeenLog()
         self.sink = MemorySink(self.log)
-        self.checked = (0, 0)
+        self.checked = 0
         self.is_in_between = False
         self.hosts = [Host(self, name, self.chances.choice(SPEEDS)) for name in ("a", "b")]
 
     def beat(self) -> Beat | None:
-        return None if self.board is None else parse_beat(self.board, "the board")
+        return None if self.board is None else beat_in(self.board)
 
     # --- a driver -----------------------------------------------------------------------------------------------------
 
@@ -266,16 +313,16 @@ class World:
     def program(self, driver: Driver) -> Iterator[None]:
         """Warm, wait, claim, run, say."""
         for _ in range(self.chances.randrange(20)):
-            driver.said.append(DriverReport.ALIVE)
+            driver.say(DriverReport.ALIVE)
             yield
             if driver.is_called:
                 break
-        driver.said.append(DriverReport.ARMED)
+        driver.say(DriverReport.ARMED)
         while not driver.is_called:
             if driver.is_to_stop:
                 driver.end = STOPPED
                 return
-            driver.said.append(DriverReport.ALIVE)
+            driver.say(DriverReport.ALIVE)
             yield
         try:
             yield from self.query(driver)
@@ -291,11 +338,11 @@ class World:
         if self.offsets:
             self.refuse_copy(driver)
             yield from self.asking(driver, ClaimRequested())
-        driver.said.append(DriverReport.BEGAN)
+        driver.say(DriverReport.BEGAN)
         batch, planned = max(self.commits, default=-1) + 1, max(self.offsets, default=-1)
         while not driver.is_to_stop:
             yield from self.batch(driver, batch, planned)
-            driver.said.append(DriverReport.BATCHES)
+            driver.say(DriverReport.BATCHES)
             batch += 1
         driver.end = STOPPED
 
@@ -326,14 +373,14 @@ class World:
     def batch(self, driver: Driver, batch: int, planned: int) -> Iterator[None]:
         """One of a query that has found `planned` as the last one in the offset log: up to that it is a replay."""
         if batch > planned:
-            driver.said.append(DriverReport.ALIVE)
+            driver.say(DriverReport.ALIVE)
             yield
             self.create(self.offsets, batch, driver)
-        driver.said.append(DriverReport.ALIVE)
+        driver.say(DriverReport.ALIVE)
         driver.has_planned = True
         yield
         driver.has_planned = False
-        recorded = pickle.loads(pickle.dumps(_Recorded(self.sink, driver.name)))  # as Spark does, before its tasks start
+        recorded = copy.copy(_Recorded(self.sink, driver.name))  # as when Spark pickles it, before its tasks start
         handles = yield from self.tasks(driver, batch, recorded)
         content = self.offsets[batch]
         recorded.refuse(JOB, batch, content)
@@ -359,7 +406,7 @@ class World:
         for row in range(ROWS):
             transaction = self.sink.begin(Attempt(JOB, batch, row, self.chances.randrange(1 << 30)))
             transaction.write(batch_of([f"{batch}:{row}"]))
-            driver.said.append(DriverReport.ALIVE)
+            driver.say(DriverReport.ALIVE)
             yield
             handles.append(transaction.prepare())
         return tuple(handles)
@@ -372,7 +419,7 @@ class World:
             try:
                 committer.request(request)
                 while committer.commands:
-                    driver.said.append(DriverReport.ALIVE)
+                    driver.say(DriverReport.ALIVE)
                     yield
                     self.perform(driver, committer)
                 return
@@ -393,36 +440,35 @@ class World:
     # --- what must be true --------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Nothing is visible twice, nothing of a batch that is done is lost."""
-        now = (self.log.shown, len(self.commits))  # nothing that was shown ever goes
-        if now == self.checked:
+        """Nothing of a batch that is done is lost. That nothing is visible twice is seen by the log."""
+        if len(self.commits) == self.checked:
             return
-        self.checked = now
-        seen = Counter(row["value"] for row in self.log.rows())
-        assert not [value for value, times in seen.items() if times > 1], "rows are visible twice"
-        lost = [f"{batch}:{row}" for batch in self.commits for row in range(ROWS) if f"{batch}:{row}" not in seen]
+        done = islice(self.commits, self.checked, None)
+        lost = [f"{batch}:{row}" for batch in done for row in range(ROWS) if f"{batch}:{row}" not in self.log.seen]
         assert not lost, f"rows are lost: {lost}"
+        self.checked = len(self.commits)
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
         """A moment: each host gets on by some of it, in any order."""
-        passed_s = self.chances.random() * 0.2
-        for host in self.chances.sample(self.hosts, len(self.hosts)):
+        chance = self.chances.random
+        passed_s = chance() * MOMENT_S
+        for host in self.hosts if chance() < 0.5 else reversed(self.hosts):
             host.now_s += passed_s * host.speed
             if host.is_paused or not host.is_on:
                 continue
-            for driver in list(host.drivers.values()):
-                if driver.is_alive and not driver.hangs and self.chances.random() < 0.8:
+            for driver in host.drivers.values():
+                if driver.is_alive and not driver.hangs and chance() < 0.8:
                     driver.is_alive = next(driver.program, driver) is not driver
-            if host.asked and self.chances.random() < 0.5:
+            if host.asked and chance() < 0.5:
                 host.hear_from_board()
-            if host.is_on and self.chances.random() < 0.7:
+            if host.is_on and chance() < 0.7:
                 host.step()
         self.check()
 
     def go_on(self, steps: int) -> None:
-        for _ in range(1 + steps):
+        for _ in range(1 + steps // 2):
             self.step()
 
     def host(self) -> Host:
@@ -509,33 +555,45 @@ class World:
         """Nothing is wrong any more: the job gets on, one host leads and the other follows, and so it stays."""
         self.wake()
         self.heal()
-        for number in range(CALM_STEPS):
-            self.step()
-            self.power_on()
-            if number > SHADOW_STEPS and self.is_settled():
-                break
-        assert self.is_settled(), f"they do not settle: {[(h.lease.phase.name, h.lease.term) for h in self.hosts]}"
+        self._settle()
         leader, follower = sorted(self.hosts, key=lambda host: host.lease.phase is not LeasePhase.LEADING)
-        for self.board_is_away in (False, True, False):
-            self._gets_on(STEADY_STEPS)
+        for self.board_is_away, steps in ((True, AWAY_STEPS), (False, BACK_STEPS)):
+            self._gets_on(steps)
             assert leader.lease.phase is LeasePhase.LEADING, "a healthy leader does not stay"
             assert self.is_settled(), "a follower does not stay"
         leader.is_on = False
         leader.drivers.clear()
-        self._gets_on(STEADY_STEPS)
+        self._gets_on(0)
         assert follower.lease.phase is LeasePhase.LEADING, "nobody leads in place of one that is dead"
 
-    def _gets_on(self, steps: int) -> None:
-        before = max(self.commits, default=-1)
-        for _ in range(steps):
+    def _settle(self) -> None:
+        steps = batches = 0
+        for _ in range(CALM_STEPS):
             self.step()
-        assert max(self.commits, default=-1) > before, "the job does not get on"
+            self.power_on()
+            steps, batches = (steps + 1, batches) if self.is_settled() else (0, len(self.commits) + SHADOW_BATCHES)
+            if steps >= SHADOW_STEPS and len(self.commits) >= batches:
+                return
+        raise AssertionError(f"they do not settle: {[(h.lease.phase.name, h.lease.term) for h in self.hosts]}")
+
+    def _gets_on(self, steps: int) -> None:
+        """For so long, and until a batch has ended."""
+        before = len(self.commits)
+        for number in range(CALM_STEPS):
+            self.step()
+            if number >= steps and len(self.commits) > before:
+                return
+        raise AssertionError("the job does not get on")
 
     def is_settled(self) -> bool:
-        phases = sorted(host.lease.phase.name for host in self.hosts if host.is_on)
-        warm = [driver.phase for host in self.hosts for driver in host.core.standbys.values()]
-        is_sound = not any(driver.hangs for host in self.hosts for driver in host.drivers.values())
-        return phases == ["FOLLOWING", "LEADING"] and warm == [DriverPhase.ARMED] and is_sound
+        """One leads, and its driver runs the job; the other one follows, with a warm driver."""
+        seen = [
+            (host.lease.phase, number == host.core.called, life.phase, host.drivers[number].hangs)
+            for host in self.hosts
+            for number, life in host.core.drivers.items()
+            if host.is_on
+        ]
+        return len(seen) == len(SETTLED) and set(seen) == SETTLED
 
 
 class HostsWorld(World):
