@@ -82,11 +82,17 @@ PATHS = {
 EVENTS = [LeaseStarted(NOW), DUE, FOUND, WRITTEN, FAILS, REFUSED, HEARD, LOST, WANTED, JobEnded(NOW, DONE), LEAVE]
 DOUBTED: list[Any] = [*DOUBTING, *[DUE, Looked(NOW, OWN)] * (LOOKS - 1), DUE]
 AGAIN = beat(2, ME)
-DOUBTED_TWICE: list[Any] = [
-    *(*DOUBTED, Looked(NOW, OWN), WRITTEN, Looked(NOW, AGAIN), JobEnded(NOW, FENCED)),
-    *([DUE, Looked(NOW, AGAIN)] * (LOOKS - 1)),
-    DUE,
-]
+
+
+def fenced_again(path, own, then):
+    """In doubt, where that is its own beat on the board, it leads as `then`, and is in doubt once more."""
+    led = [*path, Looked(NOW, own), WRITTEN, Looked(NOW, then), JobEnded(NOW, FENCED)]
+    return [*led, *[DUE, Looked(NOW, then)] * (LOOKS - 1), DUE]
+
+
+ONCE_MORE = beat(3, ME)
+DOUBTED_TWICE = fenced_again(DOUBTED, OWN, AGAIN)
+DOUBTED_THRICE = fenced_again(DOUBTED_TWICE, AGAIN, ONCE_MORE)
 TAKEN_OVER: list[Any] = [*FOLLOWING, *[DUE, FOUND] * LOOKS]
 LAST = beat(1, "other", 8, BeatState.OVER, "COMPLETED", "all read")
 SAID = beat(1, ME, 1, BeatState.OVER, "COMPLETED", "all read")
@@ -167,7 +173,8 @@ CASES = [
     Case("its own beat tells nothing", DOUBTING, Looked(NOW, OWN), [], _P.DOUBTING),
     *(Case(f"it goes on looking: {type(event).__name__}", DOUBTING, event, [], _P.DOUBTING) for event in (WRITTEN, FAILS, REFUSED)),
     Case("it leads once more where nobody does", DOUBTED, Looked(NOW, OWN), [WriteBeat(AGAIN)], _P.CLAIMING),
-    Case("fenced again by nobody it ends", DOUBTED_TWICE, Looked(NOW, AGAIN), [EndLease(FENCED)], _P.OVER),
+    Case("also fenced again: one that is cut off can do that twice", DOUBTED_TWICE, Looked(NOW, AGAIN), [WriteBeat(ONCE_MORE)], _P.CLAIMING),
+    Case("fenced by nobody for the third time it ends", DOUBTED_THRICE, Looked(NOW, ONCE_MORE), [EndLease(FENCED)], _P.OVER),
     Case("it ends if it is stopped", DOUBTING, LEAVE, [EndLease(STOPPED)], _P.OVER),
     Case("the last word waits for an answer to the one before", [*LEADING, DUE, JobEnded(NOW, STOPPED)], Looked(NOW, OWN), [WriteBeat(beat(1, ME, 1, BeatState.LEFT, "STOPPED", "it was stopped"))], _P.LEAVING),
     Case("whatever that is: a look that fails", [*LEADING, DUE, JobEnded(NOW, DONE)], FAILS, [WriteBeat(beat(1, ME, 1, BeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
@@ -297,11 +304,11 @@ def test_a_leader_beats_while_its_first_driver_starts_but_not_for_ever():
 
 def test_seen_here_who_was_fenced_long_ago_and_led_since_leads_once_more():
     """Two fences months apart ended the only supervisor with status 67."""
-    core = driven([*DOUBTED, Looked(NOW, OWN), WRITTEN, Looked(NOW, AGAIN)])
+    core = driven([*DOUBTED_TWICE, Looked(NOW, AGAIN), WRITTEN, Looked(NOW, ONCE_MORE)])
     core.handle(HEARD)
-    looks(core, *[Looked(NOW, AGAIN)] * (2 * 3600))
+    looks(core, *[Looked(NOW, ONCE_MORE)] * (2 * 3600))
     core.handle(JobEnded(NOW, FENCED))
-    assert looks(core, *[Looked(NOW, AGAIN)] * LOOKS)[0] == WriteBeat(beat(3, ME))
+    assert looks(core, *[Looked(NOW, ONCE_MORE)] * LOOKS)[0] == WriteBeat(beat(4, ME))
     assert core.phase is LeasePhase.CLAIMING
 
 
@@ -309,7 +316,7 @@ def test_seen_here_who_was_fenced_long_ago_and_led_since_leads_once_more():
 def test_seen_here_who_was_fenced_by_a_rival_that_it_has_seen_is_not_fenced_by_nobody(later):
     """The rival's last beat is gone when the driver comes to its next commit: its supervisor ended after the second time."""
     core, own = driven(LEADING), OWN
-    for term in (1, 2, 3):
+    for term in (1, 2, 3, 4):
         core.handle(HEARD)
         looks(core, Looked(NOW, beat(0, f"rival {term}", 3)), *[Looked(NOW, own)] * later)
         core.handle(JobEnded(NOW, FENCED))
@@ -322,12 +329,13 @@ def test_seen_here_who_was_fenced_by_a_rival_that_it_has_seen_is_not_fenced_by_n
 def test_a_rival_of_an_earlier_claim_is_no_excuse():
     core = driven(LEADING)
     looks(core, Looked(NOW, beat(0, "rival", 3)))
-    for own, then in [(OWN, AGAIN), (AGAIN, beat(3, ME))]:
+    last = beat(4, ME)
+    for own, then in [(OWN, AGAIN), (AGAIN, ONCE_MORE), (ONCE_MORE, last)]:
         core.handle(JobEnded(NOW, FENCED))
         assert looks(core, *[Looked(NOW, own)] * LOOKS)[0] == WriteBeat(then)
         core.handle(Looked(NOW, then))
     core.handle(JobEnded(NOW, FENCED))
-    assert looks(core, *[Looked(NOW, beat(3, ME))] * LOOKS) == [EndLease(FENCED)]
+    assert looks(core, *[Looked(NOW, last)] * LOOKS) == [EndLease(FENCED)]
 
 
 def test_a_leader_knows_by_its_own_clock_that_it_may_be_taken_for_dead():

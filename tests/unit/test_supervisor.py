@@ -237,11 +237,11 @@ def test_a_leader_whose_driver_was_fenced_follows_who_has_done_it(play):
 
 
 @pytestmark_lease
-def test_a_leader_that_is_fenced_twice_by_nobody_that_leads_ends(play):
+def test_a_leader_that_is_fenced_three_times_by_nobody_that_leads_ends(play):
     fenced = DriverEnd(Ending.FENCED, "another driver's")
     board = PlayedBoard()
     assert play(lambda driver: driver.over(fenced), board=board)[0] == fenced
-    assert {beat.term for beat in board.written} == {1, 2}
+    assert {beat.term for beat in board.written} == {1, 2, 3}
     assert {beat.state for beat in board.written} == {BeatState.LEADING}
 
 

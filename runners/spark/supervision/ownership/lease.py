@@ -12,7 +12,7 @@ store. Here it matters that exactly one goes on soon:
   been taken for dead, a driver that it calls could take the job from one that another host has called since, which would not
   see by whom. So its next driver is called when it has seen the board again, and that nobody else leads.
 - Who leads and whose driver was fenced does not go on. If it sees who leads now, it follows. If nobody does, it leads once
-  more. Fenced a second time within an hour, without a beat of another one since it claimed, it ends: whoever has fenced it
+  more. Fenced a third time within an hour, without a beat of another one since it claimed, it ends: whoever has fenced it
   knows nothing of the lease.
 
 Time is counted in looks that were answered, not in seconds. A host that was paused has looked once, however long that was; and
@@ -45,6 +45,11 @@ _FIRST_LOOKS = 60
 
 _QUIET_LOOKS = 7_200
 """An hour: who has led for so many looks is fenced for the first time again. As long as restarts take to forget a failure."""
+
+_MOST_FENCES = 2
+"""So often one that is cut off from the board can fence another one: by the driver that it has called when it was not, and with
+the batch that this one has under way when it loses the job.
+"""
 
 
 class LeasePhase(Enum):
@@ -410,7 +415,7 @@ class LeaseCore:
         self._missed = max(0, self._missed) + 1
         if self._missed < self._most:
             return []
-        return self._finish() if self._fenced_by_nobody > 1 else self._claim()
+        return self._finish() if self._fenced_by_nobody > _MOST_FENCES else self._claim()
 
     def _leaver_answered(self, event: _Answer) -> list[LeaseCommand]:
         """The last word is said until it stands, or does not matter: another one leads, or soon will, as its time is over.
