@@ -378,8 +378,9 @@ class SparkWorld:
         for split in before.splits.values() if before is not None and not self.may_lose else ():
             key = (split.topic_id, split.partition)
             if self.brokers.log_of(*key) is None:
-                assert self.brokers.lagging, f"{split} is gone, and nothing is said"
-                continue  # and with it what it lost before; that it is gone is said once it is proven
+                cannot_be_proven = self.brokers.lagging or self.brokers.dead_broker  # yet
+                assert cannot_be_proven, f"{split} is gone, and nothing is said"
+                continue  # and with it what it lost before
             cut = [
                 kept
                 for kept, batches in self.brokers.cuts.get(key, ())
