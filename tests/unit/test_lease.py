@@ -99,6 +99,8 @@ SAID = beat(1, ME, 1, BeatState.OVER, "COMPLETED", "all read")
 LATE = NOW + TIMEOUT_S
 HELD: list[Any] = [*LEADING, LOST, CallWanted(LATE, 7)]
 LOOKED_LATE: list[Any] = [*HELD, LookDue(LATE)]
+BEATING: list[Any] = [*LEADING, HEARD, DUE, Looked(NOW, OWN)]
+FOUND_OWN = Looked(NOW, OWN)
 OVER_IN_2 = replace(LAST, term=2)
 
 
@@ -156,7 +158,10 @@ CASES = [
     Case("then it also says that it leads, as soon as that driver lives", [*LOOKED_LATE, DriverHeard(LATE)], Looked(LATE, OWN), [Call(7), WriteBeat(replace(OWN, number=1))], _P.LEADING),
     Case("it calls it once", [*LOOKED_LATE, Looked(LATE, OWN), LookDue(LATE)], Looked(LATE, OWN), [], _P.LEADING),
     Case("nobody calls one that has ended", [*LOOKED_LATE, DriverLost(LATE)], Looked(LATE, OWN), [], _P.LEADING),
-    Case("what was seen before its host was paused proves nothing", LOOKED_LATE, Looked(LATE + TIMEOUT_S, OWN), [], _P.LEADING),
+    Case("what was seen before its host was paused proves nothing", LOOKED_LATE, Looked(LATE + TIMEOUT_S, OWN), [LookAtBoard()], _P.LEADING),
+    Case("nor may it beat on that: another one may have led meanwhile, and said its last word", [*LEADING, HEARD, DUE], Looked(LATE, OWN), [LookAtBoard()], _P.LEADING),
+    Case("a beat counts from when it was asked for: whoever was paused since may have been taken for dead", [*BEATING, BeatWritten(LATE), LOST], CallWanted(LATE, 7), [], _P.LEADING),
+    Case("an answer that has waited for its supervisor proves no more than when it came", [*LEADING, DUE, LOST, CallWanted(LATE, 7)], FOUND_OWN, [LookAtBoard()], _P.LEADING),
     Case("one in whose place another one leads calls none", LOOKED_LATE, Looked(LATE, HIGHER.found), [WriteBeat(replace(OWN, number=1)), Follow("there leads, in term 2")], _P.FOLLOWING),
     Case("a leader whose job is done says so", LEADING, JobEnded(NOW, DONE), [WriteBeat(beat(1, ME, 1, BeatState.OVER, "COMPLETED", "all read"))], _P.LEAVING),
     Case("a driver that fails while its supervisor is stopped is no end of the job: that is handed over", LEADING, JobEnded(NOW, FAILED, was_to_stop=True), [WriteBeat(beat(1, ME, 1, BeatState.LEFT, "FAILED", "too often"))], _P.LEAVING),

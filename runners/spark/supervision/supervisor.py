@@ -234,7 +234,10 @@ class _Supervisor:
         for command in self._lease.handle(event):
             self._perform_for_lease(command)
         if self._lease.trouble not in (None, self._trouble):
-            log.warning("%s; meanwhile this supervisor does not take over", self._lease.trouble)
+            log.warning(
+                "%s; meanwhile this supervisor does not take over, and one that leads goes on with the driver that it has",
+                self._lease.trouble,
+            )
         self._trouble = self._lease.trouble
         if self._lease.is_suspect and not self._is_suspect:
             log.warning(

@@ -12,8 +12,8 @@ store. Here it matters that exactly one goes on soon:
   been taken for dead, a driver that it calls could take the job from one that another host has called since, which would not
   see by whom. So its next driver is called when it has seen the board again, and that nobody else leads.
 - Who leads and whose driver was fenced does not go on. If it sees who leads now, it follows. If nobody does, it leads once
-  more. Fenced a third time within an hour, without a beat of another one since it claimed, it ends: whoever has fenced it
-  knows nothing of the lease.
+  more. Fenced a third time, each within an hour of the one before, without a beat of another one since it claimed, it ends:
+  whoever has fenced it knows nothing of the lease.
 
 Time is counted in looks that were answered, not in seconds. A host that was paused has looked once, however long that was; and
 no look is counted while the board is away: then nobody takes over, and when it comes back the leader has the whole time.
@@ -261,13 +261,13 @@ class LeaseCore:
         Raises ProtocolViolationError for an event that LEASE_TRANSITIONS does not allow now.
         """
         following = allowed_after(LEASE_TRANSITIONS, self.phase, event, "the lease")
-        self._now_s = event.now_s
+        self._now_s = max(self._now_s, event.now_s)  # an answer has its own time, and may have waited for this thread
         if isinstance(event, _Answer):
             self._take_answer(event)
         commands = self._apply(event)
         assert self.phase in following, f"{event} has led to {self.phase.name}, which is not in the table"
         if any(isinstance(command, LookAtBoard | WriteBeat) for command in commands):
-            self._awaits, self._asked_at_s = True, event.now_s
+            self._awaits, self._asked_at_s = True, self._now_s
         if self._awaits or self.phase is LeasePhase.OVER:
             self.wake_at_s = None
         elif self.wake_at_s is None:
@@ -278,7 +278,7 @@ class LeaseCore:
         self._awaits = False
         self.trouble = event.reason if isinstance(event, BoardFailed | BoardRefused) else None
         if isinstance(event, BeatWritten):
-            self._written_at_s = event.now_s
+            self._written_at_s = self._asked_at_s  # when it took effect nobody knows: not before
         if isinstance(event, Looked) and event.found is not None and event.found.supervisor != self._own.supervisor:
             self._see(event.found)
 
@@ -393,9 +393,9 @@ class LeaseCore:
         if not isinstance(event, Looked):
             return []
         if event.found is None or self._is_above(event.found):
-            is_late = event.now_s - self._asked_at_s >= self._timeout_s  # its host was paused, and so long ago it was true
-            calls = [] if is_late else self._call()
-            return [*calls, *(self._beat() if self._unheard <= _UNHEARD_LOOKS else [])]
+            if self._now_s - self._asked_at_s >= self._timeout_s:  # its host was paused, and so long ago it was true
+                return [LookAtBoard()]
+            return [*self._call(), *(self._beat() if self._unheard <= _UNHEARD_LOOKS else [])]
         stands_down = Follow(f"{event.found.host} leads, in term {event.found.term}")
         ended_or_claimed = self._follow(event.found)
         if self.phase is LeasePhase.OVER:
