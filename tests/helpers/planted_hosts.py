@@ -11,13 +11,13 @@ from unittest.mock import patch
 from headrace.connectors import commit as commit_module
 from headrace.runners.spark import writers
 from headrace.runners.spark.supervision.ownership.lease import (
-    Call,
     CallWanted,
     EndLease,
     Follow,
     LeaseCore,
     LeasePhase,
     Looked,
+    MayCall,
 )
 from headrace.runners.spark.supervision.standby import StandbyCore
 from headrace.runners.spark.writers import StreamWriter
@@ -138,7 +138,7 @@ def who_is_cut_off_calls_its_next_driver() -> Iterator[None]:
     apply = LeaseCore._apply
 
     def planted(self: Any, event: Any) -> list[Any]:
-        return [Call(event.driver)] if isinstance(event, CallWanted) else apply(self, event)
+        return [MayCall(event.driver)] if isinstance(event, CallWanted) else apply(self, event)
 
     with patch.object(LeaseCore, "_apply", planted):
         yield

@@ -19,7 +19,6 @@ from headrace.runners.spark.supervision.ownership.lease import (
     BeatWritten,
     BoardFailed,
     BoardRefused,
-    Call,
     CallWanted,
     DriverHeard,
     DriverLost,
@@ -34,6 +33,7 @@ from headrace.runners.spark.supervision.ownership.lease import (
     LookAtBoard,
     LookDue,
     Looked,
+    MayCall,
     WriteBeat,
 )
 from tests.helpers.tables import arrows
@@ -151,11 +151,11 @@ CASES = [
     Case("and for one that has left, whose place it takes", [*LEADING, DUE], Looked(NOW, beat(2, state=BeatState.LEFT)), [Follow("there leads, in term 2"), WriteBeat(beat(3, ME))], _P.CLAIMING),
     Case("and it ends with the job of one of a higher rank", [*LEADING, DUE], Looked(NOW, OVER_IN_2), [EndLease(DriverEnd(Ending.COMPLETED, "the job has ended on there: all read"))], _P.OVER),
     *(Case(f"a leader goes on: {type(event).__name__}", LEADING, event, [], _P.LEADING) for event in (WRITTEN, FAILS, REFUSED, HEARD, LOST)),
-    Case("a leader calls the driver that its job wants", LEADING, WANTED, [Call(7)], _P.LEADING),
+    Case("a leader calls the driver that its job wants", LEADING, WANTED, [MayCall(7)], _P.LEADING),
     Case("but not one that may have been taken for dead", LEADING, CallWanted(LATE, 7), [], _P.LEADING),
     Case("before it has seen the board", LOOKED_LATE, BoardFailed(LATE, "away"), [], _P.LEADING),
-    Case("and that nobody leads in its place", LOOKED_LATE, Looked(LATE, OWN), [Call(7)], _P.LEADING),
-    Case("then it also says that it leads, as soon as that driver lives", [*LOOKED_LATE, DriverHeard(LATE)], Looked(LATE, OWN), [Call(7), WriteBeat(replace(OWN, number=1))], _P.LEADING),
+    Case("and that nobody leads in its place", LOOKED_LATE, Looked(LATE, OWN), [MayCall(7)], _P.LEADING),
+    Case("then it also says that it leads, as soon as that driver lives", [*LOOKED_LATE, DriverHeard(LATE)], Looked(LATE, OWN), [MayCall(7), WriteBeat(replace(OWN, number=1))], _P.LEADING),
     Case("it calls it once", [*LOOKED_LATE, Looked(LATE, OWN), LookDue(LATE)], Looked(LATE, OWN), [], _P.LEADING),
     Case("nobody calls one that has ended", [*LOOKED_LATE, DriverLost(LATE)], Looked(LATE, OWN), [], _P.LEADING),
     Case("what was seen before its host was paused proves nothing", LOOKED_LATE, Looked(LATE + TIMEOUT_S, OWN), [LookAtBoard()], _P.LEADING),
@@ -387,7 +387,7 @@ def test_seen_here_a_leader_that_is_cut_off_takes_the_job_from_who_has_taken_ove
         core.handle(DriverLost(number * 10.0))
         assert core.handle(CallWanted(number * 10.0, number)) == []
         assert looks(core, *[FAILS] * 5) == []
-    assert looks(core, Looked(core.wake_at_s, OWN)) == [Call(5)]
+    assert looks(core, Looked(core.wake_at_s, OWN)) == [MayCall(5)]
 
 
 def test_the_board_is_asked_one_question_at_a_time_and_not_too_often():

@@ -166,9 +166,13 @@ def test_of_a_family_whose_driver_is_dead_the_rest_is_killed_before_the_lock_cou
     family = family_by(ended())
     with holder(place, family):
         pass  # and is killed
-    jvm = subprocess.Popen(["sleep", "600"], env={**os.environ, FAMILY_VARIABLE: family}, start_new_session=True)
-    CheckpointLock(place).take(new_family())
-    assert jvm.wait() == -signal.SIGKILL
+    settings = {"env": {**os.environ, FAMILY_VARIABLE: family}, "start_new_session": True}
+    with subprocess.Popen(
+        ["sh", "-c", "echo there; read line"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, **settings
+    ) as jvm:
+        assert jvm.stdout.readline() == b"there\n"  # so it has its environment, which a program that just begins has not
+        CheckpointLock(place).take(new_family())
+        assert jvm.wait() == -signal.SIGKILL
 
 
 def test_a_lock_of_a_process_that_is_no_driver_is_refused(place):

@@ -42,7 +42,6 @@ from headrace.runners.spark.supervision.families import FAMILY_VARIABLE, reap_or
 from headrace.runners.spark.supervision.jobs import FunctionName
 from headrace.runners.spark.supervision.ownership.board import BoardThread
 from headrace.runners.spark.supervision.ownership.lease import (
-    Call,
     CallWanted,
     DriverHeard,
     DriverLost,
@@ -58,6 +57,7 @@ from headrace.runners.spark.supervision.ownership.lease import (
     LeaveRequested,
     LookAtBoard,
     LookDue,
+    MayCall,
     WriteBeat,
 )
 from headrace.runners.spark.supervision.processes import DriverProcess
@@ -262,7 +262,7 @@ class _Supervisor:
             case Lead():
                 log.warning("it leads, and runs the job")
                 self._tell(SupervisionStarted(time.monotonic()))
-            case Call(number):
+            case MayCall(number):
                 self._call(number)
             case EndLease(end):
                 if self._core.drivers:

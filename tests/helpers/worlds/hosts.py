@@ -44,7 +44,6 @@ from headrace.runners.spark.supervision.endings import end_by
 from headrace.runners.spark.supervision.ownership.lease import (
     BeatWritten,
     BoardFailed,
-    Call,
     CallWanted,
     DriverHeard,
     DriverLost,
@@ -60,6 +59,7 @@ from headrace.runners.spark.supervision.ownership.lease import (
     LookAtBoard,
     LookDue,
     Looked,
+    MayCall,
     WriteBeat,
 )
 from headrace.runners.spark.supervision.standby import (
@@ -220,7 +220,7 @@ class Host:
                 case Lead():
                     self.world.happened["leads"] += 1
                     self.tell(SupervisionStarted(self.now_s))
-                case Call(number):
+                case MayCall(number):
                     assert self.now_s - self.saw_board_at_s < TIMEOUT_S, "a driver is called that may take the job from another"
                     self.drivers[number].is_called = True
                 case EndLease(end):

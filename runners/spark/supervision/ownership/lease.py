@@ -131,7 +131,7 @@ class DriverLost:
 
 @dataclass(frozen=True, slots=True)
 class CallWanted:
-    """The job is to be run by this driver. Answered by `Call`, at once or later."""
+    """The job is to be run by this driver. Answered by `MayCall`, at once or later."""
 
     now_s: float
     driver: int
@@ -190,7 +190,7 @@ class Lead:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class MayCall:
     """Call this driver."""
 
     driver: int
@@ -203,7 +203,7 @@ class EndLease:
     end: DriverEnd
 
 
-LeaseCommand = LookAtBoard | WriteBeat | Follow | Lead | Call | EndLease
+LeaseCommand = LookAtBoard | WriteBeat | Follow | Lead | MayCall | EndLease
 
 
 class LeaseCore:
@@ -453,7 +453,7 @@ class LeaseCore:
 
     def _call(self) -> list[LeaseCommand]:
         driver, self._waiting = self._waiting, None
-        return [] if driver is None else [Call(driver)]
+        return [] if driver is None else [MayCall(driver)]
 
     def _beat(self) -> list[LeaseCommand]:
         self._own = replace(self._own, number=self._own.number + 1)
