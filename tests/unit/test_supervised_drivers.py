@@ -131,6 +131,29 @@ def test_the_plans_of_a_rehearsal_hide_what_those_of_the_job_hide():
     stage.conf.set.assert_called_once_with(REDACTION, "(?i)url|jaas")
 
 
+REPORTS_TO_NOBODY = """
+import os, subprocess, threading
+from headrace.runners.spark.supervision.driver import DriverOrder, _Driver
+from headrace.runners.spark.supervision.jobs import FunctionName
+child = subprocess.Popen(["sh", "-c", "echo there; sleep 600"], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+gone, reports = os.pipe()
+os.close(gone)
+_Driver(DriverOrder(FunctionName("x", "y")), reports, threading.Event())._report(armed=True)
+"""
+
+
+def test_seen_here_a_driver_that_reports_just_as_its_supervisor_dies_leaves_no_process():
+    """It ended with a BrokenPipeError before the thread that reads its orders had seen anything."""
+    command, environment = [sys.executable, "-c", REPORTS_TO_NOBODY], {**os.environ, FAMILY_VARIABLE: new_family()}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as driver:
+        child = os.pidfd_open(int(driver.stdout.readline()))
+        assert driver.wait() == -signal.SIGKILL
+    assert ready(child)
+    os.close(child)
+
+
 def test_a_driver_and_all_its_processes_end_with_the_supervisor(history):
     arguments = ["supervise", f"{JOB}:runs_with_a_child", "--session", f"{JOB}:session"]
     command = [sys.executable, "-c", "from headrace.cli import main; main()", *arguments]

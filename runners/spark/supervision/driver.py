@@ -205,8 +205,12 @@ class _Driver:
         self._report(end=end.ending.name, reason=end.reason)
 
     def _report(self, **what: object) -> None:
+        """Nothing of this driver outlives its supervisor: an error here would leave what the driver has started."""
         with self._reporting:  # the pipe keeps only short lines of two threads apart
-            os.write(self._reports, json.dumps(what).encode() + b"\n")
+            try:
+                os.write(self._reports, json.dumps(what).encode() + b"\n")
+            except BrokenPipeError:
+                _end_with_family()
 
 
 def stage_of(session: SparkSession) -> SparkSession:
@@ -248,6 +252,13 @@ def _take_orders(orders: int, read: bytes, called: threading.Event) -> None:
             read += more
         for descriptor in spare:
             os.close(descriptor)
+    finally:
+        _end_with_family()
+
+
+def _end_with_family() -> None:
+    """The supervisor is gone. Returns never."""
+    try:
         kill_family(os.environ[FAMILY_VARIABLE])
     finally:
         os.kill(os.getpid(), signal.SIGKILL)
