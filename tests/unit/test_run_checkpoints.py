@@ -523,6 +523,16 @@ def prepared(log, store, number, row):
     return WorkerHandle(number, MemoryHandle(found))
 
 
+def stored_and_aborted(log, store):
+    """A row that checkpoint 1 lists, whose transaction was aborted before it was committed. Gives the checkpoint's epoch."""
+    for number in (0, 1):
+        store.enlist(number)
+    wanted, epoch = prepared(log, store, 1, "row"), (1 << EPOCH_BITS) + 9
+    store.write(checkpoint(1, (wanted,), epoch=epoch))
+    log.abort(wanted.handle.number)
+    return epoch
+
+
 def test_seen_here_a_coordinator_that_died_while_the_sink_recorded_its_checkpoint_is_followed_at_once(tmp_path, monkeypatch):
     """Its successor looked first what was recorded, and waited until that write timed out: 10 to 20 s."""
     with FakeKafka() as kafka:
@@ -676,12 +686,7 @@ def test_seen_here_a_look_that_lacks_what_is_decided_and_not_marked_yet_makes_no
 def test_seen_here_a_look_that_shows_what_copies_have_replaced_makes_no_folder_an_older_copy(tmp_path, monkeypatch):
     """Both epochs are of one checkpoint, and the folder has moved on by another one since."""
     log, store = MemoryTransactionLog(), opened(tmp_path)
-    for number in (0, 1):
-        store.enlist(number)
-    wanted = prepared(log, store, 1, "row")
-    first = (1 << EPOCH_BITS) + 9
-    store.write(checkpoint(1, (wanted,), epoch=first))
-    log.abort(wanted.handle.number)
+    first = stored_and_aborted(log, store)
     run = committer(store, log)
     job = JobCommitter("x", run)
     job.recover()
@@ -751,12 +756,7 @@ def test_a_coordinator_that_was_replaced_commits_nothing(tmp_path):
 def test_seen_here_of_two_copies_of_a_folder_one_alone_commits_copies_of_what_was_aborted(tmp_path):
     """Both had the checkpoint whose rows an older copy had aborted, and each wrote them anew: twice."""
     log, store = MemoryTransactionLog(), opened(tmp_path / "first")
-    for number in (0, 1):
-        store.enlist(number)
-    wanted = prepared(log, store, 1, "row")
-    first = (1 << EPOCH_BITS) + 9
-    store.write(checkpoint(1, (wanted,), epoch=first))
-    log.abort(wanted.handle.number)
+    first = stored_and_aborted(log, store)
     shutil.copytree(tmp_path / "first", tmp_path / "second")
     JobCommitter("x", committer(store, log, draw=lambda: 3)).recover()
     assert log.rows() == ["row"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
@@ -47,6 +47,16 @@ def dying_in(owner, name, steps):
         return real(self, *arguments)
 
     return patch.object(owner, name, dying)
+
+
+@contextmanager
+def dying_at_last(steps):
+    """What is done here ends with a DiedError, when the steps are used up."""
+    with ExitStack() as dying:
+        for owner, name in STEPS:
+            dying.enter_context(dying_in(owner, name, steps))
+        with pytest.raises(DiedError):
+            yield
 
 
 def sinks(*names):
@@ -221,13 +231,9 @@ class TestOneDecision:
         job.recover()
         store.enlist(1)
         handles = self.wrote(store, sink, 1)
-        patches = [dying_in(owner, name, steps) for owner, name in STEPS]
         run.propose(checkpoint(1).positions)
-        with ExitStack() as dying_at_last:
-            for each in patches:
-                dying_at_last.enter_context(each)
-            with pytest.raises(DiedError):
-                job.commit(1, handles)
+        with dying_at_last(steps):
+            job.commit(1, handles)
         store.close()
         store, run, job = self.life(tmp_path, sink, 2)
         job.recover()
@@ -254,11 +260,8 @@ class TestOneDecision:
         log.abort(handles[1].handle.handle.number)
         store.close()
         store, _run, job = self.life(tmp_path, sink, 2)
-        with ExitStack() as dying_at_last:
-            for owner, name in STEPS:
-                dying_at_last.enter_context(dying_in(owner, name, steps))
-            with pytest.raises(DiedError):
-                job.recover()
+        with dying_at_last(steps):
+            job.recover()
         store.close()
         store, _run, job = self.life(tmp_path, sink, 3)
         job.recover()
