@@ -11,6 +11,7 @@ from unittest.mock import patch
 from headrace.connectors import commit as commit_module
 from headrace.runners.spark import writers
 from headrace.runners.spark.supervision.ownership.lease import (
+    BeatWritten,
     CallWanted,
     EndLease,
     Follow,
@@ -144,6 +145,32 @@ def who_is_cut_off_calls_its_next_driver() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def a_beat_counts_from_its_answer() -> Iterator[None]:
+    """A host that was paused while it wrote believes that nobody can have taken it for dead meanwhile."""
+    take_answer = LeaseCore._take_answer
+
+    def planted(self: Any, event: Any) -> None:
+        take_answer(self, event)
+        self._written_at_s = self._now_s if isinstance(event, BeatWritten) else self._written_at_s
+
+    with patch.object(LeaseCore, "_take_answer", planted):
+        yield
+
+
+@contextmanager
+def what_was_seen_before_a_pause_is_believed() -> Iterator[None]:
+    """Nobody else led when it asked, and somebody does when it hears so."""
+    leader_looked = LeaseCore._leader_looked
+
+    def planted(self: Any, event: Any) -> list[Any]:
+        self._asked_at_s = self._now_s
+        return leader_looked(self, event)
+
+    with patch.object(LeaseCore, "_leader_looked", planted):
+        yield
+
+
 PLANTED: tuple[Planted, ...] = (
     whose_the_job_is_is_ignored,
     a_driver_that_was_left_behind_has_an_older_copy,
@@ -155,5 +182,7 @@ PLANTED: tuple[Planted, ...] = (
     followers_keep_no_driver_warm,
     who_stands_down_leaves_its_driver_at_work,
     who_is_cut_off_calls_its_next_driver,
+    a_beat_counts_from_its_answer,
+    what_was_seen_before_a_pause_is_believed,
 )
 """Each breaks a promise in some history."""

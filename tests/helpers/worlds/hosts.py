@@ -6,8 +6,8 @@ and their clocks, the board's network, Spark's query on a store that creates ato
 (`MemorySink`).
 
 Hosts are paused as a whole, cut off from the board, or lose their power; drivers are killed or hang; a write to the board may
-take effect and its answer be lost; clocks run at other speeds and jump. A paused host goes on where it was, in the middle of
-whatever it did.
+take effect and its answer be lost, or come later; clocks run at other speeds and jump. A paused host goes on where it was, in
+the middle of whatever it did.
 
 What must be true: a row is visible once and none is lost; only whose the job is writes its list; nobody ends for having been
 fenced by the other one, nor before it is told to, as this job has no end; who has not seen the board for so long that it may
@@ -22,7 +22,7 @@ import copy
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import islice
 from typing import Any
@@ -181,6 +181,7 @@ class Host:
         self.end: DriverEnd | None = None
         self.ended: DriverEnd | None = None
         self.asked: deque[LookAtBoard | WriteBeat] = deque()
+        self.answer: tuple[LeaseEvent, float] | None = None
         self.drivers: dict[int, Driver] = {}
         self.lease = LeaseCore(f"{self.world.chances.randrange(1000):03}-{self.name}-{self.started}", self.name, TIMEOUT_S)
         self.core = self.new_core()
@@ -266,20 +267,27 @@ class Host:
         if number == self.core.called and self.lease.phase is LeasePhase.LEADING:
             self.tell_lease(event)
 
-    def hear_from_board(self) -> None:
-        """The answer to what was asked; or none, though it may have been done."""
+    def reach_board(self) -> None:
+        """What was asked takes effect, or does not; its answer is on its way, or is lost."""
         question = self.asked.popleft()
         is_reached = not (self.is_cut_off or self.world.board_is_away)
-        is_heard = is_reached and self.world.chances.random() > self.world.lost_answers
         if isinstance(question, WriteBeat) and is_reached:
             self.world.board = question.beat.serialize()
-        self.saw_board_at_s = self.now_s if is_heard else self.saw_board_at_s
-        if not is_heard:
-            self.tell_lease(BoardFailed(self.now_s, "no broker answers"))
+        if not is_reached or self.world.chances.random() <= self.world.lost_answers:
+            answer: LeaseEvent = BoardFailed(self.now_s, "no broker answers")
         elif isinstance(question, WriteBeat):
-            self.tell_lease(BeatWritten(self.now_s))
+            answer = BeatWritten(self.now_s)
         else:
-            self.tell_lease(Looked(self.now_s, self.world.beat()))
+            answer = Looked(self.now_s, self.world.beat())
+        self.answer = answer, self.now_s
+
+    def hear_from_board(self) -> None:
+        """The answer, which says how the board was: meanwhile this host may have been paused."""
+        assert self.answer is not None
+        (answer, at_s), self.answer = self.answer, None
+        if not isinstance(answer, BoardFailed):
+            self.saw_board_at_s = at_s
+        self.tell_lease(replace(answer, now_s=self.now_s))
 
 
 class World:
@@ -461,7 +469,9 @@ class World:
             for driver in host.drivers.values():
                 if driver.is_alive and not driver.hangs and chance() < 0.8:
                     driver.is_alive = next(driver.program, driver) is not driver
-            if host.asked and chance() < 0.5:
+            if host.asked and chance() < 0.7:
+                host.reach_board()
+            if host.answer is not None and chance() < 0.7:
                 host.hear_from_board()
             if host.is_on and chance() < 0.7:
                 host.step()
