@@ -378,8 +378,9 @@ class World:
         raise AssertionError("standbys do not come to wait")
 
     def has_got_on(self, before: int) -> bool:
-        """Another batch than the first so many has ended, and not in a JVM that has outlived its supervisor."""
-        return any(self.families[name].supervisor.is_alive for name in islice(self.commits.values(), before, None))
+        """Another batch than the first so many has ended, of a driver that its supervisor has, and that is not stopped."""
+        families = [self.families[name] for name in islice(self.commits.values(), before, None)]
+        return any(family.supervisor.is_alive and not family.main.is_stopped for family in families)
 
     def has_standbys(self) -> bool:
         """Whether all wait that there should be. Of two supervisors one may still be refused."""
