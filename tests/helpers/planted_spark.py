@@ -229,6 +229,15 @@ def one_broker_retires_a_topic() -> Iterator[None]:
         yield
 
 
+one_broker_brings_a_deleted_topic_back = _instead(
+    KafkaDiscovery,
+    "_disputed",
+    lambda *_: frozenset(),
+    "one_broker_brings_a_deleted_topic_back",
+    "Seen here: one that lags behind tells of a topic that was deleted before; it is taken for a re-created one.",
+)
+
+
 def _absent_in_an_outage(self: KafkaDiscovery, absent: Any) -> frozenset[str]:
     try:
         self._cluster.find_topics_everywhere({split.topic for split in absent})
@@ -507,6 +516,7 @@ IN_SPARK: tuple[Planted, ...] = (
     one_broker_tells_a_group_its_topics,
     one_look_proves_absence,
     one_broker_retires_a_topic,
+    one_broker_brings_a_deleted_topic_back,
     absence_in_an_outage,
     new_partitions_begin_at_their_end,
     topics_are_told_by_name,

@@ -73,6 +73,38 @@ def test_what_no_broker_knows_is_missing(kafka):
     assert discovery.later(known).missing == known.keys()
 
 
+def test_seen_here_a_broker_that_lags_behind_brings_no_deleted_topic_back(kafka):
+    discovery = source_of(kafka).create_discovery()
+    known = {split.split_id: split for split in discovery.initial().added}
+    deleted = uuid4()
+
+    def tells_of_the_deleted_one(response) -> None:
+        for topic in response.topics:
+            topic.topic_id = deleted
+
+    stale = kafka.fault("Metadata", Rewrite(tells_of_the_deleted_one), broker=1, times=None)
+    while stale.fired < 10:
+        found = discovery.later(known)
+        assert (found.added, found.missing) == ([], frozenset())
+
+
+def test_whether_a_topic_was_re_created_is_not_known_while_a_broker_cannot_be_asked(kafka, caplog):
+    discovery = source_of(kafka).create_discovery()
+    known = {split.split_id: split for split in discovery.initial().added}
+    kafka.delete_topic("t")
+    kafka.create_topic("t")
+    about_t = lambda request: request.topics is not None and any(item.name == "t" for item in request.topics)  # noqa: E731
+    away = kafka.fault("Metadata", CutBefore(), broker=3, when=about_t, times=None)
+    while not away.fired:
+        found = discovery.later(known)
+        assert (found.added, found.missing) == ([], frozenset())
+    assert "whether t was re-created is not known yet" in caplog.text
+    away.stop()
+    found = discovery.later(known)
+    assert [split.topic for split in found.added] == ["t"]
+    assert found.missing == known.keys()
+
+
 def test_a_broker_that_names_no_live_broker_proves_nothing(kafka):
     def names_nobody(response) -> None:
         response.brokers = []

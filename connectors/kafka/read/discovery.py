@@ -105,12 +105,15 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
     def later(self, known: Mapping[str, KafkaSplit]) -> Findings[KafkaSplit]:
         """Partitions not in `known`, and those of `known` that are gone: deleted, or of a topic that was re-created (I5).
 
-        While a broker cannot be asked, nothing is known to be gone.
+        While a broker cannot be asked, nothing is known to be gone. While brokers differ on which topic bears a name that is
+        known already, it is not taken for a re-created one.
         """
         found = self._select(self._known_topics)
         missing = self._missing([split for split in known.values() if not _is(split, found)])
         identities = {(split.topic, split.partition, split.topic_id) for split in known.values()}
         new = {tp: topic_id for tp, topic_id in found.items() if (*tp, topic_id) not in identities}
+        for topic in self._disputed({topic: topic_id for (topic, _), topic_id in new.items()}, identities):
+            new = {tp: topic_id for tp, topic_id in new.items() if tp[0] != topic}
         starts = self.resolve(dict.fromkeys(new, self._plan.start_of_new_partitions), "latest")
         added = [KafkaSplit(tp[0], topic_id, tp[1], starts[tp]) for tp, topic_id in new.items()]
         return Findings(added, missing=missing)
@@ -206,6 +209,25 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
             log.warning("whether %s are gone is not known yet: %s", ", ".join(sorted(map(str, unproven))), error)
             return missing
         return missing | {split.split_id for split in unproven}
+
+    def _disputed(
+        self, new: Mapping[str, UUID | None], identities: Collection[tuple[str, int, UUID | None]]
+    ) -> frozenset[str]:
+        """Of the topics that bear a known name under another id those that a live broker knows otherwise.
+
+        Ids have no order: one broker that lags behind, or is cut off from its controllers, tells of a topic that was deleted
+        long ago. Taken for a new one it would be missing at the next look, for good, in every checkpoint since.
+        """
+        renewed = new.keys() & {topic for topic, _, _ in identities}
+        if not renewed:
+            return frozenset()
+        try:
+            answers = self._cluster.find_topics_everywhere(renewed)
+        except RetriableError as error:
+            log.warning("whether %s was re-created is not known yet: %s", ", ".join(sorted(renewed)), error)
+            return frozenset(renewed)
+        known = {(name, topic.topic_id) for answer in answers for name, topic in answer.items() if topic is not None}
+        return frozenset(name for name, topic_id in known if topic_id != new[name])
 
     def _looks(
         self, everywhere: Callable[[], Sequence[Mapping[str, TopicMetadata | None]]]

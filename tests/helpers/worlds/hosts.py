@@ -499,6 +499,16 @@ class World:
                 self.happened["paused in a batch"] += 1
                 return
 
+    def pause_in_a_look(self) -> None:
+        """A host that leads, once the board has been asked, and before it has heard the answer."""
+        for _ in range(40):
+            self.step()
+            asking = [host for host in self.hosts if host.answer is not None and host.lease.phase is LeasePhase.LEADING]
+            if asking:
+                self.chances.choice(asking).is_paused = True
+                self.happened["paused in a look"] += 1
+                return
+
     def wake(self) -> None:
         for host in self.hosts:
             host.is_paused = False
@@ -622,8 +632,8 @@ def _taking(action: Callable[[World], None]) -> tuple[Callable[..., None], int]:
 
 
 _FAULTS = {
-    "pause": 3, "pause_in_a_batch": 2, "wake": 3, "cut_off": 2, "heal": 3, "take_board_away": 1, "lose_answers": 1,
-    "wipe_board": 1, "power_off": 1, "power_on": 2, "hit_driver": 2, "terminate": 2, "jump": 1,
+    "pause": 3, "pause_in_a_batch": 2, "pause_in_a_look": 3, "wake": 3, "cut_off": 2, "heal": 3, "take_board_away": 1,
+    "lose_answers": 1, "wipe_board": 1, "power_off": 1, "power_on": 2, "hit_driver": 2, "terminate": 2, "jump": 1,
 }  # fmt: skip
 
 HOSTS = Adversary(

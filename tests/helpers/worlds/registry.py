@@ -228,6 +228,7 @@ WORLDS = (
             "leads": 800,
             "paused": 700,
             "paused in a batch": 300,
+            "paused in a look": 300,
             "cut off": 430,
             "board away": 200,
             "board wiped": 220,

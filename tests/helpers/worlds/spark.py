@@ -393,10 +393,13 @@ class SparkWorld:
         offsets = offsets_in(end)
         assert offsets is not None
         first = not query.began
+        known = {s.topic: s.topic_id for s in offsets.splits.values() if (s.topic_id, s.partition) in query.began}
         for split_id, split in offsets.splits.items():
             key, began = (split.topic_id, split.partition), offsets.began[split_id]
             if key not in query.began:
-                resolved = first and self.from_latest
+                is_gone = self.brokers.log_of(*key) is None  # a broker that lags behind has told of it: it has no records
+                assert not is_gone or known.get(split.topic) in (None, split.topic_id), f"{split} is gone, and taken for new"
+                resolved = is_gone or (first and self.from_latest)
                 assert resolved or began <= self.brokers.damaged.get(key, 0), f"{split} begins at {began}, and is new"
                 query.began[key] = query.done[key] = began
             elif query.began[key] != began:
@@ -974,6 +977,10 @@ SPARK = Adversary(
         {  # records that are lost: topics made anew, truncation, retention
             "grow": 14, "batch": 14, "plan": 4, "stage": 4, "commit": 4, "store": 3, "restart": 4, "delete": 3,
             "expire_records": 1, **_TROUBLE, "new_leader": 4,
+        },
+        {  # topics are made anew while brokers lag behind
+            "grow": 8, "batch": 12, "plan": 2, "stage": 2, "commit": 2, "store": 2, "restart": 2, "rewind": 1, "create": 3,
+            "delete": 8, "add_partition": 2, "lag": 6, "forget": 2, "catch_up": 4,
         },
     ),
     longest=80,
