@@ -199,7 +199,7 @@ def test_a_follower_keeps_one_driver_warm_calls_none_and_leaves_the_leader_alone
     end, shown = play(lambda driver: pytest.fail("it was called"), board=board)
     assert (end, board.written) == (STOPPED, [])
     assert PlayedDriver.made == 1
-    assert shown["lease"] == {"state": "OVER", "leader": "host-b", "term": None, "suspect": False, "trouble": None}
+    assert shown["lease"] == {"state": "OVER", "leader": "host-b", "term": None, "suspect": False, "waiting": False, "trouble": None}
 
 
 @pytestmark_lease
@@ -359,6 +359,48 @@ def test_seen_here_a_leader_that_is_cut_off_calls_its_next_driver_when_it_has_se
     assert (end, before, called) == (STOPPED, drivers[:1], drivers)
     assert len(drivers) == 2
     assert shown["last_failure"] == KILLED.reason
+
+
+@pytestmark_lease
+def test_seen_here_no_takeover_is_told_while_the_driver_waits(play, monkeypatch, caplog, tmp_path):
+    monkeypatch.setattr(lease, "LEAST_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(PlayedBoard, "timeout_s", 0.05)
+    called, shown, told = [], [], []
+    made = PlayedDriver.__init__
+
+    def armed(driver, order):
+        made(driver, order)
+        if called:
+            driver.tell(armed=True)
+
+    monkeypatch.setattr(PlayedDriver, "__init__", armed)
+
+    def away(then=lambda: None):
+        then()
+        raise DeadlineExceededError("no broker")
+
+    def look_at_it():
+        shown.append(json.loads((tmp_path / "status").read_text()))
+        told.append(caplog.text)
+
+    def cut_off(driver):
+        called.append(driver)
+        if len(called) > 1:
+            stop(driver)
+            return
+        killed = partial(away, lambda: driver.over(KILLED))
+        board.others = iter([*[away] * 80, killed, *[away] * 40, partial(away, look_at_it)])
+
+    board = PlayedBoard()
+    end, last = play(cut_off, board=board, standbys=1)
+    assert (end, len(called)) == (STOPPED, 2)
+    (waiting,) = shown
+    assert (waiting["active"]["state"], waiting["lease"]["waiting"], waiting["takeovers"]) == ("TAKING_OVER", True, 0)
+    assert "waits until this supervisor has seen" in told[0]
+    assert "is to take over" in told[0]
+    assert "takes over" not in told[0]
+    assert "is called: the board was seen" in caplog.text
+    assert last["takeovers"] == 1
 
 
 @pytestmark_lease

@@ -273,7 +273,7 @@ class StandbyCore:
     """All drivers of one job. Not thread-safe. `wake_at_s`: when to send TimePassed, as of the last event; None for never.
 
     `drivers`: those that live, by number, the oldest first; `called`: the number of the one that runs the job, or is to.
-    `takeovers`: how often one that waited was called.
+    `takeovers`: how often one that waited was called, and has begun.
     """
 
     def __init__(self, strategy: RestartStrategy, job: SupervisionLimits, standby: StandbyLimits) -> None:
@@ -293,6 +293,7 @@ class StandbyCore:
         self._is_ending = False
         self._is_warming_up = False
         self._has_settled = False
+        self._has_waited = False  # the one that is called, before it was
         self._began_at_s: float | None = None
 
     @property
@@ -343,6 +344,8 @@ class StandbyCore:
                 driver.handle(Began())
                 if number == self.called:
                     self._began_at_s = now_s
+                    self.takeovers += self._has_waited
+                    self._has_waited = False
             case DriverReport.BATCHES if number == self.called and not self._has_settled:
                 self._has_settled = True
                 self._replace_at_s = now_s + self._limits.settle_s
@@ -427,7 +430,7 @@ class StandbyCore:
         """The driver that is nearest to running the job."""
         assert self.called is None, "a driver is called while another one is"
         armed = self._of(DriverPhase.ARMED)
-        self.takeovers += bool(armed)
+        self._has_waited = bool(armed)
         found = armed or self._of(DriverPhase.WARMING)
         launched = [] if found else [self._launch()]
         self.called = found[0] if found else self.drivers_started

@@ -5,13 +5,13 @@
                 "batches": {"<id>": 41}},
      "standbys": [{"pid": 15, "number": 4, "since": "2026-11-22T10:00:09Z", "state": "ARMED", "unrehearsed": null}],
      "drivers_started": 4, "takeovers": 1, "last_failure": "...", "standby_failure": null,
-     "lease": {"state": "LEADING", "leader": "host-a", "term": 2, "suspect": false, "trouble": null},
+     "lease": {"state": "LEADING", "leader": "host-a", "term": 2, "suspect": false, "waiting": false, "trouble": null},
      "restart_at": null, "ended": null, "updated": "2026-11-22T10:04:00Z"}
 
 `state` is a phase of `SUPERVISION_TRANSITIONS`, a driver's one of `DRIVER_TRANSITIONS`; `active` is null while none is called.
 `lease`: null without one; else `state` is a phase of `LEASE_TRANSITIONS`, `leader` the host that was last seen to lead, `term`
-this one's while it leads, `suspect` whether it may be taken for dead, as nobody has heard of it, and `trouble` what was wrong
-with the board at the last look. `unrehearsed`: why the job could not be rehearsed; null where it was. `ended`, once the job is
+this one's while it leads, `suspect` whether it may be taken for dead, as nobody has heard of it, `waiting` whether its next
+driver waits for that reason, and `trouble` what was wrong with the board at the last look. `unrehearsed`: why the job could not be rehearsed; null where it was. `ended`, once the job is
 over: `{"ending": "DATA_LOSS", "exit_status": 65, "reason": "..."}`. Times are of this machine's clock, for people.
 """
 

@@ -183,6 +183,7 @@ class _Supervisor:
         self._board = None if board is None else BoardThread(board)
         self._trouble: str | None = None
         self._is_suspect = False
+        self._waiting: int | None = None  # the driver of which was said last that it may not be called yet
         if self._board is not None:
             self._ready.register(self._board.ready, selectors.EVENT_READ, self._take_answer)
         if submitter is not None:
@@ -263,6 +264,9 @@ class _Supervisor:
                 log.warning("it leads, and runs the job")
                 self._tell(SupervisionStarted(time.monotonic()))
             case MayCall(number):
+                if number == self._waiting:
+                    log.warning("driver %d is called: the board was seen, and nobody else leads", number)
+                    self._waiting = None
                 self._call(number)
             case EndLease(end):
                 if self._core.drivers:
@@ -270,6 +274,13 @@ class _Supervisor:
                 self._end = end
             case _:
                 assert_never(command)
+
+    def _want_to_call(self, number: int) -> None:
+        assert self._lease is not None
+        self._tell_lease(CallWanted(time.monotonic(), number))
+        if self._lease.waiting == number:
+            self._waiting = number
+            log.warning("driver %d waits until this supervisor has seen that nobody else leads", number)
 
     def _take_answer(self) -> None:
         assert self._board is not None
@@ -291,6 +302,7 @@ class _Supervisor:
         reap_orphans()
         self._unstarted.clear()
         self._shown.clear()
+        self._waiting = None
         self._core = self._new_core()
 
     # --- drivers ------------------------------------------------------------------------------------------------------
@@ -300,7 +312,7 @@ class _Supervisor:
             case Launch(number):
                 self._launch(number)
             case CallDriver(number) if self._lease is not None:
-                self._tell_lease(CallWanted(time.monotonic(), number))
+                self._want_to_call(number)
             case CallDriver(number):
                 self._call(number)
             case Stop(number) if number in self._drivers:
@@ -392,7 +404,9 @@ class _Supervisor:
             delay_s = _until(self._core.job.wake_at_s)
             log.warning("the driver is started again in %.1f s: %s", delay_s, self._core.job.last_failure)
         elif self._core.called is not None:
-            log.warning("driver %d takes over: %s", self._core.called, self._core.job.last_failure)
+            waits = self._lease is not None and self._lease.waiting == self._core.called
+            does = "is to take over" if waits else "takes over"
+            log.warning("driver %d %s: %s", self._core.called, does, self._core.job.last_failure)
 
     def _show(self) -> None:
         if self._status is None:
@@ -446,6 +460,7 @@ def _shown_lease(lease: LeaseCore) -> dict[str, object]:
         "leader": leader,
         "term": lease.term if leads else None,
         "suspect": lease.is_suspect,
+        "waiting": lease.waiting is not None,
         "trouble": lease.trouble,
     }
 
