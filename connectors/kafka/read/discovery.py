@@ -210,9 +210,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
             return missing
         return missing | {split.split_id for split in unproven}
 
-    def _disputed(
-        self, new: Mapping[str, UUID | None], identities: Collection[tuple[str, int, UUID | None]]
-    ) -> frozenset[str]:
+    def _disputed(self, new: Mapping[str, UUID | None], identities: Collection[tuple[str, int, UUID | None]]) -> frozenset[str]:
         """Of the topics that bear a known name under another id those that a live broker knows otherwise.
 
         Ids have no order: one broker that lags behind, or is cut off from its controllers, tells of a topic that was deleted
