@@ -32,12 +32,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 from headrace.connectors.formats.value_format import ValueFormat
-from headrace.connectors.kafka.client.positions import Earliest
 from headrace.connectors.kafka.read.reader import ALLOW_LOSS
 from headrace.connectors.kafka.read.source import KafkaSource
 from headrace.connectors.kafka.read.split import KafkaSplit
@@ -90,10 +89,10 @@ class KafkaOffsets:
     def begins(self, found: Sequence[KafkaSplit], known: Mapping[str, KafkaSplit]) -> Mapping[str, int]:
         """The first record of each, whatever startingOffsetsOfNewPartitions says: the JVM connector knows no other begin.
 
-        The end itself where the partition is gone, or begins behind it by now.
+        The end itself where the partition is gone, or begins behind it by now. Raises OutageError while it is not known which
+        are gone.
         """
-        from_first = replace(self.source, start_of_new_partitions=Earliest())
-        firsts = {split.split_id: split.next_offset for split in from_first.create_discovery().later(known).added}
+        firsts = self.source.create_discovery().first_offsets(found)
         return {split.split_id: min(firsts.get(split.split_id, split.next_offset), split.next_offset) for split in found}
 
     def _taken_over(self, positions: Mapping[tuple[str, int], int]) -> LogOffsets[KafkaSplit]:

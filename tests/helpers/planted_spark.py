@@ -231,8 +231,8 @@ def one_broker_retires_a_topic() -> Iterator[None]:
 
 one_broker_brings_a_deleted_topic_back = _instead(
     KafkaDiscovery,
-    "_disputed",
-    lambda *_: frozenset(),
+    "_dispute",
+    lambda *_: None,
     "one_broker_brings_a_deleted_topic_back",
     "Seen here: one that lags behind tells of a topic that was deleted before; it is taken for a re-created one.",
 )

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
-from headrace.connectors.kafka.client.errors import UnknownTopicError
+from headrace.connectors.kafka.client.errors import RefusedByBrokerError, UnknownTopicError
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Position, Timestamp
 from headrace.connectors.kafka.client.properties import Isolation
 from headrace.connectors.kafka.client.topology import TopicMetadata, TopicPartition
@@ -80,10 +80,11 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
     def initial(self) -> Findings[KafkaSplit]:
         """Every partition, at the initial position. Complete when reading has an end.
 
-        Raises UsageError for topics or partitions that do not exist or per-partition positions that do not fit them, and
-        DataLossError for a position that is out of range.
+        Raises UsageError for topics or partitions that do not exist or per-partition positions that do not fit them,
+        DataLossError for a position that is out of range, and OutageError while brokers differ on a topic's id. (A bounded
+        read goes by one broker's word: it fails once where that is wrong, and no checkpoint keeps it.)
         """
-        found = self._existing()
+        found = self._existing() if self._plan.stop is not None else self._undisputed(self._existing)
         partitions = found.keys()
         starts = self.resolve(_each(self._plan.start, partitions, "start"), self._plan.no_match)
         # a stop before the start: nothing to read
@@ -105,15 +106,13 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
     def later(self, known: Mapping[str, KafkaSplit]) -> Findings[KafkaSplit]:
         """Partitions not in `known`, and those of `known` that are gone: deleted, or of a topic that was re-created (I5).
 
-        While a broker cannot be asked, nothing is known to be gone. While brokers differ on which topic bears a name that is
-        known already, it is not taken for a re-created one.
+        While a broker cannot be asked, nothing is known to be gone. Raises OutageError while brokers differ on a topic's id.
         """
-        found = self._select(self._known_topics)
+        topics = {(split.topic, split.topic_id) for split in known.values()}
+        found = self._undisputed(lambda: self._select(self._known_topics), topics)
         missing = self._missing([split for split in known.values() if not _is(split, found)])
         identities = {(split.topic, split.partition, split.topic_id) for split in known.values()}
         new = {tp: topic_id for tp, topic_id in found.items() if (*tp, topic_id) not in identities}
-        for topic in self._disputed({topic: topic_id for (topic, _), topic_id in new.items()}, identities):
-            new = {tp: topic_id for tp, topic_id in new.items() if tp[0] != topic}
         starts = self.resolve(dict.fromkeys(new, self._plan.start_of_new_partitions), "latest")
         added = [KafkaSplit(tp[0], topic_id, tp[1], starts[tp]) for tp, topic_id in new.items()]
         return Findings(added, missing=missing)
@@ -121,9 +120,10 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
     def topic_ids(self, expected: Collection[TopicPartition]) -> Mapping[TopicPartition, UUID | None]:
         """Every partition that the subscription selects now, with its topic's id.
 
-        One that is expected is missing in the answer only after several looks, each but the first at every broker.
+        One that is expected is missing in the answer only after several looks, each but the first at every broker. Raises
+        OutageError while brokers differ on which topic bears a name.
         """
-        found = self._select(self._known_topics)
+        found = self._undisputed(lambda: self._select(self._known_topics))
         absent = {tp for tp in expected if tp not in found and self._selects(tp)}
         if not absent:
             return found
@@ -145,6 +145,13 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
             return split.topic in named if split.topic_id is None else (split.topic, split.topic_id) in known
 
         return frozenset(split.split_id for split in splits if not is_there(split))
+
+    def first_offsets(self, splits: Sequence[KafkaSplit]) -> Mapping[str, int]:
+        """Where each begins now, by its id, without those that are gone. Raises OutageError while that cannot be known."""
+        gone = self._cluster.retrying("looking up topics at every broker", lambda: self.gone(splits))
+        left = {split.split_id: (split.topic, split.partition) for split in splits if split.split_id not in gone}
+        firsts = self.resolve(dict.fromkeys(left.values(), Earliest()), "latest")
+        return {split_id: firsts[tp] for split_id, tp in left.items()}
 
     def retired(self, splits: Sequence[KafkaSplit]) -> frozenset[str]:
         """Ids of those that are gone, or that the subscription leaves out. Raises as `gone`."""
@@ -205,27 +212,47 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
                 unproven = {s for s in unproven if ((s.topic, s.partition), s.topic_id) not in there}
                 if not unproven:
                     break
-        except RetriableError as error:
+        except (RetriableError, RefusedByBrokerError) as error:
             log.warning("whether %s are gone is not known yet: %s", ", ".join(sorted(map(str, unproven))), error)
             return missing
         return missing | {split.split_id for split in unproven}
 
-    def _disputed(self, new: Mapping[str, UUID | None], identities: Collection[tuple[str, int, UUID | None]]) -> frozenset[str]:
-        """Of the topics that bear a known name under another id those that a live broker knows otherwise.
+    def _undisputed(
+        self,
+        look: Callable[[], dict[TopicPartition, UUID | None]],
+        known: Set[tuple[str, UUID | None]] = frozenset(),
+    ) -> dict[TopicPartition, UUID | None]:
+        """What a look finds, once no broker knows a topic that is new in it by another id.
 
         Ids have no order: one broker that lags behind, or is cut off from its controllers, tells of a topic that was deleted
         long ago. Taken for a new one it would be missing at the next look, for good, in every checkpoint since.
         """
-        renewed = new.keys() & {topic for topic, _, _ in identities}
-        if not renewed:
-            return frozenset()
+
+        def again() -> dict[TopicPartition, UUID | None]:
+            found = look()
+            dispute = self._dispute(_topics(found) - known)
+            if dispute is not None:
+                raise RetriableError(dispute)
+            return found
+
+        found = look()
+        if self._dispute(_topics(found) - known) is None:
+            return found
+        return self._cluster.retrying("looking up topics until brokers agree on their ids", again)
+
+    def _dispute(self, new: Collection[tuple[str, UUID | None]]) -> str | None:
+        """What a broker says against these topics' ids; None also where not every one can be asked, as most are right."""
+        told = {topic: topic_id for topic, topic_id in new if topic_id is not None}
+        if not told:
+            return None
         try:
-            answers = self._cluster.find_topics_everywhere(renewed)
-        except RetriableError as error:
-            log.warning("whether %s was re-created is not known yet: %s", ", ".join(sorted(renewed)), error)
-            return frozenset(renewed)
-        known = {(name, topic.topic_id) for answer in answers for name, topic in answer.items() if topic is not None}
-        return frozenset(name for name, topic_id in known if topic_id != new[name])
+            answers = self._cluster.find_topics_everywhere(told.keys())
+        except (RetriableError, RefusedByBrokerError) as error:
+            log.debug("whether all brokers know %s by the same ids is not known: %s", ", ".join(sorted(told)), error)
+            return None
+        others = ((name, topic.topic_id) for answer in answers for name, topic in answer.items() if topic is not None)
+        disputed = [f"{name} is, {told[name]} or {other}" for name, other in others if other not in (None, told[name])]
+        return f"brokers differ on which topic {min(disputed)}" if disputed else None
 
     def _looks(
         self, everywhere: Callable[[], Sequence[Mapping[str, TopicMetadata | None]]]
@@ -310,6 +337,10 @@ def _partitions(topics: Iterable[TopicMetadata]) -> dict[TopicPartition, UUID | 
         for topic in sorted(topics, key=lambda topic: topic.name)
         for partition in sorted(topic.partitions)
     }
+
+
+def _topics(found: Mapping[TopicPartition, UUID | None]) -> set[tuple[str, UUID | None]]:
+    return {(topic, topic_id) for (topic, _), topic_id in found.items()}
 
 
 def _is(split: KafkaSplit, found: Mapping[TopicPartition, UUID | None]) -> bool:

@@ -17,7 +17,7 @@ from headrace.connectors.kafka.client.groups import CommittedOffset
 from headrace.connectors.kafka.client.offsets import OffsetAnswer
 from headrace.connectors.kafka.client.positions import Earliest, Latest
 from headrace.connectors.kafka.client.topology import PartitionMetadata, TopicIdPartition, TopicMetadata, TopicPartition
-from headrace.enumerator.errors import OutageError
+from headrace.enumerator.errors import OutageError, RetriableError
 
 BROKERS = 3
 COORDINATOR = 0
@@ -201,7 +201,12 @@ class Brokers:
         """Time passes."""
 
     def retrying(self, what: str, operation: Any) -> Any:
-        return operation()
+        try:
+            return operation()
+        except UnknownTopicError:
+            raise
+        except RetriableError as error:
+            raise OutageError(f"{what}: {error}") from error
 
     def _any(self) -> int:
         self.asked += 1

@@ -398,7 +398,8 @@ class SparkWorld:
             key, began = (split.topic_id, split.partition), offsets.began[split_id]
             if key not in query.began:
                 is_gone = self.brokers.log_of(*key) is None  # a broker that lags behind has told of it: it has no records
-                assert not is_gone or known.get(split.topic) in (None, split.topic_id), f"{split} is gone, and taken for new"
+                told_by_one = is_gone and known.get(split.topic) != split.topic_id
+                assert not told_by_one or self.brokers.dead_broker, f"{split} is gone, and taken for new"
                 resolved = is_gone or (first and self.from_latest)
                 assert resolved or began <= self.brokers.damaged.get(key, 0), f"{split} begins at {began}, and is new"
                 query.began[key] = query.done[key] = began
