@@ -299,6 +299,7 @@ class World:
         self.board: str | None = None
         self.board_is_away = False
         self.lost_answers = 0.0
+        self.promptness = 0.7  # of the board and the way to it, at each step
         self.offsets: dict[int, str] = {}
         self.commits: dict[int, str] = {}
         self.log = SeenLog()
@@ -469,9 +470,9 @@ class World:
             for driver in host.drivers.values():
                 if driver.is_alive and not driver.hangs and chance() < 0.8:
                     driver.is_alive = next(driver.program, driver) is not driver
-            if host.asked and chance() < 0.7:
+            if host.asked and chance() < self.promptness:
                 host.reach_board()
-            if host.answer is not None and chance() < 0.7:
+            if host.answer is not None and chance() < self.promptness:
                 host.hear_from_board()
             if host.is_on and chance() < 0.7:
                 host.step()
@@ -575,6 +576,7 @@ class World:
         """Nothing is wrong any more: the job gets on, one host leads and the other follows, and so it stays."""
         self.wake()
         self.heal()
+        self.promptness = 1.0
         self._settle()
         leader, follower = sorted(self.hosts, key=lambda host: host.lease.phase is not LeasePhase.LEADING)
         for self.board_is_away, steps in ((True, AWAY_STEPS), (False, BACK_STEPS)):
