@@ -82,7 +82,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
 
         Raises UsageError for topics or partitions that do not exist or per-partition positions that do not fit them,
         DataLossError for a position that is out of range, and OutageError while brokers differ on a topic's id. (A bounded
-        read goes by one broker's word: it fails once where that is wrong, and no checkpoint keeps it.)
+        read goes by one broker's word, and fails where that is wrong, as a topic that was deleted.)
         """
         found = self._existing() if self._plan.stop is not None else self._undisputed(self._existing)
         partitions = found.keys()
@@ -121,7 +121,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         """Every partition that the subscription selects now, with its topic's id.
 
         One that is expected is missing in the answer only after several looks, each but the first at every broker. Raises
-        OutageError while brokers differ on which topic bears a name.
+        OutageError while brokers differ on the id of a topic that the first look has found.
         """
         found = self._undisputed(lambda: self._select(self._known_topics))
         absent = {tp for tp in expected if tp not in found and self._selects(tp)}
@@ -225,7 +225,8 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         """What a look finds, once no broker knows a topic that is new in it by another id.
 
         Ids have no order: one broker that lags behind, or is cut off from its controllers, tells of a topic that was deleted
-        long ago. Taken for a new one it would be missing at the next look, for good, in every checkpoint since.
+        long ago. Taken for a new one it would be missing at the next look, for good, in every checkpoint since. While a broker
+        cannot be asked what the look has found is taken as it is.
         """
 
         def again() -> dict[TopicPartition, UUID | None]:
