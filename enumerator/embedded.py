@@ -260,7 +260,7 @@ class EmbeddedRun(Generic[SplitT]):
             findings = find()
         except Exception as error:  # noqa: BLE001 - the coordinator decides whether it can pass; it comes back as Fail if not
             return DiscoveryFailed(error)
-        if self._discovery_fails:
+        if self._discovery_fails and findings.undecided is None:
             log.warning("discovery of %s works again", self.source.name)
-        self._discovery_fails = False
+            self._discovery_fails = False
         return SplitsDiscovered(findings)

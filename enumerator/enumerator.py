@@ -118,7 +118,9 @@ class SplitEnumerator(ABC, Generic[SplitT]):
             commands.append(ReportMissing(tuple(missing)))
         if doubtful := self.ledger.missing():
             commands.append(ProveGone(tuple(doubtful)))
-        if self._interval_s is not None and not findings.complete:
+        if findings.undecided is not None:
+            commands += self._again_after(findings.undecided)
+        elif self._interval_s is not None and not findings.complete:
             commands.append(ScheduleDiscovery(self._interval_s))
         return commands
 
@@ -127,6 +129,9 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         if self._discovery is not Discovery.DISCOVERING or not is_retriable(error):
             return [Fail(error)]
         self._move(Trigger.FAILURE)
+        return self._again_after(error)
+
+    def _again_after(self, error: Exception) -> list[Command[SplitT]]:
         return [ReportDiscoveryFailure(error), ScheduleDiscovery(self._interval_s or DISCOVERY_RETRY_S)]
 
     @abstractmethod

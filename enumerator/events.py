@@ -212,7 +212,7 @@ class ProveGone(Generic[SplitT]):
 
 @dataclass(frozen=True, slots=True)
 class ReportDiscoveryFailure:
-    """Warn: a periodic discovery failed and will be tried again."""
+    """Warn: a periodic discovery failed, or has left something undecided, and will be tried again."""
 
     error: Exception
 

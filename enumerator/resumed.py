@@ -32,7 +32,7 @@ class ResumedDiscovery(SplitDiscovery[SplitT], Generic[SplitT]):
         finished = [state.split for state in self._checkpoint.splits if state.finished]
         if finished:
             raise UsageError(f"source {self._source.name!r} cannot begin there: {finished[0].split_id} was read to its end")
-        found = self._discovery.later(left)
+        found = self._discovery.settled(left)
         return Findings([*left.values(), *found.added], found.missing, found.complete)
 
     def later(self, known: Mapping[str, SplitT]) -> Findings[SplitT]:
@@ -58,7 +58,7 @@ class ResumedLogDiscovery(SplitDiscovery[OffsetSplitT], Generic[OffsetSplitT]):
     def initial(self) -> Findings[OffsetSplitT]:
         """Raises what discovery raises, but of the source's start, which is not looked at."""
         known = {state.split.split_id: state.split for state in self._checkpoint.splits}
-        found = self._discovery.later(known)
+        found = self._discovery.settled(known)
         begun = {**known, **{split.split_id: split for split in found.added}}
         if self._source.boundedness is Boundedness.UNBOUNDED:
             return Findings([split.between(split.next_offset, None) for split in begun.values()], found.missing, found.complete)

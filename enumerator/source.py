@@ -14,6 +14,7 @@ from typing import Any, Generic, Self
 
 import pyarrow as pa
 
+from headrace.enumerator.errors import RetriableError
 from headrace.enumerator.split import OffsetSplitT, SplitT
 
 JsonObject = Mapping[str, Any]
@@ -32,11 +33,13 @@ class Findings(Generic[SplitT]):
 
     `added` are splits with resolved positions; one that the ledger already knows is ignored there, so repeating an answer
     is harmless. `missing` are ids of known splits that no longer exist. `complete` says that no split will ever be added.
+    `undecided`: why this is not all yet, where that holds up nothing else; the next look may tell. Not when `complete`.
     """
 
     added: Sequence[SplitT]
     missing: frozenset[str] = frozenset()
     complete: bool = False
+    undecided: RetriableError | None = None
 
 
 class SplitDiscovery(ABC, Generic[SplitT]):
@@ -53,6 +56,16 @@ class SplitDiscovery(ABC, Generic[SplitT]):
     @abstractmethod
     def later(self, known: Mapping[str, SplitT]) -> Findings[SplitT]:
         """Splits not in `known` (id -> split at its last durable position), at the position for splits discovered later."""
+
+    def settled(self, known: Mapping[str, SplitT]) -> Findings[SplitT]:
+        """As `later`, for callers that look once. Raises RetriableError while something is undecided; may wait for that to end.
+
+        Default: does not wait.
+        """
+        findings = self.later(known)
+        if findings.undecided is not None:
+            raise findings.undecided
+        return findings
 
     def close(self) -> None:
         """Release connections. Called once, by the thread that made the discovery."""

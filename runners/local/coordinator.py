@@ -665,9 +665,9 @@ class _Coordination:
         except Exception as error:  # noqa: BLE001 - the core decides whether it can pass
             self._events.put(DiscoveryFailed(error))
             return
-        if self._discovery_fails:
+        if self._discovery_fails and findings.undecided is None:
             log.warning("discovery of %s works again", self._pipeline.source.name)
-        self._discovery_fails = False
+            self._discovery_fails = False
         self._events.put(SplitsDiscovered(findings))
 
     def _prove_gone(self, splits: tuple[Any, ...]) -> None:

@@ -23,7 +23,7 @@ from typing import Generic
 from headrace.enumerator.checkpoint import CheckpointSerializer
 from headrace.enumerator.errors import HeadraceError, OutageError, StateError
 from headrace.enumerator.resumed import ResumedLogDiscovery
-from headrace.enumerator.source import SplitDiscovery
+from headrace.enumerator.source import Findings, SplitDiscovery
 from headrace.enumerator.split import OffsetSplitT
 from headrace.runners.spark.log_read import LogOffsets, LogRead
 from headrace.runners.spark.planning import OffsetRange, admit
@@ -75,6 +75,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
         self._retired: dict[str, OffsetSplitT] = {}
         self._publishing_fails = False
         self._is_away = False
+        self._is_undecided = False
         self._told_of_checkpoint = False
         self._published: dict[str, int] = {}
         self._going_back: dict[str, int] = {}
@@ -205,7 +206,7 @@ class StreamPlanner(Generic[OffsetSplitT]):
     def _present(self, offsets: LogOffsets[OffsetSplitT]) -> dict[str, OffsetSplitT]:
         """Known and new splits without those that are gone. These stay in the offsets, where they were (FLINK-39837)."""
         watched = {split_id: split for split_id, split in offsets.splits.items() if split_id not in self._missing}
-        findings = self._discovery.later(watched)
+        findings = self._findings(watched)
         # one that was retired in this run and is back all the same was never gone
         added = {split.split_id: self._retired.pop(split.split_id, split) for split in findings.added}
         lost = [split for split_id, split in watched.items() if split_id in findings.missing]
@@ -215,6 +216,16 @@ class StreamPlanner(Generic[OffsetSplitT]):
         self._retire(offsets)
         present = {split_id: split for split_id, split in offsets.splits.items() if split_id not in self._missing}
         return {**added, **present}
+
+    def _findings(self, known: Mapping[str, OffsetSplitT]) -> Findings[OffsetSplitT]:
+        """What is undecided now is for the next batch to find; AvailableNow may have none."""
+        if self._pins_end:
+            return self._discovery.settled(known)
+        findings = self._discovery.later(known)
+        if findings.undecided is not None and not self._is_undecided:
+            log.warning("the query goes on without what may be new until this is over: %s", findings.undecided)
+        self._is_undecided = findings.undecided is not None
+        return findings
 
     def _retire(self, offsets: LogOffsets[OffsetSplitT]) -> None:
         """Of the missing splits those that cannot come back are to leave the offsets."""

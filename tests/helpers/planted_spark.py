@@ -231,10 +231,20 @@ def one_broker_retires_a_topic() -> Iterator[None]:
 
 one_broker_brings_a_deleted_topic_back = _instead(
     KafkaDiscovery,
-    "_dispute",
-    lambda *_: None,
+    "_doubts",
+    lambda *_: {},
     "one_broker_brings_a_deleted_topic_back",
     "Seen here: one that lags behind tells of a topic that was deleted before; it is taken for a re-created one.",
+)
+
+_doubts = KafkaDiscovery._doubts
+
+a_broker_out_of_reach_ends_a_doubt = _instead(
+    KafkaDiscovery,
+    "_doubts",
+    lambda self, told, views, known: {} if views.failures else _doubts(self, told, views, known),
+    "a_broker_out_of_reach_ends_a_doubt",
+    "Seen here: while one cannot be asked, what the others say against a topic's id counts for nothing.",
 )
 
 

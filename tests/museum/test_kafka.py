@@ -13,6 +13,7 @@ from headrace.connectors.kafka.client.cluster import KafkaCluster, shared_cluste
 from headrace.connectors.kafka.client.errors import TopicRecreatedError
 from headrace.connectors.kafka.client.offsets import OffsetAnswer
 from headrace.connectors.kafka.client.positions import Latest as LatestOffset
+from headrace.connectors.kafka.client.topology import TopicViews
 from headrace.connectors.kafka.read import reader as reader_module
 from headrace.connectors.kafka.read.fetcher import FetchedData, Fetcher, FetchFrom
 from headrace.enumerator import LazyEnumerator
@@ -325,7 +326,7 @@ def test_flink_35228_a_topic_removed_and_added_again_is_read(bootstrap, topic):
 
 def flapping(monkeypatch, name, looks):
     """For so many looks, at one broker or at each, metadata shows one partition of the topic less."""
-    find_topics, find_everywhere, flaps = KafkaCluster.find_topics, KafkaCluster.find_topics_everywhere, []
+    find_topics, topic_views, flaps = KafkaCluster.find_topics, KafkaCluster.topic_views, []
 
     def less(answers):
         if name in answers[0] and len(flaps) < looks:
@@ -335,7 +336,8 @@ def flapping(monkeypatch, name, looks):
         return answers
 
     monkeypatch.setattr(KafkaCluster, "find_topics", lambda self, names: less([find_topics(self, names)])[0])
-    monkeypatch.setattr(KafkaCluster, "find_topics_everywhere", lambda self, names: less(find_everywhere(self, names)))
+    less_of = lambda views: TopicViews(less(list(views.answers)), views.failures)  # noqa: E731
+    monkeypatch.setattr(KafkaCluster, "topic_views", lambda self, names: less_of(topic_views(self, names)))
     return flaps
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 
@@ -17,10 +16,8 @@ from headrace.connectors.kafka.format.fetch_protocol import PartitionAnswer
 from headrace.connectors.kafka.read.fetch_plan import FetchFailed, FetchFrom, FetchPlan
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import DeadlineExceededError, RetriableError
-from headrace.enumerator.source import Findings
 from headrace.kafka import Earliest, KafkaSource, Latest
 from headrace.testing.fake_kafka import CutBefore, ErrorCode, FakeKafka, Refuse, Rewrite
-from pyspark_headrace.kafka_offsets import KafkaOffsets
 from tests.helpers.kafka_rig import read_all
 
 
@@ -76,73 +73,6 @@ def test_what_no_broker_knows_is_missing(kafka):
     assert discovery.later(known).missing == known.keys()
 
 
-DELETED = UUID(int=77)
-
-
-def tells_of_deleted_topics(response) -> None:
-    for topic in response.topics:
-        topic.topic_id = DELETED
-
-
-def ids(splits) -> set[UUID]:
-    return {split.topic_id for split in splits}
-
-
-def test_seen_here_a_broker_that_lags_behind_brings_no_deleted_topic_back(kafka):
-    kafka.create_topic("u")
-    discovery = source_of(kafka, topics=["t", "u"]).create_discovery()
-    (t, u) = sorted(discovery.initial().added, key=lambda split: split.topic)
-    for _ in range(20):  # asked in random order
-        stale = kafka.fault("Metadata", Rewrite(tells_of_deleted_topics), broker=1, times=3).optional()
-        assert discovery.later({t.split_id: t}) == Findings([u])
-        assert ids(discovery.initial().added) == {t.topic_id, u.topic_id}
-        assert set(discovery.topic_ids([("t", 0)]).values()) == {t.topic_id, u.topic_id}
-        assert stale.fired == 3
-
-
-def test_while_brokers_differ_on_a_topics_id_that_is_an_outage_which_names_both(kafka):
-    quick = {"properties": {"default.api.timeout.ms": "300", "retry.backoff.ms": "1"}}
-    discovery = source_of(kafka, **quick).create_discovery()
-    kafka.fault("Metadata", Rewrite(tells_of_deleted_topics), broker=1, times=None)
-    with pytest.raises(DeadlineExceededError, match=rf"brokers differ on which topic t is, .*{DELETED}"):
-        discovery.later({})
-
-
-@pytest.mark.parametrize("fault", [CutBefore(), Refuse(ErrorCode.TOPIC_AUTHORIZATION_FAILED, topic="t")])
-def test_what_is_new_is_found_also_while_one_broker_cannot_be_asked(kafka, fault):
-    discovery = source_of(kafka, topics=None, pattern="t").create_discovery()
-    known = {split.split_id: split for split in discovery.initial().added}
-    kafka.delete_topic("t")
-    kafka.create_topic("t", partitions=2)
-    about_t = lambda request: request.topics is not None and any(item.name == "t" for item in request.topics)  # noqa: E731
-    away = kafka.fault("Metadata", fault, broker=3, when=about_t, times=None)
-    assert {(split.partition, split.split_id in known) for split in discovery.later(known).added} == {(0, False), (1, False)}
-    assert away.fired
-
-
-def test_seen_here_where_a_found_partition_begins_is_its_first_record_also_while_a_broker_lags_behind(kafka):
-    kafka.append("t", b"a", b"b", b"c")
-    (t,) = source_of(kafka).create_discovery().initial().added
-    found, fired = [replace(t, next_offset=3)], 0
-    for _ in range(10):  # asked in random order
-        stale = kafka.fault("Metadata", Rewrite(tells_of_deleted_topics), broker=1, times=3).optional()
-        assert KafkaOffsets(source_of(kafka)).begins(found, {}) == {t.split_id: 0}
-        fired += stale.fired
-        stale.stop()
-    assert fired
-
-
-def test_where_a_found_partition_begins_is_not_known_while_a_broker_cannot_be_asked_whether_it_is_gone(kafka):
-    quick = {"properties": {"default.api.timeout.ms": "300", "retry.backoff.ms": "1"}}
-    gone = KafkaSplit("t", DELETED, 0, 3)
-    assert KafkaOffsets(source_of(kafka, **quick)).begins([gone], {}) == {gone.split_id: 3}
-    about_t = lambda request: request.topics is not None and any(item.name == "t" for item in request.topics)  # noqa: E731
-    away = kafka.fault("Metadata", CutBefore(), broker=3, when=about_t, times=None)
-    with pytest.raises(DeadlineExceededError, match="looking up topics at every broker"):
-        KafkaOffsets(source_of(kafka, **quick)).begins([gone], {})
-    assert away.fired
-
-
 def test_a_broker_that_names_no_live_broker_proves_nothing(kafka):
     def names_nobody(response) -> None:
         response.brokers = []
@@ -156,7 +86,7 @@ def test_a_broker_that_names_no_live_broker_proves_nothing(kafka):
 
 def test_a_lost_connection_while_topic_ids_are_looked_up_is_tried_again(kafka):
     discovery = source_of(kafka).create_discovery()
-    lost = kafka.fault("Metadata", CutBefore(), nth=3)  # the first look at every broker
+    lost = kafka.fault("Metadata", CutBefore(), nth=3)  # of the first look at every broker
     assert discovery.topic_ids([("t", 0), ("t", 1)]).keys() == {("t", 0)}
     assert lost.fired == 1
 

@@ -13,7 +13,7 @@ from headrace.connectors.kafka.client.errors import UnknownTopicError
 from headrace.connectors.kafka.client.groups import CommittedOffset
 from headrace.connectors.kafka.client.offsets import OffsetAnswer
 from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
-from headrace.connectors.kafka.client.topology import PartitionMetadata, TopicMetadata
+from headrace.connectors.kafka.client.topology import PartitionMetadata, TopicMetadata, TopicViews
 from headrace.connectors.kafka.read.discovery import KafkaDiscovery, Partitions, Pattern, PositionPlan, Topics
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import DataLossError, RetriableError, UsageError
@@ -47,7 +47,10 @@ class PretendedCluster:
 
     def find_topics_everywhere(self, names):
         """As by two brokers, both of which know all there is."""
-        return [self.find_topics(names), self.find_topics(names)]
+        return self.topic_views(names).complete()
+
+    def topic_views(self, names):
+        return TopicViews([self.find_topics(names), self.find_topics(names)])
 
     def back_off(self, attempt):
         self.pauses.append(attempt)
@@ -254,8 +257,8 @@ def test_a_passing_error_while_looking_is_passed_on_as_such():
 
 def test_the_ids_of_what_is_selected():
     cluster = PretendedCluster({"t": (A, 2)})
-    assert discovery(cluster, Topics(("t", "gone"))).topic_ids({("t", 0)}) == {("t", 0): A, ("t", 1): A}
-    assert discovery(cluster, Partitions((("t", 1),))).topic_ids(()) == {("t", 1): A}
+    assert discovery(cluster, Topics(("t", "gone"))).topic_ids({("t", 0)}) == {("t", 0): A}
+    assert discovery(cluster, Partitions((("t", 1),))).topic_ids({("t", 0), ("t", 1)}) == {("t", 1): A}
     assert cluster.pauses == []
 
 
@@ -287,7 +290,7 @@ def test_one_look_that_misses_what_a_checkpoint_names_is_no_proof_that_it_is_gon
 
 def test_what_no_broker_knows_for_long_is_gone_and_what_is_not_selected_is_not_asked_for():
     cluster = PretendedCluster({"t": (A, 2), "u": (B, 1)})
-    assert discovery(cluster, Topics(("t",))).topic_ids({("t", 0), ("t", 7), ("u", 0)}) == {("t", 0): A, ("t", 1): A}
+    assert discovery(cluster, Topics(("t",))).topic_ids({("t", 0), ("t", 7), ("u", 0)}) == {("t", 0): A}
     assert cluster.pauses == [1, 2, 3]
 
 
@@ -321,9 +324,9 @@ def test_a_partition_without_an_id_is_while_no_topic_bears_its_name():
 
 def test_nothing_is_while_a_broker_cannot_be_asked(monkeypatch, caplog):
     def down(self, names):
-        raise RetriableError("broker 2 is away")
+        return TopicViews([dict.fromkeys(names)], [RetriableError("broker 2 is away")])
 
-    monkeypatch.setattr(KafkaCluster, "find_topics_everywhere", down)
+    monkeypatch.setattr(KafkaCluster, "topic_views", down)
     source = KafkaSource("127.0.0.1:1", topics=["t"], fail_on_data_loss=False)
     assert source.retired([KafkaSplit("t", A, 0, 1)]) == frozenset()
     assert "not known yet: broker 2 is away" in caplog.text

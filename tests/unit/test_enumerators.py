@@ -9,6 +9,7 @@ from headrace.enumerator import EagerEnumerator, Findings, LazyEnumerator, Ledge
 from headrace.enumerator import events as e
 from headrace.enumerator.enumerator import DISCOVERY_RETRY_S, DISCOVERY_TRANSITIONS, Discovery, Trigger
 from headrace.enumerator.errors import PeerError, ProtocolViolationError, RetriableError, UsageError
+from headrace.enumerator.source import SplitDiscovery
 from headrace.testing.memory import MemorySplit
 from tests.helpers.driving import Driver, assigned, assigned_splits, checkpoint_of, finished, only, reading, split
 
@@ -100,6 +101,28 @@ def test_a_later_discovery_that_fails_for_now_is_tried_again(interval_s, delay_s
     error = RetriableError("no leader")
     assert driver.send(e.DiscoveryFailed(error)) == [e.ReportDiscoveryFailure(error), e.ScheduleDiscovery(delay_s)]
     assert only(driver.send(e.DiscoveryDue()), e.DiscoverLater) == [e.DiscoverLater({"a": split("a", 3)})]
+
+
+@pytest.mark.parametrize(("interval_s", "delay_s"), [(None, DISCOVERY_RETRY_S), (30.0, 30.0)])
+def test_what_a_discovery_could_decide_counts_and_the_rest_is_looked_for_again(interval_s, delay_s):
+    driver = Driver(checkpoint_of(reading("a", 3)), discovery_interval_s=interval_s)
+    error = RetriableError("whether there is a c is not known")
+    commands = driver.send(e.SplitsDiscovered(Findings([split("b")], undecided=error)))
+    assert commands[-2:] == [e.ReportDiscoveryFailure(error), e.ScheduleDiscovery(delay_s)]
+    assert only(driver.send(e.DiscoveryDue()), e.DiscoverLater) == [e.DiscoverLater({"a": split("a", 3), "b": split("b")})]
+
+
+def test_who_looks_once_is_told_of_what_is_undecided():
+    class Half(SplitDiscovery):
+        def initial(self):
+            raise AssertionError
+
+        def later(self, known):
+            return Findings([split("b")], undecided=None if known else RetriableError("whether there is a c is not known"))
+
+    assert Half().settled({"a": split("a", 3)}).added == [split("b")]
+    with pytest.raises(RetriableError, match="whether there is a c"):
+        Half().settled({})
 
 
 def test_a_later_discovery_that_fails_for_good_fails_the_job():

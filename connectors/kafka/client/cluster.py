@@ -12,7 +12,7 @@ import functools
 import os
 import re
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import TypeVar
 from uuid import UUID
@@ -25,7 +25,14 @@ from headrace.connectors.kafka.client.offsets import EpochEnds, OffsetAnswer, Of
 from headrace.connectors.kafka.client.positions import Symbol
 from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
 from headrace.connectors.kafka.client.retries import Outage, Retries
-from headrace.connectors.kafka.client.topology import Broker, Leader, TopicIdPartition, TopicMetadata, TopicPartition
+from headrace.connectors.kafka.client.topology import (
+    Broker,
+    Leader,
+    TopicIdPartition,
+    TopicMetadata,
+    TopicPartition,
+    TopicViews,
+)
 from headrace.connectors.kafka.client.wire.connection import Connection
 from headrace.connectors.kafka.client.wire.pool import ConnectionPool
 from headrace.connectors.kafka.client.wire.protocol import Message
@@ -98,12 +105,16 @@ class KafkaCluster:
         """The named topics as one broker knows them now; None for one that it does not know. No grace for new topics."""
         return self._metadata.find_topics(names)
 
-    def find_topics_everywhere(self, names: Collection[str]) -> list[dict[str, TopicMetadata | None]]:
+    def find_topics_everywhere(self, names: Collection[str]) -> Sequence[Mapping[str, TopicMetadata | None]]:
         """`find_topics`, by every live broker for itself: what none of them knows is gone, and not just unknown to one.
 
-        One try; raises as `call` when one of them cannot be asked.
+        One try; raises as `call` when one of them cannot be asked, or refuses.
         """
-        return self._metadata.find_topics_everywhere(names)
+        return self.topic_views(names).complete()
+
+    def topic_views(self, names: Collection[str]) -> TopicViews:
+        """As `find_topics_everywhere`, but a broker that cannot be asked, or refuses, takes the others' answers from nobody."""
+        return self._metadata.topic_views(names)
 
     def leader(self, topic: str, partition: int) -> Leader:
         """The partition's leader, from the cache unless it is older than `metadata.max.age.ms` or invalidated.

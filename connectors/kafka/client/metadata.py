@@ -11,12 +11,12 @@ from uuid import UUID
 
 from headrace.connectors.kafka.client.calls import Calls
 from headrace.connectors.kafka.client.error_codes import ErrorCode
-from headrace.connectors.kafka.client.errors import UnknownTopicError, broker_error
+from headrace.connectors.kafka.client.errors import RefusedByBrokerError, UnknownTopicError, broker_error
 from headrace.connectors.kafka.client.properties import ClientConfig
 from headrace.connectors.kafka.client.retries import Retries
-from headrace.connectors.kafka.client.topology import Broker, Leader, PartitionMetadata, TopicMetadata
+from headrace.connectors.kafka.client.topology import Broker, Leader, PartitionMetadata, TopicMetadata, TopicViews
 from headrace.connectors.kafka.client.wire.protocol import Message, MetadataRequest, or_none
-from headrace.enumerator.errors import RetriableError
+from headrace.enumerator.errors import PeerError, RetriableError
 
 __all__ = ["Metadata"]
 
@@ -64,12 +64,23 @@ class Metadata:
         """See `KafkaCluster.find_topics`."""
         return self._retries.run("looking up topics", lambda: self._refresh(names))
 
-    def find_topics_everywhere(self, names: Collection[str]) -> list[dict[str, TopicMetadata | None]]:
-        """See `KafkaCluster.find_topics_everywhere`."""
-        self._refresh(())
+    def topic_views(self, names: Collection[str]) -> TopicViews:
+        """See `KafkaCluster.topic_views`."""
+        try:
+            self._refresh(())
+        except RetriableError as error:
+            return TopicViews([], [error])
         if not self._calls.brokers:
-            raise RetriableError(f"no broker names any live one, so none could be asked for {', '.join(sorted(names))}")
-        return [self.find_topics_at(broker, names) for broker in self._calls.brokers]
+            nobody = f"no broker names any live one, so none could be asked for {', '.join(sorted(names))}"
+            return TopicViews([], [RetriableError(nobody)])
+        answers: list[dict[str, TopicMetadata | None]] = []
+        failures: list[PeerError] = []
+        for broker in self._calls.brokers:
+            try:
+                answers.append(self.find_topics_at(broker, names))
+            except (RetriableError, RefusedByBrokerError) as error:
+                failures.append(error)
+        return TopicViews(answers, failures)
 
     def find_topics_at(self, broker: Broker, names: Collection[str]) -> dict[str, TopicMetadata | None]:
         """The named topics as this broker knows them now; None for one that it does not know. One try; nothing is cached."""

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from uuid import UUID
 
-__all__ = ["Broker", "Contact", "Leader", "PartitionMetadata", "TopicIdPartition", "TopicMetadata", "TopicPartition"]
+from headrace.enumerator.errors import PeerError
+
+__all__ = [
+    "Broker",
+    "Contact",
+    "Leader",
+    "PartitionMetadata",
+    "TopicIdPartition",
+    "TopicMetadata",
+    "TopicPartition",
+    "TopicViews",
+]
 
 TopicPartition = tuple[str, int]
 """(topic, partition number)."""
@@ -55,6 +67,37 @@ class TopicMetadata:
     topic_id: UUID | None
     partitions: dict[int, PartitionMetadata]
     internal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TopicViews:
+    """What the live brokers know of some topics, each asked for itself. Any of them may lag behind, or be cut off.
+
+    One that knows a topic proves that it is there. That none knows it, or that none knows it by another id, is proven by all.
+    """
+
+    answers: Sequence[Mapping[str, TopicMetadata | None]]
+    """One for each broker that has answered: topic name -> how it knows the topic; None if it does not."""
+    failures: Sequence[PeerError] = ()
+    """One for each broker that could not be asked, or has refused; one alone where it is not known which brokers there are."""
+
+    def complete(self) -> Sequence[Mapping[str, TopicMetadata | None]]:
+        """The answers, if every broker has answered; raises the first of the failures else."""
+        if self.failures:
+            raise self.failures[0]
+        return self.answers
+
+    def known(self, name: str) -> list[TopicMetadata]:
+        """The topic as each broker knows it that does."""
+        return [topic for answer in self.answers if (topic := answer[name]) is not None]
+
+    def ids(self, name: str) -> set[UUID]:
+        """Every id by which a broker knows the topic; empty if none does, or where brokers have no ids."""
+        return {topic.topic_id for topic in self.known(name) if topic.topic_id is not None}
+
+    def has(self, name: str, topic_id: UUID | None, partition: int) -> bool:
+        """Whether a broker knows this partition, of the topic with this id."""
+        return any(topic.topic_id == topic_id and partition in topic.partitions for topic in self.known(name))
 
 
 class Contact(Enum):

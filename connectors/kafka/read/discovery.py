@@ -10,19 +10,23 @@ import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from itertools import chain
+from typing import Literal, TypeVar
 from uuid import UUID
 
 from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.errors import RefusedByBrokerError, UnknownTopicError
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Position, Timestamp
 from headrace.connectors.kafka.client.properties import Isolation
-from headrace.connectors.kafka.client.topology import TopicMetadata, TopicPartition
+from headrace.connectors.kafka.client.topology import TopicMetadata, TopicPartition, TopicViews
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import DataLossError, RetriableError, UsageError
 from headrace.enumerator.source import Findings, SplitDiscovery
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Positions = Position | Mapping[TopicPartition, Position]
 NoMatch = Literal["error", "latest"]
@@ -76,15 +80,15 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         self._cluster = cluster
         self._subscription = subscription
         self._plan = plan
+        self._disputed: frozenset[str] = frozenset()
 
     def initial(self) -> Findings[KafkaSplit]:
         """Every partition, at the initial position. Complete when reading has an end.
 
         Raises UsageError for topics or partitions that do not exist or per-partition positions that do not fit them,
-        DataLossError for a position that is out of range, and OutageError while brokers differ on a topic's id. (A bounded
-        read goes by one broker's word, and fails where that is wrong, as a topic that was deleted.)
+        DataLossError for a position that is out of range, and OutageError while brokers differ on a topic's id.
         """
-        found = self._existing() if self._plan.stop is not None else self._undisputed(self._existing)
+        found = self._settling(self._decided)
         partitions = found.keys()
         starts = self.resolve(_each(self._plan.start, partitions, "start"), self._plan.no_match)
         # a stop before the start: nothing to read
@@ -106,45 +110,48 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
     def later(self, known: Mapping[str, KafkaSplit]) -> Findings[KafkaSplit]:
         """Partitions not in `known`, and those of `known` that are gone: deleted, or of a topic that was re-created (I5).
 
-        While a broker cannot be asked, nothing is known to be gone. Raises OutageError while brokers differ on a topic's id.
+        While a broker cannot be asked, nothing is known to be gone. A topic is left out, as `undecided`, while brokers differ
+        on its id, and one that may have been re-created while not all of them can be asked.
         """
-        topics = {(split.topic, split.topic_id) for split in known.values()}
-        found = self._undisputed(lambda: self._select(self._known_topics), topics)
+        found = self._select(self._known_topics)
+        undecided = self._undecided(_topics(found), {(split.topic, split.topic_id) for split in known.values()})
         missing = self._missing([split for split in known.values() if not _is(split, found)])
         identities = {(split.topic, split.partition, split.topic_id) for split in known.values()}
-        new = {tp: topic_id for tp, topic_id in found.items() if (*tp, topic_id) not in identities}
+        new = {tp: topic_id for tp, topic_id in found.items() if tp[0] not in undecided and (*tp, topic_id) not in identities}
         starts = self.resolve(dict.fromkeys(new, self._plan.start_of_new_partitions), "latest")
         added = [KafkaSplit(tp[0], topic_id, tp[1], starts[tp]) for tp, topic_id in new.items()]
-        return Findings(added, missing=missing)
+        return Findings(added, missing=missing, undecided=_not_yet(undecided) if undecided else None)
+
+    def settled(self, known: Mapping[str, KafkaSplit]) -> Findings[KafkaSplit]:
+        """As `later`, once nothing is undecided. Raises OutageError while something is."""
+        return self._settling(partial(super().settled, known))
 
     def topic_ids(self, expected: Collection[TopicPartition]) -> Mapping[TopicPartition, UUID | None]:
-        """Every partition that the subscription selects now, with its topic's id.
+        """Those of the partitions that the subscription selects and a broker knows, with their topics' ids.
 
-        One that is expected is missing in the answer only after several looks, each but the first at every broker. Raises
-        OutageError while brokers differ on the id of a topic that the first look has found.
+        One is missing in the answer only after several looks at every broker. Raises OutageError while that cannot be known,
+        or while brokers differ on a topic's id.
         """
-        found = self._undisputed(lambda: self._select(self._known_topics))
-        absent = {tp for tp in expected if tp not in found and self._selects(tp)}
-        if not absent:
-            return found
-        topics = {topic for topic, _ in absent}
-        for there in self._looks(lambda: self._everywhere_in_time(topics)):
-            found |= {tp: topic_id for tp, topic_id in there if tp in absent}
-            if absent <= found.keys():
-                break
-        return found
+        wanted = {tp for tp in expected if self._selects(tp)}
+        return self._settling(lambda: self._identified(wanted)) if wanted else {}
 
     def gone(self, splits: Sequence[KafkaSplit]) -> frozenset[str]:
-        """Ids of those whose topic no broker knows under its id. Raises RetriableError while a broker cannot be asked."""
-        answers = self._cluster.find_topics_everywhere({split.topic for split in splits})
-        known = {(name, topic.topic_id) for answer in answers for name, topic in answer.items() if topic is not None}
-        named = {name for name, _ in known}
+        """Ids of those whose topic no broker knows under its id.
+
+        Raises RetriableError while a broker cannot be asked that may know what the others do not.
+        """
+        views = self._cluster.topic_views({split.topic for split in splits})
+        topics = {split.topic: views.known(split.topic) for split in splits}
+        identities = {(name, topic.topic_id) for name, known in topics.items() for topic in known}
 
         def is_there(split: KafkaSplit) -> bool:
             # a split without an id comes from brokers that had none: any topic of its name may be its own
-            return split.topic in named if split.topic_id is None else (split.topic, split.topic_id) in known
+            return bool(topics[split.topic]) if split.topic_id is None else (split.topic, split.topic_id) in identities
 
-        return frozenset(split.split_id for split in splits if not is_there(split))
+        gone = frozenset(split.split_id for split in splits if not is_there(split))
+        if gone:
+            views.complete()
+        return gone
 
     def first_offsets(self, splits: Sequence[KafkaSplit]) -> Mapping[str, int]:
         """Where each begins now, by its id, without those that are gone. Raises OutageError while that cannot be known."""
@@ -206,67 +213,78 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         missing = frozenset(split.split_id for split in absent if split not in unproven)
         if not unproven:
             return missing
-        topics = {split.topic for split in unproven}
         try:
-            for there in self._looks(lambda: self._cluster.find_topics_everywhere(topics)):
-                unproven = {s for s in unproven if ((s.topic, s.partition), s.topic_id) not in there}
+            for views in self._looks({split.topic for split in unproven}):
+                unproven = {split for split in unproven if not views.has(split.topic, split.topic_id, split.partition)}
                 if not unproven:
                     break
+                views.complete()
         except (RetriableError, RefusedByBrokerError) as error:
             log.warning("whether %s are gone is not known yet: %s", ", ".join(sorted(map(str, unproven))), error)
             return missing
         return missing | {split.split_id for split in unproven}
 
-    def _undisputed(
-        self,
-        look: Callable[[], dict[TopicPartition, UUID | None]],
-        known: Set[tuple[str, UUID | None]] = frozenset(),
-    ) -> dict[TopicPartition, UUID | None]:
-        """What a look finds, once no broker knows a topic that is new in it by another id.
+    def _decided(self) -> dict[TopicPartition, UUID | None]:
+        """Every partition that is selected. Raises as `_existing`, and RetriableError while brokers differ on a topic's id."""
+        found = self._existing()
+        undecided = self._undecided(_topics(found), frozenset())
+        if undecided:
+            raise _not_yet(undecided)
+        return found
 
-        Ids have no order: one broker that lags behind, or is cut off from its controllers, tells of a topic that was deleted
-        long ago. Taken for a new one it would be missing at the next look, for good, in every checkpoint since. While a broker
-        cannot be asked what the look has found is taken as it is.
+    def _settling(self, operation: Callable[[], T]) -> T:
+        return self._cluster.retrying("looking up topics until brokers agree on their ids", operation)
+
+    def _undecided(self, found: Set[tuple[str, UUID | None]], known: Set[tuple[str, UUID | None]]) -> Mapping[str, str]:
+        """Of the topics that one broker told of, each with an id, those that are not to be believed in yet: name -> why.
+
+        Ids have no order: a broker that lags behind, or is cut off from its controllers, tells of a topic that was deleted long
+        ago. Taken for a new one it would be missing at the next look, for good, in every checkpoint since. So another broker's
+        word against it counts, whoever is away. Whoever is away may have that word: that counts where there is a doubt, as the
+        topic was known by another id before, or brokers differed at the last look; else reading would not begin in an outage.
         """
-
-        def again() -> dict[TopicPartition, UUID | None]:
-            found = look()
-            dispute = self._dispute(_topics(found) - known)
-            if dispute is not None:
-                raise RetriableError(dispute)
-            return found
-
-        found = look()
-        if self._dispute(_topics(found) - known) is None:
-            return found
-        return self._cluster.retrying("looking up topics until brokers agree on their ids", again)
-
-    def _dispute(self, new: Collection[tuple[str, UUID | None]]) -> str | None:
-        """What a broker says against these topics' ids; None also where not every one can be asked, as most are right."""
-        told = {topic: topic_id for topic, topic_id in new if topic_id is not None}
+        told = {name: topic_id for name, topic_id in found - known if topic_id is not None}
         if not told:
-            return None
-        try:
-            answers = self._cluster.find_topics_everywhere(told.keys())
-        except (RetriableError, RefusedByBrokerError) as error:
-            log.debug("whether all brokers know %s by the same ids is not known: %s", ", ".join(sorted(told)), error)
-            return None
-        others = ((name, topic.topic_id) for answer in answers for name, topic in answer.items() if topic is not None)
-        disputed = [f"{name} is, {told[name]} or {other}" for name, other in others if other not in (None, told[name])]
-        return f"brokers differ on which topic {min(disputed)}" if disputed else None
+            return {}
+        return self._doubts(told, self._cluster.topic_views(told.keys()), {name for name, _ in known})
 
-    def _looks(
-        self, everywhere: Callable[[], Sequence[Mapping[str, TopicMetadata | None]]]
-    ) -> Iterator[set[tuple[TopicPartition, UUID | None]]]:
-        """What any broker knows, partitions with their topics' ids; as often as it takes to believe in an absence."""
+    def _doubts(self, told: Mapping[str, UUID], views: TopicViews, known: Set[str]) -> Mapping[str, str]:
+        """What keeps topics from being taken for those with these ids: name -> why. `known`: by another id."""
+        against = {name: others for name, topic_id in told.items() if (others := views.ids(name) - {topic_id})}
+        doubtful = (self._disputed | known) & told.keys() - against.keys() if views.failures else frozenset()
+        self._disputed = self._disputed - told.keys() | against.keys() | doubtful
+        differing = {
+            name: f"brokers differ on which topic {name} is, {told[name]} or {min(ids)}" for name, ids in against.items()
+        }
+        return differing | {
+            name: f"not every broker can be asked whether {name} is topic {told[name]} now: {views.failures[0]}"
+            for name in doubtful
+        }
+
+    def _identified(self, wanted: Set[TopicPartition]) -> dict[TopicPartition, UUID | None]:
+        """One try to find them. Raises RetriableError for what is not known yet."""
+        topics = {topic for topic, _ in wanted}
+        answers: list[Mapping[str, TopicMetadata | None]] = []
+        found: dict[TopicPartition, UUID | None] = {}
+        for views in chain((self._cluster.topic_views(topics),), self._looks(topics)):
+            answers += views.answers
+            so_far = TopicViews(answers, views.failures)
+            ids = {topic: min(so_far.ids(topic), default=None) for topic in topics}
+            doubts = self._doubts({topic: topic_id for topic, topic_id in ids.items() if topic_id is not None}, so_far, set())
+            if doubts:
+                raise _not_yet(doubts)
+            there = {(topic, number) for topic in topics for seen in so_far.known(topic) for number in seen.partitions}
+            found = {tp: ids[tp[0]] for tp in wanted & there}
+            if found.keys() == wanted:
+                break
+            views.complete()
+        return found
+
+    def _looks(self, topics: Set[str]) -> Iterator[TopicViews]:
+        """What brokers know of these topics; as often as it takes to believe in an absence."""
         for attempt in range(1, MISSING_POLLS):
             self._cluster.back_off(attempt)
-            known = (topic for answer in everywhere() for topic in answer.values() if topic is not None)
-            yield {(tp, topic.topic_id) for topic in known for tp in _partitions([topic])}
-
-    def _everywhere_in_time(self, topics: Collection[str]) -> list[dict[str, TopicMetadata | None]]:
-        what = "looking up topics at every broker"
-        return self._cluster.retrying(what, lambda: self._cluster.find_topics_everywhere(topics))
+            yield self._cluster.topic_views(topics)
 
     def resolve(
         self, positions: Mapping[TopicPartition, Position], no_match: NoMatch, *, is_stop: bool = False
@@ -330,6 +348,12 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
                     raise DataLossError(message)
                 log.warning("%s; going on at %d", message, resolved[tp])
         return resolved
+
+
+def _not_yet(doubts: Mapping[str, str]) -> RetriableError:
+    first = min(doubts)
+    others = f", and {len(doubts) - 1} topics more are in doubt" if len(doubts) > 1 else ""
+    return RetriableError(doubts[first] + others)
 
 
 def _partitions(topics: Iterable[TopicMetadata]) -> dict[TopicPartition, UUID | None]:

@@ -6,7 +6,7 @@ Each broker has its own view of the metadata, which may lag behind or forget top
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,13 @@ from headrace.connectors.kafka.client.errors import UnknownTopicError
 from headrace.connectors.kafka.client.groups import CommittedOffset
 from headrace.connectors.kafka.client.offsets import OffsetAnswer
 from headrace.connectors.kafka.client.positions import Earliest, Latest
-from headrace.connectors.kafka.client.topology import PartitionMetadata, TopicIdPartition, TopicMetadata, TopicPartition
+from headrace.connectors.kafka.client.topology import (
+    PartitionMetadata,
+    TopicIdPartition,
+    TopicMetadata,
+    TopicPartition,
+    TopicViews,
+)
 from headrace.enumerator.errors import OutageError, RetriableError
 
 BROKERS = 3
@@ -66,7 +72,8 @@ class Brokers:
         self.places: dict[int, tuple[tuple[UUID, int], int]] = {}
         self.is_away = False
         self.low_answers = 0
-        self.dead_broker = False
+        self.dead_broker: int | None = None
+        """It is listed, and cannot be asked."""
         self.committed: dict[TopicPartition, tuple[UUID, int]] = {}
         """Offsets of a group, with the topic's id as their coordinator knows it: it drops them when it hears of a deletion."""
         self.cuts: dict[tuple[UUID, int], list[tuple[int, Mapping[str, int]]]] = {}
@@ -137,7 +144,7 @@ class Brokers:
     def settle(self) -> None:
         """Every broker knows what there is."""
         self.lagging.clear()
-        self.is_away = self.dead_broker = False
+        self.is_away, self.dead_broker = False, None
         self.low_answers = 0
         self.spread()
 
@@ -154,11 +161,14 @@ class Brokers:
         self._reach()
         return {name: self._seen(self._any(), name) for name in names}
 
-    def find_topics_everywhere(self, names: Collection[str]) -> list[dict[str, TopicMetadata | None]]:
+    def find_topics_everywhere(self, names: Collection[str]) -> Sequence[Mapping[str, TopicMetadata | None]]:
+        return self.topic_views(names).complete()
+
+    def topic_views(self, names: Collection[str]) -> TopicViews:
         self._reach()
-        if self.dead_broker:
-            raise OutageError("a broker cannot be asked")
-        return [{name: self._seen(number, name) for name in names} for number in range(BROKERS)]
+        live = [number for number in range(BROKERS) if number != self.dead_broker]
+        answers = [{name: self._seen(number, name) for name in names} for number in live]
+        return TopicViews(answers, [OutageError("a broker cannot be asked")] * (BROKERS - len(live)))
 
     def topics_by(self, wanted: Collection[str] | re.Pattern[str]) -> dict[str, TopicMetadata]:
         self._reach()
@@ -210,7 +220,8 @@ class Brokers:
 
     def _any(self) -> int:
         self.asked += 1
-        return self.asked % BROKERS
+        number = self.asked % BROKERS
+        return (number + 1) % BROKERS if number == self.dead_broker else number
 
     def _reach(self) -> None:
         if self.is_away:

@@ -55,7 +55,7 @@ from headrace.runners.spark.writers import StreamWriter
 from headrace.testing.memory_sink import MemorySink, State
 from pyspark_headrace.kafka_offsets import KafkaOffsets, parse, parse_ours
 from tests.helpers.commit_simulator import FusedLog, KilledError, list_in
-from tests.helpers.worlds.brokers import Brokers, Cluster, PartitionLog
+from tests.helpers.worlds.brokers import BROKERS, Brokers, Cluster, PartitionLog
 from tests.helpers.worlds.search import Adversary
 
 NAMES = ("t", "t-1", "u")  # one is the beginning of another
@@ -378,7 +378,7 @@ class SparkWorld:
         for split in before.splits.values() if before is not None and not self.may_lose else ():
             key = (split.topic_id, split.partition)
             if self.brokers.log_of(*key) is None:
-                cannot_be_proven = self.brokers.lagging or self.brokers.dead_broker  # yet
+                cannot_be_proven = self.brokers.lagging or self.brokers.dead_broker is not None  # yet
                 assert cannot_be_proven, f"{split} is gone, and nothing is said"
                 continue  # and with it what it lost before
             cut = [
@@ -399,7 +399,10 @@ class SparkWorld:
             if key not in query.began:
                 is_gone = self.brokers.log_of(*key) is None  # a broker that lags behind has told of it: it has no records
                 told_by_one = is_gone and known.get(split.topic) != split.topic_id
-                assert not told_by_one or self.brokers.dead_broker, f"{split} is gone, and taken for new"
+                unheard = (
+                    self.brokers.dead_broker is not None and split.topic not in known
+                )  # nobody else had the word against it
+                assert not told_by_one or unheard, f"{split} is gone, and taken for new"
                 resolved = is_gone or (first and self.from_latest)
                 assert resolved or began <= self.brokers.damaged.get(key, 0), f"{split} begins at {began}, and is new"
                 query.began[key] = query.done[key] = began
@@ -899,7 +902,7 @@ def _catch_up(world: SparkWorld) -> None:
 
 def _outage(world: SparkWorld, kind: int) -> None:
     world.brokers.is_away = kind % 3 == 0
-    world.brokers.dead_broker = kind % 3 == 1
+    world.brokers.dead_broker = kind // 3 % BROKERS if kind % 3 == 1 else None
     world.brokers.low_answers = 1 + kind % 2 if kind % 3 == 2 else 0
     world.happened["outage"] += 1
 

@@ -1,0 +1,271 @@
+"""Exhibits: brokers differ on which topic bears a name, as one of them lags behind or is cut off from its controllers."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from headrace.connectors.kafka.client import retries
+from headrace.connectors.kafka.read.split import KafkaSplit
+from headrace.enumerator import EmbeddedRun
+from headrace.enumerator.errors import DeadlineExceededError, OutageError
+from headrace.enumerator.source import Findings
+from headrace.kafka import Earliest, KafkaSource, Latest
+from headrace.runners.spark.log_read import LogRead
+from headrace.runners.spark.stream import StreamPlanner
+from headrace.testing.fake_kafka import CutBefore, ErrorCode, FakeKafka, Refuse, Rewrite
+from pyspark_headrace.kafka_offsets import KafkaOffsets
+
+DELETED = UUID(int=77)
+QUICK = {"properties": {"default.api.timeout.ms": "300", "retry.backoff.ms": "1", "retry.backoff.max.ms": "10"}}
+REFUSED = Refuse(ErrorCode.TOPIC_AUTHORIZATION_FAILED, topic="t")
+UNKNOWN = Refuse(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, topic="t")
+
+
+@pytest.fixture
+def kafka():
+    with FakeKafka(brokers=3) as cluster:
+        cluster.create_topic("t")
+        cluster.append("t", b"a", b"b", b"c")
+        yield cluster
+
+
+@pytest.fixture
+def brief_outages(monkeypatch):
+    monkeypatch.setattr(retries, "_LONGEST_CALL_S", 0.3)
+
+
+def source_of(kafka: FakeKafka, **fields) -> KafkaSource:
+    properties = {"retry.backoff.ms": "1", "retry.backoff.max.ms": "10"}
+    return KafkaSource(kafka.bootstrap, **({"topics": ["t"], "start": Earliest(), "properties": properties} | fields))
+
+
+def telling_of_deleted(name: str) -> Rewrite:
+    def tell(response) -> None:
+        for topic in response.topics:
+            if topic.name == name:
+                topic.topic_id = DELETED
+
+    return Rewrite(tell)
+
+
+def lags(kafka: FakeKafka, broker: int, name: str = "t", times: int | None = None):
+    """This broker tells of the deleted topic of that name."""
+    return kafka.fault("Metadata", telling_of_deleted(name), broker=broker, times=times).optional()
+
+
+def out_of_reach(kafka: FakeKafka, broker: int, fault=CutBefore(), name: str = "t"):  # noqa: B008 - a value
+    """This broker can be asked for all but what it knows of this topic."""
+    return kafka.fault("Metadata", fault, broker=broker, when=about(name), times=None)
+
+
+def about(name: str):
+    return lambda request: request.topics is not None and any(item.name == name for item in request.topics)
+
+
+def the_split(kafka: FakeKafka) -> KafkaSplit:
+    (split,) = source_of(kafka).create_discovery().initial().added
+    return split
+
+
+def made_anew(kafka: FakeKafka) -> None:
+    kafka.delete_topic("t")
+    kafka.create_topic("t")
+
+
+def ids(splits) -> set[UUID]:
+    return {split.topic_id for split in splits}
+
+
+# --- what is decided --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", [{}, {"stop": Latest()}])
+def test_seen_here_a_broker_that_lags_behind_brings_no_deleted_topic_back(kafka, end):
+    kafka.create_topic("u")
+    discovery = source_of(kafka, topics=["t", "u"], **end).create_discovery()
+    (t, u) = sorted(discovery.initial().added, key=lambda split: split.topic)
+    fired = 0
+    for _ in range(20):  # asked in random order
+        stale = lags(kafka, 1, times=3)
+        assert ids(discovery.initial().added) == {t.topic_id, u.topic_id}
+        assert set(discovery.topic_ids([("t", 0), ("u", 0)]).values()) == {t.topic_id, u.topic_id}
+        assert ids(discovery.settled({t.split_id: t}).added) == {u.topic_id}
+        fired += stale.fired
+        stale.stop()
+    assert fired >= 20
+
+
+def test_while_brokers_differ_on_a_topics_id_that_is_an_outage_which_names_both(kafka):
+    discovery = source_of(kafka, **QUICK).create_discovery()
+    lags(kafka, 1)
+    for look in (discovery.initial, lambda: discovery.settled({}), lambda: discovery.topic_ids([("t", 0)])):
+        with pytest.raises(DeadlineExceededError, match=rf"brokers differ on which topic t is, .*{DELETED}"):
+            look()
+
+
+@pytest.mark.parametrize("fault", [CutBefore(), REFUSED])
+def test_what_is_new_is_found_also_while_one_broker_cannot_be_asked(kafka, fault):
+    discovery = source_of(kafka, topics=None, pattern="[tu]").create_discovery()
+    kafka.create_topic("u")
+    (u,) = discovery.settled({(t := the_split(kafka)).split_id: t}).added
+    kafka.add_partitions("u", 2)
+    away = out_of_reach(kafka, 3, fault)
+    assert {(s.topic, s.partition) for s in discovery.later({u.split_id: u}).added} == {("t", 0), ("u", 1)}
+    assert away.fired
+
+
+# --- what is not decided yet ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", [CutBefore(), REFUSED])
+def test_seen_here_what_one_broker_says_against_an_id_counts_whoever_else_cannot_be_asked(kafka, fault):
+    t = the_split(kafka)
+    stale, away = lags(kafka, 1), out_of_reach(kafka, 3, fault)
+    for _ in range(20):  # asked in random order
+        discovery = source_of(kafka, topics=None, pattern="t").create_discovery()  # without a memory
+        assert ids(discovery.later({}).added) == set()
+        assert ids(discovery.later({t.split_id: t}).added) == set()
+    assert stale.fired
+    assert away.fired
+
+
+def test_a_successor_of_a_known_topic_waits_for_all_brokers_to_be_asked(kafka):
+    t = the_split(kafka)
+    made_anew(kafka)
+    discovery = source_of(kafka).create_discovery()
+    away = out_of_reach(kafka, 3)
+    found = discovery.later({t.split_id: t})
+    assert (found.added, found.missing) == ([], frozenset())
+    assert "not every broker can be asked whether t is topic" in str(found.undecided)
+    assert away.fired
+    away.stop()
+    found = discovery.later({t.split_id: t})
+    assert ids(found.added) == {the_split(kafka).topic_id}
+    assert (found.missing, found.undecided) == ({t.split_id}, None)
+
+
+def test_seen_here_a_dispute_is_not_over_because_a_connection_was_lost(kafka):
+    discovery = source_of(kafka).create_discovery()
+    stale = lags(kafka, 1)
+    assert "brokers differ" in str(discovery.later({}).undecided)
+    away = [out_of_reach(kafka, broker) for broker in (2, 3)]
+    found = discovery.later({})
+    assert (found.added, stale.fired > 0, all(each.fired for each in away)) == ([], True, True)
+    assert "not every broker can be asked" in str(found.undecided)
+    for each in (stale, *away):
+        each.stop()
+    assert ids(discovery.later({}).added) == {the_split(kafka).topic_id}
+
+
+def test_seen_here_the_ids_of_a_checkpoint_without_them_are_not_known_while_brokers_differ(kafka):
+    lags(kafka, 2)
+    kafka.fault("Metadata", UNKNOWN, broker=1, times=None).optional()
+    for _ in range(5):  # asked in random order
+        with pytest.raises(DeadlineExceededError, match="brokers differ on which topic t is"):
+            KafkaOffsets(source_of(kafka, **QUICK)).from_json('{"t":{"0":2}}')
+
+
+def test_brokers_that_tell_of_one_topic_now_and_of_its_successor_then_have_not_decided(kafka):
+    t = the_split(kafka)
+    before = [kafka.fault("Metadata", telling_of_deleted("t"), broker=broker, when=about("t")) for broker in kafka.brokers]
+    assert source_of(kafka).create_discovery().topic_ids([("t", 0), ("t", 1)]) == {("t", 0): t.topic_id}
+    assert [each.fired for each in before] == [1, 1, 1]
+
+
+# --- what goes on meanwhile -------------------------------------------------------------------------------------------------
+
+
+def test_seen_here_the_others_are_read_while_brokers_differ_on_a_new_topic(kafka, caplog):
+    source = source_of(kafka, topics=None, pattern="[tu]", discovery_interval_s=0.01)
+    with EmbeddedRun(source, clock=time.monotonic, discovery_interval_s=0.01) as run:
+        kafka.create_topic("u")
+        kafka.append("u", b"of u")
+        stale = lags(kafka, 1, "u")
+        while caplog.text.count("brokers differ on which topic u is") < 1:
+            run.poll(0.01)
+        kafka.append("t", b"d")
+        assert read_until(run, b"d")[-1] == b"d"
+        stale.stop()
+        assert read_until(run, b"of u") == [b"of u"]
+    assert caplog.text.count("will be tried again") == caplog.text.count("works again") == 1
+
+
+def read_until(run: EmbeddedRun, last: bytes) -> list[bytes]:
+    values: list[bytes] = []
+    while last not in values:
+        batch = run.poll(0.01)
+        values += [] if batch is None else batch.records["value"].to_pylist()
+    return values
+
+
+def a_query(kafka: FakeKafka, **fields) -> StreamPlanner:
+    source = source_of(kafka, topics=None, pattern="[tu]", **fields)
+    return StreamPlanner(LogRead(source=source, offsets=KafkaOffsets(source), columns=("value",)), time.monotonic)
+
+
+def test_so_does_a_query_of_spark_which_says_so_once(kafka, caplog):
+    planner = a_query(kafka, **QUICK)
+    at = planner.next_offsets(planner.initial_offsets(), None, None)
+    kafka.create_topic("u")
+    stale = lags(kafka, 1, "u")
+    for value in (b"d", b"e"):
+        kafka.append("t", value)
+        at, before = planner.next_offsets(at, None, None), at
+        assert at != before
+        assert '"u"' not in at
+    assert caplog.text.count("goes on without what may be new until this is over: brokers differ on which topic u is") == 1
+    stale.stop()
+    assert '"u":{"0":0}' in planner.next_offsets(at, None, None)
+
+
+def test_but_not_one_that_reads_what_is_available_now(kafka, brief_outages):
+    planner = a_query(kafka)
+    at = planner.next_offsets(planner.initial_offsets(), None, None)
+    kafka.create_topic("u")
+    stale = lags(kafka, 1, "u")
+    planner.pin_end()
+    with pytest.raises(OutageError, match="brokers differ on which topic u is"):
+        planner.next_offsets(at, None, None)
+    stale.stop()
+    assert '"u":{"0":0}' in planner.next_offsets(at, None, None)
+
+
+# --- presence takes one, absence all ----------------------------------------------------------------------------------------
+
+
+def test_seen_here_where_a_found_partition_begins_is_its_first_record_also_while_a_broker_lags_behind(kafka):
+    t, fired = the_split(kafka), 0
+    for _ in range(10):  # asked in random order
+        stale = lags(kafka, 1, times=3)
+        assert KafkaOffsets(source_of(kafka)).begins([replace(t, next_offset=3)], {}) == {t.split_id: 0}
+        fired += stale.fired
+        stale.stop()
+    assert fired
+
+
+def test_seen_here_that_a_partition_is_there_is_known_though_a_broker_cannot_be_asked(kafka):
+    t = the_split(kafka)
+    away = out_of_reach(kafka, 3)
+    assert KafkaOffsets(source_of(kafka, **QUICK)).begins([replace(t, next_offset=3)], {}) == {t.split_id: 0}
+    assert away.fired
+
+
+def test_where_a_found_partition_begins_is_not_known_while_a_broker_cannot_be_asked_whether_it_is_gone(kafka):
+    gone = KafkaSplit("t", DELETED, 0, 3)
+    assert KafkaOffsets(source_of(kafka, **QUICK)).begins([gone], {}) == {gone.split_id: 3}
+    away = out_of_reach(kafka, 3)
+    with pytest.raises(DeadlineExceededError, match="looking up topics at every broker"):
+        KafkaOffsets(source_of(kafka, **QUICK)).begins([gone], {})
+    assert away.fired
+
+
+def test_nothing_new_is_nothing_to_ask_every_broker_for(kafka):
+    t = the_split(kafka)
+    discovery = source_of(kafka).create_discovery()
+    asked = kafka.fault("Metadata", Rewrite(lambda _: None), times=None)
+    assert discovery.later({t.split_id: t}) == Findings([])
+    assert asked.fired == 1
