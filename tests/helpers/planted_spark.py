@@ -527,6 +527,7 @@ IN_SPARK: tuple[Planted, ...] = (
     one_look_proves_absence,
     one_broker_retires_a_topic,
     one_broker_brings_a_deleted_topic_back,
+    a_broker_out_of_reach_ends_a_doubt,
     absence_in_an_outage,
     new_partitions_begin_at_their_end,
     topics_are_told_by_name,

@@ -155,6 +155,11 @@ class Brokers:
         """The log of this topic's life, if it is still there."""
         return next((log for log in self.logs() if log.split == (topic_id, number)), None)
 
+    def agree_but_for_the_dead(self, name: str, topic_id: UUID | None) -> bool:
+        """Whether one broker cannot be asked, and none of the others knows the topic by another id."""
+        views = [view for number, view in enumerate(self.views) if number != self.dead_broker]
+        return self.dead_broker is not None and all(view[name][0] == topic_id for view in views if name in view)
+
     # --- `KafkaCluster` -----------------------------------------------------------------------------------------------
 
     def find_topics(self, names: Collection[str]) -> dict[str, TopicMetadata | None]:

@@ -399,9 +399,7 @@ class SparkWorld:
             if key not in query.began:
                 is_gone = self.brokers.log_of(*key) is None  # a broker that lags behind has told of it: it has no records
                 told_by_one = is_gone and known.get(split.topic) != split.topic_id
-                unheard = (
-                    self.brokers.dead_broker is not None and split.topic not in known
-                )  # nobody else had the word against it
+                unheard = split.topic not in known and self.brokers.agree_but_for_the_dead(split.topic, split.topic_id)
                 assert not told_by_one or unheard, f"{split} is gone, and taken for new"
                 resolved = is_gone or (first and self.from_latest)
                 assert resolved or began <= self.brokers.damaged.get(key, 0), f"{split} begins at {began}, and is new"
@@ -984,7 +982,7 @@ SPARK = Adversary(
         },
         {  # topics are made anew while brokers lag behind
             "grow": 8, "batch": 12, "plan": 2, "stage": 2, "commit": 2, "store": 2, "restart": 2, "rewind": 1, "create": 3,
-            "delete": 8, "add_partition": 2, "lag": 6, "forget": 2, "catch_up": 4,
+            "delete": 8, "add_partition": 2, "lag": 6, "forget": 2, "catch_up": 4, "outage": 14,
         },
     ),
     longest=80,
