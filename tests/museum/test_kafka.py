@@ -336,7 +336,11 @@ def flapping(monkeypatch, name, looks):
         return answers
 
     monkeypatch.setattr(KafkaCluster, "find_topics", lambda self, names: less([find_topics(self, names)])[0])
-    less_of = lambda views: TopicViews(less(list(views.answers)), views.failures)  # noqa: E731
+
+    def less_of(views):
+        brokers, answers = zip(*views.answers, strict=True)
+        return TopicViews(list(zip(brokers, less(list(answers)), strict=True)), views.failures)
+
     monkeypatch.setattr(KafkaCluster, "topic_views", lambda self, names: less_of(topic_views(self, names)))
     return flaps
 

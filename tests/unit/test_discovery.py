@@ -13,7 +13,7 @@ from headrace.connectors.kafka.client.errors import UnknownTopicError
 from headrace.connectors.kafka.client.groups import CommittedOffset
 from headrace.connectors.kafka.client.offsets import OffsetAnswer
 from headrace.connectors.kafka.client.properties import ClientConfig, Isolation
-from headrace.connectors.kafka.client.topology import PartitionMetadata, TopicMetadata, TopicViews
+from headrace.connectors.kafka.client.topology import Broker, PartitionMetadata, TopicMetadata, TopicViews
 from headrace.connectors.kafka.read.discovery import KafkaDiscovery, Partitions, Pattern, PositionPlan, Topics
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import DataLossError, RetriableError, UsageError
@@ -50,7 +50,7 @@ class PretendedCluster:
         return self.topic_views(names).complete()
 
     def topic_views(self, names):
-        return TopicViews([self.find_topics(names), self.find_topics(names)])
+        return TopicViews([(Broker(number, "b", 9092), self.find_topics(names)) for number in (1, 2)])
 
     def back_off(self, attempt):
         self.pauses.append(attempt)
@@ -324,7 +324,7 @@ def test_a_partition_without_an_id_is_while_no_topic_bears_its_name():
 
 def test_nothing_is_while_a_broker_cannot_be_asked(monkeypatch, caplog):
     def down(self, names):
-        return TopicViews([dict.fromkeys(names)], [RetriableError("broker 2 is away")])
+        return TopicViews([(Broker(1, "b", 9092), dict.fromkeys(names))], [RetriableError("broker 2 is away")])
 
     monkeypatch.setattr(KafkaCluster, "topic_views", down)
     source = KafkaSource("127.0.0.1:1", topics=["t"], fail_on_data_loss=False)

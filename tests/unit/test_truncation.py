@@ -10,7 +10,7 @@ import pytest
 from headrace.connectors.kafka.client.errors import LogTruncatedError
 from headrace.connectors.kafka.client.groups import CommittedOffset
 from headrace.connectors.kafka.client.offsets import OffsetAnswer
-from headrace.connectors.kafka.client.topology import PartitionMetadata, TopicMetadata, TopicViews
+from headrace.connectors.kafka.client.topology import Broker, PartitionMetadata, TopicMetadata, TopicViews
 from headrace.connectors.kafka.read import reader
 from headrace.connectors.kafka.read import source as source_module
 from headrace.connectors.kafka.read.split import KafkaSplit
@@ -53,7 +53,7 @@ class PretendedCluster:
         return self.topic_views(names).complete()
 
     def topic_views(self, names):
-        return TopicViews([self.find_topics(names)] * 3)
+        return TopicViews([(Broker(1, "b", 9092), self.find_topics(names))] * 3)
 
     def retrying(self, what, operation):
         return operation()

@@ -73,11 +73,11 @@ class Metadata:
         if not self._calls.brokers:
             nobody = f"no broker names any live one, so none could be asked for {', '.join(sorted(names))}"
             return TopicViews([], [RetriableError(nobody)])
-        answers: list[dict[str, TopicMetadata | None]] = []
+        answers: list[tuple[Broker, dict[str, TopicMetadata | None]]] = []
         failures: list[PeerError] = []
         for broker in self._calls.brokers:
             try:
-                answers.append(self.find_topics_at(broker, names))
+                answers.append((broker, self.find_topics_at(broker, names)))
             except (RetriableError, RefusedByBrokerError) as error:
                 failures.append(error)
         return TopicViews(answers, failures)

@@ -76,8 +76,8 @@ class TopicViews:
     One that knows a topic proves that it is there. That none knows it, or that none knows it by another id, is proven by all.
     """
 
-    answers: Sequence[Mapping[str, TopicMetadata | None]]
-    """One for each broker that has answered: topic name -> how it knows the topic; None if it does not."""
+    answers: Sequence[tuple[Broker, Mapping[str, TopicMetadata | None]]]
+    """Each broker that has answered, and topic name -> how it knows the topic; None if it does not."""
     failures: Sequence[PeerError] = ()
     """One for each broker that could not be asked, or has refused; one alone where it is not known which brokers there are."""
 
@@ -85,15 +85,20 @@ class TopicViews:
         """The answers, if every broker has answered; raises the first of the failures else."""
         if self.failures:
             raise self.failures[0]
-        return self.answers
+        return [answer for _, answer in self.answers]
 
     def known(self, name: str) -> list[TopicMetadata]:
         """The topic as each broker knows it that does."""
-        return [topic for answer in self.answers if (topic := answer[name]) is not None]
+        return [topic for _, answer in self.answers if (topic := answer[name]) is not None]
 
     def ids(self, name: str) -> set[UUID]:
         """Every id by which a broker knows the topic; empty if none does, or where brokers have no ids."""
         return {topic.topic_id for topic in self.known(name) if topic.topic_id is not None}
+
+    def told(self, name: str) -> str:
+        """By which id each broker knows the topic, for an error message: `<id> (broker 1 (a:9092)), <id> (broker 2 (b:1))`."""
+        views = ((broker, answer[name]) for broker, answer in self.answers)
+        return ", ".join(f"{topic.topic_id} ({broker})" for broker, topic in views if topic is not None)
 
     def has(self, name: str, topic_id: UUID | None, partition: int) -> bool:
         """Whether a broker knows this partition, of the topic with this id."""

@@ -19,7 +19,7 @@ from headrace.connectors.kafka.client.cluster import KafkaCluster
 from headrace.connectors.kafka.client.errors import RefusedByBrokerError, UnknownTopicError
 from headrace.connectors.kafka.client.positions import At, Committed, Earliest, Latest, Position, Timestamp
 from headrace.connectors.kafka.client.properties import Isolation
-from headrace.connectors.kafka.client.topology import TopicMetadata, TopicPartition, TopicViews
+from headrace.connectors.kafka.client.topology import Broker, TopicMetadata, TopicPartition, TopicViews
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator.errors import DataLossError, RetriableError, UsageError
 from headrace.enumerator.source import Findings, SplitDiscovery
@@ -250,21 +250,18 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
 
     def _doubts(self, told: Mapping[str, UUID], views: TopicViews, known: Set[str]) -> Mapping[str, str]:
         """What keeps topics from being taken for those with these ids: name -> why. `known`: by another id."""
-        against = {name: others for name, topic_id in told.items() if (others := views.ids(name) - {topic_id})}
-        doubtful = (self._disputed | known) & told.keys() - against.keys() if views.failures else frozenset()
-        self._disputed = self._disputed - told.keys() | against.keys() | doubtful
-        differing = {
-            name: f"brokers differ on which topic {name} is, {told[name]} or {min(ids)}" for name, ids in against.items()
-        }
-        return differing | {
+        against = {name for name, topic_id in told.items() if views.ids(name) - {topic_id}}
+        unheard = (self._disputed | known) & told.keys() - against if views.failures else frozenset()
+        self._disputed = self._disputed - told.keys() | against | unheard
+        return {name: f"brokers differ on which topic {name} is: {views.told(name)}" for name in against} | {
             name: f"not every broker can be asked whether {name} is topic {told[name]} now: {views.failures[0]}"
-            for name in doubtful
+            for name in unheard
         }
 
     def _identified(self, wanted: Set[TopicPartition]) -> dict[TopicPartition, UUID | None]:
         """One try to find them. Raises RetriableError for what is not known yet."""
         topics = {topic for topic, _ in wanted}
-        answers: list[Mapping[str, TopicMetadata | None]] = []
+        answers: list[tuple[Broker, Mapping[str, TopicMetadata | None]]] = []
         found: dict[TopicPartition, UUID | None] = {}
         for views in chain((self._cluster.topic_views(topics),), self._looks(topics)):
             answers += views.answers

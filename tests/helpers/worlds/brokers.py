@@ -17,6 +17,7 @@ from headrace.connectors.kafka.client.groups import CommittedOffset
 from headrace.connectors.kafka.client.offsets import OffsetAnswer
 from headrace.connectors.kafka.client.positions import Earliest, Latest
 from headrace.connectors.kafka.client.topology import (
+    Broker,
     PartitionMetadata,
     TopicIdPartition,
     TopicMetadata,
@@ -172,7 +173,7 @@ class Brokers:
     def topic_views(self, names: Collection[str]) -> TopicViews:
         self._reach()
         live = [number for number in range(BROKERS) if number != self.dead_broker]
-        answers = [{name: self._seen(number, name) for name in names} for number in live]
+        answers = [(Broker(number, "simulated", 9092), {name: self._seen(number, name) for name in names}) for number in live]
         return TopicViews(answers, [OutageError("a broker cannot be asked")] * (BROKERS - len(live)))
 
     def topics_by(self, wanted: Collection[str] | re.Pattern[str]) -> dict[str, TopicMetadata]:
