@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from headrace.enumerator import EagerEnumerator, EmbeddedRun, LazyEnumerator
@@ -268,6 +270,26 @@ def test_a_later_discovery_that_is_refused_is_raised_once(monkeypatch):
         with pytest.raises(AuthenticationError, match="Describe was revoked"):
             run.poll(0.0)
         assert read(run) == "1"
+
+
+def test_what_is_undecided_is_said_once_and_so_is_its_end(monkeypatch, caplog):
+    log, clock = log_of(a="1"), Clock()
+    doubt = RetriableError("whether there is a c is not known")
+    answers = [doubt, TimeoutError("no answer"), doubt, None, None, doubt]
+    later = MemoryDiscovery.later
+
+    def halting(self, known):
+        if isinstance(error := answers.pop(0), TimeoutError):
+            raise error
+        return replace(later(self, known), undecided=error)
+
+    monkeypatch.setattr(MemoryDiscovery, "later", halting)
+    with run_of(MemorySource(log), clock=clock, discovery_interval_s=10.0) as run:
+        while answers:
+            clock.now_s += 10.0
+            run.poll(0.0)
+    fails, works = f"discovery of memory failed and will be tried again: {doubt}", "discovery of memory works again"
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [fails, works, fails]
 
 
 def test_discovery_that_fails_again_and_again_is_said_once_and_so_is_its_end(monkeypatch, caplog):

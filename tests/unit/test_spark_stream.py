@@ -39,6 +39,7 @@ class WatchedSource(MemorySource):
         self.gone_for_good = frozenset()
         self.asked_whether_gone = []
         self.outage = None
+        self.undecided = None
         self.ends_seen = {}
 
     def at_end(self, splits):
@@ -60,6 +61,8 @@ class WatchedSource(MemorySource):
     def create_discovery(self):
         discovery = super().create_discovery()
         discovery.initial = self.initial_answer or discovery.initial
+        later = discovery.later
+        discovery.later = lambda known: replace(later(known), undecided=self.undecided)
         for name in ("initial", "later"):
             setattr(discovery, name, self._counted(name, getattr(discovery, name)))
         return discovery
@@ -423,6 +426,34 @@ class TestOutages:
             assert query.trigger()
         said = ["the query goes on, but finds nothing new until this is over: no broker answers", "the source answers again"]
         assert [record.message for record in caplog.records] == said * 2
+
+    def test_hold_up_nothing_but_what_they_leave_undecided(self, log, caplog):
+        query = Query(WatchedSource(log))
+        query.trigger()
+        for _ in range(2):
+            query.source.undecided = RetriableError("whether there is a c is not known")
+            said = len(caplog.records)
+            for value in "xy":
+                log.append("a", [value])
+                assert query.trigger()
+            assert len(caplog.records) == said + 1
+            query.source.undecided = None
+            query.trigger()
+        said = "the query goes on without what may be new until this is over: whether there is a c is not known"
+        assert [record.message for record in caplog.records] == [said] * 2
+
+    def test_are_not_left_undecided_for_the_next_run(self, log):
+        query = Query(WatchedSource(log))
+        query.planner.pin_end()
+        query.trigger()
+        query.run()
+        query.source.undecided = RetriableError("whether there is a c is not known")
+        query.planner.pin_end()
+        with pytest.raises(RetriableError, match="whether there is a c"):
+            query.trigger()
+        query.source.undecided = None
+        log.append("a", ["x"])
+        assert query.trigger()
 
     def test_end_a_query_that_would_take_nothing_for_the_end(self, log):
         query = Query(WatchedSource(log))
