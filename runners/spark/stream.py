@@ -295,7 +295,9 @@ class StreamPlanner(Generic[OffsetSplitT]):
         if self._publishing_fails:
             log.warning("positions are published again")
         self._publishing_fails = False
-        went_back = {split.split_id for split in news if split.next_offset < self._published.get(split.split_id, 0)}
+        went_back = {
+            split.split_id for split in news if split.next_offset < self._published.get(split.split_id, split.next_offset)
+        }
         self._published |= {split.split_id: split.next_offset for split in news}
         self._going_back = {split_id: at for split_id, at in self._going_back.items() if split_id not in went_back}
 

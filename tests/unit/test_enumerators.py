@@ -107,7 +107,8 @@ def test_a_later_discovery_that_fails_for_now_is_tried_again(interval_s, delay_s
 def test_what_a_discovery_could_decide_counts_and_the_rest_is_looked_for_again(interval_s, delay_s):
     driver = Driver(checkpoint_of(reading("a", 3)), discovery_interval_s=interval_s)
     error = RetriableError("whether there is a c is not known")
-    commands = driver.send(e.SplitsDiscovered(Findings([split("b")], undecided=error)))
+    commands = driver.send(e.SplitsDiscovered(Findings([split("b")], frozenset({"a"}), undecided=error)))
+    assert only(commands, e.ReportMissing) == [e.ReportMissing((split("a", 3),))]
     assert commands[-2:] == [e.ReportDiscoveryFailure(error), e.ScheduleDiscovery(delay_s)]
     assert only(driver.send(e.DiscoveryDue()), e.DiscoverLater) == [e.DiscoverLater({"a": split("a", 3), "b": split("b")})]
 

@@ -436,11 +436,19 @@ class TestOutages:
             for value in "xy":
                 log.append("a", [value])
                 assert query.trigger()
-            assert len(caplog.records) == said + 1
+                assert len(caplog.records) == said + 1
             query.source.undecided = None
             query.trigger()
         said = "the query goes on without what may be new until this is over: whether there is a c is not known"
         assert [record.message for record in caplog.records] == [said] * 2
+
+    def test_leave_something_undecided_at_the_first_look_too(self, log, caplog):
+        query = Query(WatchedSource(log))
+        query.trigger()
+        query.run()
+        query.source.undecided = RetriableError("whether there is a c is not known")
+        query.trigger()
+        assert len(caplog.records) == 1
 
     def test_are_not_left_undecided_for_the_next_run(self, log):
         query = Query(WatchedSource(log))
@@ -488,6 +496,29 @@ class TestEndsThatGoBack:
         for _ in range(4):
             query.trigger()
         assert query.source.published[1:] == [{"a": 4}]
+
+    def test_are_not_published_again_once_they_are_passed(self, query):
+        query.source.ends_seen = {"a": 4}
+        query.trigger()
+        went_back = query.offset_log[-1]
+        query.source.ends_seen = {}
+        query.now += 60
+        query.trigger()
+        query.trigger()
+        query.planner.committed(went_back)
+        assert query.source.published[1:] == [{"a": 4}, {"a": 10}]
+
+    def test_are_published_though_what_lay_before_was_not_until_then(self, log):
+        query = Query(WatchedSource(log), limits=Limits(min_offsets=100, max_delay_s=60))
+        query.source.publish_error = RetriableError("busy")
+        query.trigger()
+        before = query.offset_log[-1]
+        query.source.ends_seen = {"a": 4}
+        query.trigger()
+        query.source.publish_error = None
+        query.planner.committed(before)
+        query.trigger()
+        assert query.source.published == [{"a": 10, "b": 10}, {"a": 4}]
 
     def test_are_published_later_where_that_fails_for_now(self, query):
         query.source.ends_seen = {"a": 4}
