@@ -17,7 +17,15 @@ from apache_beam.utils.timestamp import Timestamp
 
 from headrace.enumerator.checkpoint import Checkpoint
 from headrace.enumerator.enumerator import EagerEnumerator, SplitEnumerator, create_enumerator, restore_enumerator
-from headrace.enumerator.events import Command, DiscoverInitial, DiscoverLater, Fail, ReportDiscoveryFailure, ReportMissing
+from headrace.enumerator.events import (
+    Command,
+    DiscoverInitial,
+    DiscoverLater,
+    Fail,
+    ReportDiscoveryFailure,
+    ReportMissing,
+    ScheduleDiscovery,
+)
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.resumed import ResumedDiscovery, ResumedLogDiscovery
 from headrace.enumerator.source import Boundedness, LogSource, Source, SplitDiscovery
@@ -47,11 +55,15 @@ __all__ = ["EnumerateBounded", "EnumerateUnbounded", "Look", "beginning", "look"
 
 @dataclass(frozen=True, slots=True)
 class Look(Generic[SplitT]):
-    """What one look has found: the ledger as it is now, the splits that are new in it, those that are newly missing."""
+    """What one look has found: the ledger as it is now, the splits that are new in it, those that are newly missing.
+
+    `again_after_s`: it failed, or left something undecided, and is to be had again so much later; None where it is complete.
+    """
 
     checkpoint: Checkpoint[SplitT]
     added: Sequence[SplitT]
     missing: Sequence[SplitT]
+    again_after_s: float | None
 
 
 def look(enumeration: Enumeration[SplitT], discovery: SplitDiscovery[SplitT]) -> Look[SplitT]:
@@ -71,6 +83,7 @@ def look(enumeration: Enumeration[SplitT], discovery: SplitDiscovery[SplitT]) ->
             looks = enumeration.checkpoint.checkpoint_id + 1
     known = {entry.durable.split_id for entry in enumerator.ledger}
     missing: list[SplitT] = []
+    again_after_s: float | None = None
     for command in enumerator.start():
         for answer in _discover(command, enumerator, discovery):
             match answer:
@@ -78,11 +91,13 @@ def look(enumeration: Enumeration[SplitT], discovery: SplitDiscovery[SplitT]) ->
                     raise error
                 case ReportDiscoveryFailure(error):
                     log.warning("looking for new splits failed and will be tried again: %s", error)
+                case ScheduleDiscovery(delay_s):  # the enumerator has no interval: only for what is to be tried again
+                    again_after_s = delay_s
                 case ReportMissing(splits):
                     missing += splits
     states = tuple(SplitState(entry.durable, finished=False) for entry in enumerator.ledger)
     added = [state.split for state in states if state.split.split_id not in known]
-    return Look(Checkpoint(looks, states, enumerator.exhausted), added, missing)
+    return Look(Checkpoint(looks, states, enumerator.exhausted), added, missing, again_after_s)
 
 
 def beginning(source: Source[SplitT], begins: Checkpoint[SplitT] | None) -> SplitDiscovery[SplitT]:
@@ -180,7 +195,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
             self._report([split for split in found.missing if split.split_id not in self._worker.reported])
             if not tracker.try_claim(self._without_gone(found)):
                 return
-            self._worker.last_look = workers.LastLook(found.checkpoint.checkpoint_id, now_s)
+            self._worker.last_look = workers.LastLook(found.checkpoint.checkpoint_id, now_s, found.again_after_s)
             for work in self._dealt(found):
                 # the first splits hold the watermark back until they are read; those found later cannot
                 time_of_split = watermark.current_watermark()
@@ -210,13 +225,19 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
             log.warning("the job goes on from its own state; its savepoint of headrace run is not looked at")
         if last is None or not isinstance(enumeration, Enumerated) or enumeration.checkpoint.checkpoint_id != last.number:
             return True
-        return self._interval_s is not None and now_s - last.at_s >= self._interval_s
+        wait_s = self._wait_s(last)
+        return wait_s is not None and now_s - last.at_s >= wait_s
 
     def _pause_s(self, now_s: float) -> float:
         last = self._worker.last_look
-        if self._interval_s is None or last is None:
+        wait_s = None if last is None else self._wait_s(last)
+        if last is None or wait_s is None:
             return WAKE_S
-        return min(WAKE_S, max(0.0, last.at_s + self._interval_s - now_s))
+        return min(WAKE_S, max(0.0, last.at_s + wait_s - now_s))
+
+    def _wait_s(self, last: workers.LastLook) -> float | None:
+        """From that look to the next; None if there is none in this process."""
+        return last.again_after_s if self._interval_s is None else self._interval_s
 
     def _report(self, missing: Sequence[Any]) -> None:
         if missing:

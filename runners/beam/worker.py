@@ -104,10 +104,14 @@ def _close(parked: Sequence[tuple[float, Parked[Any]] | None]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LastLook:
-    """The last look for splits of this process: its number in the life of the job, and when it was, in monotonic seconds."""
+    """The last look for splits of this process: its number in the life of the job, and when it was, in monotonic seconds.
+
+    `again_after_s`: it failed, or left something undecided, and is to be had again so much later, interval or not.
+    """
 
     number: int
     at_s: float
+    again_after_s: float | None
 
 
 @dataclass(eq=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import time
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import apache_beam as beam
@@ -18,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.beam import ColumnTime, Limit, ProcessingTime, ReadFromSource
+from headrace.enumerator import enumerator as enumerators
 from headrace.enumerator.errors import CorruptDataError, DataLossError, RetriableError, UsageError
 from headrace.runners.beam.coders import Element
 from headrace.runners.beam.enumerate import look
@@ -118,6 +120,32 @@ def test_without_an_interval_it_looks_at_the_start_and_after_a_restore_only(open
     assert len(run.job.reading) == 1
     restored = BeamRun(source, run.checkpoint(), discovery_interval_s=None)
     opened.append(restored)
+    assert len(restored.job.reading) == 2
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_seen_here_a_look_after_a_restore_that_fails_or_is_undecided_is_had_again_without_an_interval(
+    opened, monkeypatch, caplog, fails
+):
+    log, later, doubts = log_of(a="1"), MemoryDiscovery.later, [RetriableError("whether there is a c is not known")]
+
+    def halting(self, known):
+        if fails and doubts:
+            raise doubts.pop()
+        found = later(self, known)
+        return replace(found, undecided=doubts.pop(), added=[]) if doubts else found
+
+    run = BeamRun(MemorySource(log), None, discovery_interval_s=None)
+    opened.append(run)
+    log.create("b")
+    monkeypatch.setattr(MemoryDiscovery, "later", halting)
+    monkeypatch.setattr(enumerators, "DISCOVERY_RETRY_S", 1e-9)
+    restored = BeamRun(MemorySource(log), run.checkpoint(), discovery_interval_s=None)
+    opened.append(restored)
+    assert len(restored.job.reading) == 1
+    assert "whether there is a c" in caplog.text
+    restored.look_for_splits()
+    restored.step(0)
     assert len(restored.job.reading) == 2
 
 
