@@ -69,7 +69,10 @@ DISCOVERY_TRANSITIONS: Mapping[tuple[Discovery, Trigger], Discovery] = {
 }
 
 DISCOVERY_RETRY_S = 1.0
-"""Pause after a failed discovery round where no periodic discovery is configured, in seconds."""
+"""Pause after a failed discovery round where no periodic discovery is configured, in seconds; doubled with each one."""
+
+DISCOVERY_RETRY_MAX_S = 60.0
+"""The longest such pause: a look may take as long as a silent server is waited for, and hold up reading."""
 
 
 class SplitEnumerator(ABC, Generic[SplitT]):
@@ -87,6 +90,7 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         self.parallelism = parallelism
         self._discovery = discovery
         self._interval_s = discovery_interval_s
+        self._in_vain = 0
 
     @property
     def initialised(self) -> bool:
@@ -119,8 +123,9 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         if doubtful := self.ledger.missing():
             commands.append(ProveGone(tuple(doubtful)))
         if findings.undecided is not None:
-            commands += self._again_after(findings.undecided)
-        elif self._interval_s is not None and not findings.complete:
+            return commands + self._again_after(findings.undecided)
+        self._in_vain = 0
+        if self._interval_s is not None and not findings.complete:
             commands.append(ScheduleDiscovery(self._interval_s))
         return commands
 
@@ -132,7 +137,9 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         return self._again_after(error)
 
     def _again_after(self, error: Exception) -> list[Command[SplitT]]:
-        return [ReportDiscoveryFailure(error), ScheduleDiscovery(self._interval_s or DISCOVERY_RETRY_S)]
+        pause_s = self._interval_s or min(DISCOVERY_RETRY_S * 2**self._in_vain, DISCOVERY_RETRY_MAX_S)
+        self._in_vain += 1
+        return [ReportDiscoveryFailure(error), ScheduleDiscovery(pause_s)]
 
     @abstractmethod
     def reader_registered(self, reader: int) -> None:

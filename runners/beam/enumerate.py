@@ -57,19 +57,20 @@ __all__ = ["EnumerateBounded", "EnumerateUnbounded", "Look", "beginning", "look"
 class Look(Generic[SplitT]):
     """What one look has found: the ledger as it is now, the splits that are new in it, those that are newly missing.
 
-    `again_after_s`: it failed, or left something undecided, and is to be had again so much later; None where it is complete.
+    `failure`: why it is not complete, and is to be had again `again_after_s` later; both None where it is.
     """
 
     checkpoint: Checkpoint[SplitT]
     added: Sequence[SplitT]
     missing: Sequence[SplitT]
-    again_after_s: float | None
+    failure: Exception | None = None
+    again_after_s: float | None = None
 
 
 def look(enumeration: Enumeration[SplitT], discovery: SplitDiscovery[SplitT]) -> Look[SplitT]:
     """One look for splits: the initial one if there was none yet, never otherwise. Raises what discovery raises.
 
-    A later look that fails with an error that can pass finds nothing, with a warning.
+    A later look that fails with an error that can pass finds nothing.
     """
     enumerator: SplitEnumerator[SplitT]
     match enumeration:
@@ -83,6 +84,7 @@ def look(enumeration: Enumeration[SplitT], discovery: SplitDiscovery[SplitT]) ->
             looks = enumeration.checkpoint.checkpoint_id + 1
     known = {entry.durable.split_id for entry in enumerator.ledger}
     missing: list[SplitT] = []
+    failure: Exception | None = None
     again_after_s: float | None = None
     for command in enumerator.start():
         for answer in _discover(command, enumerator, discovery):
@@ -90,14 +92,14 @@ def look(enumeration: Enumeration[SplitT], discovery: SplitDiscovery[SplitT]) ->
                 case Fail(error):
                     raise error
                 case ReportDiscoveryFailure(error):
-                    log.warning("looking for new splits failed and will be tried again: %s", error)
+                    failure = error
                 case ScheduleDiscovery(delay_s):  # the enumerator has no interval: only for what is to be tried again
                     again_after_s = delay_s
                 case ReportMissing(splits):
                     missing += splits
     states = tuple(SplitState(entry.durable, finished=False) for entry in enumerator.ledger)
     added = [state.split for state in states if state.split.split_id not in known]
-    return Look(Checkpoint(looks, states, enumerator.exhausted), added, missing, again_after_s)
+    return Look(Checkpoint(looks, states, enumerator.exhausted), added, missing, failure, again_after_s)
 
 
 def beginning(source: Source[SplitT], begins: Checkpoint[SplitT] | None) -> SplitDiscovery[SplitT]:
@@ -192,6 +194,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
         enumeration = self._format.decode(tracker.current_restriction())
         if self._due(enumeration, now_s):
             found = look(enumeration, self._discovery)
+            self._tell(found.failure)
             self._report([split for split in found.missing if split.split_id not in self._worker.reported])
             if not tracker.try_claim(self._without_gone(found)):
                 return
@@ -238,6 +241,14 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
     def _wait_s(self, last: workers.LastLook) -> float | None:
         """From that look to the next; None if there is none in this process."""
         return last.again_after_s if self._interval_s is None else self._interval_s
+
+    def _tell(self, failure: Exception | None) -> None:
+        if failure is not None:
+            level = logging.DEBUG if self._worker.looks_fail else logging.WARNING
+            log.log(level, "looking for new splits failed and will be tried again: %s", failure)
+        elif self._worker.looks_fail:
+            log.warning("looking for new splits works again")
+        self._worker.looks_fail = failure is not None
 
     def _report(self, missing: Sequence[Any]) -> None:
         if missing:

@@ -118,6 +118,7 @@ class LastLook:
 class Worker(Generic[SplitT]):
     """One transform in this process. `ends` and `last_look` are hints; `reported` are missing splits.
 
+    `looks_fail`: the last look for splits was not complete, and the log says so.
     `finalised_s`: when the runner last finalised a bundle of this transform here, in monotonic seconds; the start at first.
     `ended_s`: since when a split's last position waits to be published.
     """
@@ -126,6 +127,7 @@ class Worker(Generic[SplitT]):
     ends: Ends[SplitT] = field(default_factory=Ends)
     last_look: LastLook | None = None
     reported: set[str] = field(default_factory=set)
+    looks_fail: bool = False
     finalised_s: float = field(default_factory=time.monotonic)
     ended_s: dict[str, float] = field(default_factory=dict)
     users: int = 0

@@ -231,18 +231,18 @@ def one_broker_retires_a_topic() -> Iterator[None]:
 
 one_broker_brings_a_deleted_topic_back = _instead(
     KafkaDiscovery,
-    "_doubts",
-    lambda *_: {},
+    "_doubt",
+    lambda *_: None,
     "one_broker_brings_a_deleted_topic_back",
     "Seen here: one that lags behind tells of a topic that was deleted before; it is taken for a re-created one.",
 )
 
-_doubts = KafkaDiscovery._doubts
+_doubt = KafkaDiscovery._doubt
 
 a_broker_out_of_reach_ends_a_doubt = _instead(
     KafkaDiscovery,
-    "_doubts",
-    lambda self, told, views, known: {} if views.failures else _doubts(self, told, views, known),
+    "_doubt",
+    lambda self, name, told, known, views: None if views.failures else _doubt(self, name, told, known, views),
     "a_broker_out_of_reach_ends_a_doubt",
     "Seen here: while one cannot be asked, what the others say against a topic's id counts for nothing.",
 )

@@ -324,7 +324,9 @@ def test_a_partition_without_an_id_is_while_no_topic_bears_its_name():
 
 def test_nothing_is_while_a_broker_cannot_be_asked(monkeypatch, caplog):
     def down(self, names):
-        return TopicViews([(Broker(1, "b", 9092), dict.fromkeys(names))], [RetriableError("broker 2 is away")])
+        return TopicViews(
+            [(Broker(1, "b", 9092), dict.fromkeys(names))], dict.fromkeys(names, RetriableError("broker 2 is away"))
+        )
 
     monkeypatch.setattr(KafkaCluster, "topic_views", down)
     source = KafkaSource("127.0.0.1:1", topics=["t"], fail_on_data_loss=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
 from dataclasses import replace
 from uuid import UUID
@@ -9,6 +11,7 @@ from uuid import UUID
 import pytest
 
 from headrace.connectors.kafka.client import retries
+from headrace.connectors.kafka.client.cluster import shared_cluster
 from headrace.connectors.kafka.read.split import KafkaSplit
 from headrace.enumerator import EmbeddedRun
 from headrace.enumerator.errors import DeadlineExceededError, OutageError
@@ -16,10 +19,11 @@ from headrace.enumerator.source import Findings
 from headrace.kafka import Earliest, KafkaSource, Latest
 from headrace.runners.spark.log_read import LogRead
 from headrace.runners.spark.stream import StreamPlanner
-from headrace.testing.fake_kafka import CutBefore, ErrorCode, FakeKafka, Refuse, Rewrite
+from headrace.testing.fake_kafka import Before, CutBefore, ErrorCode, FakeKafka, Refuse, Rewrite
 from pyspark_headrace.kafka_offsets import KafkaOffsets
 
 DELETED = UUID(int=77)
+NUMBERS = itertools.count()
 QUICK = {"properties": {"default.api.timeout.ms": "300", "retry.backoff.ms": "1", "retry.backoff.max.ms": "10"}}
 REFUSED = Refuse(ErrorCode.TOPIC_AUTHORIZATION_FAILED, topic="t")
 UNKNOWN = Refuse(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, topic="t")
@@ -40,7 +44,14 @@ def brief_outages(monkeypatch):
 
 def source_of(kafka: FakeKafka, **fields) -> KafkaSource:
     properties = {"retry.backoff.ms": "1", "retry.backoff.max.ms": "10"}
-    return KafkaSource(kafka.bootstrap, **({"topics": ["t"], "start": Earliest(), "properties": properties} | fields))
+    given = {"bootstrap": kafka.bootstrap, "topics": ["t"], "start": Earliest(), "properties": properties}
+    return KafkaSource(**(given | fields))
+
+
+def asking_first(kafka: FakeKafka, broker: int, **fields) -> KafkaSource:
+    """A new client, which knows no other broker yet."""
+    properties = {"retry.backoff.ms": "1", "client.id": f"client-{next(NUMBERS)}"}
+    return source_of(kafka, bootstrap=kafka.address(broker), properties=properties, **fields)
 
 
 def telling_of_deleted(name: str) -> Rewrite:
@@ -135,6 +146,88 @@ def test_seen_here_what_one_broker_says_against_an_id_counts_whoever_else_cannot
     assert away.fired
 
 
+def test_seen_here_a_broker_that_refuses_one_topic_is_heard_on_the_others(kafka):
+    kafka.create_topic("x")
+    lags(kafka, 1)
+    refused = [out_of_reach(kafka, broker, Refuse(ErrorCode.TOPIC_AUTHORIZATION_FAILED, topic="x"), "x") for broker in (2, 3)]
+    for _ in range(10):  # asked in random order
+        discovery = source_of(kafka, topics=None, pattern="[tx]").create_discovery()
+        assert {split.topic for split in discovery.later({}).added} == {"x"}
+    assert all(each.fired for each in refused)
+
+
+def test_seen_here_a_topic_that_most_brokers_do_not_know_is_not_taken_from_one(kafka):
+    kafka.create_topic("u")
+    kafka.isolate_broker(1)
+    kafka.delete_topic("u")
+    found = asking_first(kafka, 1, topics=None, pattern="[tu]").create_discovery().later({})
+    assert {split.topic for split in found.added} == {"t"}
+    assert "one broker has told of topic u, which 2 others do not know" in str(found.undecided)
+
+
+def test_one_broker_that_does_not_know_a_new_topic_yet_does_not_hold_it_up(kafka):
+    unknown = kafka.fault("Metadata", UNKNOWN, broker=1, times=None)
+    (found,) = asking_first(kafka, 2, topics=None, pattern="t").create_discovery().later({}).added
+    assert found == the_split(kafka)
+    assert unknown.fired
+
+
+def test_seen_here_a_topic_that_is_deleted_while_it_is_found_holds_up_no_other(kafka, monkeypatch):
+    monkeypatch.setattr(retries, "_UNKNOWN_TOPIC_GRACE_S", 0.0)
+    kafka.create_topic("u")
+    deleted = kafka.fault("ListOffsets", Before(lambda: kafka.delete_topic("u")))
+    found = source_of(kafka, topics=["t", "u"]).create_discovery().later({})
+    assert {split.topic for split in found.added} == {"t"}
+    assert deleted.fired
+    assert "told of topic u, and its leader does not know it" in str(found.undecided)
+
+
+def test_seen_here_an_added_partition_of_a_deleted_topic_is_not_taken(kafka):
+    old = the_split(kafka)
+    kafka.add_partitions("t", 2)
+    kafka.isolate_broker(1)
+    made_anew(kafka)
+    found = asking_first(kafka, 1).create_discovery().later({old.split_id: old})
+    assert found.added == []
+    assert "brokers differ on which topic t is" in str(found.undecided)
+
+
+def test_seen_here_a_dispute_is_over_once_no_broker_knows_the_topic(kafka):
+    kafka.create_topic("u")
+    discovery = source_of(kafka, topics=None, pattern="[tu]").create_discovery()
+    t = the_split(kafka)
+    stale = lags(kafka, 1, "u")
+    assert "brokers differ on which topic u is" in str(discovery.later({t.split_id: t}).undecided)
+    stale.stop()
+    kafka.delete_topic("u")
+    assert discovery.later({t.split_id: t}) == Findings([])
+    kafka.create_topic("u")
+    away = out_of_reach(kafka, 3, name="u")
+    assert {split.topic for split in discovery.later({t.split_id: t}).added} == {"u"}
+    assert away.fired
+
+
+@pytest.mark.parametrize("known", [None, DELETED])
+def test_a_topic_without_an_id_is_any_of_its_name(kafka, known):
+    """Brokers before Kafka 2.8 have none, also while they are upgraded one by one."""
+
+    def tell_no_ids(response) -> None:
+        for topic in response.topics:
+            topic.topic_id = UUID(int=0)
+
+    split = KafkaSplit("t", known, 0, 3)
+    if known is not None:
+        kafka.fault("Metadata", Rewrite(tell_no_ids), times=None)
+    assert source_of(kafka).create_discovery().later({split.split_id: split}) == Findings([])
+
+
+def test_seen_here_brokers_are_asked_at_once_so_that_one_that_is_silent_holds_up_no_other(kafka):
+    together = threading.Barrier(3, timeout=10.0)
+    answers = [out_of_reach(kafka, broker, Rewrite(lambda _: together.wait())) for broker in kafka.brokers]
+    views = shared_cluster(source_of(kafka).config).topic_views(["t"])
+    assert [len(views.known("t")), *(each.fired for each in answers)] == [3, 1, 1, 1]
+
+
 def test_a_successor_of_a_known_topic_waits_for_all_brokers_to_be_asked(kafka):
     t = the_split(kafka)
     made_anew(kafka)
@@ -142,7 +235,7 @@ def test_a_successor_of_a_known_topic_waits_for_all_brokers_to_be_asked(kafka):
     away = out_of_reach(kafka, 3)
     found = discovery.later({t.split_id: t})
     assert (found.added, found.missing) == ([], frozenset())
-    assert "not every broker can be asked whether t is topic" in str(found.undecided)
+    assert "not every broker can be asked which topic t is now" in str(found.undecided)
     assert away.fired
     away.stop()
     found = discovery.later({t.split_id: t})
@@ -176,6 +269,35 @@ def test_brokers_that_tell_of_one_topic_now_and_of_its_successor_then_have_not_d
     before = [kafka.fault("Metadata", telling_of_deleted("t"), broker=broker, when=about("t")) for broker in kafka.brokers]
     assert source_of(kafka).create_discovery().topic_ids([("t", 0), ("t", 1)]) == {("t", 0): t.topic_id}
     assert [each.fired for each in before] == [1, 1, 1]
+
+
+def two_laggards(kafka: FakeKafka) -> None:
+    """A new topic u was deleted and made anew: broker 1 tells of the first, 2 of the second, and 3 of none."""
+    kafka.create_topic("u")
+    kafka.append("u", b"of u")
+    lags(kafka, 1, "u")
+    kafka.fault("Metadata", Refuse(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, topic="u"), broker=3, times=None).optional()
+
+
+def test_seen_here_who_waits_for_a_decision_is_not_told_by_a_broker_that_does_not_know_the_topic_that_there_is_none(kafka):
+    two_laggards(kafka)
+    for _ in range(5):  # asked in random order
+        discovery = source_of(kafka, topics=None, pattern="[tu]", **QUICK).create_discovery()
+        while discovery.later({}).undecided is None:
+            pass  # brokers are asked in random order: one of them must be heard of it first
+        for look in (discovery.initial, lambda: discovery.settled({})):  # noqa: B023 - called here
+            with pytest.raises(DeadlineExceededError, match="topic u"):
+                look()
+
+
+def test_a_topic_that_was_in_doubt_is_undecided_until_it_is_known_or_gone(kafka):
+    two_laggards(kafka)
+    discovery = source_of(kafka, topics=None, pattern="[tu]").create_discovery()
+    while discovery.later({}).undecided is None:
+        pass  # as above
+    assert all(discovery.later({}).undecided is not None for _ in range(10))
+    kafka.delete_topic("u")
+    assert discovery.later({}).undecided is None
 
 
 # --- what goes on meanwhile -------------------------------------------------------------------------------------------------

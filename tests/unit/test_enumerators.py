@@ -113,6 +113,21 @@ def test_what_a_discovery_could_decide_counts_and_the_rest_is_looked_for_again(i
     assert only(driver.send(e.DiscoveryDue()), e.DiscoverLater) == [e.DiscoverLater({"a": split("a", 3), "b": split("b")})]
 
 
+def test_the_pause_before_another_try_grows_to_a_minute_and_begins_anew_once_a_look_is_complete():
+    driver = Driver(checkpoint_of(reading("a", 3)))
+    error, pauses = RetriableError("whether there is a c is not known"), []
+    for number in range(9):
+        event = e.DiscoveryFailed(error) if number % 2 else e.SplitsDiscovered(Findings([], undecided=error))
+        pauses += [item.delay_s for item in only(driver.send(event), e.ScheduleDiscovery)]
+        driver.send(e.DiscoveryDue())
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
+    assert only(driver.discovered(), e.ScheduleDiscovery) == []
+    driver = Driver(checkpoint_of(reading("a", 3)), discovery_interval_s=7.0)
+    for _ in range(2):
+        assert only(driver.send(e.DiscoveryFailed(error)), e.ScheduleDiscovery) == [e.ScheduleDiscovery(7.0)]
+        driver.send(e.DiscoveryDue())
+
+
 def test_who_looks_once_is_told_of_what_is_undecided():
     class Half(SplitDiscovery):
         def initial(self):

@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -19,6 +20,11 @@ from headrace.connectors.kafka.client.wire.protocol import Message, MetadataRequ
 from headrace.enumerator.errors import PeerError, RetriableError
 
 __all__ = ["Metadata"]
+
+_ASKED_AT_ONCE = 32
+
+_Answer = dict[str, TopicMetadata | None]
+_Failures = dict[str, PeerError]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +75,21 @@ class Metadata:
         try:
             self._refresh(())
         except RetriableError as error:
-            return TopicViews([], [error])
-        if not self._calls.brokers:
+            return TopicViews([], dict.fromkeys(names, error))
+        brokers = self._calls.brokers
+        if not brokers:
             nobody = f"no broker names any live one, so none could be asked for {', '.join(sorted(names))}"
-            return TopicViews([], [RetriableError(nobody)])
-        answers: list[tuple[Broker, dict[str, TopicMetadata | None]]] = []
-        failures: list[PeerError] = []
-        for broker in self._calls.brokers:
-            try:
-                answers.append((broker, self.find_topics_at(broker, names)))
-            except (RetriableError, RefusedByBrokerError) as error:
-                failures.append(error)
-        return TopicViews(answers, failures)
+            return TopicViews([], dict.fromkeys(names, RetriableError(nobody)))
+        with ThreadPoolExecutor(min(len(brokers), _ASKED_AT_ONCE)) as threads:  # one that is silent holds up no other
+            told = list(threads.map(lambda broker: self._view(broker, names), brokers))
+        answers = [(broker, answer) for broker, (answer, _) in zip(brokers, told, strict=True) if answer]
+        return TopicViews(answers, {name: error for _, failures in reversed(told) for name, error in failures.items()})
+
+    def _view(self, broker: Broker, names: Collection[str]) -> tuple[_Answer, _Failures]:
+        try:
+            return _told(names, self._calls.call(broker, _request(names)))
+        except (RetriableError, RefusedByBrokerError) as error:
+            return {}, dict.fromkeys(names, error)
 
     def find_topics_at(self, broker: Broker, names: Collection[str]) -> dict[str, TopicMetadata | None]:
         """The named topics as this broker knows them now; None for one that it does not know. One try; nothing is cached."""
@@ -159,16 +168,26 @@ def _request(names: Collection[str] | None) -> Message:
     return MetadataRequest(topics=topics, allow_auto_topic_creation=False, min_version=4)
 
 
-def _answer(names: Collection[str] | None, response: Message) -> dict[str, TopicMetadata | None]:
-    answer: dict[str, TopicMetadata | None] = dict.fromkeys(names or ())
+def _answer(names: Collection[str] | None, response: Message) -> _Answer:
+    answer, failures = _told(names, response)
+    for error in failures.values():
+        raise error
+    return answer
+
+
+def _told(names: Collection[str] | None, response: Message) -> tuple[_Answer, _Failures]:
+    """What the broker knows of each topic, and why it does not tell of others."""
+    answer: _Answer = dict.fromkeys(names or ())
+    failures: _Failures = {}
     for item in response.topics:
         if item.partitions and item.error_code in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
             answer[item.name] = _topic_metadata(item)
         elif item.error_code == ErrorCode.LEADER_NOT_AVAILABLE and names is None:
             continue  # just being created: of a list of all it is a part when it has partitions
         elif item.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            raise broker_error(item.error_code, f"looking up topic {item.name!r}")
-    return answer
+            answer.pop(item.name, None)
+            failures[item.name] = broker_error(item.error_code, f"looking up topic {item.name!r}")
+    return answer, failures
 
 
 def _all_known(answer: Mapping[str, TopicMetadata | None]) -> dict[str, TopicMetadata]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from uuid import UUID
 
@@ -77,19 +77,28 @@ class TopicViews:
     """
 
     answers: Sequence[tuple[Broker, Mapping[str, TopicMetadata | None]]]
-    """Each broker that has answered, and topic name -> how it knows the topic; None if it does not."""
-    failures: Sequence[PeerError] = ()
-    """One for each broker that could not be asked, or has refused; one alone where it is not known which brokers there are."""
+    """Each broker that has answered, and topic name -> how it knows the topic; None if it does not. Without what it refuses."""
+    failures: Mapping[str, PeerError] = field(default_factory=dict)
+    """Topic name -> why a broker has not told of it: it could not be asked, or has refused."""
 
     def complete(self) -> Sequence[Mapping[str, TopicMetadata | None]]:
-        """The answers, if every broker has answered; raises the first of the failures else."""
-        if self.failures:
-            raise self.failures[0]
+        """The answers, if every broker has told of every topic; raises the first of the failures else."""
+        self.require(self.failures)
         return [answer for _, answer in self.answers]
+
+    def require(self, names: Iterable[str]) -> None:
+        """Raise what has kept a broker from telling of one of these topics, if anything has."""
+        for name in sorted(names):
+            if name in self.failures:
+                raise self.failures[name]
 
     def known(self, name: str) -> list[TopicMetadata]:
         """The topic as each broker knows it that does."""
-        return [topic for _, answer in self.answers if (topic := answer[name]) is not None]
+        return [topic for _, answer in self.answers if (topic := answer.get(name)) is not None]
+
+    def denials(self, name: str) -> int:
+        """How many brokers do not know the topic."""
+        return sum(name in answer and answer[name] is None for _, answer in self.answers)
 
     def ids(self, name: str) -> set[UUID]:
         """Every id by which a broker knows the topic; empty if none does, or where brokers have no ids."""
@@ -97,12 +106,12 @@ class TopicViews:
 
     def told(self, name: str) -> str:
         """By which id each broker knows the topic, for an error message: `<id> (broker 1 (a:9092)), <id> (broker 2 (b:1))`."""
-        views = ((broker, answer[name]) for broker, answer in self.answers)
+        views = ((broker, answer.get(name)) for broker, answer in self.answers)
         return ", ".join(f"{topic.topic_id} ({broker})" for broker, topic in views if topic is not None)
 
     def has(self, name: str, topic_id: UUID | None, partition: int) -> bool:
-        """Whether a broker knows this partition, of the topic with this id."""
-        return any(topic.topic_id == topic_id and partition in topic.partitions for topic in self.known(name))
+        """Whether a broker knows this partition, of the topic with this id (None, as of old brokers: of any of that name)."""
+        return any(topic_id in (None, topic.topic_id) and partition in topic.partitions for topic in self.known(name))
 
 
 class Contact(Enum):

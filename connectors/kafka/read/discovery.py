@@ -80,7 +80,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         self._cluster = cluster
         self._subscription = subscription
         self._plan = plan
-        self._disputed: frozenset[str] = frozenset()
+        self._doubtful: Set[str] = frozenset()
 
     def initial(self) -> Findings[KafkaSplit]:
         """Every partition, at the initial position. Complete when reading has an end.
@@ -111,16 +111,31 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         """Partitions not in `known`, and those of `known` that are gone: deleted, or of a topic that was re-created (I5).
 
         While a broker cannot be asked, nothing is known to be gone. A topic is left out, as `undecided`, while brokers differ
-        on its id, and one that may have been re-created while not all of them can be asked.
+        on its id, or most do not know it, and one that may have been re-created while not all of them can be asked.
         """
         found = self._select(self._known_topics)
-        undecided = self._undecided(_topics(found), {(split.topic, split.topic_id) for split in known.values()})
-        missing = self._missing([split for split in known.values() if not _is(split, found)])
-        identities = {(split.topic, split.partition, split.topic_id) for split in known.values()}
-        new = {tp: topic_id for tp, topic_id in found.items() if tp[0] not in undecided and (*tp, topic_id) not in identities}
-        starts = self.resolve(dict.fromkeys(new, self._plan.start_of_new_partitions), "latest")
-        added = [KafkaSplit(tp[0], topic_id, tp[1], starts[tp]) for tp, topic_id in new.items()]
+        there = _ids(known.values())
+        undecided = self._undecided(found, there)
+        missing = self._missing([s for s in known.values() if s.topic not in undecided and not _is(s, found)])
+        new = {tp: topic_id for tp, topic_id in found.items() if tp[0] not in undecided and not _among(tp, topic_id, there)}
+        starts = self._starts(new, undecided)
+        added = [KafkaSplit(tp[0], new[tp], tp[1], start) for tp, start in starts.items()]
         return Findings(added, missing=missing, undecided=_not_yet(undecided) if undecided else None)
+
+    def _starts(self, new: Collection[TopicPartition], undecided: dict[str, str]) -> Mapping[TopicPartition, int]:
+        """Where these begin, without those that are deleted while that is asked for: their topics are `undecided`."""
+        left = dict.fromkeys(new, self._plan.start_of_new_partitions)
+        while True:
+            try:
+                return self.resolve(left, "latest")
+            except UnknownTopicError as error:
+                unknown = {tp for tp in left if not error.topics.isdisjoint({tp[0], f"{tp[0]}-{tp[1]}"})}
+                if not unknown:
+                    raise
+                left = {tp: position for tp, position in left.items() if tp not in unknown}
+                undecided |= {
+                    topic: f"one broker has told of topic {topic}, and its leader does not know it" for topic, _ in unknown
+                }
 
     def settled(self, known: Mapping[str, KafkaSplit]) -> Findings[KafkaSplit]:
         """As `later`, once nothing is undecided. Raises OutageError while something is."""
@@ -148,10 +163,9 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
             # a split without an id comes from brokers that had none: any topic of its name may be its own
             return bool(topics[split.topic]) if split.topic_id is None else (split.topic, split.topic_id) in identities
 
-        gone = frozenset(split.split_id for split in splits if not is_there(split))
-        if gone:
-            views.complete()
-        return gone
+        gone = {split.split_id: split.topic for split in splits if not is_there(split)}
+        views.require(gone.values())
+        return frozenset(gone)
 
     def first_offsets(self, splits: Sequence[KafkaSplit]) -> Mapping[str, int]:
         """Where each begins now, by its id, without those that are gone. Raises OutageError while that cannot be known."""
@@ -218,7 +232,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
                 unproven = {split for split in unproven if not views.has(split.topic, split.topic_id, split.partition)}
                 if not unproven:
                     break
-                views.complete()
+                views.require({split.topic for split in unproven})
         except (RetriableError, RefusedByBrokerError) as error:
             log.warning("whether %s are gone is not known yet: %s", ", ".join(sorted(map(str, unproven))), error)
             return missing
@@ -227,7 +241,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
     def _decided(self) -> dict[TopicPartition, UUID | None]:
         """Every partition that is selected. Raises as `_existing`, and RetriableError while brokers differ on a topic's id."""
         found = self._existing()
-        undecided = self._undecided(_topics(found), frozenset())
+        undecided = self._undecided(found, {})
         if undecided:
             raise _not_yet(undecided)
         return found
@@ -235,28 +249,46 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
     def _settling(self, operation: Callable[[], T]) -> T:
         return self._cluster.retrying("looking up topics until brokers agree on their ids", operation)
 
-    def _undecided(self, found: Set[tuple[str, UUID | None]], known: Set[tuple[str, UUID | None]]) -> Mapping[str, str]:
-        """Of the topics that one broker told of, each with an id, those that are not to be believed in yet: name -> why.
+    def _undecided(
+        self, found: Mapping[TopicPartition, UUID | None], known: Mapping[TopicPartition, Set[UUID | None]]
+    ) -> dict[str, str]:
+        """Of the topics that one broker told of those that are not to be believed in yet, as it tells what is new: name -> why.
 
         Ids have no order: a broker that lags behind, or is cut off from its controllers, tells of a topic that was deleted long
         ago. Taken for a new one it would be missing at the next look, for good, in every checkpoint since. So another broker's
         word against it counts, whoever is away. Whoever is away may have that word: that counts where there is a doubt, as the
-        topic was known by another id before, or brokers differed at the last look; else reading would not begin in an outage.
+        topic was known by another id before, or in doubt at the last look; else reading would not begin in an outage.
         """
-        told = {name: topic_id for name, topic_id in found - known if topic_id is not None}
-        if not told:
+        news = {tp[0]: topic_id for tp, topic_id in found.items() if topic_id and not _among(tp, topic_id, known)}
+        names = news.keys() | self._doubtful
+        if not names:
             return {}
-        return self._doubts(told, self._cluster.topic_views(told.keys()), {name for name, _ in known})
+        ids: dict[str, set[UUID | None]] = {}
+        for (topic, _), topic_ids in known.items():
+            ids.setdefault(topic, set()).update(topic_ids)
+        views = self._cluster.topic_views(names)
+        doubts = {name: self._doubt(name, news.get(name), ids.get(name, set()), views) for name in sorted(names)}
+        undecided = {name: doubt for name, doubt in doubts.items() if doubt is not None}
+        self._doubtful = undecided.keys()
+        return undecided
 
-    def _doubts(self, told: Mapping[str, UUID], views: TopicViews, known: Set[str]) -> Mapping[str, str]:
-        """What keeps topics from being taken for those with these ids: name -> why. `known`: by another id."""
-        against = {name for name, topic_id in told.items() if views.ids(name) - {topic_id}}
-        unheard = (self._disputed | known) & told.keys() - against if views.failures else frozenset()
-        self._disputed = self._disputed - told.keys() | against | unheard
-        return {name: f"brokers differ on which topic {name} is: {views.told(name)}" for name in against} | {
-            name: f"not every broker can be asked whether {name} is topic {told[name]} now: {views.failures[0]}"
-            for name in unheard
-        }
+    def _doubt(self, name: str, told: UUID | None, known: Set[UUID | None], views: TopicViews) -> str | None:
+        """Why this topic is not to be taken for the one with the id that was told, beside those that are known.
+
+        Nothing was told (None): the broker that was asked does not know what was in doubt before, or tells what is known. Other
+        brokers may still know it by another id.
+        """
+        ids = views.ids(name) | ({told} - {None})
+        denials = views.denials(name)
+        if not ids <= known and len(ids) > 1:
+            return f"brokers differ on which topic {name} is: {views.told(name)}; one has told of {told}"
+        if not ids <= known and told is None:
+            return f"one broker does not know topic {name}, which others have told of"
+        if told is not None and denials and denials >= len(views.known(name)):
+            return f"one broker has told of topic {name}, which {denials} others do not know"
+        if name in views.failures and (name in self._doubtful or (known and told not in known)):
+            return f"not every broker can be asked which topic {name} is now: {views.failures[name]}"
+        return None
 
     def _identified(self, wanted: Set[TopicPartition]) -> dict[TopicPartition, UUID | None]:
         """One try to find them. Raises RetriableError for what is not known yet."""
@@ -266,15 +298,17 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         for views in chain((self._cluster.topic_views(topics),), self._looks(topics)):
             answers += views.answers
             so_far = TopicViews(answers, views.failures)
+            disputed = {topic for topic in topics if len(so_far.ids(topic)) > 1}
+            self._doubtful |= disputed
+            if disputed:
+                raise RetriableError(f"brokers differ on which topic {min(disputed)} is: {so_far.told(min(disputed))}")
+            views.require(self._doubtful)
             ids = {topic: min(so_far.ids(topic), default=None) for topic in topics}
-            doubts = self._doubts({topic: topic_id for topic, topic_id in ids.items() if topic_id is not None}, so_far, set())
-            if doubts:
-                raise _not_yet(doubts)
             there = {(topic, number) for topic in topics for seen in so_far.known(topic) for number in seen.partitions}
             found = {tp: ids[tp[0]] for tp in wanted & there}
             if found.keys() == wanted:
                 break
-            views.complete()
+            views.require({topic for topic, _ in wanted - found.keys()})
         return found
 
     def _looks(self, topics: Set[str]) -> Iterator[TopicViews]:
@@ -361,13 +395,22 @@ def _partitions(topics: Iterable[TopicMetadata]) -> dict[TopicPartition, UUID | 
     }
 
 
-def _topics(found: Mapping[TopicPartition, UUID | None]) -> set[tuple[str, UUID | None]]:
-    return {(topic, topic_id) for (topic, _), topic_id in found.items()}
+def _ids(splits: Iterable[KafkaSplit]) -> dict[TopicPartition, set[UUID | None]]:
+    found: dict[TopicPartition, set[UUID | None]] = {}
+    for split in splits:
+        found.setdefault((split.topic, split.partition), set()).add(split.topic_id)
+    return found
 
 
 def _is(split: KafkaSplit, found: Mapping[TopicPartition, UUID | None]) -> bool:
     tp = (split.topic, split.partition)
-    return tp in found and found[tp] == split.topic_id
+    return tp in found and (found[tp] == split.topic_id or None in (found[tp], split.topic_id))
+
+
+def _among(tp: TopicPartition, topic_id: UUID | None, known: Mapping[TopicPartition, Set[UUID | None]]) -> bool:
+    """Whether the partition is known. Old brokers tell no ids: what they tell of is any of that name, and so is one without."""
+    ids = known.get(tp, frozenset())
+    return topic_id in ids or None in ids or (topic_id is None and bool(ids))
 
 
 def _each(positions: Positions, partitions: Iterable[TopicPartition], what: str) -> dict[TopicPartition, Position]:

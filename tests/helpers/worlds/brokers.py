@@ -174,7 +174,8 @@ class Brokers:
         self._reach()
         live = [number for number in range(BROKERS) if number != self.dead_broker]
         answers = [(Broker(number, "simulated", 9092), {name: self._seen(number, name) for name in names}) for number in live]
-        return TopicViews(answers, [OutageError("a broker cannot be asked")] * (BROKERS - len(live)))
+        failure = OutageError("a broker cannot be asked")
+        return TopicViews(answers, {} if self.dead_broker is None else dict.fromkeys(names, failure))
 
     def topics_by(self, wanted: Collection[str] | re.Pattern[str]) -> dict[str, TopicMetadata]:
         self._reach()
