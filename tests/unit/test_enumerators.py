@@ -122,6 +122,8 @@ def test_the_pause_before_another_try_grows_to_a_minute_and_begins_anew_once_a_l
         driver.send(e.DiscoveryDue())
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
     assert only(driver.discovered(), e.ScheduleDiscovery) == []
+    driver.send(e.DiscoveryDue())
+    assert only(driver.send(e.DiscoveryFailed(error)), e.ScheduleDiscovery) == [e.ScheduleDiscovery(1.0)]
     driver = Driver(checkpoint_of(reading("a", 3)), discovery_interval_s=7.0)
     for _ in range(2):
         assert only(driver.send(e.DiscoveryFailed(error)), e.ScheduleDiscovery) == [e.ScheduleDiscovery(7.0)]
