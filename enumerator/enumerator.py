@@ -69,7 +69,9 @@ DISCOVERY_TRANSITIONS: Mapping[tuple[Discovery, Trigger], Discovery] = {
 }
 
 DISCOVERY_RETRY_S = 1.0
-"""Pause after a failed discovery round where no periodic discovery is configured, in seconds; doubled with each one."""
+"""Pause in seconds, doubled with each one, after a discovery round that has left something undecided; and after one that
+failed, where no periodic discovery is configured.
+"""
 
 DISCOVERY_RETRY_MAX_S = 60.0
 """The longest such pause: a look may take as long as a silent server is waited for, and hold up reading."""
@@ -90,7 +92,7 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         self.parallelism = parallelism
         self._discovery = discovery
         self._interval_s = discovery_interval_s
-        self._in_vain = 0
+        self._pause_s = DISCOVERY_RETRY_S
 
     @property
     def initialised(self) -> bool:
@@ -123,8 +125,8 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         if doubtful := self.ledger.missing():
             commands.append(ProveGone(tuple(doubtful)))
         if findings.undecided is not None:
-            return commands + self._again_after(findings.undecided)
-        self._in_vain = 0
+            return commands + self._again(findings.undecided, min(self._interval_s or DISCOVERY_RETRY_MAX_S, self._pause_s))
+        self._pause_s = DISCOVERY_RETRY_S
         if self._interval_s is not None and not findings.complete:
             commands.append(ScheduleDiscovery(self._interval_s))
         return commands
@@ -134,11 +136,10 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         if self._discovery is not Discovery.DISCOVERING or not is_retriable(error):
             return [Fail(error)]
         self._move(Trigger.FAILURE)
-        return self._again_after(error)
+        return self._again(error, self._interval_s or self._pause_s)
 
-    def _again_after(self, error: Exception) -> list[Command[SplitT]]:
-        pause_s = self._interval_s or min(DISCOVERY_RETRY_S * 2**self._in_vain, DISCOVERY_RETRY_MAX_S)
-        self._in_vain += 1
+    def _again(self, error: Exception, pause_s: float) -> list[Command[SplitT]]:
+        self._pause_s = min(2 * self._pause_s, DISCOVERY_RETRY_MAX_S)
         return [ReportDiscoveryFailure(error), ScheduleDiscovery(pause_s)]
 
     @abstractmethod

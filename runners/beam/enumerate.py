@@ -47,6 +47,9 @@ from headrace.runners.beam.restrictions.split import (
 
 log = logging.getLogger(__name__)
 
+_DOUBLED_AT_MOST = 6
+"""How often the pause before a look that is to be had again is doubled."""
+
 WAKE_S = 5.0
 """At most so long, in seconds, until a process that has taken the enumeration over by a restore looks for splits."""
 
@@ -198,7 +201,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
             self._report([split for split in found.missing if split.split_id not in self._worker.reported])
             if not tracker.try_claim(self._without_gone(found)):
                 return
-            self._worker.last_look = workers.LastLook(found.checkpoint.checkpoint_id, now_s, found.again_after_s)
+            self._worker.last_look = workers.LastLook(found.checkpoint.checkpoint_id, time.monotonic(), found.again_after_s)
             for work in self._dealt(found):
                 # the first splits hold the watermark back until they are read; those found later cannot
                 time_of_split = watermark.current_watermark()
@@ -206,7 +209,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
             if found.checkpoint.exhausted:
                 return
         watermark.advance(now - IDLE_LAG)
-        tracker.defer_remainder(pause(self._pause_s(now_s)))
+        tracker.defer_remainder(pause(self._pause_s(time.monotonic())))
 
     def _without_gone(self, found: Look[Any]) -> Checkpoint[Any]:
         """The ledger without splits that can never come back: who reads them has them in a restriction of its own."""
@@ -240,15 +243,18 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
 
     def _wait_s(self, last: workers.LastLook) -> float | None:
         """From that look to the next; None if there is none in this process."""
-        return last.again_after_s if self._interval_s is None else self._interval_s
+        if last.again_after_s is None:
+            return self._interval_s
+        grown_s = last.again_after_s * 2.0 ** min(self._worker.looks_in_vain - 1, _DOUBLED_AT_MOST)
+        return grown_s if self._interval_s is None else min(grown_s, self._interval_s)
 
     def _tell(self, failure: Exception | None) -> None:
         if failure is not None:
-            level = logging.DEBUG if self._worker.looks_fail else logging.WARNING
+            level = logging.DEBUG if self._worker.looks_in_vain else logging.WARNING
             log.log(level, "looking for new splits failed and will be tried again: %s", failure)
-        elif self._worker.looks_fail:
+        elif self._worker.looks_in_vain:
             log.warning("looking for new splits works again")
-        self._worker.looks_fail = failure is not None
+        self._worker.looks_in_vain = 0 if failure is None else self._worker.looks_in_vain + 1
 
     def _report(self, missing: Sequence[Any]) -> None:
         if missing:

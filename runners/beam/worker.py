@@ -118,7 +118,7 @@ class LastLook:
 class Worker(Generic[SplitT]):
     """One transform in this process. `ends` and `last_look` are hints; `reported` are missing splits.
 
-    `looks_fail`: the last look for splits was not complete, and the log says so.
+    `looks_in_vain`: how many looks for splits in a row were not complete, of which the log tells once.
     `finalised_s`: when the runner last finalised a bundle of this transform here, in monotonic seconds; the start at first.
     `ended_s`: since when a split's last position waits to be published.
     """
@@ -127,7 +127,7 @@ class Worker(Generic[SplitT]):
     ends: Ends[SplitT] = field(default_factory=Ends)
     last_look: LastLook | None = None
     reported: set[str] = field(default_factory=set)
-    looks_fail: bool = False
+    looks_in_vain: int = 0
     finalised_s: float = field(default_factory=time.monotonic)
     ended_s: dict[str, float] = field(default_factory=dict)
     users: int = 0

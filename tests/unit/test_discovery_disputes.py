@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -298,6 +300,69 @@ def test_a_topic_that_was_in_doubt_is_undecided_until_it_is_known_or_gone(kafka)
     assert all(discovery.later({}).undecided is not None for _ in range(10))
     kafka.delete_topic("u")
     assert discovery.later({}).undecided is None
+
+
+def test_seen_here_a_doubt_is_over_where_a_topic_is_made_anew_without_the_partition_that_is_selected(kafka):
+    kafka.create_topic("u", partitions=2)
+    discovery = source_of(kafka, topics=None, partitions={"u": [1]}).create_discovery()
+    (first,) = discovery.initial().added
+    stale = lags(kafka, 1, "u")
+    kafka.delete_topic("u")
+    kafka.create_topic("u", partitions=2)
+    assert discovery.later({first.split_id: first}).undecided is not None
+    stale.stop()
+    kafka.delete_topic("u")
+    kafka.create_topic("u")
+    assert discovery.later({first.split_id: first}) == Findings([], frozenset({first.split_id}))
+
+
+def test_seen_here_a_doubt_is_over_where_the_topic_is_deleted_with_the_right_to_it(kafka):
+    kafka.create_topic("u")
+    discovery = source_of(kafka, topics=None, pattern="[tu]").create_discovery()
+    t = the_split(kafka)
+    stale = lags(kafka, 1, "u")
+    assert discovery.later({t.split_id: t}).undecided is not None
+    stale.stop()
+    kafka.delete_topic("u")
+    refused = out_of_reach(kafka, 1, Refuse(ErrorCode.TOPIC_AUTHORIZATION_FAILED, topic="u"), "u")
+    for broker in (2, 3):
+        out_of_reach(kafka, broker, Refuse(ErrorCode.TOPIC_AUTHORIZATION_FAILED, topic="u"), "u")
+    assert discovery.later({t.split_id: t}) == Findings([])
+    assert refused.fired
+
+
+def test_an_added_partition_of_a_split_without_an_id_does_not_wait_for_a_broker_out_of_reach(kafka):
+    split = KafkaSplit("t", None, 0, 3)
+    kafka.add_partitions("t", 2)
+    away = out_of_reach(kafka, 3)
+    (added,) = source_of(kafka).create_discovery().later({split.split_id: split}).added
+    assert (added.partition, away.fired > 0) == (1, True)
+
+
+def test_a_broker_that_refuses_the_whole_question_has_not_said_that_there_is_no_topic(kafka):
+    def start_again(response) -> None:
+        response.topics, response.error_code = [], ErrorCode.REBOOTSTRAP_REQUIRED
+
+    refused = [out_of_reach(kafka, broker, Rewrite(start_again), name="t") for broker in (2, 3)]
+    views = shared_cluster(source_of(kafka).config).topic_views(["t"])
+    assert (views.denials("t"), len(views.known("t")), "t" in views.failures) == (0, 1, True)
+    assert all(each.fired for each in refused)
+
+
+def test_seen_here_a_look_in_a_thread_that_outlives_the_main_one(kafka, tmp_path):
+    """A pool's threads cannot be started any more by then: concurrent.futures ends with the main thread."""
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import threading\n"
+        "from headrace.kafka import KafkaSource\n"
+        f"discovery = KafkaSource({kafka.bootstrap!r}, topics=['t']).create_discovery()\n"
+        "def job():\n"
+        "    threading.main_thread().join()\n"
+        "    print(discovery.later({}).added[0].topic)\n"
+        "threading.Thread(target=job).start()\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.stdout.strip(), done.stderr) == ("t", "")
 
 
 # --- what goes on meanwhile -------------------------------------------------------------------------------------------------

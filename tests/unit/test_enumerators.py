@@ -103,7 +103,7 @@ def test_a_later_discovery_that_fails_for_now_is_tried_again(interval_s, delay_s
     assert only(driver.send(e.DiscoveryDue()), e.DiscoverLater) == [e.DiscoverLater({"a": split("a", 3)})]
 
 
-@pytest.mark.parametrize(("interval_s", "delay_s"), [(None, DISCOVERY_RETRY_S), (30.0, 30.0)])
+@pytest.mark.parametrize(("interval_s", "delay_s"), [(None, DISCOVERY_RETRY_S), (30.0, DISCOVERY_RETRY_S), (0.5, 0.5)])
 def test_what_a_discovery_could_decide_counts_and_the_rest_is_looked_for_again(interval_s, delay_s):
     driver = Driver(checkpoint_of(reading("a", 3)), discovery_interval_s=interval_s)
     error = RetriableError("whether there is a c is not known")
@@ -128,6 +128,14 @@ def test_the_pause_before_another_try_grows_to_a_minute_and_begins_anew_once_a_l
     for _ in range(2):
         assert only(driver.send(e.DiscoveryFailed(error)), e.ScheduleDiscovery) == [e.ScheduleDiscovery(7.0)]
         driver.send(e.DiscoveryDue())
+
+
+def test_an_outage_of_any_number_of_looks_is_ridden_out():
+    driver = Driver(checkpoint_of(reading("a", 3)))
+    for _ in range(2000):
+        commands = driver.send(e.DiscoveryFailed(RetriableError("no leader")))
+        driver.send(e.DiscoveryDue())
+    assert only(commands, e.ScheduleDiscovery) == [e.ScheduleDiscovery(60.0)]
 
 
 def test_who_looks_once_is_told_of_what_is_undecided():

@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -80,14 +80,33 @@ class Metadata:
         if not brokers:
             nobody = f"no broker names any live one, so none could be asked for {', '.join(sorted(names))}"
             return TopicViews([], dict.fromkeys(names, RetriableError(nobody)))
-        with ThreadPoolExecutor(min(len(brokers), _ASKED_AT_ONCE)) as threads:  # one that is silent holds up no other
-            told = list(threads.map(lambda broker: self._view(broker, names), brokers))
+        told: list[tuple[_Answer, _Failures]] = []
+        for first in range(0, len(brokers), _ASKED_AT_ONCE):
+            asked = [self._asked(broker, names) for broker in brokers[first : first + _ASKED_AT_ONCE]]
+            told += [answer.result() for answer in asked]
         answers = [(broker, answer) for broker, (answer, _) in zip(brokers, told, strict=True) if answer]
-        return TopicViews(answers, {name: error for _, failures in reversed(told) for name, error in failures.items()})
+        failures = [item for _, found in told for item in found.items()]
+        failures.sort(key=lambda item: isinstance(item[1], RetriableError))  # of those of a topic one that can pass counts
+        return TopicViews(answers, dict(failures))
+
+    def _asked(self, broker: Broker, names: Collection[str]) -> Future[tuple[_Answer, _Failures]]:
+        """One that is silent holds up no other. A thread that ends with the process: nobody need wait for it to be gone."""
+        answer: Future[tuple[_Answer, _Failures]] = Future()
+
+        def ask() -> None:
+            try:
+                answer.set_result(self._view(broker, names))
+            except BaseException as error:  # noqa: BLE001 - raised where the answer is waited for
+                answer.set_exception(error)
+
+        threading.Thread(target=ask, name=f"headrace-view-{broker.node_id}", daemon=True).start()
+        return answer
 
     def _view(self, broker: Broker, names: Collection[str]) -> tuple[_Answer, _Failures]:
         try:
-            return _told(names, self._calls.call(broker, _request(names)))
+            response = self._calls.call(broker, _request(names))
+            _check(response)
+            return _told(names, response)
         except (RetriableError, RefusedByBrokerError) as error:
             return {}, dict.fromkeys(names, error)
 
@@ -141,9 +160,11 @@ class Metadata:
     def _refresh(self, names: Collection[str] | None) -> dict[str, TopicMetadata | None]:
         """One Metadata request for these topics, or all; the answer is also cached."""
         response = self._calls.call_any(_request(names))
-        if getattr(response, "error_code", None):  # from version 13 on, of the whole answer
+        try:
+            _check(response)
+        except RetriableError:
             self._calls.learn(())  # so that the bootstrap addresses are asked (KIP-1102)
-            raise broker_error(response.error_code, "looking up the cluster")
+            raise
         answer = _answer(names, response)
         if response.brokers:
             self._calls.learn(Broker(b.node_id, b.host, b.port, b.rack) for b in response.brokers)
@@ -166,6 +187,12 @@ class Metadata:
 def _request(names: Collection[str] | None) -> Message:
     topics = None if names is None else [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
     return MetadataRequest(topics=topics, allow_auto_topic_creation=False, min_version=4)
+
+
+def _check(response: Message) -> None:
+    """Raise what a broker says of the whole answer, from version 13 on."""
+    if getattr(response, "error_code", None):
+        raise broker_error(response.error_code, "looking up the cluster")
 
 
 def _answer(names: Collection[str] | None, response: Message) -> _Answer:

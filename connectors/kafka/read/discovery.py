@@ -132,6 +132,8 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
                 unknown = {tp for tp in left if not error.topics.isdisjoint({tp[0], f"{tp[0]}-{tp[1]}"})}
                 if not unknown:
                     raise
+                views = self._cluster.topic_views({topic for topic, _ in left})
+                unknown |= {tp for tp in left if views.denials(tp[0]) and not views.known(tp[0])}
                 left = {tp: position for tp, position in left.items() if tp not in unknown}
                 undecided |= {
                     topic: f"one broker has told of topic {topic}, and its leader does not know it" for topic, _ in unknown
@@ -282,13 +284,20 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
         denials = views.denials(name)
         if not ids <= known and len(ids) > 1:
             return f"brokers differ on which topic {name} is: {views.told(name)}; one has told of {told}"
-        if not ids <= known and told is None:
+        if told is None and not self._selected_ids(name, views) <= known:
             return f"one broker does not know topic {name}, which others have told of"
         if told is not None and denials and denials >= len(views.known(name)):
             return f"one broker has told of topic {name}, which {denials} others do not know"
-        if name in views.failures and (name in self._doubtful or (known and told not in known)):
-            return f"not every broker can be asked which topic {name} is now: {views.failures[name]}"
+        failure = views.failures.get(name)
+        if told is None and not ids and isinstance(failure, RefusedByBrokerError):
+            return None  # who has no right to the topic does not select it, and it may not be there
+        if failure is not None and (name in self._doubtful or (known and None not in known and told not in known)):
+            return f"not every broker can be asked which topic {name} is now: {failure}"
         return None
+
+    def _selected_ids(self, name: str, views: TopicViews) -> set[UUID | None]:
+        there = (topic for topic in views.known(name) if any(self._selects((name, number)) for number in topic.partitions))
+        return {topic.topic_id for topic in there if topic.topic_id is not None}
 
     def _identified(self, wanted: Set[TopicPartition]) -> dict[TopicPartition, UUID | None]:
         """One try to find them. Raises RetriableError for what is not known yet."""
@@ -309,6 +318,7 @@ class KafkaDiscovery(SplitDiscovery[KafkaSplit]):
             if found.keys() == wanted:
                 break
             views.require({topic for topic, _ in wanted - found.keys()})
+        self._doubtful -= topics
         return found
 
     def _looks(self, topics: Set[str]) -> Iterator[TopicViews]:
