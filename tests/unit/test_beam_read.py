@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.beam import ColumnTime, Limit, ProcessingTime, ReadFromSource
+from headrace.enumerator import Findings
 from headrace.enumerator import enumerator as enumerators
 from headrace.enumerator.errors import CorruptDataError, DataLossError, RetriableError, UsageError
 from headrace.runners.beam.coders import Element
@@ -149,6 +150,25 @@ def test_seen_here_a_look_after_a_restore_that_fails_or_is_undecided_is_had_agai
     said = [record.message for record in caplog.records if "looking for new splits" in record.message]
     fails = "looking for new splits failed and will be tried again: whether there is a c is not known"
     assert said == [fails, "looking for new splits works again"]
+
+
+@pytest.mark.parametrize(("interval_s", "longest_s"), [(None, 64e-9), (3e-9, 3e-9)])
+def test_the_pause_before_a_look_that_is_had_again_grows(opened, monkeypatch, interval_s, longest_s):
+    def undecided(self, known):
+        return Findings([], undecided=RetriableError("whether there is a c is not known"))
+
+    enumerate_stage, _ = stages(MemorySource(log_of(a="1")), discovery_interval_s=interval_s)
+    opened.append(enumerate_stage)
+    (work,) = enumerate_stage.process(enumerate_stage.begin(BEGIN)).residuals
+    monkeypatch.setattr(MemoryDiscovery, "later", undecided)
+    monkeypatch.setattr(enumerators, "DISCOVERY_RETRY_S", 1e-9)
+    worker, waits = enumerate_stage.fn._worker, []
+    worker.last_look = None  # as after a restore
+    for _ in range(9):
+        (work,) = enumerate_stage.process(work).residuals
+        waits.append(enumerate_stage.fn._wait_s(worker.last_look))
+    assert waits[:2] == pytest.approx([1e-9, 2e-9])
+    assert waits[-1] == pytest.approx(longest_s)
 
 
 def test_a_ledger_taken_back_is_looked_at_again_at_once(opened):
