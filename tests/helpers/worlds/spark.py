@@ -982,7 +982,7 @@ SPARK = Adversary(
         },
         {  # topics are made anew while brokers lag behind
             "grow": 8, "batch": 12, "plan": 2, "stage": 2, "commit": 2, "store": 2, "restart": 2, "rewind": 1, "create": 3,
-            "delete": 8, "add_partition": 2, "lag": 6, "forget": 2, "catch_up": 4, "outage": 14,
+            "delete": 8, "add_partition": 2, "lag": 6, "forget": 2, "catch_up": 4, "outage": 8,
         },
     ),
     longest=80,
