@@ -77,6 +77,11 @@ DISCOVERY_RETRY_MAX_S = 60.0
 """The longest such pause: a look may take as long as a silent server is waited for, and hold up reading."""
 
 
+def next_retry_s(last_s: float | None) -> float:
+    """The pause after a discovery round in vain: `last_s` was that of the round before, None if that was not in vain."""
+    return DISCOVERY_RETRY_S if last_s is None else min(2 * last_s, DISCOVERY_RETRY_MAX_S)
+
+
 class SplitEnumerator(ABC, Generic[SplitT]):
     """Owns the ledger. Subclasses say only which waiting split goes to which reader."""
 
@@ -92,7 +97,7 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         self.parallelism = parallelism
         self._discovery = discovery
         self._interval_s = discovery_interval_s
-        self._pause_s = DISCOVERY_RETRY_S
+        self._retry_s: float | None = None
 
     @property
     def initialised(self) -> bool:
@@ -125,8 +130,9 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         if doubtful := self.ledger.missing():
             commands.append(ProveGone(tuple(doubtful)))
         if findings.undecided is not None:
-            return commands + self._again(findings.undecided, min(self._interval_s or DISCOVERY_RETRY_MAX_S, self._pause_s))
-        self._pause_s = DISCOVERY_RETRY_S
+            retry_s = self._next_retry_s()
+            return commands + _again(findings.undecided, min(self._interval_s or retry_s, retry_s))
+        self._retry_s = None
         if self._interval_s is not None and not findings.complete:
             commands.append(ScheduleDiscovery(self._interval_s))
         return commands
@@ -136,11 +142,12 @@ class SplitEnumerator(ABC, Generic[SplitT]):
         if self._discovery is not Discovery.DISCOVERING or not is_retriable(error):
             return [Fail(error)]
         self._move(Trigger.FAILURE)
-        return self._again(error, self._interval_s or self._pause_s)
+        retry_s = self._next_retry_s()
+        return _again(error, self._interval_s or retry_s)
 
-    def _again(self, error: Exception, pause_s: float) -> list[Command[SplitT]]:
-        self._pause_s = min(2 * self._pause_s, DISCOVERY_RETRY_MAX_S)
-        return [ReportDiscoveryFailure(error), ScheduleDiscovery(pause_s)]
+    def _next_retry_s(self) -> float:
+        self._retry_s = next_retry_s(self._retry_s)
+        return self._retry_s
 
     @abstractmethod
     def reader_registered(self, reader: int) -> None:
@@ -172,6 +179,10 @@ class SplitEnumerator(ABC, Generic[SplitT]):
                 return [DiscoverLater(self.ledger.known())]
             case _:
                 return []
+
+
+def _again(error: Exception, pause_s: float) -> list[Command[SplitT]]:
+    return [ReportDiscoveryFailure(error), ScheduleDiscovery(pause_s)]
 
 
 class EagerEnumerator(SplitEnumerator[SplitT]):

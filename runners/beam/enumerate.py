@@ -16,16 +16,14 @@ from apache_beam.transforms.window import TimestampedValue
 from apache_beam.utils.timestamp import Timestamp
 
 from headrace.enumerator.checkpoint import Checkpoint
-from headrace.enumerator.enumerator import EagerEnumerator, SplitEnumerator, create_enumerator, restore_enumerator
-from headrace.enumerator.events import (
-    Command,
-    DiscoverInitial,
-    DiscoverLater,
-    Fail,
-    ReportDiscoveryFailure,
-    ReportMissing,
-    ScheduleDiscovery,
+from headrace.enumerator.enumerator import (
+    EagerEnumerator,
+    SplitEnumerator,
+    create_enumerator,
+    next_retry_s,
+    restore_enumerator,
 )
+from headrace.enumerator.events import Command, DiscoverInitial, DiscoverLater, Fail, ReportDiscoveryFailure, ReportMissing
 from headrace.enumerator.ledger import SplitState
 from headrace.enumerator.resumed import ResumedDiscovery, ResumedLogDiscovery
 from headrace.enumerator.source import Boundedness, LogSource, Source, SplitDiscovery
@@ -47,9 +45,6 @@ from headrace.runners.beam.restrictions.split import (
 
 log = logging.getLogger(__name__)
 
-_DOUBLED_AT_MOST = 6
-"""How often the pause before a look that is to be had again is doubled."""
-
 WAKE_S = 5.0
 """At most so long, in seconds, until a process that has taken the enumeration over by a restore looks for splits."""
 
@@ -60,14 +55,13 @@ __all__ = ["EnumerateBounded", "EnumerateUnbounded", "Look", "beginning", "look"
 class Look(Generic[SplitT]):
     """What one look has found: the ledger as it is now, the splits that are new in it, those that are newly missing.
 
-    `failure`: why it is not complete, and is to be had again `again_after_s` later; both None where it is.
+    `failure`: why it is not complete, and is to be had again.
     """
 
     checkpoint: Checkpoint[SplitT]
     added: Sequence[SplitT]
     missing: Sequence[SplitT]
     failure: Exception | None = None
-    again_after_s: float | None = None
 
 
 def look(enumeration: Enumeration[SplitT], discovery: SplitDiscovery[SplitT]) -> Look[SplitT]:
@@ -88,7 +82,6 @@ def look(enumeration: Enumeration[SplitT], discovery: SplitDiscovery[SplitT]) ->
     known = {entry.durable.split_id for entry in enumerator.ledger}
     missing: list[SplitT] = []
     failure: Exception | None = None
-    again_after_s: float | None = None
     for command in enumerator.start():
         for answer in _discover(command, enumerator, discovery):
             match answer:
@@ -96,13 +89,11 @@ def look(enumeration: Enumeration[SplitT], discovery: SplitDiscovery[SplitT]) ->
                     raise error
                 case ReportDiscoveryFailure(error):
                     failure = error
-                case ScheduleDiscovery(delay_s):  # the enumerator has no interval: only for what is to be tried again
-                    again_after_s = delay_s
                 case ReportMissing(splits):
                     missing += splits
     states = tuple(SplitState(entry.durable, finished=False) for entry in enumerator.ledger)
     added = [state.split for state in states if state.split.split_id not in known]
-    return Look(Checkpoint(looks, states, enumerator.exhausted), added, missing, failure, again_after_s)
+    return Look(Checkpoint(looks, states, enumerator.exhausted), added, missing, failure)
 
 
 def beginning(source: Source[SplitT], begins: Checkpoint[SplitT] | None) -> SplitDiscovery[SplitT]:
@@ -201,7 +192,7 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
             self._report([split for split in found.missing if split.split_id not in self._worker.reported])
             if not tracker.try_claim(self._without_gone(found)):
                 return
-            self._worker.last_look = workers.LastLook(found.checkpoint.checkpoint_id, time.monotonic(), found.again_after_s)
+            self._worker.last_look = workers.LastLook(found.checkpoint.checkpoint_id, time.monotonic())
             for work in self._dealt(found):
                 # the first splits hold the watermark back until they are read; those found later cannot
                 time_of_split = watermark.current_watermark()
@@ -231,30 +222,28 @@ class _Enumerate(beam.DoFn, RestrictionProvider, WatermarkEstimatorProvider):
             log.warning("the job goes on from its own state; its savepoint of headrace run is not looked at")
         if last is None or not isinstance(enumeration, Enumerated) or enumeration.checkpoint.checkpoint_id != last.number:
             return True
-        wait_s = self._wait_s(last)
+        wait_s = self._wait_s
         return wait_s is not None and now_s - last.at_s >= wait_s
 
     def _pause_s(self, now_s: float) -> float:
-        last = self._worker.last_look
-        wait_s = None if last is None else self._wait_s(last)
+        last, wait_s = self._worker.last_look, self._wait_s
         if last is None or wait_s is None:
             return WAKE_S
         return min(WAKE_S, max(0.0, last.at_s + wait_s - now_s))
 
-    def _wait_s(self, last: workers.LastLook) -> float | None:
-        """From that look to the next; None if there is none in this process."""
-        if last.again_after_s is None:
-            return self._interval_s
-        grown_s = last.again_after_s * 2.0 ** min(self._worker.looks_in_vain - 1, _DOUBLED_AT_MOST)
-        return grown_s if self._interval_s is None else min(grown_s, self._interval_s)
+    @property
+    def _wait_s(self) -> float | None:
+        """From the last look to the next; None if there is none in this process."""
+        waits_s = [wait_s for wait_s in (self._worker.retry_s, self._interval_s) if wait_s is not None]
+        return min(waits_s, default=None)
 
     def _tell(self, failure: Exception | None) -> None:
         if failure is not None:
-            level = logging.DEBUG if self._worker.looks_in_vain else logging.WARNING
+            level = logging.DEBUG if self._worker.retry_s is not None else logging.WARNING
             log.log(level, "looking for new splits failed and will be tried again: %s", failure)
-        elif self._worker.looks_in_vain:
+        elif self._worker.retry_s is not None:
             log.warning("looking for new splits works again")
-        self._worker.looks_in_vain = 0 if failure is None else self._worker.looks_in_vain + 1
+        self._worker.retry_s = None if failure is None else next_retry_s(self._worker.retry_s)
 
     def _report(self, missing: Sequence[Any]) -> None:
         if missing:

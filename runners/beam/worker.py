@@ -104,21 +104,17 @@ def _close(parked: Sequence[tuple[float, Parked[Any]] | None]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LastLook:
-    """The last look for splits of this process: its number in the life of the job, and when it was, in monotonic seconds.
-
-    `again_after_s`: it failed, or left something undecided, and is to be had again so much later, interval or not.
-    """
+    """The last look for splits of this process: its number in the life of the job, and when it was, in monotonic seconds."""
 
     number: int
     at_s: float
-    again_after_s: float | None
 
 
 @dataclass(eq=False)
 class Worker(Generic[SplitT]):
     """One transform in this process. `ends` and `last_look` are hints; `reported` are missing splits.
 
-    `looks_in_vain`: how many looks for splits in a row were not complete, of which the log tells once.
+    `retry_s`: the last look failed, or left something undecided, and is to be had again so much later, interval or not.
     `finalised_s`: when the runner last finalised a bundle of this transform here, in monotonic seconds; the start at first.
     `ended_s`: since when a split's last position waits to be published.
     """
@@ -127,7 +123,7 @@ class Worker(Generic[SplitT]):
     ends: Ends[SplitT] = field(default_factory=Ends)
     last_look: LastLook | None = None
     reported: set[str] = field(default_factory=set)
-    looks_in_vain: int = 0
+    retry_s: float | None = None
     finalised_s: float = field(default_factory=time.monotonic)
     ended_s: dict[str, float] = field(default_factory=dict)
     users: int = 0

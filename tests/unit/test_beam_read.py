@@ -162,11 +162,12 @@ def test_the_pause_before_a_look_that_is_had_again_grows(opened, monkeypatch, in
     (work,) = enumerate_stage.process(enumerate_stage.begin(BEGIN)).residuals
     monkeypatch.setattr(MemoryDiscovery, "later", undecided)
     monkeypatch.setattr(enumerators, "DISCOVERY_RETRY_S", 1e-9)
+    monkeypatch.setattr(enumerators, "DISCOVERY_RETRY_MAX_S", 64e-9)
     worker, waits = enumerate_stage.fn._worker, []
     worker.last_look = None  # as after a restore
     for _ in range(9):
         (work,) = enumerate_stage.process(work).residuals
-        waits.append(enumerate_stage.fn._wait_s(worker.last_look))
+        waits.append(enumerate_stage.fn._wait_s)
     assert waits[:2] == pytest.approx([1e-9, 2e-9])
     assert waits[-1] == pytest.approx(longest_s)
 

@@ -113,7 +113,7 @@ class KafkaCluster:
         return self.topic_views(names).complete()
 
     def topic_views(self, names: Collection[str]) -> TopicViews:
-        """As `find_topics_everywhere`, but a broker that cannot be asked, or refuses, takes the others' answers from nobody."""
+        """What every live broker knows of the topics now, and why one has not told of some. One try, of all of them at once."""
         return self._metadata.topic_views(names)
 
     def leader(self, topic: str, partition: int) -> Leader:

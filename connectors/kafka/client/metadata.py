@@ -104,9 +104,7 @@ class Metadata:
 
     def _view(self, broker: Broker, names: Collection[str]) -> tuple[_Answer, _Failures]:
         try:
-            response = self._calls.call(broker, _request(names))
-            _check(response)
-            return _told(names, response)
+            return _told(names, self._calls.call(broker, _request(names)))
         except (RetriableError, RefusedByBrokerError) as error:
             return {}, dict.fromkeys(names, error)
 
@@ -160,11 +158,8 @@ class Metadata:
     def _refresh(self, names: Collection[str] | None) -> dict[str, TopicMetadata | None]:
         """One Metadata request for these topics, or all; the answer is also cached."""
         response = self._calls.call_any(_request(names))
-        try:
-            _check(response)
-        except RetriableError:
+        if getattr(response, "error_code", None):
             self._calls.learn(())  # so that the bootstrap addresses are asked (KIP-1102)
-            raise
         answer = _answer(names, response)
         if response.brokers:
             self._calls.learn(Broker(b.node_id, b.host, b.port, b.rack) for b in response.brokers)
@@ -189,12 +184,6 @@ def _request(names: Collection[str] | None) -> Message:
     return MetadataRequest(topics=topics, allow_auto_topic_creation=False, min_version=4)
 
 
-def _check(response: Message) -> None:
-    """Raise what a broker says of the whole answer, from version 13 on."""
-    if getattr(response, "error_code", None):
-        raise broker_error(response.error_code, "looking up the cluster")
-
-
 def _answer(names: Collection[str] | None, response: Message) -> _Answer:
     answer, failures = _told(names, response)
     for error in failures.values():
@@ -203,7 +192,9 @@ def _answer(names: Collection[str] | None, response: Message) -> _Answer:
 
 
 def _told(names: Collection[str] | None, response: Message) -> tuple[_Answer, _Failures]:
-    """What the broker knows of each topic, and why it does not tell of others."""
+    """What the broker knows of each topic, and why it does not tell of others. Raises what it says of the whole answer."""
+    if getattr(response, "error_code", None):  # from version 13 on
+        raise broker_error(response.error_code, "looking up the cluster")
     answer: _Answer = dict.fromkeys(names or ())
     failures: _Failures = {}
     for item in response.topics:
